@@ -1,48 +1,65 @@
 # Two commands do everything on a fresh machine with Python 3.11 or later: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-ENGINE := tests/e2e/test_containers.py tests/e2e/test_images.py tests/e2e/test_local_docker.py
+ENGINE := tests/e2e/test_containers.py tests/e2e/test_images.py tests/e2e/test_own_stack.py tests/e2e/test_local_docker.py
 TIMED := tests/train/node/test_node*.py tests/train/node/test_gce_vm.py tests/train/test_preemption.py
 INSTALLED := .venv/.installed
+JUDGES := .venv/judges
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile what they import
 
 .DEFAULT_GOAL := help
 PART ?= 1/1
-.PHONY: help demo test test-fast e2e fuzz mutants lint golden lock audit bench clean
+EXAMPLES ?= 4000
+.PHONY: help demo test test-fast e2e e2e-containers e2e-runs judges fuzz mutants lint golden lock audit bench clean
 
-help: ## This list
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "launch needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 …")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "launch needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Set it: make PYTHON=python3.11 …")'
 	@echo "Installing into .venv (once; some minutes, mostly PyTorch) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "torch==2.13.0" -e ".[dev]"
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # pip does it on one processor; some files are no Python
+	@$(BIN)/python -c "import torch._dynamo, google.cloud.aiplatform_v1, google.cloud.compute_v1" # byte code of what all need
 	@touch $@
 
 demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
 	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --dry-run
 	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --new
 
-test: $(INSTALLED) ## The tests
-	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore-glob=%)
-	$(BIN)/pytest -q -n 2 $(wildcard $(TIMED)) # by themselves: these start processes, and stop them within seconds
-	@echo "Left out: make e2e (whole runs; a Docker engine and a registry, which need root), make fuzz"
+test: $(INSTALLED) ## Run the tests; PART=1/3: of those marked `rotates` a third
+	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --part $(PART) $(TIMED:%=--ignore-glob=%)
+	$(BIN)/pytest -q -n 2 --part $(PART) $(wildcard $(TIMED)) # by themselves: these start processes, and stop them within seconds
+	@echo "Not run: make e2e (whole runs; a Docker engine and a registry, which need root), make judges, make fuzz"
 
 test-fast: $(INSTALLED) ## While you edit: the tests that need no torch, no Google client and no process
 	$(BIN)/pytest -q -n 2 --dist loadfile $$($(BIN)/python -m tests.fast)
 
-e2e: $(INSTALLED) ## The whole way, with real processes
-	$(BIN)/pytest -q -m e2e -n 4 tests/startup # these mostly wait
-	@$(BIN)/pytest -q -m e2e $(ENGINE) >.engine.log 2>&1 & \
-	$(BIN)/pytest -q -m e2e tests/e2e tests/train/performance/test_compile.py $(ENGINE:%=--ignore=%); others=$$?; \
-	wait $$!; engine=$$?; cat .engine.log; rm .engine.log; exit $$((others + engine))
+e2e: $(INSTALLED) ## Run the end-to-end tests; PART=1/2: half
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target e2e-containers e2e-runs
 
-fuzz: $(INSTALLED) ## Ten thousand generated specs, and more trials of submitting one run twice
-	$(BIN)/pytest -q -m fuzz tests/spec tests/runs/test_submit_trials.py
+e2e-containers: $(INSTALLED) # in an engine and a registry of their own
+	$(BIN)/pytest -q -m e2e --part $(PART) $(ENGINE)
+	$(BIN)/pytest -q -m e2e --part $(PART) -n 4 tests/startup # these mostly wait
 
-mutants: $(INSTALLED) ## One-line breaks that a test must notice; PART=1/4: a quarter
+e2e-runs: $(INSTALLED) # whole runs in processes
+	$(BIN)/pytest -q -m e2e --part $(PART) -n 2 --dist loadfile tests/e2e tests/train/performance/test_compile.py $(ENGINE:%=--ignore=%)
+
+judges: $(JUDGES)/.installed ## Other frameworks under the node, other programs on what launch writes; PART=1/3: a third
+	$(JUDGES)/bin/python -m pytest -q -m judges -n 2 --part $(PART) tests/judges tests/train/data/test_tables.py
+
+# An environment that has the packages of .venv too: TensorFlow beside torch changes what other tests' packages import.
+$(JUDGES)/.installed: $(INSTALLED)
+	@$(BIN)/python -m venv --without-pip --clear $(JUDGES)
+	@$(BIN)/python -c 'import sys; print(*(path for path in sys.path if path.endswith("site-packages")), sep="\n")' \
+	  > $$(echo $(JUDGES)/lib/python3*/site-packages)/parent.pth
+	@$(BIN)/python -m pip --python $(JUDGES)/bin/python install --quiet --disable-pip-version-check --no-compile -e ".[judges]"
+	@touch $@
+
+fuzz: $(INSTALLED) ## Generated specs, EXAMPLES for each kind, and more trials of submitting one run twice
+	LAUNCH_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q -m fuzz tests/spec tests/runs/test_submit_trials.py
+
+mutants: $(INSTALLED) ## One-line breaks that a test must notice; PART=1/8: an eighth
 	$(BIN)/python -m tests.mutate --part $(PART)
 
 lint: $(INSTALLED) ## Format, lint, types, architecture
@@ -50,9 +67,9 @@ lint: $(INSTALLED) ## Format, lint, types, architecture
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32 --python-version 3.14 --no-warn-unreachable --follow-imports silent --cache-dir .mypy_cache/win32 \
-	  --exclude launcher/cli/flows/launch.py launcher/cli launcher/workspace launcher/plan launcher/spec launcher/catalog train/launch_train/common/config # docs/clients.md
+	  --exclude launcher/cli/flows/launch.py launcher/cli launcher/api/gather.py launcher/api/planning.py launcher/api/code_growth.py launcher/workspace launcher/plan launcher/spec launcher/catalog train/launch_train/common/config # docs/clients.md
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck launcher/compute/startup.sh
+	$(BIN)/shellcheck launcher/compute/startup.sh launcher/compute/mounts.sh
 
 golden: $(INSTALLED) ## Renew what is recorded: golden files, recipes, the schema
 	$(BIN)/python -m tests.golden.renew

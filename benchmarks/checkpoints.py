@@ -2,7 +2,7 @@
 
     python -m benchmarks.checkpoints [save] [overhead] [pause] [resume] [--write]
 
-The bucket is tests/googlecloud, in a separate process on this machine. The compared variants alternate, so that a slow
+The bucket is launcher/testing, in a separate process on this machine. The compared variants alternate, so that a slow
 moment of the machine affects both; medians are compared.
 """
 
@@ -36,7 +36,7 @@ PART, WORKERS = 16 << 20, 8
 @contextmanager
 def bucket(latency: float = 0.0) -> Iterator[dict[str, str]]:
     """Run a loopback bucket; yield the environment of a process that uses it."""
-    command = [sys.executable, "-m", "tests.googlecloud", "--latency", str(latency)]
+    command = [sys.executable, "-m", "launcher.testing.googlecloud", "--latency", str(latency)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             yield {**os.environ, **_environ(server)}
@@ -224,7 +224,7 @@ def pause(steps: int) -> list[str]:
 def _saves(url: str) -> list[tuple[int, float]]:
     """Return (step, seconds for which training was blocked) of each checkpoint of a run."""
     from launch_train.common.storage import open_storage
-    from launcher.cli.flows.rehearsal_folder import read_results
+    from launcher.api.run_folder import read_results
 
     found = read_results(open_storage(url))
     events = found.events if found else ()

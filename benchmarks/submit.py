@@ -2,7 +2,7 @@
 
     python -m benchmarks.submit [--runs 7] [--write]
 
-Loopback servers (tests/googlecloud, tests/registry) take the requests. The commands alternate; each is measured up to
+Loopback servers (launcher/testing) take the requests. The commands alternate; each is measured up to
 the arrival of its `customJobs.create`, and up to its exit.
 """
 
@@ -23,10 +23,10 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from benchmarks.machine import described
-from tests.googlecloud import Fault, GoogleCloud
-from tests.googlecloud.effects import Step
-from tests.googlecloud.wire import Call, Request, Response
-from tests.registry import OciRegistry
+from launcher.testing.googlecloud import Fault, GoogleCloud
+from launcher.testing.googlecloud.effects import Step
+from launcher.testing.googlecloud.wire import Call, Request, Response
+from launcher.testing.registry import OciRegistry
 
 RESULTS = Path(__file__).with_name("results")
 LAUNCH = Path(sys.executable).with_name("launch")
@@ -183,9 +183,9 @@ def table(taken: Mapping[str, list[Taken]]) -> str:
 
 def pinned(registry: OciRegistry) -> str:
     """Put a small image into the registry, and return its reference with digest."""
-    from tests.images.test_append import put_base
+    from launcher.testing.registry import put_image
 
-    return f"{registry.host}/p/train@{put_base(registry, name='p/train')}"
+    return f"{registry.host}/p/train@{put_image(registry, 'p/train')}"
 
 
 def main() -> None:

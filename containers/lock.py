@@ -2,7 +2,9 @@
 
 images.lock gets the current digest of each base image; if its registry does not answer, the recorded digest stays.
 requirements.lock and torch-cu130.lock are resolved from requirements.in and the Dockerfile's PyTorch version, for all
-platforms and for Python 3.11 or later, with hashes.
+platforms and for Python 3.11 or later, with hashes. torch-cu126.lock has the hashes of the same version in PyTorch's
+own index; if that does not answer, the recorded file stays (the build says so where there is none). node.lock is
+resolved from node.in for Python 3.10 or later: images with another PyTorch get these packages only.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
+CU126 = HERE / "torch-cu126.lock"
 OLDEST_PYTHON = "3.11"
+NODE_PYTHON = "3.10"
+"""The oldest Python for launch_train.node and the API for scripts."""
+TORCH_INDEX = "https://download.pytorch.org/whl/cu126"
 OF_TORCH = re.compile(r"(torch|triton|(nvidia|cuda)-(?!ml-py)[a-z0-9-]+)==")
 """PyTorch and the dependencies of its CUDA 13 wheels on PyPI; the CPU wheel needs none of them."""
 
@@ -25,7 +31,7 @@ Digest = Callable[[str], str | None]
 
 
 def main() -> int:
-    """Write the three lock files. An unavailable digest is reported, but is not an error."""
+    """Write the lock files. What is unavailable is reported, but is not an error."""
     images = HERE / "images.lock"
     rows, problems = renewed(images.read_text(encoding="utf-8"), digest)
     images.write_text(rows, encoding="utf-8")
@@ -35,6 +41,16 @@ def main() -> int:
     packages, wheels = split(resolved((HERE / "requirements.in").read_text(encoding="utf-8"), torch))
     (HERE / "requirements.lock").write_text(packages, encoding="utf-8")
     (HERE / "torch-cu130.lock").write_text(wheels, encoding="utf-8")
+    node = compiled((HERE / "node.in").read_text(encoding="utf-8"), python=NODE_PYTHON)
+    (HERE / "node.lock").write_text(node, encoding="utf-8")
+    try:
+        hashed = split(compiled(f"torch=={torch}+cu126\n", python=OLDEST_PYTHON, index=TORCH_INDEX))[1]
+    except subprocess.CalledProcessError:
+        print(
+            f"{TORCH_INDEX}: unavailable; keeping {'the' if CU126.exists() else 'no'} torch-cu126.lock", file=sys.stderr
+        )
+    else:
+        CU126.write_text(hashed, encoding="utf-8")
     return 0
 
 
@@ -69,12 +85,21 @@ def torch_version(dockerfile: str) -> str:
 
 
 def resolved(requirements: str, torch: str) -> str:
-    """Return all packages with their hashes, resolved together. uv's own configuration is ignored."""
+    """Return all packages with their hashes, resolved together."""
+    return compiled(f"{requirements}\ntorch=={torch}\n", python=OLDEST_PYTHON)
+
+
+def compiled(requirements: str, *, python: str, index: str = "") -> str:
+    """Return packages with their hashes, from PyPI and another index. uv's own configuration is ignored.
+
+    Raises CalledProcessError: they can't be resolved, or an index does not answer.
+    """
     options = ("--universal", "--generate-hashes", "--no-header", "--no-annotate", "--no-config", "--quiet")
+    indexes = ("--index", index, "--index-strategy", "unsafe-best-match", "--no-emit-index-url") if index else ()
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "all.in")
-        wanted.write_text(f"{requirements}\ntorch=={torch}\n", encoding="utf-8")
-        uv = [sys.executable, "-m", "uv", "pip", "compile", *options, "--python-version", OLDEST_PYTHON, str(wanted)]
+        wanted.write_text(requirements, encoding="utf-8")
+        uv = [sys.executable, "-m", "uv", "pip", "compile", *options, *indexes, "--python-version", python, str(wanted)]
         return subprocess.run(uv, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

@@ -16,6 +16,8 @@ class LaunchError(Exception):
     """Base class of launch's errors."""
 
     exit_code: ClassVar[int] = 1
+    problems: tuple[Problem, ...] = ()
+    """All problems of a spec or a plan, if the error is made of several."""
     data: dict[str, Any] | None = None
     """The document of the failed command for `-o json`; the error is added to it."""
 

@@ -40,7 +40,7 @@ def impure(root: Path, *packages: str) -> Found:
 
 def prints(root: Path, package: str, allowed: str) -> Found:
     """Who writes to stdout or stderr in `package` outside `allowed`, a folder below it."""
-    outside = (file for file in sources(root, package) if not file.is_relative_to(root / package / allowed))
+    outside = (file for file in product(root, package) if not file.is_relative_to(root / package / allowed))
     return [
         f"{place(root, file, node)}: {ast.unparse(node)}"
         for file in outside
@@ -53,21 +53,21 @@ def eager_sdks(root: Path, package: str) -> Found:
     """Cloud SDKs and torch imported when a module loads, and not where they are used."""
     return [
         f"{place(root, file, node)}: {name}"
-        for file in sources(root, package)
+        for file in product(root, package)
         for node in on_load(tree(file).body)
         for name in imported(node)
         if name.partition(".")[0] in SDKS
     ]
 
 
-def imports_of(root: Path, package: str, forbidden: str) -> Found:
-    """Where `package` imports the package `forbidden`, anywhere in its files."""
+def imports_of(root: Path, package: str, forbidden: str, allowed: str = "") -> Found:
+    """Where `package` imports the package `forbidden`, anywhere in its files; its subpackage `allowed` may be."""
     return [
         f"{place(root, file, node)}: {name}"
         for file in sources(root, package)
         for node in ast.walk(tree(file))
         for name in imported(node)
-        if name.partition(".")[0] == forbidden
+        if name.partition(".")[0] == forbidden and not (allowed and f"{name}.".startswith(f"{allowed}."))
     ]
 
 
@@ -149,6 +149,11 @@ def sources(root: Path, *packages: str) -> list[Path]:
     files = {package: sorted((root / package).rglob("*.py")) for package in packages}
     assert all(files.values()), f"no Python file below one of {packages}"
     return [file for found in files.values() for file in found]
+
+
+def product(root: Path, package: str) -> list[Path]:
+    """The Python files of a package, without its `testing`, which serves tests."""
+    return [file for file in sources(root, package) if not file.is_relative_to(root / package / "testing")]
 
 
 def tree(file: Path) -> ast.Module:

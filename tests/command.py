@@ -18,12 +18,14 @@ WORLD = {
     "CLOUDSDK_CORE_PROJECT": "my-project",
     "CLOUDSDK_CORE_ACCOUNT": "me@example.com",
     "CLOUDSDK_CONFIG": str(ROOT / "no-such-folder"),
+    "XDG_CONFIG_HOME": "/proc/settings",  # nobody can write there: tests that need a home have one of their own
     "NO_GCE_CHECK": "true",  # google-auth would look for a metadata server off this machine
     "no_proxy": "127.0.0.1",  # as in conftest.py
     "PATH": os.environ.get("PATH", ""),
     "HOME": os.environ.get("HOME", "/"),
+    "LAUNCH_OFFLINE": "1",  # the prices shipped with launch, whatever the cache has
 }
-"""All that a command sees: a project, an account, and no gcloud configuration of whoever runs the tests."""
+"""All that a command sees: a project, an account, and no gcloud configuration or settings of whoever runs the tests."""
 
 
 class Ran(NamedTuple):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import json
 import os
 import shutil
 import signal
 import socket
+import zlib
+from collections import Counter
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.googlecloud import FakeClock, GoogleCloud
+    from launcher.testing.googlecloud import FakeClock, GoogleCloud
 
 NO_SKIPS = "LAUNCH_NO_SKIPS"
 """Set to 1, a skipped test fails the session: a check that did not run must not look like one that passed."""
@@ -35,13 +39,63 @@ def pytest_configure(config: pytest.Config) -> None:
     its background with SIGINT ignored, and nohup with SIGHUP, which all processes below would inherit.
     """
     config.stash[SKIPPED] = []
+    settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")  # an example that takes longer on a busy machine is no fault
+    gc.disable()  # collection creates millions of objects that stay
     os.environ["NO_GCE_CHECK"] = "true"
+    os.environ["LAUNCH_OFFLINE"] = "1"  # the prices shipped with launch, whatever the cache has
+    os.environ["XDG_CONFIG_HOME"] = "/proc/settings"  # not the developer's own (tests/command.py)
     os.environ["OMP_NUM_THREADS"] = "1"  # for torch here: its threads would wait for the processors that others use
     os.environ["no_proxy"] = "127.0.0.1"  # else requests reads the whole environment twice for each request
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part 1/3`: of the tests marked `rotates` only a third. CI runs another part after each commit."""
+    help_text = "of the tests marked `rotates`, run only the N-th of OF parts (default: all)"
+    parser.addoption("--part", type=part_of, default=(1, 1), metavar="N/OF", help=help_text)
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Return (1, 4) for `1/4`. Raises ValueError."""
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of other parts. Run the trainer's tests first: their files take the longest, and the last one
+    is waited for by all."""
+    number, of = config.getoption("--part")
+    others = [item for item, turn in _turns(items) if turn % of != number - 1] if of > 1 else []
+    if others:
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
+    items.sort(key=lambda item: "/tests/train/" not in str(item.path))
+
+
+def _turns(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]:
+    """Return the tests that rotate, each with its turn: the marker's own, else its place among those of its file. Not
+    every file begins with turn 0, or all files with a single such test would be in the first part. All tests that run
+    the gcloud command rotate: each of its processes takes a second."""
+    places = Counter[str]()
+    for item in items:
+        if marker := item.get_closest_marker("rotates") or item.get_closest_marker("gcloud"):
+            file = item.nodeid.partition("::")[0]
+            yield item, marker.kwargs.get("turn", zlib.crc32(file.encode()) + places[file])
+            places[file] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but never among what was there before the first test: a fifth of the CPU time."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -153,7 +207,9 @@ def _is_loopback(host: Any) -> bool:
 @pytest.fixture
 def clock() -> FakeClock:
     """A clock that a test moves."""
-    from tests.googlecloud import FakeClock  # Google's libraries cost seconds: only the tests that use them pay
+    from launcher.testing.googlecloud import (
+        FakeClock,  # Google's libraries cost seconds: only the tests that use them pay
+    )
 
     return FakeClock()
 
@@ -161,7 +217,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 def cloud(clock: FakeClock) -> Iterator[GoogleCloud]:
     """A Google Cloud on loopback, on the fake clock."""
-    from tests.googlecloud import GoogleCloud
+    from launcher.testing.googlecloud import GoogleCloud
 
     with GoogleCloud(clock=clock) as running:
         yield running

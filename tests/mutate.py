@@ -26,6 +26,7 @@ from typing import Final, Literal, NamedTuple
 from xml.etree import ElementTree as ET
 
 from tests.command import ROOT
+from tests.conftest import part_of
 from tests.mutants import Mutant, mutants
 
 WORKERS: Final = 2
@@ -92,14 +93,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", type=part_of, default=(1, 1), metavar="N/OF", help="every OF-th mutant from the N-th")
     parser.add_argument("ids", nargs="*", metavar="ID", help="default: all")
     return parser.parse_args(argv)
-
-
-def part_of(text: str) -> tuple[int, int]:
-    """Return (1, 4) for `1/4`. Raises ValueError."""
-    number, of = map(int, text.split("/"))
-    if not 1 <= number <= of:
-        raise ValueError(text)
-    return number, of
 
 
 def selected(ids: Sequence[str], part: tuple[int, int]) -> list[Mutant]:

@@ -30,9 +30,9 @@ def launch(*arguments: str | Path) -> str:
     return done.stdout
 
 
-def plan(target: str, spec: Path) -> dict[str, Any]:
+def plan(target: str, spec: Path, *flags: str) -> dict[str, Any]:
     """The plan of `spec` as `-o json` prints it."""
-    planned: dict[str, Any] = json.loads(launch(target, spec, "--dry-run", "-o", "json"))
+    planned: dict[str, Any] = json.loads(launch(target, spec, "--dry-run", "-o", "json", *flags))
     return planned
 
 

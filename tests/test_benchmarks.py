@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import jobs, starts, startup, tables, training, turns
+from benchmarks import jobs, prices, starts, startup, tables, training, turns
 from benchmarks.gpu_acceptance import sizes
 from benchmarks.tables import Loop, Measured, Step, Turn
 from benchmarks.turns import Amount
 from launch_train.common.config import parse
+from launcher import catalog
+from launcher.catalog import Service
 
 
 def test_a_measured_process_keeps_its_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +34,29 @@ def test_bytecode_is_there_before_the_first_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(startup, "commands", list)
     startup.measure(1)
     assert len(list(tmp_path.rglob("*.pyc"))) == len(startup.PACKAGES)
+
+
+@pytest.mark.parametrize("service", prices.SERVICES)
+def test_nearly_every_machine_region_and_provisioning_model_has_a_price_or_bound(service: Service) -> None:
+    every = list(prices.triples(catalog.load(), service))
+    unknown = {one.machine.name for one in every if one.unknown}
+    assert len(every) > 1400
+    assert sum(one.unknown for one in every) <= 0.05 * len(every)
+    assert unknown <= {"a4x-highgpu-4g", "a4x-maxgpu-4g-metal"}  # no SKU in any source
+
+
+def test_the_check_totals_of_the_list_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {name: (published, usd) for name, published, usd in prices.totals(catalog.load())}
+    assert found.keys() == {"a3-highgpu-8g", "a3-ultragpu-8g", "a2-ultragpu-8g", "g4-standard-48", "n1-standard-4"}
+    assert all(usd == pytest.approx(published, abs=1e-6) for published, usd in found.values())
+    assert prices.main() == 0
+    assert "| a3-highgpu-8g | 88.490000 | 88.490000 |" in capsys.readouterr().out
+
+
+def test_the_coverage_check_fails_if_the_prices_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog.tables, "prices", lambda *_: {})
+    monkeypatch.setattr(catalog, "load", catalog.Catalog)
+    assert prices.main() == 1
 
 
 # --- What is made of turns -------------------------------------------------------------------------------------------
@@ -142,7 +167,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 ONE, TWO, BREAKS = Loop("one", "1", {}), Loop("two", "2", {}), Loop("three", "breaks", {})
 
 
-def test_in_each_round_every_loop_is_started_anew(fake: list[str]) -> None:
+def test_every_loop_is_restarted_in_each_round(fake: list[str]) -> None:
     first, second = turns.measure([ONE, TWO], Amount(rounds=3, turns=2, steps=1))
     assert sorted(fake) == ["one"] * 3 + ["two"] * 3
     assert first.rounds == tuple([Turn(1.0, 0.0)] * 2 for _ in range(3))
@@ -253,7 +278,7 @@ def test_scripts_that_are_started_are_python() -> None:
 @pytest.mark.parametrize(
     ("arguments", "amount"), [([], Amount(6, 4, 10)), (["--rounds", "2", "--steps", "0"], Amount(2, 4, 0))]
 )
-def test_what_the_command_says_counts(arguments: list[str], amount: Amount) -> None:
+def test_command_line_values_override_the_defaults(arguments: list[str], amount: Amount) -> None:
     assert training.amount_of(training.parsed(arguments), Amount(6, 4, 10)) == amount
 
 

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -52,6 +54,7 @@ def test_by_expectation():
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_a_skip_is_a_failure_where_skips_are_forbidden(tmp_path: Path, processes: str) -> None:
     allowed = _pytest(tmp_path, SKIPS, no_skips="", processes=processes)
@@ -100,6 +103,52 @@ def test_a_gpu_test_that_passes_is_noted(tmp_path: Path, monkeypatch: pytest.Mon
     found = json.loads(noted.read_text())
     assert sorted(found) == ["old.py::test_x", "saving/test_more.py::test_a", "test_gpu.py::test_a"]
     assert set(found["test_gpu.py::test_a"]) == {"device", "date"}
+
+
+class Item:
+    """What `--part` asks of a test."""
+
+    def __init__(self, nodeid: str, turn: int | None = None, *, rotates: bool = True) -> None:
+        self.nodeid, self.path = nodeid, Path(nodeid.partition("::")[0])
+        marker = pytest.mark.rotates(turn=turn) if turn is not None else pytest.mark.rotates()
+        self.marks = {"rotates": marker.mark} if rotates else {}
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
+
+
+def parts(of: int, items: list[Item]) -> list[list[str]]:
+    """The names of the tests of each part."""
+    found = []
+    for number in range(1, of + 1):
+        kept, deselected = list(items), list[Item]()
+        hook = SimpleNamespace(pytest_deselected=lambda items, into=deselected: into.extend(items))
+        config: Any = SimpleNamespace(getoption={"--part": (number, of)}.get, hook=hook)
+        conftest.pytest_collection_modifyitems(config, cast(list[pytest.Item], kept))
+        assert len(kept) + len(deselected) == len(items)
+        found.append([item.nodeid.partition("::")[2] for item in kept])
+    return found
+
+
+def test_of_tests_that_rotate_each_is_in_one_part_and_a_files_are_spread_evenly() -> None:
+    matrix = [Item(f"tests/test_a.py::matrix[{number}]") for number in range(7)]
+    fixed = Item("tests/test_a.py::fixed", rotates=False)
+    assert parts(1, [*matrix, fixed]) == [[item.nodeid.partition("::")[2] for item in (*matrix, fixed)]]
+    thirds = parts(3, [*matrix, fixed])
+    assert all("fixed" in third for third in thirds)
+    assert sorted(len(third) for third in thirds) == [3, 3, 4]
+    assert {name for third in thirds for name in third} == {item.nodeid.partition("::")[2] for item in (*matrix, fixed)}
+
+
+def test_tests_with_the_same_turn_are_in_the_same_part() -> None:
+    together = [Item(f"tests/test_{file}.py::{file}", turn=turn) for file, turn in (("a", 0), ("b", 1), ("c", 0))]
+    assert parts(2, together) == [["a", "c"], ["b"]]
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2"])
+def test_a_part_that_does_not_exist(part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        conftest.part_of(part)
 
 
 def _pytest(

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.googlecloud import GoogleCloud, parse_custom_job, parse_instance
-from tests.googlecloud.protobufs import to_json
+from launcher.testing.googlecloud import GoogleCloud, parse_custom_job, parse_instance
+from launcher.testing.googlecloud.protobufs import to_json
 from tests.rendered import JOB_SPECS, difference, gcloud_command, launch, plan
 
 VERTEX = sorted([*JOB_SPECS.glob("vertex-*.yaml"), *JOB_SPECS.glob("default.yaml")])
@@ -60,6 +60,11 @@ EVERYTHING = {
             "dns_peering": [{"domain": "a.b.", "target_project": "off", "target_network": "y"}],
         },
     },
+    "mounts": [
+        {"bucket": "on-1e3"},
+        {"nfs": "10.0.0.2:/0x1f", "path": "/mnt/nfs/1e3"},
+        {"lustre": "10.0.0.3@tcp:/y", "volume_handle": "1:30", "path": "/mnt/lustre/no"},
+    ],
     "labels": {"team": "no", "n": "1e3", "empty": ""},
     "vertex": {
         "tensorboard": "projects/p/locations/us-central1/tensorboards/1",

@@ -68,6 +68,16 @@ def test_a_judgement_that_breaks_is_a_failure() -> None:
     assert not program.judged(TASKS["1 bf16"], {"nothing": "of what it needs"}).ok
 
 
+def test_the_shares_of_the_rows_make_all_and_each_has_what_its_rows_need() -> None:
+    everything = list(TASKS.values())
+    halves = [program.shared(everything, (number, 2)) for number in (1, 2)]
+    assert {task.key for half in halves for task in half} == set(TASKS)
+    for half in halves:
+        assert len(half) < 0.8 * len(everything)
+        assert half == [task for task in everything if task in half]
+        assert {need for task in half for need in task.needs} <= {task.key for task in half}
+
+
 # --- One row takes no other with it -----------------------------------------------------------------------------------
 
 
@@ -158,6 +168,7 @@ def lives(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.rotates
 def test_a_row_can_be_a_fresh_process(session: Session) -> None:
     """For machines where a forked process doesn't see the GPU."""
     wanted = TASKS["1 facts"]
@@ -168,6 +179,7 @@ def test_a_row_can_be_a_fresh_process(session: Session) -> None:
     assert wanted.judge(one.result()["measured"]).ok, one.printed()
 
 
+@pytest.mark.rotates
 def test_a_fresh_process_gets_all_that_is_known(session: Session) -> None:
     """Linux allows one argument of 128 KiB; the measurements of a part can be more."""
     place = Place(session.scratch / "row", tiny=True, known={"other": {"table": ["x" * 1000] * 200}})
@@ -191,6 +203,7 @@ def test_a_row_that_cannot_be_started_fails_alone(session: Session, monkeypatch:
     assert "Argument list too long" in session.rows["1 first"]["why"]
 
 
+@pytest.mark.rotates
 def test_a_command_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
     """Not even what its rows have started: it would hold the GPU."""
     code = f"""
@@ -564,6 +577,7 @@ socket.getfqdn = lambda name="": "nowhere.invalid"
 """
 
 
+@pytest.mark.rotates
 def test_torchrun_needs_no_name_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine's own name doesn't resolve: without --local-addr the processes wait for that name."""
     (tmp_path / "sitecustomize.py").write_text(UNRESOLVED)

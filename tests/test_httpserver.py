@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from tests.httpserver import Handler, Server
+from launcher.testing.httpserver import Handler, Server
 
 
 def hung_up(answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
@@ -34,7 +34,7 @@ def hung_up(answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
     thread.join()
 
 
-def test_a_client_that_is_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_disconnected_client_is_not_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     def late(handler: BaseHTTPRequestHandler) -> None:
         for _ in range(10):
             handler.wfile.write(bytes(1 << 20))
@@ -43,6 +43,6 @@ def test_a_client_that_is_gone_is_no_error(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err == ""
 
 
-def test_a_mistake_of_the_server_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_server_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     hung_up(lambda handler: handler.send_header("a", str(int("no number"))))
     assert "ValueError" in capfd.readouterr().err

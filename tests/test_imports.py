@@ -41,7 +41,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["vertex", "--help"], ["--version"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["vertex", "--help"], ["export", "--help"], ["--version"]], ids=" ".join
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = modules_of_launch(*arguments)
     assert "launcher.cli" in loaded
@@ -58,6 +60,31 @@ def test_a_dry_run_loads_nothing_heavy(target: str, spec: Path, output: str) -> 
     assert "rich" not in loaded, "Typer's help needs rich; a plan does not"
     effects = tuple(f"launcher.{one}." for one in ("gcp", "vertex", "compute", "images", "ssh", "runs", "rehearsal"))
     assert {name for name in loaded if name.startswith(effects)} == {"launcher.images.source_files"}, "no effects"
+
+
+def test_the_list_of_gpus_loads_nothing_heavy() -> None:
+    loaded = modules_of_launch("gpus", "--region", "any")
+    assert "launcher.catalog.offers" in loaded
+    assert not heavy(loaded)
+    assert not {name for name in loaded if name.startswith(("launcher.gcp.", "launcher.compute.", "launcher.plan."))}
+
+
+def test_an_estimate_by_formula_loads_nothing_heavy() -> None:
+    loaded = modules_of_launch("estimate", str(SPEC))
+    assert "launcher.plan.estimate" in loaded
+    assert not heavy(loaded)
+    assert not {"launcher.api.measured_model", "launcher.plan.build"} & loaded, "it starts and plans nothing"
+
+
+def test_the_python_api_loads_nothing_heavy() -> None:
+    loaded = modules_of("from launcher import api")
+    assert {name for name in loaded if name.startswith("launcher.")} == {"launcher.api"}
+    loaded = modules_of(f"from launcher import api; api.plan({str(SPEC)!r})")
+    assert "launcher.plan.build" in loaded
+    assert not heavy(loaded)
+    loaded = modules_of("from launcher import api; api.submit, api.find, api.Run")
+    assert "launcher.runs.driver" in loaded
+    assert not heavy(loaded)
 
 
 def test_a_command_loads_no_other() -> None:

@@ -55,6 +55,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="write results here; rows in it are not repeated")
     parser.add_argument("--only", default="", metavar="TEXT", help="run only rows with TEXT in their names")
+    parser.add_argument(
+        "--share", type=_share, default=(1, 1), metavar="N/OF", help="run every OF-th row from the N-th, and its needs"
+    )
     parser.add_argument("--jobs", type=int, help="run so many untimed rows at once (default: 3; tiny: 2)")
     parser.add_argument("--retry", action="store_true", help="repeat failed rows, each once")
     parser.add_argument("--tiny", action="store_true", help="use tiny models, on a CPU")
@@ -65,6 +68,21 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not (found.out or found.adopt or found.row or found.list):
         parser.error("--out DIR is required: the folder for the results")
     return found
+
+
+def _share(text: str) -> tuple[int, int]:
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
+
+
+def shared(wanted: Sequence[Task], share: tuple[int, int]) -> list[Task]:
+    """Return every OF-th row from the N-th, and the rows whose measurements these use, in their order."""
+    number, of = share
+    mine = wanted[number - 1 :: of]
+    needed = {key for task in mine for key in task.needs}
+    return [task for task in wanted if task in mine or task.key in needed]
 
 
 def tasks(parts: Iterable[int]) -> list[Task]:
@@ -107,7 +125,7 @@ class Session:
 
 def measure(options: argparse.Namespace) -> int:
     """Run the missing rows while time is left; return the exit code."""
-    wanted = [task for task in tasks(options.part or (1, 2, 3)) if options.only in task.name]
+    wanted = shared([task for task in tasks(options.part or (1, 2, 3)) if options.only in task.name], options.share)
     if options.list:
         print("\n".join(f"{task.part}  {task.seconds:4.0f} s  {task.name}" for task in wanted))
         return 0

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, cached_property
 
-from launcher.catalog import prices, quotas, shapes, tables
+from launcher.catalog import machine_choice, prices, quotas, tables
 from launcher.catalog.model import (
     UNKNOWN,
     AfterLimit,
+    BaseImage,
     CatalogError,
     Component,
     Gpu,
@@ -22,15 +23,19 @@ from launcher.catalog.model import (
     Nccl,
     Price,
     PriceBound,
+    PriceTable,
     Quota,
     Rate,
     RegionPrices,
     Service,
+    Throughput,
+    TorchRelease,
 )
 
 __all__ = [
     "UNKNOWN",
     "AfterLimit",
+    "BaseImage",
     "Catalog",
     "CatalogError",
     "Component",
@@ -40,9 +45,11 @@ __all__ = [
     "MachineType",
     "Nccl",
     "Price",
+    "PriceTable",
     "Quota",
     "Rate",
     "Service",
+    "TorchRelease",
     "load",
 ]
 
@@ -50,18 +57,23 @@ PLAIN = Nccl({}, None, None, "NCCL's own choice: no settings for this machine ar
 
 
 @cache
-def load() -> Catalog:
-    """Return the catalog that ships with launch."""
-    return Catalog()
+def load(prices: PriceTable | None = None) -> Catalog:
+    """Return the catalog that ships with launch, with its own prices or those of another table."""
+    return Catalog(prices)
 
 
 class Catalog:
     """All tables and their look-ups. Pure, except that it reads its own data files once."""
 
-    def __init__(self) -> None:
+    def __init__(self, prices: PriceTable | None = None) -> None:
+        """`prices`: another price table than the shipped one."""
+        self._other_prices = prices
+        self._price_folder = prices.folder if prices else tables.DATA
         self._priced: dict[tuple[str, str, int, str, str, str], Price] = {}
         self._prices: dict[str, Mapping[str, RegionPrices]] = {}
         self._components: dict[str, Mapping[str, Component]] = {}
+        self._n1_regions: dict[str, tuple[str, ...]] = {}
+        self._n1_prices: dict[tuple[str, str, int, str], RegionPrices | None] = {}
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
@@ -74,6 +86,11 @@ class Catalog:
         return tables.machines()
 
     @cached_property
+    def price_table(self) -> PriceTable:
+        """The price table in use."""
+        return self._other_prices or tables.price_table()
+
+    @cached_property
     def rates(self) -> Mapping[str, Rate]:
         """vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour), cloud-build-minute (USD)."""
         return tables.rates()
@@ -82,6 +99,19 @@ class Catalog:
     def wheels(self) -> Mapping[str, str | None]:
         """PyTorch's CUDA variant -> the oldest driver branch that supports it; `None`: unknown."""
         return tables.wheels()
+
+    @cached_property
+    def torch_releases(self) -> tuple[TorchRelease, ...]:
+        """The releases of PyTorch, oldest first."""
+        return tables.torch_releases()
+
+    def base_image(self, reference: str) -> BaseImage | None:
+        """Return what is known of a public base image; `None` if nothing is."""
+        name = reference.partition("@")[0]
+        host, slash, _ = name.partition("/")
+        if not slash or not ("." in host or ":" in host or host == "localhost"):  # as Docker reads short names
+            name = f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+        return max((one for one in tables.base_images() if name.startswith(one.name)), key=_length, default=None)
 
     @cached_property
     def transformers_types(self) -> Mapping[str, tuple[str, ...]]:
@@ -97,10 +127,14 @@ class Catalog:
         """Return how often a node is interrupted; `None` if unknown."""
         return self._interruptions.get(provisioning.partition(":")[0])
 
+    def throughput(self, model: str, gpu: str) -> Throughput | None:
+        """Return the measured speed of a published model on a GPU; `None` if unknown."""
+        return self._throughput.get((model, gpu))
+
     def gpu(self, name: str) -> Gpu:
         """Return a GPU by its name, ignoring case. Raises CatalogError."""
         if name.lower() not in self.gpus:
-            raise shapes.unknown(name, self._stock, "machine.type")
+            raise machine_choice.unknown(name, self._stock, "machine.type")
         return self.gpus[name.lower()]
 
     def find(
@@ -117,11 +151,21 @@ class Catalog:
         types need `accelerator`. Case is ignored. Raises CatalogError, which lists the alternatives.
         """
         known = type.lower() if type.lower() in (*self.gpus, *self.machines) else type  # errors show the user's text
-        return shapes.find(self._stock, shapes.MachineQuery(known, gpus, accelerator, service))
+        return machine_choice.find(self._stock, machine_choice.MachineQuery(known, gpus, accelerator, service))
 
     def regions(self, machine: MachineType) -> tuple[str, ...]:
         """Return the regions where Compute Engine lists the machine; () if unknown."""
         return self._regions.get(machine.name, ())
+
+    def regions_with_gpu(self, machine: MachineType) -> tuple[str, ...]:
+        """Return the regions where the machine's GPUs exist: as `regions`, and for N1 those whose GPU has a current
+        Spot price (tools/catalog/sources/README.md), which only regions with such GPUs have."""
+        if machine.family != "n1":
+            return self.regions(machine)
+        if machine.gpu not in self._n1_regions:
+            units = tables.components(machine.gpu)  # the shipped table: Google's own list has all regions
+            self._n1_regions[machine.gpu] = tuple(region for region, unit in units.items() if unit.spot is not None)
+        return self._n1_regions[machine.gpu]
 
     def vertex_regions(self, machine: MachineType) -> tuple[str, ...]:
         """Return the machine's regions with Vertex AI training; () if Vertex AI does not offer it, or if unknown."""
@@ -133,6 +177,12 @@ class Catalog:
     def training_regions(self) -> tuple[str, ...]:
         """The regions with Vertex AI training, for any machine."""
         return tuple(sorted(self._vertex_regions))
+
+    @cached_property
+    def gpu_regions(self) -> tuple[str, ...]:
+        """The regions in which Vertex AI trains on a machine of the catalog: launch submits jobs to these alone."""
+        shapes = [shape for one in self.machines.values() for shape in one]
+        return tuple(sorted({region for shape in shapes for region in self.vertex_regions(shape)}))
 
     def zones(self, machine: MachineType, region: str | None = None) -> tuple[str, ...]:
         """Return the zones known to have the machine, in one region or in all; () if unknown."""
@@ -153,7 +203,7 @@ class Catalog:
         """Return the price of a unit of local-ssd-gib, n1-vcpu, n1-ram-gib, p4, p100, t4 or v100 in a region or zone;
         `None` if unknown."""
         if name not in self._components:
-            self._components[name] = tables.components(name)
+            self._components[name] = tables.components(name, self._price_folder)
         return self._components[name].get(region_of(place))
 
     def after_limit(self, service: Service, provisioning: str) -> AfterLimit:
@@ -182,7 +232,7 @@ class Catalog:
 
     def quota(self, machine: MachineType, service: Service, provisioning: str) -> Quota | None:
         """Return the GPU quota that a node needs; `None` if its name is unknown."""
-        return quotas.quota(machine, self.gpus[machine.gpu], service, provisioning)
+        return quotas.quota(machine.gpus, self.gpus[machine.gpu], service, provisioning)
 
     @cached_property
     def image_families(self) -> tuple[ImageFamily, ...]:
@@ -212,10 +262,14 @@ class Catalog:
 
     def _region_prices(self, machine: MachineType, region: str) -> RegionPrices | None:
         if machine.family == "n1":
-            names = ("n1-vcpu", "n1-ram-gib", machine.gpu)
-            return prices.of_components(machine, region, *(self.component(name, region) for name in names))
+            key = (machine.name, machine.gpu, machine.gpus, region)
+            if key not in self._n1_prices:
+                parts = (self.component(name, region) for name in ("n1-vcpu", "n1-ram-gib", machine.gpu))
+                self._n1_prices[key] = prices.of_components(machine, region, *parts)
+            return self._n1_prices[key]
         if machine.name not in self._prices:
-            self._prices[machine.name] = tables.prices(machine.name)
+            found = tables.prices(machine.name, self._price_folder)
+            self._prices[machine.name] = found or tables.prices(machine.name)  # a machine that is new in this launch
         return self._prices[machine.name].get(region)
 
     @cached_property
@@ -239,8 +293,12 @@ class Catalog:
         return tables.interruptions()
 
     @cached_property
-    def _stock(self) -> shapes.Stock:
-        return shapes.Stock(self.gpus, self.machines)
+    def _throughput(self) -> Mapping[tuple[str, str], Throughput]:
+        return tables.throughput()
+
+    @cached_property
+    def _stock(self) -> machine_choice.Stock:
+        return machine_choice.Stock(self.gpus, self.machines)
 
     @cached_property
     def _nccl(self) -> Mapping[tuple[str, str], Nccl]:
@@ -256,3 +314,7 @@ def _drives(driver: str, gpu: Gpu) -> bool:
     """Return whether a driver branch supports the GPU and its CUDA wheel."""
     least, most = int(gpu.min_driver or 0), int(gpu.max_driver or 9999)
     return least <= int(driver) <= most
+
+
+def _length(base: BaseImage) -> int:
+    return len(base.name)

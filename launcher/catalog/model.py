@@ -23,9 +23,9 @@ class Gpu(Struct, frozen=True, gc=False):
     """A kind of GPU.
 
     `peak_tflops` is dense (without sparsity), with keys bf16, fp16, tf32 and fp32; `None` if the GPU lacks the format
-    or the figure is unknown. `min_driver` is the oldest driver for `wheel` (NVIDIA's CUDA compatibility table),
-    `max_driver` the newest branch known to support this GPU. `notes` become warnings, `vm_notes` on VMs only.
-    launcher.catalog.quotas composes quota names from `quota_names`.
+    or the figure is unknown. `sm` is its compute capability (9.0). `min_driver` is the oldest driver for `wheel`
+    (NVIDIA's CUDA compatibility table), `max_driver` the newest branch known to support this GPU. `notes` become
+    warnings, `vm_notes` on VMs only. launcher.catalog.quotas composes quota names from `quota_names`.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Gpu(Struct, frozen=True, gc=False):
     vertex_accelerator: str | None
     memory_gb: int
     peak_tflops: Mapping[str, float | None]
+    sm: float
     wheel: str
     min_driver: str | None
     max_driver: str | None
@@ -42,6 +43,40 @@ class Gpu(Struct, frozen=True, gc=False):
     source: str
     peak_source: str
     quota_names: Mapping[str, str | None]
+
+
+class TorchRelease(Struct, frozen=True, gc=False):
+    """A release of PyTorch and the releases of other packages that were built for it.
+
+    `builds`: CUDA build (cu126) -> the oldest and the newest compute capability that it has kernels for. `pypi` is the
+    build that PyPI has, `pypi_arm64` for Arm (empty: PyPI has none with CUDA). `companions`: package -> its releases
+    for this one; a package without any is left out.
+    """
+
+    version: str
+    builds: Mapping[str, tuple[float, float]]
+    pypi: str
+    pypi_arm64: str
+    python: tuple[str, ...]
+    companions: Mapping[str, tuple[str, ...]]
+    source: str
+    certainty: str
+
+    def has_kernels(self, build: str, gpu: Gpu) -> bool:
+        """Return whether a build has kernels for a GPU: those of an older GPU of the same generation run too."""
+        oldest, newest = self.builds[build]
+        return oldest <= gpu.sm and int(gpu.sm) <= int(newest)
+
+
+class BaseImage(Struct, frozen=True, gc=False):
+    """A public base image, and whether it contains Python, PyTorch and CUDA's compiler (nvcc)."""
+
+    name: str
+    python: bool
+    torch: bool
+    nvcc: bool
+    source: str
+    certainty: str
 
 
 class MachineType(Struct, frozen=True, gc=False):
@@ -167,6 +202,17 @@ class Interruptions(Struct, frozen=True, gc=False):
     certainty: str
 
 
+class Throughput(Struct, frozen=True, gc=False):
+    """Tokens or images per second and GPU that somebody measured; `rule` says with which program and on what."""
+
+    per_second: float
+    unit: str
+    rule: str
+    source: str
+    date: str
+    certainty: str
+
+
 class PriceRule(Struct, frozen=True, gc=False):
     """Origin of a figure. kind: exact, derived, bound (an upper bound of the true price), or reported (by a third
     party, so no bound is based on it)."""
@@ -200,6 +246,16 @@ class RegionPrices(Struct, frozen=True, gc=False):
     local_ssds: float
     source: str
     date: str
+
+
+class PriceTable(Struct, frozen=True, gc=False):
+    """The prices that a catalog uses: their day (2026-07-30), a digest of the tables, and their folder. `shipped`:
+    they come with launch; otherwise `launch prices --update` fetched them."""
+
+    date: str
+    digest: str
+    shipped: bool
+    folder: str
 
 
 class AfterLimit(Struct, frozen=True, gc=False):

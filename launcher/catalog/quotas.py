@@ -1,24 +1,22 @@
 """Return the names of the quotas that a machine consumes.
 
 Sources: vertex-ai-samples (common_util.py) for Vertex AI; the enum `Quota.Metric` of google-cloud-compute 1.56.0 and
-Cloud Quotas for Compute Engine.
+Cloud Quotas for Compute Engine. GPUs that regions.get does not show have only an id in Cloud Quotas.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from launcher.catalog.model import Gpu, MachineType, Quota, Service
+from launcher.catalog.model import Gpu, Quota, Service
 
 PREEMPTIBLE: Final = ("spot", "flex-start")
 """Provisioning models that consume preemptible quota, on both services."""
 
 
-def quota(machine: MachineType, gpu: Gpu, service: Service, provisioning: str) -> Quota | None:
-    """Return the GPU quota of a node; `None` if its name is unknown."""
-    if service == "vertex":
-        return _vertex(machine.gpus, gpu, provisioning)
-    return _compute(machine.gpus, gpu, provisioning)
+def quota(gpus: int, gpu: Gpu, service: Service, provisioning: str) -> Quota | None:
+    """Return the quota that GPUs of a node consume; `None` if its name is unknown."""
+    return (_vertex if service == "vertex" else _compute)(gpus, gpu, provisioning)
 
 
 def _vertex(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
@@ -35,6 +33,11 @@ def _vertex(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
     )
 
 
+def compute_quota_id(metric: str, *, everywhere: bool = False) -> str:
+    """Return Cloud Quotas' id of a metric of Compute Engine: NVIDIA_L4_GPUS is NVIDIA-L4-GPUS-per-project-region."""
+    return f"{metric.rpartition('/')[2].upper().replace('_', '-')}-per-project{'' if everywhere else '-region'}"
+
+
 def _compute(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
     """Return Compute Engine's quota. GPUs before H100 have a metric each; later ones share a metric, with the GPU
     family as a dimension.
@@ -44,12 +47,13 @@ def _compute(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
     """
     names = gpu.quota_names
     if provisioning in PREEMPTIBLE:
-        metric = names["compute_spot_quota"]
-        return Quota(metric, None, units, {}) if metric else None
+        metric, name = names["compute_spot_quota"], names["compute_spot_quota_id"]
+        name = name or (compute_quota_id(metric) if metric else None)
+        return Quota(metric, name, units, {}) if name else None
     if provisioning != "standard":
         return None
     if metric := names["compute_quota"]:
-        return Quota(metric, None, units, {})
+        return Quota(metric, compute_quota_id(metric), units, {})
     if family := names["compute_family"]:
         metric, name = "compute.googleapis.com/gpus_per_gpu_family", "GPUS-PER-GPU-FAMILY-per-project-region"
         return Quota(metric, name, units, {"gpu_family": family})

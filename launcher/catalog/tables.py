@@ -9,6 +9,7 @@ from typing import TextIO
 
 from launcher.catalog.model import (
     AfterLimit,
+    BaseImage,
     Component,
     Gpu,
     ImageFamily,
@@ -17,8 +18,11 @@ from launcher.catalog.model import (
     Nccl,
     PriceBound,
     PriceRule,
+    PriceTable,
     Rate,
     RegionPrices,
+    Throughput,
+    TorchRelease,
 )
 
 DATA = os.path.join(os.path.dirname(__file__), "data")  # noqa: PTH118, PTH120 -- pathlib would cost 2 ms of import
@@ -34,6 +38,48 @@ def gpus() -> dict[str, Gpu]:
 def wheels() -> dict[str, str | None]:
     """PyTorch's CUDA variant -> the oldest driver branch that supports it."""
     return {row["wheel"]: row["min_driver"] or None for row in rows("wheels")}
+
+
+def torch_releases() -> tuple[TorchRelease, ...]:
+    """The releases of PyTorch, oldest first."""
+    return tuple(
+        TorchRelease(
+            version=row["torch"],
+            builds=dict(_build(one) for one in row["builds"].split()),
+            pypi=row["pypi"],
+            pypi_arm64=row["pypi_arm64"],
+            python=tuple(row["python"].split()),
+            companions={name: tuple(row[name].split()) for name in COMPANIONS if row[name]},
+            source=row["source"],
+            certainty=row["certainty"],
+        )
+        for row in rows("torch")
+    )
+
+
+COMPANIONS = ("torchvision", "torchaudio", "triton", "xformers")
+"""Packages that are built for one release of PyTorch each."""
+
+
+def _build(cell: str) -> tuple[str, tuple[float, float]]:
+    name, _, kernels = cell.partition(":")
+    oldest, _, newest = kernels.partition("-")
+    return name, (float(oldest), float(newest))
+
+
+def base_images() -> tuple[BaseImage, ...]:
+    """Public base images; a name also stands for the names below it."""
+    return tuple(
+        BaseImage(
+            name=row["name"],
+            python=row["python"] == "yes",
+            torch=row["torch"] == "yes",
+            nvcc=row["nvcc"] == "yes",
+            source=row["source"],
+            certainty=row["certainty"],
+        )
+        for row in rows("bases")
+    )
 
 
 def transformers_types() -> dict[str, tuple[str, ...]]:
@@ -62,18 +108,31 @@ def vertex_regions() -> frozenset[str]:
     return frozenset(row["region"] for row in rows("vertex_regions"))
 
 
-def prices(machine: str) -> dict[str, RegionPrices]:
+def price_table(folder: str = DATA) -> PriceTable:
+    """Return the date and digest of a folder's prices. Raises OSError, ValueError, KeyError: it has no price table."""
+    from hashlib import sha256
+
+    [row] = rows("price_table", folder)
+    texts = []
+    for name in ("prices", "price_components"):
+        with open(os.path.join(folder, f"{name}.csv"), "rb") as file:  # noqa: PTH118, PTH123 -- as DATA
+            texts.append(file.read())
+    return PriceTable(row["date"], sha256(b"\0".join(texts)).hexdigest()[:16], folder == DATA, folder)
+
+
+def prices(machine: str, folder: str = DATA) -> dict[str, RegionPrices]:
     """Region -> prices of a machine. Only the machine's own lines are parsed."""
-    with _open("prices") as file:
+    with _open("prices", folder) as file:
         return {cells[0]: _region_prices(cells) for _, *cells in csv.reader(_starting(file, machine))}
 
 
-def components(name: str) -> dict[str, Component]:
+def components(name: str, folder: str = DATA) -> dict[str, Component]:
     """Region -> the price of a unit of a component."""
-    with _open("price_components") as file:
+    with _open("price_components", folder) as file:
         return {
             region: Component(float(listed), _usd(spot), source, date)
             for _, region, listed, spot, source, date, _ in csv.reader(_starting(file, name))
+            if _usd(listed)
         }
 
 
@@ -126,6 +185,16 @@ def interruptions() -> dict[str, Interruptions]:
     }
 
 
+def throughput() -> dict[tuple[str, str], Throughput]:
+    """Model and GPU -> measured speed per GPU."""
+    return {
+        (row["model"], row["gpu"]): Throughput(
+            float(row["per_second"]), row["unit"], row["rule"], row["source"], row["date"], row["certainty"]
+        )
+        for row in rows("throughput")
+    }
+
+
 def images() -> tuple[ImageFamily, ...]:
     """The Deep Learning VM image families, best first."""
     return tuple(
@@ -152,14 +221,14 @@ def nccl() -> dict[tuple[str, str], Nccl]:
     return {key: _nccl(lines) for key, lines in found.items()}
 
 
-def rows(table: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of data/<table>.csv."""
-    with _open(table) as file:
+def rows(table: str, folder: str = DATA) -> Iterator[dict[str, str]]:
+    """Yield the rows of <table>.csv in data/ or another folder."""
+    with _open(table, folder) as file:
         yield from csv.DictReader(file)
 
 
-def _open(table: str) -> TextIO:
-    return open(os.path.join(DATA, f"{table}.csv"), encoding="utf-8", newline="")  # noqa: PTH118, PTH123
+def _open(table: str, folder: str) -> TextIO:
+    return open(os.path.join(folder, f"{table}.csv"), encoding="utf-8", newline="")  # noqa: PTH118, PTH123 -- as DATA
 
 
 def _starting(file: TextIO, first: str) -> Iterator[str]:
@@ -183,6 +252,7 @@ def _gpu(row: Row, min_driver: str | None) -> Gpu:
         vertex_accelerator=row["vertex_accelerator"] or None,
         memory_gb=int(row["memory_gb"]),
         peak_tflops={kind: _usd(row[kind]) for kind in ("bf16", "fp16", "tf32", "fp32")},
+        sm=float(row["sm"]),
         wheel=row["wheel"],
         min_driver=min_driver,
         max_driver=row["max_driver"] or None,
@@ -199,6 +269,7 @@ _QUOTA_COLUMNS = (
     "vertex_quota_id",
     "compute_quota",
     "compute_spot_quota",
+    "compute_spot_quota_id",
     "compute_family",
 )
 
@@ -300,4 +371,5 @@ def _int(cell: str) -> int | None:
 
 
 def _usd(cell: str) -> float | None:
-    return float(cell) if cell else None
+    """Return a figure; None for an empty cell, and for 0: nothing that a plan uses is free."""
+    return float(cell or 0) or None

@@ -57,9 +57,21 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
         "launch local job.yaml --gpus 2",
         "launch local job.yaml --nodes 2 --preempt-after 30s",
     ),
+    "runs": (
+        "launch runs --since 7d",
+        "launch runs --cloud --mine --state running -o json",
+    ),
+    "sweep": (
+        "launch sweep job.yaml --set run.config.optimizer.lr=1e-4,3e-4 --dry-run",
+        "launch sweep --random 20 --set 'run.config.optimizer.lr=log(1e-5,1e-2)'",
+    ),
     "status": (
         "launch status",
         "launch status train-1a2b3c4d -o json",
+    ),
+    "watch": (
+        "launch watch train-1a2b3c4d",
+        "launch watch runs/train-1a2b3c4d train-5e6f7a8b --watch-for 2h",
     ),
     "follow": (
         "launch follow train-1a2b3c4d",
@@ -70,12 +82,28 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
         "launch logs train-1a2b3c4d --follow",
     ),
     "metrics": (
-        "launch metrics train-1a2b3c4d",
+        "launch metrics train-1a2b3c4d --plot",
         "launch metrics runs/train-1a2b3c4d --all -o json",
+    ),
+    "report": (
+        "launch report train-1a2b3c4d --open",
+        "launch report runs/train-1a2b3c4d runs/train-5e6f7a8b -o compared.html",
+    ),
+    "compare": (
+        "launch compare train-1a2b3c4d train-5e6f7a8b",
+        "launch compare runs/train-1a2b3c4d runs/train-5e6f7a8b -o json",
     ),
     "cancel": (
         "launch cancel train-1a2b3c4d",
         "launch cancel train-1a2b3c4d --region us-central1",
+    ),
+    "rm": (
+        "launch rm train-1a2b3c4d",
+        "launch rm runs/train-1a2b3c4d runs/train-5e6f7a8b --yes",
+    ),
+    "export": (
+        "launch export train-1a2b3c4d --format hf -o my-model",
+        "launch export runs/train-1a2b3c4d --format safetensors --step 300",
     ),
     "bench": (
         "launch bench --gpus 2 --quick",
@@ -89,13 +117,41 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
         "launch push job.yaml",
         "launch push job.yaml --create-repository",
     ),
+    "gpus": (
+        "launch gpus --memory 40GB --provisioning spot",
+        "launch gpus --type h100 --region any -o json",
+    ),
+    "prices": (
+        "launch prices",
+        "launch prices --update",
+    ),
     "init": (
         "launch init",
         "launch init experiments/small.yaml",
     ),
+    "check": (
+        "launch check job_specs/",
+        "launch check job.yaml --target vm --project my-project",
+    ),
+    "config": (
+        "launch config",
+        "launch config job.yaml -o json",
+    ),
+    "estimate": (
+        "launch estimate job.yaml --type l4 --gpus 2",
+        "launch estimate --vram 24GB",
+    ),
     "schema": (
         "launch schema",
         "launch schema > schema.json",
+    ),
+    "doctor": (
+        "launch doctor",
+        "launch doctor job.yaml --only project -o json",
+    ),
+    "setup": (
+        "launch setup --region us-central1",
+        "launch setup --for both --request-quota h100:8 --yes",
     ),
     "selftest": (
         "launch selftest --only cpu",

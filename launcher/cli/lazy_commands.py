@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, ClassVar, Final
@@ -21,17 +22,19 @@ MAKE = "make"
 """The default command of `launch vm`. A spec file with the name of a command is written ./list."""
 
 COMMANDS = (
-    *("vertex", "vm", "ssh", "push-code", "local", "status", "follow", "logs", "metrics", "cancel", "bench", "build"),
-    *("push", "init", "schema", "selftest"),
+    *("vertex", "vm", "ssh", "push-code", "local", "sweep"),
+    *("runs", "status", "watch", "follow", "logs", "metrics", "report", "compare", "cancel", "rm", "export"),
+    *("bench", "build", "push", "gpus", "prices", "estimate", "init", "check", "config", "schema"),
+    *("doctor", "setup", "selftest"),
 )
 """In the order of the help. `push-code` is the function push_code of commands/push_code.py."""
 MODULES = {"vm": "vm.create", "push": "build"}
 """The modules of commands whose module has another name."""
-WITH_FLAGS = ("vertex", "vm", "local", "build", "push")
+WITH_FLAGS = ("vertex", "vm", "local", "sweep", "build", "push", "estimate")
 """Commands with the flags that override the spec."""
-PLANNED = ("vertex", "vm", "local")
+PLANNED = ("vertex", "vm", "local", "sweep")
 """Commands whose --dry-run works on Windows."""
-FILES_ONLY = ("init", "schema")
+PORTABLE = ("gpus", "prices", "estimate", "init", "check", "config", "schema")
 """Commands that work on Windows."""
 
 VM_COMMANDS = ("list", "status", "stop", "start", "extend", "delete", "code")
@@ -96,6 +99,7 @@ class Commands(LazyGroup):
         write_examples(ctx, formatter)
 
 
+@cache
 def load_command(name: str, function: str, cls: type[Command] | None = None) -> Any:
     """Import and return the command of a function: push_code of commands/push_code.py for `push-code`."""
     own = function.replace("-", "_")
@@ -129,7 +133,7 @@ def refuse_on_windows(args: Sequence[str]) -> None:
     own = args[: args.index("--")] if "--" in args else args
     name = next((word for word in own if not word.startswith("-")), "")
     works = {"-h", "--help", *(["--dry-run"] if name in PLANNED else [])}
-    if name in COMMANDS and name not in FILES_ONLY and works.isdisjoint(own):
+    if name in COMMANDS and name not in PORTABLE and works.isdisjoint(own):
         planned = "\nOr add --dry-run: Windows can plan a job." if name in PLANNED else ""
         raise UsageError(
             f"launch {name} needs Linux or macOS; this is Windows",
@@ -175,6 +179,7 @@ class VmGroup(LazyGroup):
         return str(make.get_help(type(ctx)(make, info_name=ctx.info_name, parent=ctx.parent)))
 
 
+@cache
 def make_command() -> type[Command]:
     """Return the class of the default command."""
     from launcher.cli.options import FlagsCommand

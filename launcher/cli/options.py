@@ -30,17 +30,26 @@ SpecFile = Annotated[
     Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; default: the built-in job.")
 ]
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, ID or folder (gs://…), or a job's number.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's name, ID or folder (gs://…), its spec, or a job's number.")
+]
 Regions = Annotated[
     list[str] | None,
     option(WHERE, "--region", help="Search only this region; repeatable.", metavar="REGION"),
 ]
+Mine = Annotated[bool, option(WHERE, "--mine", help="Only those of gcloud's account.")]
+AllRuns = Annotated[bool, option(OUTPUT, "--all", help="Print all runs, not only the newest 30.")]
 DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Print the plan; submit nothing.")]
+Offline = Annotated[bool, option(COST, "--offline", help="Plan with the prices shipped with launch.")]
+Yes = Annotated[bool, option(COST, "--yes", "-y", help="Submit without the question about the cost.")]
 WatchFor = Annotated[
     str | None,
     option(OUTPUT, "--watch-for", help="Stop watching after this time (30m, 2h); exit code 6.", metavar="TIME"),
 ]
 
+YesForAnother = Annotated[
+    bool, option(COMMON, "--yes", "-y", help="Skip the confirmation for what another account owns.")
+]
 VmName = Annotated[str, typer.Argument(metavar="NAME", help="A VM's name or number, or its resource name.")]
 InZone = Annotated[
     str | None,
@@ -86,7 +95,7 @@ class Flags:
     price: Annotated[
         float | None, option(COST, "--price", help="USD per hour and node, where the price is unknown.", metavar="USD")
     ] = None
-    name: Annotated[str | None, option(RUN, "--name", help="The job's name.", metavar="NAME")] = None
+    name: Annotated[str | None, option(RUN, "--name", help="Name of the job, VM or sweep.", metavar="NAME")] = None
     run_id: Annotated[str | None, option(RUN, "--run-id", help="Set the run ID.", metavar="ID")] = None
     set: Annotated[
         list[str] | None, option(RUN, "--set", help="Set any field; VALUE is YAML; repeatable.", metavar="A.B=VALUE")

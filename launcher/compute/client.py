@@ -136,7 +136,7 @@ class Compute:
             except LaunchError as error:
                 if status_of(error) != 412 or attempt == MAX_CHANGES - 1:
                     raise
-        raise AssertionError("the last change returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     # --- Operations ------------------------------------------------------------------------------------------------
 

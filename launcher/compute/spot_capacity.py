@@ -73,7 +73,7 @@ def scores_text(scores: Mapping[str, float]) -> str:
 def no_scores_text(found: Mapping[str, float | LaunchError | None]) -> str:
     """Return a line that says why there are no scores."""
     error = next((each for each in found.values() if isinstance(each, LaunchError)), None)
-    return f"no advice on Spot capacity: {words(error.problem, 160) if error else 'Google has none for this machine'}"
+    return f"no advice on Spot capacity: {words(error.problem, 160) if error else 'not available for this machine'}"
 
 
 def score(compute: Compute, plan: Plan, zone: str) -> float | None:

@@ -30,7 +30,7 @@ def of_refusal(refusal: Refusal, tried: Tried) -> Diagnosis:
 def recognised(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Return the diagnosis of the first matching rule, or None."""
     rules: tuple[Callable[[Refusal, Tried], Diagnosis | None], ...] = (
-        *(of_quota, of_rate, of_stockout, of_machine, of_image, of_output, of_access, of_request),
+        *(of_quota, of_rate, of_stockout, of_machine, of_disk, of_image, of_output, of_access, of_request),
     )
     return next(filter(None, (rule(refusal, tried) for rule in rules)), None)
 
@@ -52,7 +52,7 @@ def refusal_text(refusal: Refusal) -> str:
 
 def busy(refusal: Refusal, said: str) -> Diagnosis:
     """Return the diagnosis of a transient refusal."""
-    fix = "Try again in a moment"
+    fix = "Try again in a moment."
     return Diagnosis(scope="transient", kind="busy", cause=said, fix=fix, retry_after=max(0.0, refusal.retry_after))
 
 
@@ -61,6 +61,18 @@ def of_rate(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     if refusal.reason in BUSY or re.search(r"per (minute|second)|rate.?limit", refusal.message, re.IGNORECASE):
         return busy(refusal, refusal_text(refusal))
     return None
+
+
+def of_disk(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+    """Diagnose a disk that another VM still writes to, such as the VM of the previous attempt while it is deleted."""
+    if not re.search(r"disk resource '\S+' is already being used by", refusal.message):
+        return None
+    fix = f"gcloud compute instances list --project={tried.project} shows the VM"
+    return Diagnosis(scope="transient", kind="busy", cause=refusal_text(refusal), fix=fix, retry_after=DISK_WAIT)
+
+
+DISK_WAIT = 30.0
+"""Seconds."""
 
 
 IMAGE = (

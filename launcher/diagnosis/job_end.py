@@ -37,7 +37,7 @@ def of_end(job: Job, tried: Tried, said: str = "") -> Diagnosis:
             return Diagnosis(
                 scope="permanent",
                 kind="cancelled",
-                cause=f"somebody deleted the {'VM' if job.zone else 'job'}",
+                cause=f"the {'VM' if job.zone else 'job'} was deleted",
                 fix=again(job),
             )
     return Diagnosis(scope="permanent", kind="unknown", cause=f"it ended as {job.state}{its_words(job)}", fix=log)

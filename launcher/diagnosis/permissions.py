@@ -72,7 +72,7 @@ def of_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     missing = re.search(r"on resource project \S+|[Tt]he resource 'projects/[\w:.-]+' was not found", text)
     if refusal.reason not in PROJECT and not missing:
         return None
-    cause = f"project {tried.project} isn't there, or you may not use it: {plain(text)}"
+    cause = f"project {tried.project} does not exist, or you have no access to it: {plain(text)}"
     return Diagnosis(scope="project", kind="project", cause=cause, fix="gcloud projects list; --set project=PROJECT")
 
 
@@ -86,7 +86,7 @@ def of_acting(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     if not re.search(ACTING, text, re.IGNORECASE):
         return None
     account = either(first(EMAIL, text), tried.account, "ACCOUNT")
-    cause = f"whoever launches may not act as {account} (or it doesn't exist)"
+    cause = f"you have no permission to act as {account}, or it does not exist"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=acting(account, tried.project))
 
 
@@ -106,7 +106,7 @@ def of_policy(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     if not constraint and refusal.reason not in POLICY and "organization's policy" not in text:
         return None
     show = f"gcloud resource-manager org-policies describe {constraint} --effective --project={tried.project}"
-    fix = show if constraint else "An administrator of the organization can say what it allows"
+    fix = show if constraint else "Ask an administrator of the organization what it allows"
     cause = f"a policy of the organization forbids it: {plain(text)}"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
 
@@ -142,8 +142,8 @@ def of_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     who = principal(permission, text, tried)
     fix = f"{binding(text + refusal.metadata.get('resource', ''), tried)} --member={who} --role={role}"
     if role == "ROLE":
-        fix += f", ROLE being one that holds {permission}"
-    cause = f"{principal_text(who)} lacks the permission {permission} (or what it is for doesn't exist)"
+        fix += f", where ROLE contains {permission}"
+    cause = f"{principal_text(who)} lacks the permission {permission} (or the resource does not exist)"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
 
 
@@ -185,8 +185,8 @@ def number(tried: Tried) -> str:
 def principal_text(who: str) -> str:
     """Return a principal for a sentence."""
     if who == LAUNCHER:
-        return "whoever launches"
-    agent = "Vertex AI's service agent (it pulls images, and is the account of a job that names none)"
+        return "your account"
+    agent = "Vertex AI's service agent (it pulls images, and is used by jobs without a service account)"
     return agent if "gcp-sa-aiplatform-cc" in who else who.partition(":")[2]
 
 

@@ -109,9 +109,9 @@ def figures(quota: Exceeded, tried: Tried) -> str:
 def fix(quota: Exceeded, tried: Tried) -> str:
     """Return how to raise the quota, and the command that shows it."""
     if quota.service == "compute":
-        return f"{raising(quota, tried)}; what you have: {reading(quota, tried)}"
-    more = f"Ask for {tried.gpus} or more" if tried.gpus and "gpu" in quota.names[0].lower() else "Ask for more"
-    return f"{more}: {CONSOLE.format(project=tried.project)}; what you have: {reading(quota, tried)}"
+        return f"{raising(quota, tried)}; current quota: {reading(quota, tried)}"
+    more = f"Request {tried.gpus} or more" if tried.gpus and "gpu" in quota.names[0].lower() else "Request more"
+    return f"{more}: {CONSOLE.format(project=tried.project)}; current quota: {reading(quota, tried)}"
 
 
 def raising(quota: Exceeded, tried: Tried) -> str:
@@ -120,17 +120,12 @@ def raising(quota: Exceeded, tried: Tried) -> str:
     limit = int(first(r"^(\d{1,9})(?:\.\d*)?$", quota.limit) or 0)
     value = limit + gpus if gpus else "N"
     family = f",gpu_family={quota.gpu_family or 'GPU_FAMILY'}" if "FAMILY" in quota.names[0].upper() else ""
+    quota_id = quota.quota_id or catalog.quotas.compute_quota_id(quota.names[0], everywhere=quota.everywhere)
     where = "" if quota.everywhere else f" --dimensions=region={tried.region}{family}"
     return (
         f"gcloud beta quotas preferences create --service=compute.googleapis.com --project={tried.project} "
-        f"--quota-id={quota.quota_id or compute_id(quota)} --preferred-value={value}{where}"
+        f"--quota-id={quota_id} --preferred-value={value}{where}"
     )
-
-
-def compute_id(quota: Exceeded) -> str:
-    """Return Cloud Quotas' id of a metric: NVIDIA_L4_GPUS is NVIDIA-L4-GPUS-per-project-region."""
-    metric = quota.names[0].rpartition("/")[2].upper().replace("_", "-")
-    return f"{metric}-per-project" if quota.everywhere else f"{metric}-per-project-region"
 
 
 def reading(quota: Exceeded, tried: Tried) -> str:

@@ -15,14 +15,14 @@ HOST_ERROR: Final = "hostError"
 MAINTENANCE: Final = "maintenance"
 STOPPED: Final = "stopped"
 STARTUP: Final = "startup"
-"""Our own words for a Failure's reason: Google took the VM away; its host failed; its host went down for maintenance
-(a VM with GPUs can't move to another); somebody stopped it; its startup script has not come as far as the container."""
+"""Values of a Failure's reason: the VM was preempted; its host failed; its host went down for maintenance (a VM with
+GPUs can't move to another); the VM was stopped; its startup script failed before the container started."""
 
 TAKEN: Final = {
-    PREEMPTED: "Google took the VM away (a preemption), before all was saved",
+    PREEMPTED: "the VM was preempted before a checkpoint was saved",
     HOST_ERROR: "the VM's host failed",
-    MAINTENANCE: "the VM was ended for its host's maintenance",
-    STOPPED: "the VM was stopped before its container had ended",
+    MAINTENANCE: "the VM was stopped for host maintenance",
+    STOPPED: "the VM was stopped before its container exited",
 }
 HTTP: Final = {
     1: 499,

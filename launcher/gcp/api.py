@@ -98,7 +98,7 @@ class Api:
                 if elapsed() + pause > seconds:
                     raise
                 if elapsed() >= NOTICE_SECONDS:
-                    self.notice(f"{self.service.title} gives no answer yet; trying on")
+                    self.notice(f"{self.service.title} does not respond; retrying")
                 trouble = error
             self.clock.sleep(pause)
             if elapsed() > seconds:  # this machine slept meanwhile
@@ -124,7 +124,13 @@ def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str
     try:
         return make(credentials=credentials(environ, endpoint), transport="rest", client_options=options)
     except DefaultCredentialsError as error:
-        raise NotAuthorised(f"no credentials for {service.title}: {error}", LOG_IN) from error
+        raise no_credentials(service, error) from error
+
+
+def no_credentials(service: Service, error: Exception) -> NotAuthorised:
+    """Return the error of missing or unusable credentials. Google's text for missing ones says less than the hint."""
+    found = "" if str(error).startswith("Your default credentials were not found") else f": {error}"
+    return NotAuthorised(f"no credentials for {service.title}{found}", LOG_IN)
 
 
 def service_account(credentials: Any) -> str:
@@ -148,7 +154,7 @@ def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str
     try:
         found = credentials(environ, endpoint) or google.auth.default(scopes=[SCOPE])[0]
     except DefaultCredentialsError as error:
-        raise NotAuthorised(f"no credentials for {service.title}: {error}", LOG_IN) from error
+        raise no_credentials(service, error) from error
     return AuthorizedSession(found), endpoint
 
 
@@ -163,7 +169,7 @@ def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
 
     if environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in TRUE:
         return AnonymousCredentials()
-    if token := environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", ""):
+    if token := environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", "").strip():
         return Credentials(token)
     if file := environ.get(TOKEN_FILE, ""):
         return of_file(file)
@@ -195,7 +201,7 @@ def explain(error: Exception, service: Service, project: str) -> LaunchError | N
     if isinstance(error, GoogleAPICallError):
         return of_status(error, service, project)
     if isinstance(error, TransportError | RequestException | ConnectionError | TimeoutError):
-        return UnreachableError(f"{service.title} gives no answer: {innermost(error)}", "Try again in a moment.")
+        return UnreachableError(f"{service.title} does not respond: {innermost(error)}", "Try again in a moment.")
     if isinstance(error, GoogleAuthError):
         if error.retryable:  # the token server failed, not the credentials
             return UnreachableError(f"{service.title}: no access token: {error}", "Try again in a moment.")
@@ -232,7 +238,9 @@ def forbidden(reason: str, message: str, service: Service, project: str) -> Laun
         enable = f"gcloud services enable {service.name}.googleapis.com --project={project}"
         return LaunchError(f"the {service.title} API is disabled in project {project}", f"{enable}; then wait a minute")
     if reason == "CONSUMER_INVALID" or "on resource project" in message:
-        return NotAuthorised(said, f"Does project {project} exist, and may you use it? gcloud projects list")
+        return NotAuthorised(
+            said, f"Check that project {project} exists and that you have access: gcloud projects list"
+        )
     role = "roles/iam.serviceAccountUser" if "act as service account" in message else service.role
     member = f"--member=user:YOU@EXAMPLE.COM --role={role}"
     return NotAuthorised(said, f"gcloud projects add-iam-policy-binding {project} {member}")

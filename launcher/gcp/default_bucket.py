@@ -14,7 +14,7 @@ from launch_train.common.storage import GcsFolder, OutputError
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api, Service, open_session, status_of
-from launcher.gcp.storage import explain_error
+from launcher.gcp.storage import explain_error, without_command
 from launcher.plan.names import default_output
 
 PROJECTS: Final = Service("cloudresourcemanager", "Cloud Resource Manager", "roles/browser")
@@ -55,7 +55,7 @@ def bucket_owner(bucket: str, project: str, region: str, way_out: str) -> str:
             raise UsageError(told.problem, f"{told.hint}\n{way_out}") from error
         grant = f"gcloud storage buckets add-iam-policy-binding {bucket} --member=user:YOU --role={BUCKET_READER}"
         hint = f"{grant}\n{way_out}" if status_of(error) == 403 else f"{told.hint}\n{way_out}".strip()
-        raise NotAuthorised(f"can't read which project owns {bucket}: {error}", hint) from error
+        raise NotAuthorised(f"can't read which project owns {bucket}: {without_command(error)}", hint) from error
 
 
 def project_number(project: str, environ: Mapping[str, str], clock: Clock = REAL) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from launcher.backend.base import CreateRefused
@@ -81,10 +83,11 @@ def is_refusal(code: int) -> bool:
     return 400 <= code < 500 and code not in (408, 499)
 
 
-def together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T | LaunchError]:
+def together(calls: Mapping[str, Callable[[], T]], seconds: float | None = None) -> dict[str, T | LaunchError]:
     """Run calls in parallel and return each answer or LaunchError.
 
-    The first call runs in this thread. The others run in daemon threads, which do not delay the exit after Ctrl-C.
+    Without a time limit, the first call runs in this thread. The others run in daemon threads, which do not delay the
+    exit after Ctrl-C. `seconds`: time limit of all of them; a call without an answer by then has an UnreachableError.
     """
     answers: dict[str, T | Exception] = {}
 
@@ -94,16 +97,43 @@ def together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T | LaunchError]
         except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
             answers[key] = error
 
-    if not calls:
-        return {}
-    here, *others = calls.items()
-    threads = [threading.Thread(target=answer, args=item, daemon=True) for item in others]
+    items = [*calls.items()]
+    here = items[:1] if seconds is None else []
+    threads = [threading.Thread(target=answer, args=item, daemon=True) for item in items[len(here) :]]
     for thread in threads:
         thread.start()
-    answer(*here)
+    for item in here:
+        answer(*item)
+    until = None if seconds is None else time.monotonic() + seconds
     for thread in threads:
-        thread.join()
-    return {key: known(answers[key]) for key in calls}
+        thread.join(None if until is None else max(0.0, until - time.monotonic()))
+    late = UnreachableError(f"no answer within {seconds or 0:.0f} s", "Try again in a moment.")
+    return {key: known(answers.get(key, late)) for key in calls}
+
+
+def in_pool(calls: Sequence[Callable[[], None]], threads: int) -> None:
+    """Run calls in at most so many daemon threads, and wait for all. Raises the first error that a call raises, when
+    all others have ended."""
+    left, errors = deque(calls), deque[Exception]()
+
+    def work() -> None:
+        while left:
+            try:
+                call = left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
+                errors.append(error)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(calls)))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
 
 
 def known(answer: T | Exception) -> T | LaunchError:

@@ -24,17 +24,18 @@ def use_errors() -> Iterator[None]:
         yield
     except OutputError as error:
         if type(error.__cause__).__module__.startswith("google.auth"):
-            raise NotAuthorised(f"the run folder can't be used: {error}") from error
+            problem = f"the run folder can't be used: {without_command(error)}"
+            raise NotAuthorised(problem, LOG_IN) from error
         raise UsageError(f"the run folder can't be used: {error}", "Use another folder: --output DIR") from error
 
 
 @contextmanager
 def read_errors() -> Iterator[None]:
-    """Raise UnreachableError if a run folder does not answer, LaunchError if it can't be read."""
+    """Raise UnreachableError if a run folder is unreachable, LaunchError if it can't be read."""
     try:
         yield
     except FolderUnreachable as error:
-        raise UnreachableError(f"the run folder does not answer: {error}", "Try again in a moment.") from error
+        raise UnreachableError(f"the run folder is unreachable: {error}", "Try again in a moment.") from error
     except OutputError as error:
         raise LaunchError(f"the run folder can't be read: {error}") from error
 
@@ -51,9 +52,14 @@ def explain_error(error: OutputError, make: Mapping[str, str]) -> LaunchError:
     if isinstance(error, FolderUnreachable):
         return UnreachableError(str(error), "Nothing was created. Try again in a moment.")
     if status_of(error) == 401 or isinstance(error.__cause__, GoogleAuthError):
-        return NotAuthorised(str(error), LOG_IN)
-    problem, _, command = str(error).partition(": gcloud ")
+        return NotAuthorised(without_command(error), LOG_IN)
+    problem, command = without_command(error), str(error).partition(": gcloud ")[2]
     fix = f"gcloud {command} --project=PROJECT" if command else ""
     for name, value in make.items():
         fix = fix.replace(name, value)
     return UsageError(f"the run folder can't be used: {problem}", fix)
+
+
+def without_command(error: OutputError) -> str:
+    """Return an error's text without the gcloud command at its end, which belongs in the hint."""
+    return str(error).partition(": gcloud ")[0]

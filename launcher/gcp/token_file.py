@@ -58,7 +58,7 @@ def file_credentials(path: Path) -> Any:
         def refresh(self, request: Any) -> None:
             """Use a newer token after a 401, even if another thread has already read it."""
             if not file.look() and not file.is_new:
-                raise RefreshError(f"the access token in {file.path} is refused, and no other has come")
+                raise RefreshError(f"the access token in {file.path} was rejected, and the file has no newer one")
             self.token = file.token
 
     found = FileCredentials()

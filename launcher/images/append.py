@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 THREADS = 8
 OCI = "org.opencontainers.image"
+BASE_LABEL = "launch.base"
+"""Label of an image: the base of its dependency image, by digest. The OCI labels name the dependency image itself."""
 INDEX_TYPES = frozenset(
     {"application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"}
 )
@@ -46,11 +48,12 @@ def append(
     stamp: Stamp,
     platform: str,
     on_bytes: Callable[[str, int, int], None] = lambda _name, _done, _total: None,
+    change: Callable[[dict[str, Any]], dict[str, Any]] = lambda inner: inner,
 ) -> str:
     """Push `base` with the layers on top as `target`, a tag; return the new image's digest.
 
-    The manifest is written last, so an interrupted push leaves no image. `on_bytes` is called with a layer's digest,
-    the bytes sent and the layer's size.
+    `change` may alter the new image's settings (Env, WorkingDir). The manifest is written last, so an interrupted push
+    leaves no image. `on_bytes` is called with a layer's digest, the bytes sent and the layer's size.
 
     Raises:
         LaunchError: `base` does not exist or is for another platform, or the registry refuses the image.
@@ -61,6 +64,7 @@ def append(
     check_kind(manifest.media_type)
     config = json.loads(registry.blob(base.repository, manifest.body["config"]["digest"]))
     check_platform(config, base, platform)
+    config = {**config, "config": change(config.get("config") or {})}
     raw_config = encode_json(new_config(config, layers, with_base(stamp, base, manifest.digest)))
     raw = encode_json(new_manifest(manifest.body, manifest.media_type, layers, raw_config))
     config_blob = (digest_of(raw_config), len(raw_config), partial(BytesIO, raw_config))
@@ -111,7 +115,7 @@ def check_platform(config: Mapping[str, Any], base: Reference, platform: str) ->
     if found != platform:
         raise LaunchError(
             f"{base} is for {found}, but the machine is {platform}",
-            "Something else was pushed under its tag; to rebuild it: --builder docker",
+            "Another image was pushed with its tag; to rebuild it: --builder docker",
         )
 
 

@@ -28,7 +28,7 @@ def create(
     Raises:
         UsageError: it is not in Artifact Registry, the location is unknown, or it holds other packages.
         NotAuthorised: no credentials, or a permission is missing.
-        LaunchError: the API is disabled, or gives no answer.
+        LaunchError: the API is disabled, or does not respond.
     """
     where = find(str(reference))
     api = Api(SERVICE, where.project, client(environ), clock)
@@ -42,8 +42,8 @@ def find(reference: str) -> Place:
     found = place(parsed.host, parsed.repository)
     if found is None:
         raise UsageError(
-            f"{reference} is no repository of Artifact Registry",
-            "Only those can be made, and they look like this: us-docker.pkg.dev/my-project/launch",
+            f"{reference} is not an Artifact Registry repository",
+            "launch can create only those, for example us-docker.pkg.dev/my-project/launch",
         )
     return found
 
@@ -64,7 +64,7 @@ def client(environ: Mapping[str, str]) -> Any:
         from google.cloud import artifactregistry_v1
     except ImportError as error:
         raise LaunchError(
-            "making a repository needs google-cloud-artifact-registry", 'pip install "gcp-launch[gcp]"'
+            "creating a repository needs google-cloud-artifact-registry", 'pip install "gcp-launch[gcp]"'
         ) from error
     return open_client(artifactregistry_v1.ArtifactRegistryClient, SERVICE, environ)
 

@@ -14,6 +14,8 @@ from launcher.images.source_files import File, Source
 
 DOCKERFILE = "train.Dockerfile"
 """The recipe's Dockerfile."""
+BASE_DOCKERFILE = ".launch.base.Dockerfile"
+"""The user's own, which makes the base."""
 
 IN_MEMORY = 32_000_000
 """Bytes of a context that are held in memory. A larger one is written to an anonymous temporary file."""
@@ -39,16 +41,35 @@ def build_context(source: Source) -> IO[bytes]:
     return file
 
 
+def base_context(source: Source) -> IO[bytes]:
+    """Return the context of the user's Dockerfile: the code, and the Dockerfile under a name of its own. Raises
+    UsageError."""
+    file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 -- the caller closes it
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for one in sorted(source.code):
+            reproducible_tar.add(tar, one, one.name, 0)
+        put_text(tar, BASE_DOCKERFILE, source.base_dockerfile)
+    file.seek(0)
+    return file
+
+
+def put_text(tar: tarfile.TarFile, name: str, text: str) -> None:
+    """Write a text as a file."""
+    info = reproducible_tar.entry(name, 0, tarfile.REGTYPE, 0o644)
+    info.size = len(text.encode())
+    tar.addfile(info, BytesIO(text.encode()))
+
+
 def write(tar: tarfile.TarFile, source: Source) -> None:
     """Write all files of the context. Raises UsageError."""
-    for one in sorted(source.recipe):
+    own = source.dockerfile
+    for one in sorted((*source.locks, *source.project) if own else source.recipe):
         reproducible_tar.add(tar, one, one.name, 0)
-    text = source.requirements.encode()
-    info = reproducible_tar.entry("requirements.txt", 0, tarfile.REGTYPE, 0o644)
-    info.size = len(text)
-    tar.addfile(info, BytesIO(text))
+    for name, text in ((DOCKERFILE, own), ("requirements.txt", source.requirements)):
+        if text or name != DOCKERFILE:
+            put_text(tar, name, text)
     wheel = (File(source.torch.name, source.torch),) if source.torch else ()
     trainer = tuple(one._replace(name=posixpath.relpath(one.name, "launch_train")) for one in source.trainer)
     for folder, files in (("launch_train", trainer), ("code", source.code), ("torch", wheel)):
-        own = folder == "code"
-        reproducible_tar.put(tar, Tree(folder, files, digest=source.digest if own else "", group_writes=own))
+        is_code = folder == "code"
+        reproducible_tar.put(tar, Tree(folder, files, digest=source.digest if is_code else "", group_writes=is_code))

@@ -119,7 +119,13 @@ def check_image(image: Image, environ: Mapping[str, str]) -> None:
     if place(name.host, name.repository) is None and not here:
         raise UsageError(
             f"Cloud Build can't push to {name.host}, only to Artifact Registry",
-            "Leave out image.repository, use one like us-docker.pkg.dev/my-project/launch, or --builder docker",
+            "Remove image.repository, use one like us-docker.pkg.dev/my-project/launch, or --builder docker",
+        )
+    if image.build_secrets or image.builds_base:
+        field = "image.build_secrets" if image.build_secrets else "image.dockerfile"
+        raise UsageError(
+            f"{field}: launch can't build this with Cloud Build",
+            "Build with a Docker engine: --builder docker",
         )
     if image.platform != PLATFORM:
         raise UsageError(
@@ -152,10 +158,12 @@ def build_request(image: Image, project: str, bucket: str, content: Sent, option
 
     `bucket` is gs://NAME. `content` is the object with the context, pinned to its generation.
     """
+    from launcher.images.append import BASE_LABEL
     from launcher.images.build_context import DOCKERFILE
 
-    arguments = {"BASE": image.base, "WHEEL": image.wheel}
+    arguments = {"BASE": image.base} if image.dockerfile else {"BASE": image.base, "WHEEL": image.wheel}
     docker = ["build", f"--file={DOCKERFILE}", f"--target={STAGE}", f"--tag={image.dependencies}"]
+    docker += [f"--label={BASE_LABEL}={image.base}"] if "@" in image.base else []
     docker += [f"--build-arg={name}={value}" for name, value in arguments.items() if value]
     request: dict[str, Any] = {
         "source": {

@@ -55,7 +55,7 @@ def send(context: IO[bytes], bucket: str, on_line: Callable[[str], None]) -> Sen
     except OSError as error:
         where = tempfile.gettempdir()
         raise LaunchError(
-            f"the source can't be packed in {where}: {error.strerror}", "TMPDIR names a folder with room for it."
+            f"the source can't be packed in {where}: {error.strerror}", "Set TMPDIR to a folder with enough space."
         ) from error
 
 

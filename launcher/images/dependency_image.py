@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 import launcher.clock
 from launcher.errors import LaunchError
@@ -50,10 +53,13 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
 
     Raises LaunchError, before the build if the registry denies write access.
     """
+    if wanted.image.appends_node:
+        append_node(wanted, environ, registry, base, report)
+        return
     if wanted.builder == "append":
         raise LaunchError(
-            f"the registry has no dependency image {base} yet, and without one nothing can be appended",
-            "Make it once: launch push --builder docker, or launch push --builder cloud-build",
+            f"the registry has no dependency image {base} yet, which appending needs",
+            "Build it once: launch push --builder docker, or launch push --builder cloud-build",
         )
     registry.check_write(base.repository)
     if wanted.builder == "cloud-build":
@@ -61,7 +67,7 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
 
         build_in_cloud(
             wanted.source,
-            wanted.image,
+            pinned_base(wanted.image, environ, report),
             project=wanted.project,
             environ=environ,
             bucket=wanted.bucket,
@@ -73,6 +79,68 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
     by_engine(engine, wanted, "dependencies", wanted.image.dependencies, report)
     report.line(f"pushing {base}")
     engine.push(wanted.image.dependencies, report.layer)
+
+
+def pinned_base(image: Image, environ: Mapping[str, str], report: Report) -> Image:
+    """Return the image with its base by digest, as its registry has it now; unchanged if that does not answer."""
+    from launcher.images.registry import Registry, parse
+
+    if "@" in image.base:
+        return image
+    name = parse(image.base)
+    try:
+        with Registry(name.host, environ) as registry:
+            digest = registry.head(name.repository, name.tag or "latest")
+    except LaunchError as error:
+        report.line(f"the base image {image.base} has no digest: {error.problem}")
+        return image
+    if not digest:
+        raise LaunchError(f"the base image {image.base} does not exist", "Choose another one: image.base")
+    report.line(f"the base image {image.base} is not pinned; this build uses {name.name}@{digest}")
+    return replace(image, base=f"{name.name}@{digest}")
+
+
+# --- On an existing image -------------------------------------------------------------------------------------------
+
+
+def append_node(
+    wanted: Wanted, environ: Mapping[str, str], registry: Registry, target: Reference, report: Report
+) -> None:
+    """Push the existing image with the node's packages as one layer. Raises LaunchError."""
+    from launcher.images.append import append
+    from launcher.images.layer import layer
+    from launcher.images.node_packages import FOLDER, node_packages
+    from launcher.images.registry import parse
+    from launcher.images.reproducible_tar import Tree
+
+    existing = parse(wanted.image.base)
+    if existing.host != registry.host:
+        raise LaunchError(
+            f"image.uri is in {existing.host}, and layers can only be added within one registry ({registry.host})",
+            f"Copy it first (gcrane cp {wanted.image.base} …), or build on it with an engine: "
+            f"image.base: {wanted.image.base}",
+        )
+    registry.check_write(target.repository)
+    report.line(f"appending the node's packages to {wanted.image.base}")
+    (lock,) = [one.path for one in wanted.source.locks if one.name == "node.lock"]
+    with tempfile.TemporaryDirectory(prefix="launch-node-") as name:
+        files = node_packages(lock, wanted.image.platform, Path(name), environ)
+        made = layer([Tree(FOLDER, files)], Path(name, "node.tar.gz"), "launch: packages of launch_train.node")
+        change = with_workspace if wanted.source.code else with_launch
+        append(registry, existing, target, [made], wanted.stamp, wanted.image.platform, report.layer, change)
+
+
+def with_launch(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return an image's settings in which Python finds launch_train. Entrypoint and user stay the image's own."""
+    env = dict(one.partition("=")[::2] for one in settings.get("Env") or ())
+    path = ":".join(("/opt/launch", *filter(None, [env.get("PYTHONPATH")])))
+    env |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return {**settings, "Env": [f"{name}={value}" for name, value in env.items()]}
+
+
+def with_workspace(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the same, for an image that gets the user's code."""
+    return {**with_launch(settings), "WorkingDir": "/workspace"}
 
 
 # --- With an engine -------------------------------------------------------------------------------------------------
@@ -88,7 +156,7 @@ def engine_of(environ: Mapping[str, str], wanted: Wanted) -> Engine:
     except EngineError as error:
         if wanted.builder == "docker" or not is_googles(wanted.image.uri.partition("/")[0]):
             raise
-        more = "Without an engine, Cloud Build can make the dependency image: launch push --builder cloud-build"
+        more = "Without an engine, Cloud Build can build the dependency image: launch push --builder cloud-build"
         raise EngineError(error.problem, f"{error.hint}\n{more}" if error.hint else more) from error
 
 

@@ -7,13 +7,17 @@ configuration. A private base is pulled beforehand, with the credentials that la
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
-from launcher.images import docker_events
-from launcher.images.build_context import DOCKERFILE, build_context
+from msgspec.structs import replace
+
+from launcher.images import buildkit, docker_events
+from launcher.images.append import BASE_LABEL
+from launcher.images.build_context import BASE_DOCKERFILE, DOCKERFILE, base_context, build_context
 from launcher.images.docker_events import EngineError, OnLayer, OnLine
 from launcher.images.registry.credentials import credentials
 from launcher.images.registry.reference import HUB, Reference, parse
@@ -30,7 +34,7 @@ CONNECT_SECONDS = 10.0
 HUB_ACCOUNT = "https://index.docker.io/v1/"
 """Docker Hub's key in Docker's credentials, for historical reasons."""
 
-START = "Start it (Docker Desktop, or `sudo systemctl start docker`), or name another one: DOCKER_HOST."
+START = "Start it (Docker Desktop, or `sudo systemctl start docker`), or set DOCKER_HOST to another engine."
 NO_PERMISSION = "Join the engine's group: `sudo usermod -aG docker $USER`, then log in again."
 
 
@@ -86,7 +90,10 @@ class Engine:
             LaunchError: a step failed (with its name and last lines), the base is not available, or the disk is full.
             UsageError: a file can't be read.
         """
-        self._ensure_base(image, on_line)
+        base = self._built_base(source, image, on_line) if image.builds_base else self._ensure_base(image, on_line)
+        image, labels = replace(image, base=base), with_base_label(labels, base)
+        if image.build_secrets:
+            return self._buildkit(source, image, target=target, tag=tag, labels=labels, on_line=on_line)
         with build_context(source) as context, docker_errors(tag, "can't be built"):
             events = self.api.build(
                 fileobj=context,
@@ -95,7 +102,7 @@ class Engine:
                 target=target,
                 tag=tag,
                 platform=image.platform,
-                buildargs={"BASE": image.base, "WHEEL": image.wheel},
+                buildargs=build_arguments(image),
                 labels=dict(labels),
                 rm=True,
                 forcerm=True,
@@ -103,6 +110,17 @@ class Engine:
                 decode=True,
             )
             return docker_events.built(events, tag, on_line)
+
+    def _buildkit(
+        self, source: Source, image: Image, *, target: str, tag: str, labels: Mapping[str, str], on_line: OnLine
+    ) -> str:
+        """Build a stage with BuildKit; return the image's id. Raises LaunchError."""
+        options = [f"--file={DOCKERFILE}", f"--target={target}", f"--tag={tag}", f"--platform={image.platform}"]
+        options += [f"--build-arg={name}={value}" for name, value in build_arguments(image).items()]
+        options += [f"--label={name}={value}" for name, value in labels.items()]
+        with build_context(source) as context:
+            self._run_buildkit(context, options, image, on_line)
+        return self.has(tag) or ""
 
     def push(self, reference: str, on_layer: OnLayer = lambda _name, _done, _all: None) -> str:
         """Push an image by its tag; return its digest.
@@ -145,10 +163,46 @@ class Engine:
         with docker_errors(reference, f"can't be named {name}"):
             self.api.tag(reference, new.name, tag=new.tag)
 
-    def _ensure_base(self, image: Image, on_line: OnLine) -> None:
-        """Pull the base image unless the engine has it for the image's platform. Raises LaunchError."""
+    def _run_buildkit(self, context: IO[bytes], options: Sequence[str], image: Image, on_line: OnLine) -> None:
+        """Run BuildKit on a build context, with the image's secrets. Raises LaunchError."""
+        buildkit.build(
+            as_file(context),
+            options,
+            host=address(self._environ)["base_url"],
+            environ=self._environ,
+            secrets=image.build_secrets or (),
+            on_line=on_line,
+        )
+
+    def _built_base(self, source: Source, image: Image, on_line: OnLine) -> str:
+        """Build the base from the user's Dockerfile, unless the engine has it; return its name. Raises LaunchError."""
         if self._platform(image.base) == image.platform:
-            return
+            return image.base
+        on_line(f"building the base image {image.base} (image.dockerfile)")
+        options = [f"--file={BASE_DOCKERFILE}", f"--tag={image.base}", f"--platform={image.platform}"]
+        with base_context(source) as context:
+            self._run_buildkit(context, options, image, on_line)
+        return image.base
+
+    def _ensure_base(self, image: Image, on_line: OnLine) -> str:
+        """Pull the base image unless the engine has it for the image's platform; return it by digest if its registry
+        gave one. Raises LaunchError."""
+        if self._platform(image.base) != image.platform:
+            self._pull_base(image, on_line)
+        if "@" in image.base:
+            return image.base
+        name = parse(image.base)
+        found = self._inspect(image.base) or {}
+        digests = [one for one in found.get("RepoDigests") or () if parse(one).name == name.name]
+        if not digests:
+            on_line(f"the base image {image.base} has no digest: it is in this engine only")
+            return image.base
+        digest = f"{name.name}@{parse(digests[0]).digest}"
+        on_line(f"the base image {image.base} is not pinned; this build uses {digest}")
+        return digest
+
+    def _pull_base(self, image: Image, on_line: OnLine) -> None:
+        """Pull the base image. Raises LaunchError."""
         on_line(f"pulling the base image {image.base}")
         try:
             self.pull(image.base, platform=image.platform)
@@ -185,6 +239,24 @@ class Engine:
         if found.identity_token:
             return {"identitytoken": found.identity_token, "serveraddress": server}
         return {"username": found.username, "password": found.password, "serveraddress": server}
+
+
+def with_base_label(labels: Mapping[str, str], base: str) -> dict[str, str]:
+    """Return an image's labels with its base by digest, if that is known. Images on top of it inherit the label."""
+    return {**labels, **({BASE_LABEL: base} if "@" in base else {})}
+
+
+def build_arguments(image: Image) -> dict[str, str]:
+    """Return the recipe's arguments. A recipe that was made for one spec names its PyTorch itself."""
+    return {"BASE": image.base} if image.dockerfile else {"BASE": image.base, "WHEEL": image.wheel}
+
+
+def as_file(context: IO[bytes]) -> IO[bytes]:
+    """Return a context as a file with a descriptor, for another process's standard input."""
+    if isinstance(context, tempfile.SpooledTemporaryFile):
+        context.rollover()
+    context.seek(0)
+    return context
 
 
 @contextmanager

@@ -34,11 +34,11 @@ NO_ACCESS = ("unauthorized", "denied", "authentication required", "no basic auth
 HINTS = (
     (
         ("no space left on device",),
-        "The engine's disk is full. `docker system df` says with what; `docker builder prune` empties its cache.",
+        "The engine's disk is full. `docker system df` shows the usage; `docker builder prune` empties its cache.",
     ),
     (
         ("exec format error",),
-        "The base is for another kind of processor, and this engine has no emulator for it (binfmt, qemu-user-static).",
+        "The base is for another CPU architecture, and this engine has no emulator for it (binfmt, qemu-user-static).",
     ),
     (
         ("is not a supported wheel on this platform",),
@@ -50,13 +50,13 @@ HINTS = (
     ),
     (
         ("connection refused",),
-        "Nothing answers there: is the name right, and does the registry run?",
+        "The registry does not respond. Check its name, and that it is running.",
     ),
 )
 """Messages of the engine, pip or apt → a hint."""
 
-HINT_REQUIREMENTS = "These are the job's own requirements (image.requirements); pip's words are above."
-BROKE_OFF = "the engine broke off before it was done"
+HINT_REQUIREMENTS = "These are the job's own requirements (image.requirements); see pip's output above."
+BROKE_OFF = "the engine closed the connection before it had finished"
 
 
 class EngineError(LaunchError):

@@ -7,6 +7,7 @@ machine's Docker engine or by Cloud Build.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,8 @@ class ImageResult(Struct, frozen=True, kw_only=True):
     pushed: bool = True
     dependencies: bool = False
     """True if the dependency image had to be built."""
+    base: str = ""
+    """The base by digest, if the spec names it by tag and the image says which one it was. Empty: unknown."""
 
 
 def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageResult:
@@ -61,8 +64,33 @@ def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageRes
         missing = registry.head(base.repository, base.tag or "") is None
         if missing:
             dependency_image.make(wanted, environ, registry, base, report)
-        way = pushed_by_engine if wanted.builder == "docker" else appended
-        return replace(way(wanted, environ, registry, base, target, report), dependencies=missing)
+        by_engine = wanted.builder == "docker" and not wanted.image.appends_node
+        way = pushed_by_engine if by_engine else appended
+        made = replace(way(wanted, environ, registry, base, target, report), dependencies=missing)
+        return replace(made, base=base_in(registry, wanted.image, made.reference))
+
+
+def recorded_base(image: Image, reference: str, environ: Mapping[str, str]) -> str:
+    """Return the base by digest that an image records; empty if it is unknown, or if the spec's base has a digest.
+
+    Raises LaunchError: the registry does not answer.
+    """
+    target, _ = references(image)
+    with registry_of(target, environ) as registry:
+        return base_in(registry, image, reference)
+
+
+def base_in(registry: Registry, image: Image, reference: str) -> str:
+    """Return the same from an open registry. Raises LaunchError."""
+    from launcher.images.append import BASE_LABEL, image_manifest
+    from launcher.images.registry import parse
+
+    if image.pinned or "@" in image.base:
+        return ""
+    where = parse(reference)
+    manifest = image_manifest(registry, where, image.platform)
+    config = json.loads(registry.blob(where.repository, manifest.body["config"]["digest"]))
+    return str(((config.get("config") or {}).get("Labels") or {}).get(BASE_LABEL, ""))
 
 
 def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageResult:
@@ -73,7 +101,7 @@ def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageRe
     Raises:
         LaunchError: no method worked; the error says what to do.
     """
-    if wanted.builder in ("append", "cloud-build"):
+    if wanted.builder in ("append", "cloud-build") or wanted.image.appends_node:
         return push(wanted, environ, report)
     if wanted.builder == "auto":
         target, base = references(wanted.image)
@@ -95,7 +123,9 @@ def image_in_engine(wanted: Wanted, environ: Mapping[str, str], report: Report) 
     image, engine = wanted.image, engine_of(environ, wanted)
     if engine.has(image.uri):
         return ImageResult(reference=image.uri, how="there", pushed=False)
-    if not image.pinned and not (found := in_registry(image, environ, report)):
+    if image.appends_node:
+        found = push(wanted, environ, report).reference
+    elif not image.pinned and not (found := in_registry(image, environ, report)):
         return built(engine, wanted, report)
     reference = image.uri if image.pinned else found
     report.line(f"pulling {reference}")

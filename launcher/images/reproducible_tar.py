@@ -60,7 +60,9 @@ def put(tar: tarfile.TarFile, tree: Tree) -> None:
         for file in sorted(tree.files)
     ]
     if tree.digest and digest_of(found) != tree.digest:
-        raise LaunchError("the code was changed while its image was made", "No image was made; run the command again.")
+        raise LaunchError(
+            "the code was changed while its image was built", "No image was built; run the command again."
+        )
 
 
 def folders(files: Iterable[File]) -> list[str]:

@@ -30,6 +30,13 @@ class Source(NamedTuple):
     """The text of the user's requirements."""
     digest: str = ""
     """The digest of `code` when the image's tag was computed. The packed files must have the same. Empty: unknown."""
+    dockerfile: str = ""
+    """The text of a Dockerfile that was made for one spec; `locks` are then its lock files. Empty: the recipe's."""
+    base_dockerfile: str = ""
+    """The text of the user's Dockerfile, which makes the base. Its context is `code`."""
+    locks: tuple[File, ...] = ()
+    project: tuple[File, ...] = ()
+    """The user's uv.lock and pyproject.toml, or environment.yml."""
     torch: Path | None = None
     """A custom PyTorch wheel, instead of the one that the recipe names."""
 

@@ -13,6 +13,10 @@ RUN_LABEL: Final = "launch-run"
 IDENTITY_LABEL: Final = "launch-identity"
 """A hash of the computation and its owner (plan.names.identity). A run id belongs to one identity."""
 
+OWNER_LABEL: Final = "launch-owner"
+"""The gcloud account that submitted the run, hashed by default (plan.owner)."""
+SWEEP_LABEL: Final = "launch-sweep"
+"""The name of the sweep that a run is a point of."""
 PLAN_LABEL: Final = "launch-plan"
 """The digest of the plan that created a CustomJob (plan.binding)."""
 

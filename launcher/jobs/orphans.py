@@ -61,24 +61,28 @@ def orphan_reason(machine: Machine, now: float, ended: float | None) -> str | No
         return of_training(machine, now, ended)
     if machine.status in DOWN:
         stopped = now - (machine.stopped or machine.created)
-        return f"it is stopped for {stopped / 86400:.0f} days" if stopped > FORGOTTEN_SECONDS else None
+        return f"stopped for {stopped / 86400:.0f} days" if stopped > FORGOTTEN_SECONDS else None
     until = machine.lease_until
     if machine.status == "RUNNING" and until is not None and now > until + LATE_SECONDS:
-        return "its lease has ended, and it still runs: the watchdog on it has failed"
+        return "still running after its lease ended: its watchdog failed"
     return None
 
 
 def of_training(machine: Machine, now: float, ended: float | None) -> str | None:
     """Return why a training VM is an orphan, or None. Training VMs delete themselves when they end."""
     if ended is not None and (machine.status in DOWN or now > ended + LATE_SECONDS):
-        return "its training has ended, and it is still there"
+        return "its run has ended, but the VM still exists"
     if ended is None and machine.status in DOWN:
-        return "it is stopped, and its run's folder doesn't say that it has ended"
+        return "stopped, but its run folder records no end"
     return None
 
 
 def without_vm(disks: Iterable[Disk], machines: Iterable[Machine]) -> tuple[Disk, ...]:
-    """Return launch's disks that are not attached and are not the boot disk of a VM that is being created."""
+    """Return launch's disks that are not attached and are not disks (VM, VM-1, …) of a VM that is being created."""
     there = {(machine.zone, machine.name) for machine in machines}
     ours = [disk for disk in disks if disk.labels.get(RUN_LABEL)]
-    return tuple(disk for disk in ours if not disk.users and (disk.zone, disk.name) not in there)
+    return tuple(
+        disk
+        for disk in ours
+        if not disk.users and not {(disk.zone, disk.name), (disk.zone, disk.name.rpartition("-")[0])} & there
+    )

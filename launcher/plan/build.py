@@ -12,8 +12,10 @@ from launcher.plan import cost, names, validate, vertex_request, vm_request, wai
 from launcher.plan.binding import bound
 from launcher.plan.container import container
 from launcher.plan.image import plan_image
+from launcher.plan.loggers import check_loggers
 from launcher.plan.machine import choose, figures, has_many_networks
-from launcher.plan.model import Attempt, Chosen, Context, Image, Place, Plan, PlannedLimits, Shared
+from launcher.plan.memory.fit import check_memory
+from launcher.plan.model import Attempt, Chosen, Context, Image, Place, Plan, PlannedLimits, Shared, UsedPrices
 from launcher.plan.placement import SERVICE, places, provisioning
 from launcher.plan.trained_model import check_model
 from launcher.plan.warnings import warnings
@@ -38,12 +40,15 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     validate.check_spec(spec, context)
     chosen = choose(spec, catalog, context.target)
     validate.check_machine(spec, catalog, context, chosen)
+    validate.check_gpu_memory(spec, chosen)
     if context.training:
         validate.check_processes(spec, chosen)
         validate.check_precision(spec, context, chosen)
         validate.check_attention(spec, context, chosen)
         validate.check_image(spec, catalog, context, chosen)
+        check_loggers(spec, catalog, context)
         check_model(spec, catalog)
+        check_memory(spec, catalog, context, chosen)
     placements = attempt_places(spec, catalog, context, chosen)
     shared = shared_by_attempts(spec, catalog, context, chosen, placements)
     validate.check_regions(spec, context, placements)
@@ -72,8 +77,15 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         ),
         warnings=warnings(spec, catalog, context, chosen, attempts),
         spec=msgspec.to_builtins(spec),
+        prices=used_prices(catalog) if context.target != "local" else msgspec.UNSET,
     )
     return bound(unbound)
+
+
+def used_prices(catalog: Catalog) -> UsedPrices:
+    """Return which price table the catalog uses."""
+    table = catalog.price_table
+    return UsedPrices(date=table.date, digest=table.digest, shipped=table.shipped)
 
 
 def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
@@ -87,14 +99,32 @@ def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
     return plan_image(spec, catalog, context, chosen)
 
 
-def with_digest(plan: Plan, uri: str) -> Plan:
-    """Return the plan with the digest of its pushed image, `uri`, in the plan and in every request."""
+def with_digest(plan: Plan, uri: str, base: str = "") -> Plan:
+    """Return the plan with its pushed image (`uri`, by digest) in the plan and in every request.
+
+    `base` is the base image that it was built on, by digest; empty if that is unknown.
+    """
     if plan.image is None or plan.image.uri == uri:
         return plan
     requests = [replace_text(attempt.request, plan.image.uri, uri) for attempt in plan.attempts]
     attempts = (msgspec.structs.replace(one, request=new) for one, new in zip(plan.attempts, requests, strict=True))
-    image = msgspec.structs.replace(plan.image, uri=uri, pinned=True)
+    image = msgspec.structs.replace(plan.image, uri=uri, pinned=True, base=base or plan.image.base)
     return msgspec.structs.replace(plan, image=image, attempts=tuple(attempts))
+
+
+def with_hidden_webhook(plan: Plan) -> Plan:
+    """Return the plan to show: without a webhook's URL, which only a plan for this machine has."""
+    url = plan.spec.get("notify", {}).get("webhook", "")
+    if not url or validate.is_secret(url):
+        return plan
+    attempts = tuple(
+        msgspec.structs.replace(one, request=replace_text(one.request, url, HIDDEN)) for one in plan.attempts
+    )
+    return msgspec.structs.replace(plan, attempts=attempts, spec=replace_text(plan.spec, url, HIDDEN))
+
+
+HIDDEN = "https://•••"
+"""Still a valid webhook, as the plan is read again where it is shown."""
 
 
 def replace_text(data: Any, old: str, new: str) -> Any:

@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Mapping
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from launch_train.common import contract
 from launcher.catalog import Gpu, Nccl
-from launcher.plan.model import Chosen, Container, Shared
+from launcher.plan.model import Chosen, Container, Image, Shared
 from launcher.spec.models import BUILTIN, JobSpec, Run
 
 ENTRYPOINT = ("python", "-m", "launch_train.node")
@@ -18,6 +19,8 @@ ENTRYPOINT = ("python", "-m", "launch_train.node")
 
 def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) -> Container:
     """Return the container of each node. `nccl` is None if the machine's network needs no settings."""
+    if spec.run.node == "none":
+        return own_entrypoint(spec, shared, nccl)
     return Container(
         command=ENTRYPOINT,
         args=node_args(spec.run),
@@ -31,14 +34,28 @@ def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) 
             contract.RESTARTS: str(spec.limits.restarts),
             contract.HOURS: f"{shared.hours:g}",
             **({contract.MTBF: f"{shared.mtbf_hours:.4g}"} if shared.mtbf_hours else {}),
-            contract.GPU: as_json(gpu_facts(chosen.gpu)),
+            contract.GPU: as_json(gpu_facts(chosen.gpu, shared.image)),
             **({contract.PREFLIGHT: spec.run.preflight} if spec.run.preflight != "off" else {}),
             **({contract.HANG_AFTER: f"{spec.run.hang_after:g}"} if spec.run.hang_after else {}),
+            **({contract.SCRIPT_METRICS: as_json(to_builtins(spec.run.metrics))} if spec.run.metrics else {}),
+            **({contract.LOGGERS: ",".join(spec.run.loggers)} if spec.run.loggers is not None else {}),
+            **({contract.NOTIFY: notify_env(spec)} if spec.notify else {}),
+            **gpu_memory_env(spec.machine.gpu_memory_gb, chosen.gpu),
             **({contract.SECRETS: as_json(spec.secrets)} if spec.secrets else {}),
             **nccl_env(nccl),
             **spec.env,
         },
     )
+
+
+def own_entrypoint(spec: JobSpec, shared: Shared, nccl: Nccl | None) -> Container:
+    """Return a container that starts the image's entrypoint, or `run.command` in its place, without launch's node.
+
+    The variable with the run folder is for the program's own use: nothing is written there by launch.
+    """
+    folder = {contract.RUN_FOLDER: shared.run_folder} if shared.run_folder else {}
+    env = {contract.RUN: shared.run, **folder, **nccl_env(nccl), **spec.env}
+    return Container(command=spec.run.command or (), args=spec.run.args, env=env)
 
 
 def node_args(run: Run) -> tuple[str, ...]:
@@ -50,14 +67,30 @@ def node_args(run: Run) -> tuple[str, ...]:
     return (*launcher, *program, *(("--", *run.args) if run.args else ()))
 
 
-def gpu_facts(gpu: Gpu) -> dict[str, object]:
-    """Return the GPU's figures for launch_train, which has no catalog."""
+def notify_env(spec: JobSpec) -> str:
+    """Return `notify` with its defaults, and the cost limit, for train/launch_train/node/notify.py."""
+    wanted = spec.notify
+    assert wanted is not None  # noqa: S101 - the caller checks
+    settings = {"webhook": wanted.webhook, "on": wanted.on, "format": wanted.format, "usd": spec.limits.usd}
+    return as_json(settings)
+
+
+def gpu_facts(gpu: Gpu, image: Image | None) -> dict[str, object]:
+    """Return the GPU's figures for launch_train, which has no catalog. The driver is that of the image's own PyTorch,
+    if the spec brings one."""
     return {
         "name": gpu.name,
         "memory_gb": gpu.memory_gb,
-        "min_driver": gpu.min_driver,
+        "min_driver": image.min_driver if image and image.dockerfile else gpu.min_driver,
         "peak_tflops": dict(gpu.peak_tflops),
     }
+
+
+def gpu_memory_env(gb: float | None, gpu: Gpu) -> dict[str, str]:
+    """Return the variables that limit a process to `gb` of its GPU's memory: ours, and JAX's own."""
+    if gb is None:
+        return {}
+    return {contract.GPU_MEMORY: f"{gb:g}", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{gb / gpu.memory_gb:.3f}"}
 
 
 def nccl_env(nccl: Nccl | None) -> dict[str, str]:
@@ -95,7 +128,7 @@ def expanded(container: Container) -> Container:
     """Return the container with `$(NAME)` expanded, for services that do not expand it themselves."""
     env: dict[str, str] = {}
     for name, value in container.env.items():
-        env[name] = value if name == contract.CONFIG else expand(value, env)
+        env[name] = value if name in contract.VERBATIM else expand(value, env)
     return replace(container, args=tuple(expand(word, env) for word in container.args), env=env)
 
 

@@ -10,10 +10,12 @@ from launcher.catalog import Catalog, Component, Price
 from launcher.errors import PlanRefused
 from launcher.plan import vm_metadata
 from launcher.plan.model import Attempt, Chosen, Context, Place
+from launcher.plan.mounts import new_disk_type
 from launcher.plan.validate import LOCAL_SSD_GIB
 from launcher.plan.vertex_request import disk_spec
 from launcher.plan.vm_request import boot_disk_of
 from launcher.spec.models import JobSpec, Limits
+from launcher.spec.mounts import Mount
 from launcher.text import hourly_price, parse_duration, plural, usd_text
 
 MONTH_HOURS = 730
@@ -49,7 +51,8 @@ def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: b
 
 
 def extras(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, place: Place) -> dict[str, float]:
-    """Return the USD per node and hour of additional resources whose price is known: boot disk, external address."""
+    """Return the USD per node and hour of additional resources whose price is known: boot disk, new disks, external
+    address."""
     if context.target == "local" or chosen.machine is None:
         return {}
     on_vertex = context.target == "vertex"
@@ -57,18 +60,33 @@ def extras(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, pl
     month = catalog.disk_price_at_most(disk["bootDiskType"], place.region)
     fee = 1 + catalog.rates["vertex-fee"].usd if on_vertex else 1.0
     found = {} if month is None else {"boot disk": disk["bootDiskSizeGb"] * month / MONTH_HOURS * fee}
+    if context.target == "vm" and context.training and (disks := new_disks(spec)):
+        months = [catalog.disk_price_at_most(new_disk_type(one, chosen.machine), place.region) for one in disks]
+        if None not in months:
+            sizes = [one.new_disk_gb or 0 for one in disks]
+            total = sum(size * (usd or 0.0) for size, usd in zip(sizes, months, strict=True))
+            found["new disks"] = total / MONTH_HOURS
     if context.target == "vm" and spec.vm.external_ip:
         found["external address"] = catalog.rates["external-ip"].usd
     return found
+
+
+def new_disks(spec: JobSpec) -> list[Mount]:
+    """Return the mounts that are new disks of each VM."""
+    return [one for one in spec.mounts if one.new_disk_gb]
 
 
 def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Context) -> tuple[str, ...]:
     """Return the billed items that the estimate excludes."""
     if context.target == "local":
         return ()
+    has_new = context.training and new_disks(spec) and "new disks" not in known
+    has_others = context.training and len(new_disks(spec)) < len(spec.mounts)
     kept = context.target == "vm" and vm_metadata.on_stop(spec, training=context.training) == "stop"
     return (
         *(item for item in price.excludes if item not in known),
+        *(["new disks"] if has_new else ()),
+        *(["mounted buckets, shares and disks"] if has_others else ()),
         *(["the boot disk after a stop"] if kept else ()),
         *([BUCKET] if context.training else ()),
     )

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from launcher.catalog import Catalog
 from launcher.plan import names
 from launcher.plan.model import Chosen, Context, Image
+from launcher.plan.recipe import dockerfile, recipe_of
+from launcher.plan.torch_build import torch_of
 from launcher.spec.models import JobSpec
 
 IMAGE_NAME = "train"
+BASE_TORCH = "base"
+"""The variant of an image that uses its base's own PyTorch: unknown."""
+BASE_NAME = "base"
+"""Of a base that the user's Dockerfile makes; it stays in the engine."""
 DEPENDENCIES_NAME = "dependencies"
 """Separate from the image's repository: dependencies change rarely, are large, and should be kept longer."""
 
@@ -19,20 +27,50 @@ def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
     depend on the job's machine, never on the build host.
     """
     platform = f"linux/{chosen.machine.arch if chosen.machine else 'amd64'}"
-    wheel = spec.image.wheel or chosen.gpu.wheel
+    torch = torch_of(spec, catalog, context, chosen)
+    wheel = torch.build if torch else spec.image.wheel or chosen.gpu.wheel
+    if spec.run.node == "append" and spec.image.uri:
+        return with_node(spec.image.uri, repository(spec, context), platform, context)
     existing = spec.image.uri
-    base, location = spec.image.base or context.base, repository(spec, context)
-    dependencies = dependencies_tag(context, base, platform, wheel)
+    location = repository(spec, context)
+    base = spec.image.base or context.base
+    if spec.image.dockerfile:
+        base = f"{location}/{BASE_NAME}:{names.digest((context.own_base.digest, platform), 16)}"
+    recipe = recipe_of(spec, catalog, context, torch, wheel)
+    text = dockerfile(recipe) if recipe else ""
+    dependencies = dependencies_tag(context, base, platform, wheel, text)
     return Image(
         uri=existing or f"{location}/{IMAGE_NAME}:{tag(context, dependencies)}",
         pinned=existing is not None,
         dependencies="" if existing else f"{location}/{DEPENDENCIES_NAME}:{dependencies}",
         base="" if existing else base,
         platform=platform,
-        wheel=wheel,
-        min_driver=catalog.wheels.get(wheel),
+        wheel=BASE_TORCH if recipe and recipe.torch is None else wheel,
+        min_driver=None if recipe and recipe.torch is None else catalog.wheels.get(wheel),
         files=context.code.files,
         size=context.code.size,
+        torch=torch or UNSET,
+        builds_base=True if spec.image.dockerfile else UNSET,
+        build_secrets=spec.image.build_secrets or UNSET,
+        dockerfile=text or UNSET,
+    )
+
+
+def with_node(uri: str, location: str, platform: str, context: Context) -> Image:
+    """Return an existing image with the node's packages, launch_train and the user's code on top."""
+    has_code = "code" if context.code.files else ""
+    dependencies = names.digest((context.locks.digest, uri, platform, "append", has_code), 16)
+    return Image(
+        uri=f"{location}/{IMAGE_NAME}:{tag(context, dependencies)}",
+        pinned=False,
+        dependencies=f"{location}/{DEPENDENCIES_NAME}:{dependencies}",
+        base=uri,
+        platform=platform,
+        wheel=BASE_TORCH,
+        min_driver=None,
+        files=context.code.files,
+        size=context.code.size,
+        appends_node=True,
     )
 
 
@@ -47,9 +85,11 @@ def repository(spec: JobSpec, context: Context) -> str:
     return "localhost/launch" if context.target == "local" else names.default_repository(context.project)
 
 
-def dependencies_tag(context: Context, base: str, platform: str, wheel: str) -> str:
+def dependencies_tag(context: Context, base: str, platform: str, wheel: str, dockerfile: str = "") -> str:
     """Return 16 hex digits over the recipe with its locks, base, platform, wheel, and the user's requirements."""
     own = (context.requirements.digest, context.torch.digest)
+    if dockerfile:
+        return names.digest((dockerfile, context.locks.digest, base, platform, wheel, *own), 16)
     return names.digest((context.recipe.digest, base, platform, wheel, *own), 16)
 
 

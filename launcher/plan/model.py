@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from launcher.catalog import Gpu, MachineType
 
@@ -26,23 +26,73 @@ class Content(Frozen, frozen=True, kw_only=True):
 EMPTY = Content(digest="")
 
 
+class Requirement(Frozen, frozen=True, kw_only=True):
+    """A package of `image.requirements` that must fit PyTorch's build."""
+
+    name: str
+    """Normalised: flash-attn."""
+    specifier: str = ""
+    """Without a build: ==2.9.1 of torch==2.9.1+cu128."""
+    build: str = ""
+    url: str = ""
+    text: str = ""
+    where: str = ""
+    """FILE:LINE."""
+
+
+class Packages(Frozen, frozen=True, kw_only=True):
+    """The packages in `image.requirements` that need more than `pip install` in an image's recipe."""
+
+    tool: Literal["pip", "uv", "conda"] = "pip"
+    named: tuple[Requirement, ...] = ()
+    """PyTorch, and the packages that are built for a release of it."""
+    index_build: str = ""
+    """The build of an index of PyTorch's own (…/whl/cu128) that the file names."""
+    index_where: str = ""
+    hashed: bool = False
+    """pip checks hashes, so the file lists every package, PyTorch included if anything needs it."""
+    git: bool = False
+    """Packages come from git repositories."""
+    loggers: tuple[str, ...] = ()
+    """Clients of loggers (launcher.plan.loggers)."""
+
+
+class Torch(Frozen, frozen=True, kw_only=True):
+    """The PyTorch that an image gets in place of the recipe's own."""
+
+    version: str
+    build: str
+    index: str = ""
+    """Empty: PyPI."""
+    companions: dict[str, str] = {}
+    """Package -> its release for this one (torchvision: 0.24.1)."""
+
+
 class Context(Frozen, frozen=True, kw_only=True):
-    """Everything that a plan depends on besides spec and catalog; collected by `launcher.cli.gather`."""
+    """Everything that a plan depends on besides spec and catalog; collected by `launcher.api.gather`."""
 
     target: Target
     project: str
     owner: str
+    """gcloud's account, or the user of this machine. Part of the run id."""
     version: str
+    owner_label: str = ""
+    """The value of the owner label (plan.owner); empty: no label."""
     default_regions: tuple[str, ...] = ()
     """From gcloud's settings; used if the spec names no regions."""
     recipe: Content = EMPTY
     """The Dockerfile and the lock files that the dependency image is built from."""
     trainer: Content = EMPTY
     """The package launch_train."""
+    locks: Content = EMPTY
+    """The lock files of a recipe that is made for one spec (launcher.plan.recipe)."""
+    own_base: Content = EMPTY
+    """The user's Dockerfile, with the code if it copies files from it."""
     base: str = ""
     """The recipe's base image, with its digest if known."""
     code: Content = EMPTY
     requirements: Content = EMPTY
+    packages: Packages = Packages()
     torch: Content = EMPTY
     """The spec's PyTorch wheel."""
     secret_files: tuple[str, ...] = ()
@@ -68,6 +118,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     """The API endpoint is a test server on this machine, which can pull from a registry on this machine."""
     startup: str = ""
     """The text of the startup script; VMs only."""
+    mount_script: str = ""
+    """The part of the startup script that only jobs with mounts need."""
 
 
 class Image(Frozen, frozen=True, kw_only=True):
@@ -88,6 +140,27 @@ class Image(Frozen, frozen=True, kw_only=True):
     files: int = 0
     size: int = 0
     """Of the user's code, in bytes."""
+    torch: Torch | UnsetType = UNSET
+    """Unset: the recipe's own."""
+    builds_base: bool | UnsetType = UNSET
+    """True: `base` is built first, from the user's Dockerfile."""
+    appends_node: bool | UnsetType = UNSET
+    """True: the dependency image is `base`, an existing image, with the node's packages on top."""
+    build_secrets: tuple[str, ...] | UnsetType = UNSET
+    """Names of variables that the build sees, in memory only."""
+    dockerfile: str | UnsetType = UNSET
+    """The recipe that was made for this spec (launcher.plan.recipe). Unset: containers/train.Dockerfile."""
+
+
+class ImageContents(Frozen, frozen=True, kw_only=True):
+    """The contents of an image, as far as its registry shows them (launcher.images.inspect). Empty: unknown."""
+
+    platform: str
+    python: str = ""
+    torch: str = ""
+    build: str = ""
+    """CUDA as PyTorch names it: cu128."""
+    has_node: bool | None = None
 
 
 class Attempt(Frozen, frozen=True, kw_only=True):
@@ -194,6 +267,14 @@ class PlannedLimits(Frozen, frozen=True, kw_only=True):
     """The longest that all attempts together can wait until the run first has machines."""
 
 
+class UsedPrices(Frozen, frozen=True, kw_only=True):
+    """The price table of a plan: its day, and a digest of its content. `shipped`: it came with launch."""
+
+    date: str
+    digest: str
+    shipped: bool
+
+
 class Gpus(Frozen, frozen=True, kw_only=True):
     """The chosen machine, for display."""
 
@@ -223,5 +304,7 @@ class Plan(Frozen, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     spec: dict[str, Any]
     """The spec with the flags applied. Secrets are references."""
+    prices: UsedPrices | UnsetType = UNSET
+    """Unset for a run on this machine, and in plans of older versions."""
     version: int = 1
     """Format of the run folder that holds this plan."""

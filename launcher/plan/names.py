@@ -31,7 +31,7 @@ def identity(spec: JobSpec, context: Context, gpus: int) -> str:
     With target `local`, project and account do not count.
     """
     here = context.target == "local"
-    run = replace(spec.run, preflight="off", hang_after=None)
+    run = replace(spec.run, preflight="off", hang_after=None, metrics=None, loggers=None)
     if run.module:
         run = replace(run, module=counted_module(run.module))
     what = {
@@ -41,12 +41,41 @@ def identity(spec: JobSpec, context: Context, gpus: int) -> str:
         "nodes": spec.machine.nodes,
         "code": context.code.digest,
         "requirements": context.requirements.digest,
-        "image": [spec.image.uri, spec.image.base, spec.image.wheel, context.torch.digest],
+        "image": [
+            spec.image.uri,
+            spec.image.base,
+            spec.image.wheel,
+            context.torch.digest,
+            *newer_settings(spec, context),
+        ],
         "project": "local" if here else context.project,
         "output": spec.output,
+        **({"mounts": data} if (data := mounted_data(spec)) else {}),
         "owner": "local" if here else context.owner,
     }
     return digest(what, 8)
+
+
+def mounted_data(spec: JobSpec) -> list[list[str]]:
+    """Return the mounts as run ids hash them: without new disks, which are empty, and buckets at /gcs/BUCKET, a path
+    that names its data itself and that Vertex AI has without a mount."""
+    return [
+        [one.kind, one.source, one.folder]
+        for one in spec.mounts
+        if not one.new_disk_gb and one.folder != f"/gcs/{one.bucket}"
+    ]
+
+
+def newer_settings(spec: JobSpec, context: Context) -> tuple[str, ...]:
+    """Return what later settings of an image add to run ids: nothing where they are unset, so that existing ids stay
+    valid."""
+    image = spec.image
+    own_base = [context.own_base.digest] if image.dockerfile else []
+    return (
+        *own_base,
+        *(["torch: base"] if image.torch == "base" else []),
+        *([f"python: {image.python}"] if image.python else []),
+    )
 
 
 def counted_module(module: str) -> str:
@@ -74,6 +103,7 @@ def labels(spec: JobSpec, context: Context, run: str, identity: str = "") -> dic
         **spec.labels,
         job.RUN_LABEL: run,
         **({job.IDENTITY_LABEL: identity} if identity else {}),
+        **({job.OWNER_LABEL: context.owner_label} if context.owner_label else {}),
         "launch-spec": spec_hash(spec),
         "launch-version": label_value(context.version),
     }

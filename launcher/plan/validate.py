@@ -7,9 +7,11 @@ import re
 from launch_train.common.loopback import is_loopback
 from launcher.catalog import Catalog, MachineType, Nccl
 from launcher.errors import PlanRefused
-from launcher.plan import iam_commands, names
+from launcher.plan import iam_commands, mounts, names
 from launcher.plan.model import Chosen, Container, Context, Place
 from launcher.plan.placement import SERVICE
+from launcher.plan.recipe import recipe_of
+from launcher.plan.torch_build import torch_of
 from launcher.plan.waiting import MIN_WAIT
 from launcher.spec.models import JobSpec
 from launcher.text import parse_duration
@@ -46,10 +48,13 @@ def check_spec(spec: JobSpec, context: Context) -> None:
             "Use a bucket: --output gs://BUCKET/PATH",
             field="output",
         )
+    if context.training:
+        check_webhook(spec, context)
     if context.target == "vm":
         check_vm(spec, context)
     elif context.target == "vertex":
         check_vertex(spec)
+        mounts.check_vertex(spec)
         check_secrets(spec, context)
 
 
@@ -58,8 +63,16 @@ def check_vm(spec: JobSpec, context: Context) -> None:
     if spec.name.endswith("-"):
         problem = f"name: {spec.name!r} ends with -, which a VM name cannot"
         raise PlanRefused(problem, f"Use another name: --name {spec.name.rstrip('-')}", field="name")
+    if spec.run.node == "none":
+        raise PlanRefused(
+            "run.node: none: a VM's startup script reports through launch's node",
+            "Use Vertex AI (launch vertex), or run.node: append",
+            field="run.node",
+        )
     if spec.machine.nodes > 1:
         check_several_vms(spec, context)
+    if context.training:
+        mounts.check_vm(spec)
     if spec.vm.idle_stop and parse_duration(spec.vm.idle_stop) < MIN_IDLE_STOP:
         raise PlanRefused(
             f"vm.idle_stop: {spec.vm.idle_stop} is too short: the VM would stop during a pause in your work",
@@ -143,14 +156,36 @@ def check_vertex(spec: JobSpec) -> None:
 def check_secrets(spec: JobSpec, context: Context) -> None:
     """Check that a job with secrets names a service account. The default, Vertex AI's service agent for custom code,
     cannot get tokens for other services (Vertex AI, access control). Raises PlanRefused."""
-    if spec.secrets and not spec.identity.service_account and not context.is_local_cloud:
+    named = [*spec.secrets, *(["notify.webhook"] if spec.notify and is_secret(spec.notify.webhook) else [])]
+    if named and not spec.identity.service_account and not context.is_local_cloud:
         raise PlanRefused(
-            f"secrets ({', '.join(spec.secrets)}) need identity.service_account: Vertex AI's own account cannot read "
-            "them",
+            f"secrets ({', '.join(named)}) need identity.service_account: Vertex AI's own account cannot read them",
             "Set an account that can read them (roles/secretmanager.secretAccessor) and write to the output bucket:\n"
             "--set identity.service_account=NAME@PROJECT.iam.gserviceaccount.com",
-            field="secrets",
+            field="secrets" if spec.secrets else "notify.webhook",
         )
+
+
+def is_secret(webhook: str) -> bool:
+    """Return whether a webhook is a version in Secret Manager."""
+    return webhook.startswith("projects/")
+
+
+def check_webhook(spec: JobSpec, context: Context) -> None:
+    """Refuse a webhook's URL in a request, which the cloud stores and shows: whoever has it can send in its name.
+    Raises PlanRefused."""
+    if spec.notify is None or context.target == "local" or is_secret(spec.notify.webhook):
+        return
+    if context.is_local_cloud and is_loopback(spec.notify.webhook):
+        return
+    secret = f"projects/{context.project}/secrets/launch-webhook/versions/latest"
+    raise PlanRefused(
+        "notify.webhook: a URL is a secret, and others can read the request",
+        "Store it in Secret Manager, and name it there:\n"
+        "printf %s URL | gcloud secrets create launch-webhook --data-file=-\n"
+        f"--set notify.webhook={secret}",
+        field="notify.webhook",
+    )
 
 
 def check_processes(spec: JobSpec, chosen: Chosen) -> None:
@@ -231,11 +266,24 @@ def check_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chose
             "Remove it, or use a wheel with CUDA.",
             field="image.torch",
         )
-    if wheel not in (None, "cpu") and not catalog.runs(wheel, chosen.gpu):
+    torch = torch_of(spec, catalog, context, chosen)
+    recipe_of(spec, catalog, context, torch, wheel or chosen.gpu.wheel)
+    if torch is None and wheel not in (None, "cpu") and not catalog.runs(wheel, chosen.gpu):
         raise PlanRefused(
             f"image.wheel: {wheel} does not run on {chosen.gpu.title}",
             f"Use {chosen.gpu.wheel}, or remove it: that is the default.",
             field="image.wheel",
+        )
+
+
+def check_gpu_memory(spec: JobSpec, chosen: Chosen) -> None:
+    """Check that a process's share of the GPU's memory is not more than all of it. Raises PlanRefused."""
+    wanted, most = spec.machine.gpu_memory_gb, chosen.gpu.memory_gb
+    if wanted and wanted > most:
+        raise PlanRefused(
+            f"machine.gpu_memory_gb: {wanted:g} is more than {chosen.gpu.title} has ({most} GB)",
+            f"Use {most} or less, or remove it: by default a process may use all memory.",
+            field="machine.gpu_memory_gb",
         )
 
 
@@ -252,6 +300,8 @@ def check_machine(spec: JobSpec, catalog: Catalog, context: Context, chosen: Cho
             f"Use {limit // LOCAL_SSD_GIB} or fewer ({LOCAL_SSD_GIB} GiB each).",
             field="machine.local_ssds",
         )
+    if context.target == "vm" and context.training:
+        mounts.check_disk_types(spec, machine)
     settings = catalog.nccl(machine, SERVICE[context.target])
     if context.target == "vertex" and spec.vertex.reduction_server:
         check_reduction_server(spec, machine, settings)
@@ -269,7 +319,7 @@ def check_reduction_server(spec: JobSpec, machine: MachineType, settings: Nccl) 
             "Remove vertex.reduction_server.",
             field="vertex.reduction_server",
         )
-    if not (spec.image.uri or spec.image.base):
+    if not (spec.image.uri or spec.image.base or spec.image.dockerfile):
         raise PlanRefused(
             "vertex.reduction_server needs the NCCL plugin google-reduction-server, which launch's image lacks",
             "Use an image that has it (image.uri, or image.base to build on), or remove vertex.reduction_server.",
@@ -300,6 +350,8 @@ def check_regions(spec: JobSpec, context: Context, places: tuple[Place, ...]) ->
             "Set its region: --region REGION",
             field="vertex.persistent_resource",
         )
+    if context.target == "vm" and context.training:
+        mounts.check_zones(spec, places)
     for field, name in regional_resources(spec, context):
         parts = (name or "").split("/")
         location = parts[3] if len(parts) > 4 else None

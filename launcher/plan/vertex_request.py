@@ -13,6 +13,7 @@ from launcher.catalog import MachineType
 from launcher.plan import waiting
 from launcher.plan.container import escaped
 from launcher.plan.model import Chosen, Place, Shared
+from launcher.plan.mounts import vertex_lustre, vertex_nfs
 from launcher.spec.models import JobSpec, Psc
 
 STRATEGY = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
@@ -89,28 +90,19 @@ def disk_spec(spec: JobSpec, machine: MachineType | None) -> dict[str, Any]:
 def mounts(spec: JobSpec) -> dict[str, Any]:
     """Return the NFS and Lustre mounts of every node."""
     return given(
-        nfsMounts=[{"server": one.server, "path": one.path, "mountPoint": one.mount_point} for one in spec.vertex.nfs],
-        lustreMounts=[
-            {
-                "instanceIp": one.instance_ip,
-                "volumeHandle": one.volume_handle,
-                "filesystem": one.filesystem,
-                "mountPoint": one.mount_point,
-            }
-            for one in spec.vertex.lustre
-        ],
+        nfsMounts=vertex_nfs(spec),
+        lustreMounts=vertex_lustre(spec),
     )
 
 
 def container_spec(shared: Shared) -> dict[str, Any]:
-    """Return the ContainerSpec. Vertex AI expands `$(NAME)` in values: `env` may use it, so only the config is
-    escaped."""
+    """Return the ContainerSpec. Vertex AI expands `$(NAME)` in values: `env` may use it, so only texts that are not
+    written for the platform are escaped."""
     image, container = shared.image, shared.container
     if image is None or container is None:
         raise ValueError("a CustomJob needs an image and a container")
     env = {**container.env}
-    if contract.CONFIG in env:
-        env[contract.CONFIG] = escaped(env[contract.CONFIG])
+    env |= {name: escaped(env[name]) for name in contract.VERBATIM if name in env}
     return {
         "imageUri": image.uri,
         "command": list(container.command),

@@ -1,7 +1,8 @@
 """Build a VM's metadata; the item `launch` holds the parameters of its startup script, as JSON.
 
-The script (launcher/compute/startup.sh) is the same for every VM. It parses this JSON and passes the values on as
-separate arguments, so that no value of a spec is ever interpreted by a shell.
+The script (launcher/compute/startup.sh) is the same for every VM, except for jobs with mounts (launcher.plan.mounts).
+It parses this JSON and passes the values on as separate arguments, so that no value of a spec is ever interpreted by a
+shell.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from launcher.errors import PlanRefused
 from launcher.jobs.vm import PARAMETERS
-from launcher.plan import iam_commands
+from launcher.plan import iam_commands, mounts
 from launcher.plan.container import as_json, expanded
 from launcher.plan.model import Container, Context, Place, Shared
 from launcher.plan.names import default_service_account
@@ -39,7 +40,7 @@ def metadata(spec: JobSpec, context: Context, shared: Shared, place: Place, fami
         "enable-oslogin": "TRUE",
         "enable-guest-attributes": "TRUE",
         **driver,
-        "startup-script": context.startup,
+        "startup-script": mounts.startup_script(spec, context, training=shared.container is not None),
         PARAMETERS: parameters(spec, context, shared, place),
     }
     return [{"key": key, "value": value} for key, value in items.items()]
@@ -91,6 +92,7 @@ def training_parameters(
         "entrypoint": entrypoint,
         "arguments": arguments,
         "env": container.env,
+        **({"mounts": mounts.parameters(spec)} if spec.mounts else {}),
         "nodes": list(nodes(spec, shared)),
         "domain": domain(context.project, place),
         "account": account,

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.catalog import Gpu, MachineType
 from launcher.jobs.vm import last_url_part
-from launcher.plan import vm_metadata, waiting
+from launcher.plan import mounts, vm_metadata, waiting
 from launcher.plan.model import Chosen, Context, Place, Shared
 from launcher.plan.vertex_request import RESERVATION_KEY, given
 from launcher.spec.models import JobSpec
@@ -43,15 +43,19 @@ def request(
 
 def instance_properties(body: dict[str, Any]) -> dict[str, Any]:
     """Convert an Instance to compute_v1.InstanceProperties, which name machine, GPU and disk types without a zone."""
-    disks = [
-        {**disk, "initializeParams": {**params, "diskType": last_url_part(params["diskType"])}}
-        for disk in body["disks"]
-        for params in (disk["initializeParams"],)
-    ]
+    disks = [without_zone(disk) for disk in body["disks"]]
     gpus = [
         {**gpu, "acceleratorType": last_url_part(gpu["acceleratorType"])} for gpu in body.get("guestAccelerators", ())
     ]
     return {**body, "machineType": last_url_part(body["machineType"]), "disks": disks, **given(guestAccelerators=gpus)}
+
+
+def without_zone(disk: dict[str, Any]) -> dict[str, Any]:
+    """Return a disk of InstanceProperties: an existing disk or a disk type by its name alone."""
+    if "source" in disk:
+        return {**disk, "source": last_url_part(disk["source"])}
+    params = disk["initializeParams"]
+    return {**disk, "initializeParams": {**params, "diskType": last_url_part(params["diskType"])}}
 
 
 def instance(
@@ -62,11 +66,16 @@ def instance(
     if machine is None or zone is None:
         raise ValueError("an Instance needs a machine type and a zone")
     kind = place.provisioning.partition(":")[0]
+    data_disks = mounts.attached_disks(spec, machine, zone, shared.labels) if shared.container else []
     return {
         "machineType": f"zones/{zone}/machineTypes/{machine.name}",
         "labels": shared.labels,
         **given(guestAccelerators=guest_accelerators(machine, chosen.gpu, zone)),
-        "disks": [boot_disk(spec, machine, zone, family, shared.labels), *local_ssds(spec, machine, zone)],
+        "disks": [
+            boot_disk(spec, machine, zone, family, shared.labels),
+            *local_ssds(spec, machine, zone),
+            *data_disks,
+        ],
         "networkInterfaces": [network_interface(spec, place.region)],
         "scheduling": scheduling(spec, machine, kind, shared),
         **given(reservationAffinity=reservation_affinity(place.provisioning, context.project)),

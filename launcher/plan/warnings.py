@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from launcher.catalog import Catalog
 from launcher.plan import names
+from launcher.plan.loggers import about_loggers
 from launcher.plan.machine import has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context
 from launcher.plan.placement import SERVICE, is_ai_zone
+from launcher.plan.torch_build import uses_base_torch
 from launcher.plan.vm_metadata import on_stop
 from launcher.plan.vm_request import has_local_ssd
 from launcher.plan.waiting import clamp_flex_start_vm_wait
@@ -26,17 +28,20 @@ def warnings(
 ) -> tuple[str, ...]:
     """Return all warnings, the most important first. Each has one or two sentences."""
     if context.target == "local":
-        return tuple(about_code(context))
+        found = [*about_code(spec, catalog, context), *about_mounts(spec, context), *about_loggers(spec, context)]
+        return tuple(found)
     found = [
-        *about_code(context),
+        *about_code(spec, catalog, context),
+        *about_mounts(spec, context),
         *about_machine(spec, catalog, context, chosen, attempts),
         *about_target(spec, context, chosen),
+        *about_loggers(spec, context),
         *about_price(spec, attempts),
     ]
     return tuple(dict.fromkeys(found))
 
 
-def about_code(context: Context) -> Iterator[str]:
+def about_code(spec: JobSpec, catalog: Catalog, context: Context) -> Iterator[str]:
     if context.secret_files:
         shown = ", ".join(context.secret_files[:5]) + (" …" if len(context.secret_files) > 5 else "")
         yield f"excluded from the image, as they look like secrets: {shown}. Pass secrets to a job with `secrets`."
@@ -62,8 +67,24 @@ def about_code(context: Context) -> Iterator[str]:
         yield f"the code has grown: {context.code_growth}. Exclude output files in .gitignore or .dockerignore."
     for function in context.packaged_functions:
         yield f"{function} is not in the code, so a package in the image must provide it"
+    torch = next((one for one in context.packages.named if one.name == "torch"), None)
+    if torch and uses_base_torch(spec, catalog):
+        yield f"{torch.where}: {torch.text}: the base's own PyTorch is used; with another release the build fails."
     yield from context.syntax_warnings
     yield from context.code_warnings
+
+
+def about_mounts(spec: JobSpec, context: Context) -> Iterator[str]:
+    """Yield where mounts have no effect."""
+    if not spec.mounts:
+        return
+    if context.target == "local":
+        folders = ", ".join(one.folder for one in spec.mounts)
+        yield f"mounts: no effect on this machine, which must have the folders itself: {folders}"
+    elif not context.training:
+        yield "mounts: no effect on a VM to work on; with --run, the job's container has them."
+    elif context.target == "vertex" and any(one.read_only for one in spec.mounts):
+        yield "mounts: read_only has no effect on Vertex AI; the account's permissions decide."
 
 
 def about_machine(
@@ -122,7 +143,7 @@ def settings_of_other_service(spec: JobSpec, context: Context) -> tuple[tuple[st
 
 def about_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
     machine = chosen.machine
-    if not context.training and (spec.run != Run() or spec.output or spec.secrets):
+    if not context.training and (spec.run != Run() or spec.output or spec.secrets or spec.notify):
         yield "this creates a VM to work on, without starting the spec's program. Use --run to train."
     if context.training and (spec.vm.lease or spec.vm.idle_stop):
         yield "vm.lease and vm.idle_stop have no effect with --run: the VM deletes itself when its job ends."

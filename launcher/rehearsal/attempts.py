@@ -27,6 +27,18 @@ class End(Struct, frozen=True, kw_only=True):
         return bool(self.exit_codes) and not any(self.exit_codes.values())
 
 
+def state_of(attempt: int, end: End | None, *, is_running: bool, is_cancelled: bool) -> str:
+    """Return a run's state by its newest attempt (0: none), in the cloud's words. INTERRUPTED: the process ended
+    without recording how."""
+    if is_running:
+        return "RUNNING"
+    if not attempt:
+        return "UNKNOWN"
+    if end and end.succeeded:
+        return "SUCCEEDED"
+    return "CANCELLED" if is_cancelled else "FAILED" if end else "INTERRUPTED"
+
+
 def lock(storage: Storage, facts: Mapping[str, Any]) -> int:
     """Write the next free `attempts/NNNN.json` and return its number (from 1).
 

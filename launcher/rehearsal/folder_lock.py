@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.errors import UsageError
 
+TRIES, PROBE_SECONDS = 4, 0.05
+"""A process that lists runs holds each lock for an instant (`is_taken`): the lock is tried again."""
 TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
@@ -32,7 +35,7 @@ def lock_run_folder(folder: Path) -> Iterator[bool]:
             f"the run folder can't be used: {folder}: {error.strerror}", "Choose another folder: --output DIR"
         ) from error
     try:
-        yield _locked(handle)
+        yield _locked_soon(handle)
     finally:
         os.close(handle)
 
@@ -47,6 +50,14 @@ def is_taken(folder: Path) -> bool:
         return not _locked(handle, fcntl.LOCK_SH)
     finally:
         os.close(handle)
+
+
+def _locked_soon(handle: int) -> bool:
+    for _ in range(TRIES):
+        if _locked(handle):
+            return True
+        time.sleep(PROBE_SECONDS)
+    return False
 
 
 def _locked(handle: int, how: int = fcntl.LOCK_EX) -> bool:

@@ -73,7 +73,7 @@ def rehearse(
         planned = replicas(present, addresses=addresses, job_id=job_id, image_defaults=lambda _: defaults)
         with working_directories(code, [one.name for one in planned], scratch, on_left) as folders:
             return run(
-                with_gpus(planned, visible_gpus(environ)),
+                with_threads(with_gpus(planned, visible_gpus(environ)), os.cpu_count() or 1),
                 env=host_env(environ),
                 folders=folders,
                 on_line=on_line,
@@ -111,6 +111,20 @@ def host_env(environ: Mapping[str, str]) -> dict[str, str]:
 def endpoints(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with endpoints and credentials."""
     return {name: value for name, value in environ.items() if name.startswith(ENDPOINTS)}
+
+
+def with_threads(all_replicas: Sequence[Replica], count: int) -> tuple[Replica, ...]:
+    """Return the replicas; several of one process each share this machine's `count` processors.
+
+    Each would use them all, and their threads would wait for each other: ten times slower with two replicas on two
+    processors. Of several processes, torchrun gives each one thread.
+    """
+    share = {"OMP_NUM_THREADS": str(max(1, count // len(all_replicas)))}
+    is_shared = len(all_replicas) > 1
+    return tuple(
+        replace(one, env={**share, **one.env}) if is_shared and one.env.get(contract.PROCESSES) in (None, "1") else one
+        for one in all_replicas
+    )
 
 
 def with_gpus(all_replicas: Sequence[Replica], visible: Sequence[str]) -> tuple[Replica, ...]:

@@ -33,6 +33,7 @@ LIMITS_AND_PLACES = frozenset(
     {
         *(contract.RUN_FOLDER, contract.HOURS, contract.RESTARTS, contract.MTBF),
         *(contract.GPU, contract.NCCL_SCRIPT, contract.LIBRARY_PATH, contract.PREFLIGHT),
+        *(contract.LOGGERS, contract.NOTIFY),
     }
 )
 """Variables that do not change what is computed."""

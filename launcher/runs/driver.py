@@ -54,7 +54,7 @@ from launcher.runs.endings import (
     run_ended_error,
     settle,
 )
-from launcher.runs.identity import check_identity, facts_of, facts_of_job, request_id
+from launcher.runs.identity import AllowedChange, check_identity, facts_of, facts_of_job, request_id
 from launcher.runs.ledger import Ledger
 from launcher.runs.snapshot import (
     RunObserver,
@@ -118,6 +118,10 @@ class RunDriver(Struct, frozen=True, kw_only=True):
     ready: Callable[[Plan], Plan]
     """Return the plan with its image pushed to the registry. Called before the first job is created."""
     clock: Clock = REAL
+    allowed: AllowedChange | None = None
+    """The change of settings with which the plan may resume its run. None: it must be the same computation."""
+    confirm: Callable[[Plan], None] = lambda _plan: None
+    """Called before the first job of a new or resumed run is created. Raises LaunchError: it must not be."""
 
     def submit(self, *, fresh: bool, resume: bool = False) -> Submitted:
         """Return the run's active job; create one if there is none. Raises LaunchError: see `submit`."""
@@ -130,6 +134,8 @@ class RunDriver(Struct, frozen=True, kw_only=True):
             fresh=fresh,
             resume=resume,
             ready=self.ready,
+            allowed=self.allowed,
+            confirm=self.confirm,
         )
 
     def drive(
@@ -322,6 +328,8 @@ def submit(
     fresh: bool,
     resume: bool = False,
     ready: Callable[[Plan], Plan],
+    allowed: AllowedChange | None = None,
+    confirm: Callable[[Plan], None] = lambda _plan: None,
     extra_regions: Iterable[str] | None = None,
     wall_clock: Callable[[], float] = time.time,
     jitter: Callable[[], float] = RANDOM,
@@ -331,7 +339,9 @@ def submit(
     fresh: The user asked for the run now, so a new round begins if the last one failed everywhere. Otherwise the
         current round continues.
     resume: Run again although the run has ended.
+    allowed: The change of settings with which the plan may resume the run.
     ready: Pushes the plan's image to the registry, before the first job of a run is created.
+    confirm: Asks for the plan's cost, before the first job of a run is created, or the first of a resumed run.
     extra_regions: Searched for jobs in addition to the plan's regions if there is no ledger, as far as they can be
         read; None: all regions with Vertex AI training.
     wall_clock: A clock that does not stop while this machine sleeps.
@@ -358,6 +368,8 @@ def submit(
         jitter=jitter,
         fresh=fresh,
         resume=resume,
+        allowed=allowed,
+        confirm=confirm,
     )
     while True:
         if submitted := submission.step(observe()):
@@ -380,6 +392,8 @@ class Submission:
     jitter: Callable[[], float]
     fresh: bool
     resume: bool
+    allowed: AllowedChange | None = None
+    confirm: Callable[[Plan], None] = lambda _plan: None
     round: int = 0
     """The round that this submission adds attempts to; 0: not chosen yet."""
     is_ready: bool = False
@@ -392,7 +406,7 @@ class Submission:
 
     def step(self, snapshot: RunSnapshot) -> Submitted | None:
         """Return the run's job, or take one step towards it and return None."""
-        check_identity(self.plan, snapshot, self.ledger)
+        check_identity(self.plan, snapshot, self.ledger, self.allowed)
         if active := [job for job in snapshot.jobs if not job.is_over]:
             return self.take_active(active, snapshot)
         if self.settle_newest(snapshot):
@@ -533,6 +547,8 @@ class Submission:
         if snapshot.entries:
             self.ledger.stored()  # raises NewerFormat before anything is created
         first = self.first_request(snapshot)
+        if self.resume or not first:
+            self.confirm(self.plan)
         self.plan = bound(in_image_of(self.plan, first) if first else self.make_ready(self.plan))
         self.is_ready = True
 
@@ -554,9 +570,15 @@ class Submission:
         return found if is_trusted and self.differs_in_image_alone(found) else None
 
     def differs_in_image_alone(self, body: Mapping[str, Any]) -> bool:
-        """Return whether a request names its image by digest and differs from the plan's request in nothing else."""
-        changed = request.differences(body, self.plan.attempts[0].request, request.submitted)
-        return "@sha256:" in request.image(body) and all(line.startswith("image: ") for line in changed)
+        """Return whether a request names its image by digest and differs from the plan's request in nothing else but
+        the allowed change. For another kind of GPU the image may need another build of PyTorch."""
+        known, own = self.allowed.lines if self.allowed else (), self.plan.attempts[0].request
+        changed = request.differences(body, own, request.submitted)
+        return (
+            "@sha256:" in request.image(body)
+            and request.gpu(body) == request.gpu(own)
+            and all(line.startswith("image: ") or line in known for line in changed)
+        )
 
     def create_job(self, attempt: Attempt, snapshot: RunSnapshot) -> Submitted | None:
         """Write one lock and send one create request. `attempt` may be from before the image was known: only its

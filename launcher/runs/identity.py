@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
+from msgspec import Struct
+
 from launcher.backend.request import differences, labels, machine_type, provisioning
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
@@ -14,8 +16,21 @@ from launcher.runs.ledger import AttemptFacts, Ledger
 from launcher.runs.snapshot import RunSnapshot
 
 
-def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger) -> None:
-    """Check that the run's jobs and attempts have the plan's identity: only such jobs are followed or cancelled.
+class AllowedChange(Struct, frozen=True, kw_only=True):
+    """The identity of a run's newest job, from which a resume differs by its machine, or by settings that change no
+    past step.
+
+    `lines` are these differences, as in `request.differences`, and those of machine type and place.
+    """
+
+    identity: str
+    lines: tuple[str, ...]
+
+
+def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger, allowed: AllowedChange | None = None) -> None:
+    """Check that the run's newest attempt and its active jobs have the plan's identity: only such jobs are followed or
+    cancelled. Attempts before that may have another one, if a resume has changed settings (`allowed`); a job that no
+    attempt names may not.
 
     Raises UsageError, with the differences.
     """
@@ -24,20 +39,44 @@ def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger) -> None:
         if not mine and job.zone and IDENTITY_LABEL in job.labels:
             problem = f"the VM {job.run} in {job.zone} is a training job, not a workstation"
             raise UsageError(problem, "Choose another name: --name NAME")
-        if mine and job.state != GONE and job.labels.get(IDENTITY_LABEL) != mine:
-            raise other_run(plan, job.request)
-    if mine and any(entry.identity not in ("", mine) for entry in snapshot.entries):
-        stored = ledger.stored()
-        raise other_run(plan, stored.plan.attempts[0].request if stored and stored.plan.attempts else {})
+    if not mine:
+        return
+    others = [job for job in snapshot.jobs if job.state != GONE and job.labels.get(IDENTITY_LABEL) != mine]
+    older = any(entry.identity not in ("", mine) for entry in snapshot.entries)
+    recorded = {entry.job for entry in snapshot.entries}
+    foreign = next((job for job in others if not job.is_over or job.name not in recorded), None)
+    is_newest = newest_identity(snapshot) in {mine, *([allowed.identity] if allowed else [])}
+    if foreign is None and (is_newest or not (others or older)):
+        return
+    if others:
+        is_active = allowed is not None and foreign is not None and not foreign.is_over
+        raise other_run(plan, (foreign or others[0]).request, is_active=is_active)
+    stored = ledger.stored()
+    raise other_run(plan, stored.plan.attempts[0].request if stored and stored.plan.attempts else {})
 
 
-def other_run(plan: Plan, request: Mapping[str, Any]) -> UsageError:
-    """Return the error of a run id that belongs to another computation, with the differences to its `request`."""
+def newest_identity(snapshot: RunSnapshot) -> str | None:
+    """Return the identity of the newest attempt; without attempts that of the newest job."""
+    if snapshot.newest and snapshot.newest.identity:
+        return snapshot.newest.identity
+    return next((job.labels.get(IDENTITY_LABEL) for job in snapshot.jobs if job.state != GONE), None)
+
+
+def other_run(plan: Plan, request: Mapping[str, Any], *, is_active: bool = False) -> UsageError:
+    """Return the error of a run id that belongs to another computation, with the differences to its `request`.
+
+    `is_active`: its job still runs, and could be resumed with the plan's settings afterwards.
+    """
     lines = differences(request, plan.attempts[0].request) if request else ()
     text = "\n".join(f"  {line}" for line in lines) or "  different code, requirements or user"
+    if is_active:
+        return UsageError(
+            f"run {plan.run} is still running, with other settings (its → this):\n{text}",
+            f"Resume it with these when it has ended, or end it: launch cancel {plan.run}",
+        )
     return UsageError(
         f"run {plan.run} has another spec or code (its → this):\n{text}",
-        "For a separate run, leave out --run-id and --resume; --new takes the next number.",
+        "For a separate run, remove --run-id and --resume; --new takes the next number.",
     )
 
 

@@ -6,17 +6,13 @@ vCPUs, GB of memory and GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from launcher import catalog
 from launcher.errors import LaunchError
-from launcher.gcp.api import Api, Service, open_session
+from launcher.gcp.price_list import PriceList
 from launcher.selftest.kit import GPU, Kit, NotTried, expect
 
-BILLING: Final = Service("cloudbilling", "Cloud Billing", "roles/billing.viewer")
-COMPUTE: Final = "services/6F81-5844-456A"
-"""Compute Engine's id in the Cloud Billing catalog."""
 PARTS: Final = {
     "standard": ("G2 Instance Core running", "G2 Instance Ram running", "Nvidia L4 GPU running"),
     "spot": (
@@ -62,37 +58,8 @@ def unit_prices(kit: Kit) -> dict[str, float]:
     """
     wanted = [part for parts in PARTS.values() for part in parts]
     found: dict[str, float] = {}
-    for sku in skus(kit):
-        part = next((one for one in wanted if str(sku["description"]).startswith(one)), None)
-        if part and kit.region in sku["serviceRegions"]:
-            rate = sku["pricingInfo"][-1]["pricingExpression"]["tieredRates"][-1]["unitPrice"]
-            found[part] = int(rate.get("units") or 0) + int(rate.get("nanos") or 0) / 1e9
+    for sku in PriceList(kit.project, kit.environ, kit.clock).skus():
+        part = next((one for one in wanted if sku.description.startswith(one)), None)
+        if part and kit.region in sku.regions:
+            found[part] = sku.usd
     return found
-
-
-def skus(kit: Kit) -> Iterator[dict[str, Any]]:
-    """Yield Compute Engine's price list. Raises LaunchError."""
-    api = Api(BILLING, kit.project, Skus(*open_session(BILLING, kit.environ)), kit.clock)
-    token = ""
-    while True:
-        page = api.ask("skus", **({"pageToken": token} if token else {}))
-        yield from page.get("skus", ())
-        if not (token := page.get("nextPageToken", "")):
-            return
-
-
-class Skus:
-    """Client for services.skus.list, with the method signature that `Api` expects."""
-
-    def __init__(self, session: Any, endpoint: str) -> None:
-        self._session, self._url = session, f"{endpoint}/v1/{COMPUTE}/skus"
-
-    def skus(self, request: Mapping[str, str], retry: None, timeout: float) -> dict[str, Any]:
-        """Return one page."""
-        from google.api_core.exceptions import from_http_response
-
-        answer = self._session.get(self._url, params={"pageSize": "5000", **request}, timeout=timeout)
-        if answer.status_code >= 400:
-            raise from_http_response(answer)
-        page: dict[str, Any] = answer.json()
-        return page

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
 from launcher import catalog
 from launcher.errors import LaunchError
-from launcher.gcp.api import Api, Service, open_session
+from launcher.gcp.api import Api
 from launcher.gcp.parallel import together
+from launcher.gcp.rest import Rest
 from launcher.jobs.vm import last_url_part
+from launcher.project.reads import RESOURCES, tested
 from launcher.selftest import buckets
 from launcher.selftest.kit import GPU, LABEL, PREFIX, Kit, expect
 
-RESOURCES: Final = Service("cloudresourcemanager", "Resource Manager", "roles/browser")
 PERMISSIONS: Final = (
     "aiplatform.customJobs.create",
     "aiplatform.customJobs.cancel",
@@ -70,27 +71,9 @@ def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
 
 def missing_permissions(kit: Kit) -> list[str]:
     """Return the permissions that the caller lacks. Raises LaunchError."""
-    session, endpoint = open_session(RESOURCES, kit.environ)
-    api = Api(RESOURCES, kit.project, Permissions(session, f"{endpoint}/v1/projects/{kit.project}"), kit.clock)
-    have = api.ask("test", permissions=list(PERMISSIONS))
+    path = f"/v1/projects/{kit.project}:testIamPermissions"
+    have = tested(Rest(kit.project, kit.environ), RESOURCES, path, PERMISSIONS)
     return [one for one in PERMISSIONS if one not in have]
-
-
-class Permissions:
-    """Client for projects.testIamPermissions, with the method signature that `Api` expects."""
-
-    def __init__(self, session: Any, url: str) -> None:
-        self._session, self._url = session, url
-
-    def test(self, request: Mapping[str, Any], retry: None, timeout: float) -> list[str]:
-        """Return the permissions that the caller has."""
-        from google.api_core.exceptions import from_http_response
-
-        answer = self._session.post(f"{self._url}:testIamPermissions", json=dict(request), timeout=timeout)
-        if answer.status_code >= 400:
-            raise from_http_response(answer)
-        found: list[str] = answer.json().get("permissions", [])
-        return found
 
 
 # --- The tables -------------------------------------------------------------------------------------------------------

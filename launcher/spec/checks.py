@@ -7,12 +7,15 @@ still run, so one pass reports every error of a file.
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from launcher.jobs.job import SWEEP_LABEL
 from launcher.spec.kinds import BUCKET, ZONE
 from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec, Run
+from launcher.spec.mounts import OCCUPIED, SOURCES, SYSTEM
 from launcher.spec.nodes import Path, clipped
 
 
@@ -87,6 +90,49 @@ def hang_after_of_trainer(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(("run", "hang_after"), "applies only to scripts and commands", fix)
 
 
+def loggers_of_script(spec: JobSpec) -> Iterator[Finding]:
+    """The built-in trainer has its own setting, as it is part of what a resume may change."""
+    if spec.run.loggers is None:
+        return
+    if spec.run.is_builtin:
+        yield Finding(
+            ("run", "loggers"),
+            "applies only to scripts and commands",
+            "for the built-in trainer, set run.config.loggers",
+        )
+    yield from duplicates(("run", "loggers"), spec.run.loggers, "remove the duplicates")
+
+
+def script_metrics(spec: JobSpec) -> Iterator[Finding]:
+    """Check `run.metrics`: the node compiles the regular expression with the same rules (line_metrics.py)."""
+    at, wanted = ("run", "metrics"), spec.run.metrics
+    if wanted is None:
+        return
+    if spec.run.is_builtin:
+        yield Finding(
+            at, "applies only to scripts and commands", "remove it: the built-in trainer logs its own metrics"
+        )
+    elif wanted.regex is None and wanted.tensorboard is None:
+        yield Finding(at, "is empty", "set run.metrics.regex, run.metrics.tensorboard or both")
+    elif wanted.regex is not None and (problem := regex_problem(wanted.regex)):
+        fix = "for example: '^step (?P<step>\\d+): loss (?P<loss>[\\d.]+)'"
+        yield Finding((*at, "regex"), problem, fix)
+
+
+def regex_problem(regex: str) -> str:
+    """Return why lines of output can't be read with this regular expression, or ""."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            names = re.compile(regex).groupindex.keys()
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"{clipped(regex)} is not a regular expression of Python: {error}"
+    if "step" not in names:
+        return f"{clipped(regex)} has no group (?P<step>…)"
+    if taken := sorted(names & {"time", "event", "nonfinite"}):
+        return f"the group name {taken[0]} is reserved"
+    return "" if len(names) > 1 else f"{clipped(regex)} has no named group beside step, so its rows would be empty"
+
+
 def custom_functions(run: Run) -> dict[str, str]:
     """Return the custom functions (MODULE:FUNCTION) in `run.config`, by setting; without functions of PyTorch & co."""
     if not run.is_builtin or not run.config:
@@ -110,14 +156,70 @@ def data_paths(run: Run) -> dict[str, str]:
     return {f"run.config.{key}": path for key, path in local_paths(run.config).items()}
 
 
+def webhook(spec: JobSpec) -> Iterator[Finding]:
+    """Check `notify`. No message shows the URL, which is a secret."""
+    wanted = spec.notify
+    if wanted is None:
+        return
+    from launch_train.common.loopback import is_loopback
+
+    if wanted.webhook.startswith("http://") and not is_loopback(wanted.webhook):
+        yield Finding(("notify", "webhook"), "http:// would send the run's data unencrypted", "use https://")
+    yield from duplicates(("notify", "on"), wanted.on, "remove the duplicates")
+    shares = [index for index, event in enumerate(wanted.on) if event.startswith("cost>")]
+    if len(shares) > 1:
+        yield Finding(("notify", "on", shares[1]), "a second share of the cost", "keep one")
+    if shares and spec.limits.usd is None:
+        fix = "set limits.usd, the maximum cost of the run"
+        yield Finding(("notify", "on", shares[0]), f"{wanted.on[shares[0]]} needs limits.usd", fix)
+    if spec.run.node == "none":
+        yield Finding(("notify",), "is sent by launch's node, and run.node is none", "remove it, or run.node")
+
+
 def conflicting_image_settings(spec: JobSpec) -> Iterator[Finding]:
     """An existing image (image.uri) is not built, so settings of the build cannot apply to it."""
     image = spec.image
     if image.uri:
-        for name in ("repository", "code", "requirements", "base", "torch", "wheel"):
-            if getattr(image, name) is not None:
+        for name in (
+            "repository",
+            "code",
+            "requirements",
+            "base",
+            "torch",
+            "wheel",
+            "python",
+            "dockerfile",
+            "build_secrets",
+        ):
+            if spec.run.node == "append" and name in ("repository", "code"):
+                continue
+            if getattr(image, name):
                 fix = "remove it: an existing image (image.uri) is used unchanged"
                 yield Finding(("image", name), "cannot be combined with image.uri", fix)
+
+
+def one_base(spec: JobSpec) -> Iterator[Finding]:
+    if spec.image.base and spec.image.dockerfile:
+        yield Finding(("image", "dockerfile"), "cannot be combined with image.base", "name the base in its FROM")
+
+
+def node_of_existing_image(spec: JobSpec) -> Iterator[Finding]:
+    """The node is in every image that launch builds; only an existing image may lack it, or be started without it."""
+    run = spec.run
+    if run.node and not spec.image.uri:
+        yield Finding(("run", "node"), "applies only to an existing image (image.uri)", "remove it")
+    elif run.node == "append" and run.is_builtin:
+        fix = "start your own program (run.script), or build on the image: image.base"
+        yield Finding(("run", "node"), "append adds no PyTorch, which the built-in trainer needs", fix)
+    elif run.node == "none":
+        fix = "remove it, or run.node; without the node, only run.command, run.args and env have an effect"
+        for name in ("module", "script", "config", "launcher", "hang_after", "loggers"):
+            if getattr(run, name):
+                yield Finding(("run", name), "needs launch's node, and run.node is none", fix)
+        if run.preflight != "off":
+            yield Finding(("run", "preflight"), "needs launch's node, and run.node is none", fix)
+        if spec.secrets:
+            yield Finding(("secrets",), "are read by launch's node, and run.node is none", "remove run.node")
 
 
 def container_registry(spec: JobSpec) -> Iterator[Finding]:
@@ -236,6 +338,30 @@ def mount_points(spec: JobSpec) -> Iterator[Finding]:
         yield from duplicates(("vertex", kind), points, "use a different mount_point for each mount")
 
 
+def mounts(spec: JobSpec) -> Iterator[Finding]:
+    """Each mount has one source, and its own folder in the container."""
+    for index, mount in enumerate(spec.mounts):
+        at = ("mounts", index)
+        sources = [name for name in SOURCES if getattr(mount, name) is not None]
+        if not sources:
+            yield Finding(at, "names nothing to mount", f"add one of {', '.join(SOURCES)}")
+        elif len(sources) > 1:
+            yield Finding((*at, sources[1]), f"cannot be combined with {sources[0]}", "make it a mount of its own")
+        elif mount.path is None and sources != ["bucket"]:
+            yield Finding((*at, "path"), "required, but missing", "add the folder in the container: path: /data")
+        if mount.new_disk_type and mount.new_disk_gb is None:
+            yield Finding((*at, "new_disk_type"), "needs new_disk_gb", "add the size, such as new_disk_gb: 500")
+        if mount.volume_handle and mount.lustre is None:
+            yield Finding((*at, "volume_handle"), "needs lustre", "remove it, or add lustre: IP@tcp:/FILESYSTEM")
+        if mount.read_only and mount.new_disk_gb:
+            yield Finding((*at, "read_only"), "a new disk is empty, so it must be writable", "remove it")
+        path = mount.path or ""
+        if path in OCCUPIED or any(f"{path}/".startswith(f"{one}/") for one in SYSTEM):
+            yield Finding((*at, "path"), f"{path} is a folder of the image", "use another folder, such as /data")
+    folders = [mount.folder for mount in spec.mounts]
+    yield from duplicates(("mounts",), folders, "use a different path for each mount")
+
+
 def vm_image(spec: JobSpec) -> Iterator[Finding]:
     if spec.vm.image and spec.vm.image_family:
         yield Finding(("vm", "image"), "cannot be combined with vm.image_family", "remove one of the two")
@@ -243,7 +369,7 @@ def vm_image(spec: JobSpec) -> Iterator[Finding]:
 
 def labels(spec: JobSpec) -> Iterator[Finding]:
     for key in spec.labels:
-        if key.startswith("launch-"):
+        if key.startswith("launch-") and key != SWEEP_LABEL:  # the spec in the folder of a sweep's run has that one
             yield Finding(("labels", key), "the prefix launch- is reserved for launch's own labels", "rename the label")
 
 
@@ -284,7 +410,12 @@ CHECKS = (
     Check(launcher_of_command, (("run", "launcher"), ("run", "command"))),
     Check(trainer_config, (("run", "config"), ("run", "module"), ("run", "script"), ("run", "command"))),
     Check(hang_after_of_trainer, (("run", "hang_after"), ("run", "module"), ("run", "script"), ("run", "command"))),
-    Check(conflicting_image_settings, (("image",),)),
+    Check(loggers_of_script, (("run", "loggers"), ("run", "module"), ("run", "script"), ("run", "command"))),
+    Check(conflicting_image_settings, (("image",), ("run", "node"))),
+    Check(one_base, (("image", "base"), ("image", "dockerfile"))),
+    Check(node_of_existing_image, (("image", "uri"), ("run",), ("secrets",))),
+    Check(script_metrics, (("run", "metrics"), ("run", "module"), ("run", "script"), ("run", "command"))),
+    Check(webhook, (("notify",), ("limits", "usd"), ("run", "node"))),
     Check(container_registry, (("image", "repository"),)),
     Check(empty_or_duplicate_entries, (("provisioning",), ("regions",), ("zones",))),
     Check(zones_outside_regions, (("regions",), ("zones",))),
@@ -295,6 +426,7 @@ CHECKS = (
     Check(network, (("identity",),)),
     Check(output, (("output",),)),
     Check(mount_points, (("vertex", "nfs"), ("vertex", "lustre"))),
+    Check(mounts, (("mounts",),)),
     Check(vm_image, (("vm",),)),
     Check(labels, (("labels",),)),
     Check(environment, (("env",), ("secrets",))),

@@ -26,6 +26,16 @@ EnvName = Annotated[
 ]
 BUCKET = r"^gs://[a-z0-9][a-z0-9._-]{1,221}[a-z0-9](/.*)?$"
 Region = Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)+[0-9]+$", description="a region, such as us-central1")]
+Repository = Annotated[
+    str,
+    Meta(
+        pattern=r"^([a-z]+[a-z0-9-]*-docker\.pkg\.dev/([a-z0-9.-]+/)?[a-z0-9.:-]+/[a-z][a-z0-9-]*"
+        r"|([a-z]+\.)?gcr\.io/.+"
+        r"|(localhost|127\.0\.0\.1):[0-9]+(/[a-z0-9]+([._-]+[a-z0-9]+)*)+)$",
+        description="where the image is pushed: LOCATION-docker.pkg.dev/PROJECT/REPOSITORY (or "
+        "localhost:PORT/NAME for tests); launch adds the image name and tag",
+    ),
+]
 ZONE = r"[a-z]+(?:-[a-z]+)+[0-9]+-(?:ai[0-9]+)?[a-z]"
 """A zone: us-central1-a, or an AI zone such as us-central1-ai1a
 (https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones)."""
@@ -42,6 +52,21 @@ SecretVersion = Annotated[
     Meta(
         pattern=r"^projects/[^/]+/secrets/[A-Za-z0-9_-]{1,255}/versions/(latest|[1-9][0-9]*)$",
         description="a Secret Manager version, never the secret itself: projects/P/secrets/S/versions/latest",
+    ),
+]
+Webhook = Annotated[
+    str,
+    Meta(
+        pattern=r"^(https?://[^\s/@\"\\\\]+(/[^\s\"\\\\]*)?|projects/[^/]+/secrets/[A-Za-z0-9_-]{1,255}/versions/(latest|[1-9][0-9]*))$",
+        description="a Secret Manager version with the webhook's URL: projects/P/secrets/S/versions/latest; for "
+        "launch local also the URL itself, https://…",
+    ),
+]
+Event = Annotated[
+    str,
+    Meta(
+        pattern=r"^(preempted|failed|finished|stalled|cost>([1-9][0-9]?|100)%)$",
+        description="preempted, failed, finished, stalled, or cost>80% (of limits.usd)",
     ),
 ]
 ServiceAccount = Annotated[

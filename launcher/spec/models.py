@@ -15,16 +15,20 @@ from msgspec import Meta, field
 from launcher.spec.kinds import (
     Duration,
     EnvName,
+    Event,
     LabelKey,
     LabelValue,
     Model,
     Name,
     Provisioning,
     Region,
+    Repository,
     SecretVersion,
     ServiceAccount,
+    Webhook,
     Zone,
 )
+from launcher.spec.mounts import Mount
 from launcher.spec.services import Vertex, Vm
 
 
@@ -44,6 +48,17 @@ class Machine(Model, frozen=True, kw_only=True):
     nodes: Annotated[int, Meta(ge=1, le=1000, description="number of machines")] = 1
     accelerator: (
         Annotated[str, Meta(description="the GPU, for machine types that take several kinds: t4 on n1-standard-8")]
+        | None
+    ) = None
+    gpu_memory_gb: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                description="GPU memory in GB that each process may use, set by the trainer and by "
+                "launch_train.init() (default: all)",
+            ),
+        ]
         | None
     ) = None
     boot_disk_gb: Annotated[int, Meta(ge=100, le=64000, description="size of the boot disk in GB")] | None = None
@@ -76,30 +91,35 @@ class Image(Model, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    repository: (
-        Annotated[
-            str,
-            Meta(
-                pattern=r"^([a-z]+[a-z0-9-]*-docker\.pkg\.dev/([a-z0-9.-]+/)?[a-z0-9.:-]+/[a-z][a-z0-9-]*"
-                r"|([a-z]+\.)?gcr\.io/.+"
-                r"|(localhost|127\.0\.0\.1):[0-9]+(/[a-z0-9]+([._-]+[a-z0-9]+)*)+)$",
-                description="where the image is pushed: LOCATION-docker.pkg.dev/PROJECT/REPOSITORY (or "
-                "localhost:PORT/NAME for tests); launch adds the image name and tag",
-            ),
-        ]
-        | None
-    ) = None
+    repository: Repository | None = None
     code: Annotated[str, Meta(description="the folder with your code, relative to the spec file")] | None = None
     code_limit_mb: Annotated[int, Meta(ge=1, le=10_000, description="maximum size of image.code in MB")] = 500
     requirements: (
-        Annotated[str, Meta(description="a requirements file or pyproject.toml, relative to the spec file")] | None
+        Annotated[
+            str,
+            Meta(
+                description="a requirements file, pyproject.toml, uv.lock or conda environment.yml, relative to the "
+                "spec file; it may name torch"
+            ),
+        ]
+        | None
     ) = None
     base: (
         Annotated[
             str,
             Meta(
-                pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*@sha256:[0-9a-f]{64}$",
-                description="a custom base image with Python 3.11 or later: HOST/NAME@sha256:…",
+                pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$",
+                description="a custom base image: HOST/NAME:TAG or, pinned, HOST/NAME@sha256:…",
+            ),
+        ]
+        | None
+    ) = None
+    dockerfile: (
+        Annotated[
+            str,
+            Meta(
+                description="a Dockerfile of the base image, relative to the spec file; built with BuildKit, and with "
+                "image.code as its context"
             ),
         ]
         | None
@@ -107,23 +127,70 @@ class Image(Model, frozen=True, kw_only=True):
     torch: (
         Annotated[
             str,
-            Meta(pattern=r"\.whl$", description="a custom PyTorch wheel (.whl), relative to the spec file"),
+            Meta(
+                pattern=r"\.whl$|^base$",
+                description="a custom PyTorch wheel (.whl), relative to the spec file; base: the base image's own",
+            ),
         ]
         | None
     ) = None
     wheel: (
         Annotated[
-            Literal["cpu", "cu126", "cu130"],
+            Literal["cpu", "cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130", "cu132"],
             Meta(description="the PyTorch variant; default: by GPU"),
         ]
         | None
     ) = None
+    python: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^3\.(1[0-9])$",
+                description="a Python that the image gets besides the base's own, such as 3.11; default: the base's",
+            ),
+        ]
+        | None
+    ) = None
+    build_secrets: Annotated[
+        tuple[EnvName, ...],
+        Meta(
+            description="variables of this shell that pip sees while it installs, such as the token of a private "
+            "index; the image does not contain them"
+        ),
+    ] = ()
 
 
 BUILTIN: Final = "launch_train"
 """Module of the built-in trainer."""
 OLD_BUILTIN: Final = "train"
 """Its former name, which still selects the trainer unless the user's code has a program of that name."""
+
+
+class ScriptMetrics(Model, frozen=True, kw_only=True):
+    """Metrics of a script that doesn't use launch_train.metrics."""
+
+    regex: (
+        Annotated[
+            str,
+            Meta(
+                max_length=1000,
+                description="found in a line of output, it gives a row of metrics: the group (?P<step>…), and one "
+                "named group per value (docs/scripts.md)",
+            ),
+        ]
+        | None
+    ) = None
+    tensorboard: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                description="a folder in which the script writes TensorBoard event files, relative to its working "
+                "directory: they are uploaded to the run folder",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Run(Model, frozen=True, kw_only=True):
@@ -154,6 +221,16 @@ class Run(Model, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    node: (
+        Annotated[
+            Literal["append", "none"],
+            Meta(
+                description="for image.uri: append adds launch's node to the image as a layer; none starts the image's "
+                "own entrypoint (or run.command) without it (default: the image contains the node)"
+            ),
+        ]
+        | None
+    ) = None
     preflight: Annotated[
         Literal["off", "bench"],
         Meta(description="bench: each node measures its GPUs first, and exits if they are far too slow"),
@@ -172,10 +249,23 @@ class Run(Model, frozen=True, kw_only=True):
         | None
     ) = None
 
+    metrics: ScriptMetrics | None = None
+
+    loggers: (
+        Annotated[
+            tuple[Literal["tensorboard", "wandb", "mlflow", "vertex"], ...],
+            Meta(
+                description="where launch_train.metrics sends a script's rows besides the run folder (default: "
+                "tensorboard; docs/loggers.md)"
+            ),
+        ]
+        | None
+    ) = None
+
     @property
     def is_builtin(self) -> bool:
         """Return whether the program is the built-in trainer."""
-        return not self.script and not self.command and self.module in (None, BUILTIN)
+        return self.node != "none" and not self.script and not self.command and self.module in (None, BUILTIN)
 
 
 class Limits(Model, frozen=True, kw_only=True):
@@ -214,6 +304,21 @@ class Limits(Model, frozen=True, kw_only=True):
     wait_total: (
         Annotated[Duration, Meta(description="maximum wait for machines over all attempts (default: no limit)")] | None
     ) = None
+
+
+class Notify(Model, frozen=True, kw_only=True):
+    """A webhook that the job calls, once for each event of the run."""
+
+    webhook: Webhook
+    on: Annotated[tuple[Event, ...], Meta(min_length=1, description="the events that are sent")] = (
+        "preempted",
+        "failed",
+        "finished",
+        "stalled",
+    )
+    format: Annotated[
+        Literal["json", "slack"], Meta(description="the message: all its fields, or a text for Slack")
+    ] = "json"
 
 
 class DnsPeering(Model, frozen=True, kw_only=True):
@@ -291,7 +396,11 @@ class JobSpec(Model, frozen=True, kw_only=True):
         Annotated[str, Meta(description="where runs are stored: gs://BUCKET/PATH; for launch local also a folder")]
         | None
     ) = None
+    mounts: Annotated[
+        tuple[Mount, ...], Meta(description="data that the job's container sees as folders (docs/data.md)")
+    ] = ()
     limits: Limits = Limits()
+    notify: Notify | None = None
     identity: Identity = Identity()
     labels: Annotated[dict[LabelKey, LabelValue], Meta(max_length=50, description="labels of the job and its VMs")] = (
         field(default_factory=dict)

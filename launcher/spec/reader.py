@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.errors import LaunchError, Problem, SpecError
 from launcher.spec.checks import check
-from launcher.spec.filling import Decoder
-from launcher.spec.loader import MAX_BYTES, load
+from launcher.spec.decoding import Decoder
+from launcher.spec.loader import MAX_BYTES, Loaded, load
 from launcher.spec.models import JobSpec
-from launcher.spec.nodes import Map, Node, clipped, dotted, place, plain
+from launcher.spec.nodes import Map, Node, clipped, dotted, from_plain, place, plain
 from launcher.spec.overrides import Override, apply, parse_set
 from launcher.spec.shapes import shape_of
 from launcher.text import either, near
@@ -21,7 +21,7 @@ from launcher.text import either, near
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Located", "Override", "parse_set", "read", "read_located", "read_text"]
+__all__ = ["Located", "Override", "from_data", "parse_set", "read", "read_located", "read_text"]
 
 VERSION = 1
 """The newest format of a spec that this launch reads."""
@@ -73,6 +73,17 @@ def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Locat
         loaded = load(text, lambda line: f"{source}:{line}")
     except SpecError as error:
         raise SpecError(by_line(error.problems, source)) from None
+    return decode(loaded, source, overrides)
+
+
+def from_data(data: Mapping[str, Any], source: str, overrides: Sequence[Override] = ()) -> Located:
+    """Decode a spec from plain data, such as a parsed YAML file. Its values have `source` as their position. Raises
+    SpecError with all problems."""
+    return decode(Loaded(from_plain(data, source), []), source, overrides)
+
+
+def decode(loaded: Loaded, source: str, overrides: Sequence[Override]) -> Located:
+    """Decode the nodes of a spec, with the overrides applied. Raises SpecError with all problems."""
     root, override_problems = apply(loaded.root, overrides)
     if newer := newer_version(root, source):
         raise SpecError((newer,))
@@ -80,12 +91,25 @@ def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Locat
     spec = decoder.decode(root, shape_of(JobSpec), ())
     problems = [*loaded.problems, *override_problems, *decoder.problems]
     if isinstance(spec, JobSpec):
-        problems += [
-            Problem(place(root, at), what_and_where(what, at), fix) for at, what, fix in check(spec, decoder.invalid)
-        ]
+        problems += combined(Located(spec, root, source), decoder.invalid)
         if not problems:
             return Located(spec, root, source)
     raise SpecError(by_line(problems, source))
+
+
+def combined(located: Located, invalid: Sequence[tuple[str | int, ...]] = ()) -> list[Problem]:
+    """Return the problems of fields that cannot be combined; `invalid` are the paths without a valid value."""
+    return [
+        Problem(place(located.root, at), what_and_where(what, at), fix)
+        for at, what, fix in check(located.spec, invalid)
+    ]
+
+
+def checked(located: Located) -> Located:
+    """Return the spec. Raises SpecError: its fields cannot be combined."""
+    if problems := combined(located):
+        raise SpecError(by_line(problems, located.source))
+    return located
 
 
 def what_and_where(what: str, at: tuple[str | int, ...]) -> str:

@@ -23,6 +23,10 @@ PRIVATE = ("env", "secrets")
 """Sections whose values are never shown in full, as one may be a secret."""
 
 
+WEBHOOK: tuple[Path, ...] = (("notify",), ("notify", "webhook"))
+"""A webhook's URL is a secret, also where it stands in the place of its section."""
+
+
 def show(node: Node, at: Path = ()) -> str:
     """Format a value for a message: shortened, and with secrets masked."""
     if isinstance(node, Map):
@@ -38,7 +42,7 @@ def show(node: Node, at: Path = ()) -> str:
 
 def is_private(text: str, at: Path) -> bool:
     """Return whether a value may be a secret, judged by its form or its section."""
-    return known_secret(text) or (at[:1] != () and at[0] in PRIVATE)
+    return known_secret(text) or (at[:1] != () and at[0] in PRIVATE) or at in WEBHOOK
 
 
 def type_mismatch(node: Node, shape: Shape, at: Path) -> tuple[str, str]:

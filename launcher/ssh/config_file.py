@@ -14,7 +14,7 @@ from launcher.jobs.vm import Machine
 from launcher.ssh import command
 from launcher.ssh.keys import forget, locked, make_folder, text_of, write
 
-HEAD: Final = "# Written by launch (launch vm code NAME); it writes its blocks anew.\n"
+HEAD: Final = "# Written by launch (launch vm code NAME); launch overwrites its blocks.\n"
 NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", re.M)
 """The VM that a block belongs to."""
 

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from launcher.backend.base import GoneError, Listing
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import LOG_IN, REQUEST_SECONDS, Api, Service, UnreachableError, credentials, status_of
+from launcher.errors import LaunchError
+from launcher.gcp.api import REQUEST_SECONDS, Api, Service, UnreachableError, credentials, no_credentials, status_of
 from launcher.gcp.parallel import TolerantApi, of_create, together
 from launcher.jobs.job import RUN_LABEL, Failure, Job
 from launcher.plan.model import Attempt
@@ -25,7 +25,10 @@ SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
 NAME = re.compile(r"projects/[^/]+/locations/(?P<region>[^/]+)/customJobs/\d+")
 ASKED = ("display_name", "job_spec", "labels", "encryption_spec")
 """The fields of a CustomJob that the request sets."""
-PAGE = 100
+PAGE = 1000
+"""Jobs per page. Google documents no maximum; a service returns fewer if it has one (google.aip.dev/158)."""
+SAFE_PAGE = 100
+"""As gcloud asks for: used if the service refuses PAGE."""
 REGION = re.compile(r"[a-z0-9-]+")
 NOTICE_EVERY = 60.0
 """Seconds between notices. If all 38 regions are unreachable, one notice is enough."""
@@ -132,21 +135,25 @@ class Vertex:
 
     def _all(self, api: Api, region: str, filter_: str) -> list[Job]:
         """Return the jobs on all pages of one region. If a page token expires, all pages are read again."""
+        size = PAGE
         for reading in range(READINGS):
             jobs: list[Job] = []
             token = ""
             try:
                 while True:
-                    asked = {"parent": self._parent(region), "filter": filter_, "page_size": PAGE, "page_token": token}
+                    asked = {"parent": self._parent(region), "filter": filter_, "page_size": size, "page_token": token}
                     page = api.ask("list_custom_jobs", **asked)
                     jobs += map(job_of, page.custom_jobs)
                     if not (token := page.next_page_token):
                         return jobs
             except LaunchError as error:
-                stale = token and status_of(error) == 400 and "token" in error.problem.lower()
-                if not stale or reading == READINGS - 1:
+                refused = status_of(error) == 400
+                stale = token and refused and "token" in error.problem.lower()
+                too_large = refused and size > SAFE_PAGE  # Google may not say which argument is invalid
+                if not (stale or too_large) or reading == READINGS - 1:
                     raise
-        raise AssertionError("the last reading returns or raises")
+                size = size if stale else SAFE_PAGE
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _parent(self, region: str) -> str:
         return f"projects/{self.project}/locations/{region}"
@@ -175,7 +182,7 @@ def is_ending(job: Job) -> bool:
 
 def gone(name: str) -> GoneError:
     """Return the error for a 404."""
-    return GoneError(f"there is no job {name}")
+    return GoneError(f"job {name} does not exist")
 
 
 def console_url(job: Job) -> str:
@@ -215,7 +222,7 @@ def open_jobs(endpoint: str, environ: Mapping[str, str], channel: Any) -> Any:
             client_options={"api_endpoint": host},
         )
     except DefaultCredentialsError as error:
-        raise NotAuthorised(f"no credentials for {SERVICE.title}: {error}", LOG_IN) from error
+        raise no_credentials(SERVICE, error) from error
 
 
 # --- CustomJob: Google's protobuf type and our data ------------------------------------------------------------------
@@ -225,7 +232,7 @@ def region_of(name: str) -> str:
     """Return the region in a job's resource name. Raises LaunchError."""
     if found := NAME.fullmatch(name):
         return found["region"]
-    raise LaunchError(f"{name} is no custom job's name", "projects/PROJECT/locations/REGION/customJobs/NUMBER")
+    raise LaunchError(f"{name} is not the name of a custom job", "projects/PROJECT/locations/REGION/customJobs/NUMBER")
 
 
 def message_of(body: Mapping[str, Any]) -> Any:
@@ -237,7 +244,7 @@ def message_of(body: Mapping[str, Any]) -> Any:
         return CustomJob.wrap(json_format.ParseDict(dict(body), CustomJob.pb()()))
     except json_format.ParseError as error:
         raise LaunchError(
-            f"the installed google-cloud-aiplatform doesn't know all of the request: {error}",
+            f"the installed google-cloud-aiplatform is too old for this request: {error}",
             "pip install --upgrade google-cloud-aiplatform",
         ) from error
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from launcher.errors import UsageError
 from launcher.images.source_files import File
+from launcher.plan.model import Content
 from launcher.spec.secretive import secret_file
 from launcher.text import size_text
-from launcher.workspace import dockerignore
+from launcher.workspace import content, dockerignore
 from launcher.workspace.content import unreadable
 from launcher.workspace.listing import Listing
 
@@ -37,7 +39,7 @@ def code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
     """
     if not os.path.isdir(folder):  # noqa: PTH112 -- Path.is_dir raises on a name that is too long
         raise UsageError(
-            f"image.code: {folder} isn't a folder", "It is relative to the spec's file.", field="image.code"
+            f"image.code: {folder} is not a folder", "The path is relative to the spec file.", field="image.code"
         )
     # An output folder that is the code folder itself excludes nothing.
     left_out = frozenset(path.relative_to(folder).as_posix() for path in without if folder in path.parents)
@@ -49,6 +51,30 @@ def code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
         else:
             found.files.append(File(name, Path(path), link(folder, name, path) if is_link else None))
     return found
+
+
+class CodeCache:
+    """Reads each code folder and each file once, for several specs. The files must not change meanwhile."""
+
+    def __init__(self) -> None:
+        self._listed = cache(code)
+        self._hashed = cache(content.hashed)
+
+    def code(self, folder: Path, without: frozenset[Path] = frozenset()) -> Code:
+        """Return what `code` returns; `without` must be files. Raises as `code` does."""
+        left_out = {path.relative_to(folder).as_posix() for path in without if folder in path.parents}
+        try:
+            found = self._listed(folder)
+        except UsageError:  # perhaps because of one of `without`, such as a link that leads out of the folder
+            return code(folder, without)
+        return Code(
+            [file for file in found.files if file.name not in left_out],
+            [name for name in found.secrets if name not in left_out],
+        )
+
+    def content(self, files: Iterable[File]) -> Content:
+        """Return what `content.content` returns. Raises as it does."""
+        return content.content(files, self._hashed)
 
 
 def check_size(files: Iterable[File], limit_mb: int) -> None:
@@ -63,7 +89,7 @@ def check_size(files: Iterable[File], limit_mb: int) -> None:
         largest = "\n".join(f"  {size_text(size):>12}  {name}" for size, name in sizes[:LARGEST])
         raise UsageError(
             f"the code has {total / 1e6:,.0f} MB, and image.code_limit_mb is {limit_mb}; the largest files:\n{largest}",
-            "Name what isn't code in .dockerignore (data belongs in the bucket), or raise image.code_limit_mb.",
+            "Exclude other files in .dockerignore (data belongs in the bucket), or raise image.code_limit_mb.",
             field="image.code_limit_mb",
         )
 
@@ -92,12 +118,12 @@ def link(folder: Path, name: str, path: str) -> str:
     except FileNotFoundError:
         real = os.path.realpath(path)
     except OSError as error:  # ELOOP is the only error left for a listed path
-        raise UsageError(f"{what}, which leads in a circle", "Remove it, or name it in .dockerignore.") from error
+        raise UsageError(f"{what}, a symlink loop", "Remove it, or exclude it in .dockerignore.") from error
     home = os.path.realpath(folder)
     if Path(home) not in (Path(real), *Path(real).parents):
         raise UsageError(
-            f"{what}, outside the code's folder: it would lead nowhere in the image",
-            "Copy what it leads to, or name it in .dockerignore (data belongs in the bucket).",
+            f"{what}, outside the code folder; it would be broken in the image",
+            "Copy its target, or exclude the link in .dockerignore (data belongs in the bucket).",
         )
     parent = os.path.realpath(os.path.dirname(path))  # noqa: PTH120
     # The target is unchanged unless it names the folder itself (/home/me/code/x, ../code/x), whose name in the image

@@ -9,19 +9,26 @@ from launcher.errors import UsageError
 from launcher.plan.model import Target
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located
-from launcher.workspace.data_files import local_paths
+from launcher.workspace.data_files import Absent, absent_paths
 from launcher.workspace.python_files import started
 
 
 def code_warnings(
-    spec: JobSpec, located: Located, target: Target, folder: Path | None, names: Sequence[str], requirements: str
+    spec: JobSpec,
+    located: Located,
+    target: Target,
+    folder: Path | None,
+    beside: Path | None,
+    names: Sequence[str],
+    requirements: str,
 ) -> Iterator[str]:
-    """Yield the warnings, each with its line. `names` are the code's files; `requirements` is a file's text."""
-    for field, path in local_paths(spec.run, folder, target):
-        where = f"{located.place(field)}: {field.rpartition('.')[0]}"
-        yield f"{where}: {path} is a path of this machine; the job's machine does not have it"
-    if folder is None or spec.image.uri or spec.image.base:
-        return
+    """Yield the warnings, each with its line. `beside` is the spec's folder, `names` are the code's files,
+    `requirements` is a file's text."""
+    for absent in absent_paths(spec, target, folder, beside, names):
+        yield f"{located.place(absent.field)}: {absent.field.rpartition('.')[0]}: {absence(absent)}"
+    image = spec.image
+    if folder is None or image.uri or image.base or image.dockerfile or (image.requirements and not requirements):
+        return  # what the image has is unknown: a base of its own, or packages that uv or conda locks
     from launcher.workspace.imports import unprovided
     from launcher.workspace.requirements import names_of
 
@@ -30,6 +37,29 @@ def code_warnings(
     added = names_of(requirements)
     if added is not None and (starts := [file for _, file in started(spec, names)]):
         yield from unprovided(starts, folder, names, added)
+
+
+def absence(absent: Absent) -> str:
+    """Return why the job's machine lacks a path, and what to do."""
+    path = absent.path
+    match absent.why:
+        case "here":
+            return f"{path} is a path of this machine; the job's machine does not have it"
+        case "unmounted":
+            return f"{path} is not mounted on the job's machine; {mount_advice(path)}"
+        case "foreign":
+            return f"{path} does not exist on the job's machine; put it in a bucket, or mount it (docs/data.md)"
+        case "beside":
+            return f"{path} exists here, but not in the code, where relative paths start; put it there or in a bucket"
+
+
+def mount_advice(path: str) -> str:
+    """Return what to do about a path in a mount that the job's machine does not have."""
+    _, top, kind, *rest = (*path.split("/"), "NAME")
+    if top == "gcs":
+        return f"add it to the spec: mounts: [{{bucket: {kind}}}]"
+    source = "nfs: SERVER:/SHARE" if kind == "nfs" else "lustre: IP@tcp:/NAME"
+    return f"add it to the spec: mounts: [{{{source}, path: /mnt/{kind}/{rest[0]}}}]"
 
 
 def unnamed_requirements(folder: Path) -> Iterator[str]:

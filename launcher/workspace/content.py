@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from launch_train.common import contract
@@ -12,6 +13,10 @@ from launcher.errors import UsageError
 from launcher.images.source_files import File, digest_of, digest_record
 from launcher.plan.model import Content
 
+OTHER_LOCKS = ("node.lock",)
+"""Locks that containers/train.Dockerfile does not use."""
+Hashed = tuple[bool, str, int]
+"""Whether the owner may execute a file, its SHA-256, its size."""
 CHUNK = 1 << 18
 """Bytes per read. Smaller files are read in one call."""
 
@@ -28,20 +33,34 @@ def trainer_folder() -> Path:
     return Path(contract.__file__).resolve().parents[1]
 
 
-def recipe() -> list[File]:
-    """Return the Dockerfiles and their lock files, by file name."""
+@cache
+def recipe() -> tuple[File, ...]:
+    """Return the Dockerfile and its lock files, by file name."""
     folder = data_folder("containers")
-    return [File(name, folder / name) for name in names_below(folder) if name.endswith((".Dockerfile", ".lock"))]
+    names = (name for name in names_below(folder) if name.endswith((".Dockerfile", ".lock")))
+    return tuple(File(name, folder / name) for name in names if name not in OTHER_LOCKS)
 
 
-def trainer() -> list[File]:
+@cache
+def locks() -> tuple[File, ...]:
+    """Return the package locks that a recipe made for one spec installs from."""
+    folder = data_folder("containers")
+    names = (name for name in names_below(folder) if name.endswith(".lock") and name != "images.lock")
+    return tuple(File(name, folder / name) for name in names)
+
+
+TRAINER_FILES = (".py", ".csv", ".js", ".css", ".LICENSE")
+
+
+@cache
+def trainer() -> tuple[File, ...]:
     """Return the files of launch_train, as `launch_train/…`."""
     folder = trainer_folder()
-    return [
-        File(f"launch_train/{name}", folder / name) for name in names_below(folder) if name.endswith((".py", ".csv"))
-    ]
+    names = (name for name in names_below(folder) if name.endswith(TRAINER_FILES))
+    return tuple(File(f"launch_train/{name}", folder / name) for name in names)
 
 
+@cache
 def base_image() -> str:
     """Return the base image: the first row of its lock file (`reference,digest`), with the digest if it is known."""
     rows = (data_folder("containers") / "images.lock").read_text(encoding="utf-8").splitlines()
@@ -65,7 +84,7 @@ def single(field: str, path: Path) -> Content:
         UsageError: it is not a file, or can't be read.
     """
     if not os.path.isfile(path):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
-        raise UsageError(f"{field}: {path} isn't a file", "It is relative to the spec's file.", field=field)
+        raise UsageError(f"{field}: {path} is not a file", "The path is relative to the spec file.", field=field)
     return content([File(path.name, path)])
 
 
@@ -74,10 +93,10 @@ def of_text(text: str) -> Content:
     return Content(digest=hashlib.sha256(text.encode()).hexdigest(), files=1, size=len(text.encode()))
 
 
-def content(files: Iterable[File]) -> Content:
+def content(files: Iterable[File], read: Callable[[Path], Hashed] | None = None) -> Content:
     """Return the SHA-256 over (name, executable, content or link target) of all files, sorted by name.
 
-    Names are hashed as the bytes on the disk, which need not be UTF-8.
+    `read` is `hashed`, or the same with a cache. Names are hashed as the bytes on the disk, which need not be UTF-8.
 
     Raises:
         UsageError: a file can't be read.
@@ -87,13 +106,19 @@ def content(files: Iterable[File]) -> Content:
         if file.link is not None:
             found.append(digest_record(file))
         else:
-            executable, digest, length = hashed(file.path)
+            executable, digest, length = (read or hashed)(file.path)
             found.append(digest_record(file, executable, digest))
             size += length
     return Content(digest=digest_of(found), files=len(found), size=size)
 
 
-def hashed(path: Path) -> tuple[bool, str, int]:
+@cache
+def own_content(files: tuple[File, ...]) -> Content:
+    """Return the content of launch's own files, read once: they don't change while launch runs."""
+    return content(files)
+
+
+def hashed(path: Path) -> Hashed:
     """Return whether a file's owner may execute it, its SHA-256 and its size. The file is read in chunks.
 
     Only the owner's execute bit counts. The others depend on the umask of the person who checked the file out.

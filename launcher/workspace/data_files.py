@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from launcher.errors import UsageError
 from launcher.plan.model import Target
@@ -25,7 +27,7 @@ def check_data(
     In a rehearsal, absolute paths must exist on this machine. A custom image may contain any file, so nothing is
     checked. Raises UsageError.
     """
-    if spec.image.uri or spec.image.base:
+    if spec.image.uri or spec.image.base or spec.image.dockerfile:
         return
     for field, path in data_paths(spec.run).items():
         is_absolute = path.startswith(("/", "~"))
@@ -37,14 +39,81 @@ def check_data(
             check_taken_along(field, path, folder, names)
 
 
-def local_paths(run: Run, folder: Path | None, target: Target) -> Iterator[tuple[str, str]]:
-    """Yield (field, path) for each argument that names a file or folder of this machine."""
+class Absent(NamedTuple):
+    """An argument that names a path which the job's machine will lack."""
+
+    field: str
+    path: str
+    why: Literal["here", "unmounted", "foreign", "beside"]
+    """It is a path of this machine; it is in a mount that the spec does not name; it is in a folder in which people
+    keep data, and the job's machine has none; it is beside the code, and relative paths start in the code."""
+
+
+def absent_paths(
+    spec: JobSpec, target: Target, folder: Path | None, beside: Path | None, names: Sequence[str]
+) -> Iterator[Absent]:
+    """Yield the arguments that name paths which the job's machine will lack; none for a rehearsal.
+
+    `folder` is the code's folder, `names` are its files, `beside` is the spec's folder.
+    """
+    mounted = (*mounts(spec, target), *(["/mnt/localssd"] if target == "vm" else []))
+    has_own_image = bool(spec.image.uri or spec.image.base or spec.image.dockerfile)
+    for field, path in paths(spec.run) if target != "local" else ():
+        if not path.startswith(("/", "~/")):
+            if (folder or not has_own_image) and is_beside_code(path, folder, beside, names):
+                yield Absent(field, path, "beside")
+        elif is_below(path, mounted):
+            continue
+        elif ((folder and path.startswith(f"{folder}/")) or not is_elsewhere(path)) and is_here(path):
+            yield Absent(field, path, "here")
+        elif is_below(path, MOUNTS):
+            yield Absent(field, path, "unmounted")
+        elif not has_own_image and (path.startswith("~/") or is_below(path, FOREIGN)):
+            yield Absent(field, path, "foreign")
+
+
+def paths(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield (field, path) for each argument that may be a path, or has one after its equals sign."""
     for field, words in (("run.args", run.args), ("run.command", run.command or ())):
-        for index, word in enumerate(words if target != "local" else ()):
-            path = word.partition("=")[2] if word.startswith("-") or not word.startswith(("/", "~")) else word
-            is_code = folder is not None and path.startswith(f"{folder}/")
-            if path.startswith(("/", "~/")) and (is_code or not is_elsewhere(path)) and is_here(path):
+        for index, word in enumerate(words):
+            is_path = word.startswith(("/", "~/")) or ("=" not in word and not word.startswith("-"))
+            path = word if is_path else word.partition("=")[2]
+            if path:
                 yield f"{field}.{index}", path
+
+
+def is_beside_code(path: str, folder: Path | None, beside: Path | None, names: Sequence[str]) -> bool:
+    """Return whether a relative path exists beside the spec or in the current folder, and not in the code's folder.
+
+    What is in the code's folder but not in the code is not reported here (launcher.workspace.ignored_files).
+    """
+    name = posixpath.normpath(path)
+    if not ("/" in path or posixpath.splitext(path)[1]) or "\0" in path or name.startswith(".."):
+        return False
+    if name in names or (folder and os.path.exists(folder / name)):  # noqa: PTH110 -- names may be too long
+        return False
+    bases = [base for base in (beside, Path.cwd()) if base]
+    return any(os.path.exists(base / name) for base in bases)  # noqa: PTH110
+
+
+FOREIGN = ("/home", "/Users", "/mnt", "/media", "/data", "/datasets", "/scratch")
+"""Folders in which people keep data. The job's machine has them only as mounts."""
+
+
+MOUNTS = ("/gcs", "/mnt/nfs", "/mnt/lustre")
+"""Where Vertex AI mounts buckets and shares."""
+
+
+def mounts(spec: JobSpec, target: Target) -> tuple[str, ...]:
+    """Return the mounts of the job's machine: those that the spec names, and on Vertex AI all buckets."""
+    named = tuple(one.folder for one in spec.mounts)
+    shares = (f"/mnt/{kind}/{one.mount_point}" for kind in ("nfs", "lustre") for one in getattr(spec.vertex, kind))
+    return ("/gcs", *shares, *named) if target == "vertex" else named
+
+
+def is_below(path: str, folders: Sequence[str]) -> bool:
+    """Return whether a path is one of the folders or inside one."""
+    return any(f"{posixpath.normpath(path)}/".startswith(f"{one}/") for one in folders)
 
 
 def is_elsewhere(path: str) -> bool:
@@ -59,23 +128,25 @@ def is_here(path: str) -> bool:
 def check_here(field: str, path: str, folder: Path | None) -> None:
     """Check that a path exists on this machine, relative to the code's folder. Raises UsageError."""
     where = (folder or Path.cwd()) / os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
-    if not os.path.exists(where):  # noqa: PTH110 -- names may be too long
+    if not os.path.exists(where) and not matching(path, folder):  # noqa: PTH110 -- names may be too long
         if path.startswith(("/", "~")):
-            raise UsageError(f"{field}: there is no file or folder {path} on this machine", field=field)
-        relative = "It is relative to the folder with the code: image.code, or else the spec's own."
-        raise UsageError(f"{field}: there is no file or folder {path} in {folder or Path.cwd()}", relative, field=field)
+            raise UsageError(f"{field}: {path} does not exist on this machine", field=field)
+        relative = "The path is relative to the code folder: image.code, or else the spec's own folder."
+        raise UsageError(f"{field}: {path} does not exist in {folder or Path.cwd()}", relative, field=field)
+
+
+def matching(path: str, folder: Path | None) -> list[str]:
+    """Return the files and folders of this machine that match a pattern, relative to the code's folder."""
+    if not glob.has_magic(path) or "\0" in path:
+        return []
+    return glob.glob(os.path.expanduser(path), root_dir=folder, recursive=True)  # noqa: PTH111, PTH207 -- a relative result
 
 
 def check_mounted(field: str, path: str, spec: JobSpec, target: Target) -> None:
-    """Check that a path is in a mount of the job's machine. Raises UsageError.
-
-    Vertex AI mounts buckets at /gcs, and the shares that the spec names.
-    """
-    shares = [f"/mnt/{kind}/{one.mount_point}" for kind in ("nfs", "lustre") for one in getattr(spec.vertex, kind)]
-    mounted = ("/gcs", *shares) if target == "vertex" else ()
-    if any(posixpath.normpath(path).startswith(f"{one}/") or path == one for one in mounted):
+    """Check that a path is in a mount of the job's machine. Raises UsageError."""
+    if is_below(path, mounts(spec, target)):
         return
-    problem = f"{field}: {path} is no file of the job's machine, which has the code and nothing else"
+    problem = f"{field}: {path} does not exist on the job's machine, which has only the code"
     raise UsageError(problem, COPY, field=field)
 
 
@@ -86,7 +157,9 @@ def check_taken_along(field: str, path: str, folder: Path | None, names: Sequenc
     name = posixpath.normpath(path)
     if name == "." or name in names or any(one.startswith(f"{name}/") for one in names):
         return
+    if any(one in names or any(file.startswith(f"{one}/") for file in names) for one in matching(name, folder)):
+        return
     ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110 -- names may be too long
-    hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out." if ignored else COPY
+    hint = "It exists, but .gitignore, .dockerignore or its folder's name excludes it." if ignored else COPY
     here = "\n`launch local --in-place` runs in that folder itself." if ignored else ""
-    raise UsageError(f"{field}: {path} isn't among the code in {folder}", hint + here, field=field)
+    raise UsageError(f"{field}: {path} is not in the code in {folder}", hint + here, field=field)

@@ -21,16 +21,28 @@ def setting(name: str, environ: Mapping[str, str]) -> str | None:
     `CLOUDSDK_SECTION_PROPERTY` takes precedence over the active configuration (`CLOUDSDK_ACTIVE_CONFIG_NAME`, else the
     file `active_config`, else `default`). Values with unprintable characters are ignored.
     """
-    variable = f"CLOUDSDK_{name.replace('/', '_').upper()}"
-    for candidate in (variable, *ALSO.get(name, ())):
+    if value := of_environment(name, environ):
+        return value
+    for candidate in ALSO.get(name, ()):
         if (value := environ.get(candidate)) and value.isprintable():
             return value
     return active_configuration(environ).get(name)
 
 
+def of_environment(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return the value of gcloud's own variable for a property, or None."""
+    value = environ.get(f"CLOUDSDK_{name.replace('/', '_').upper()}")
+    return value if value and value.isprintable() else None
+
+
 def account(environ: Mapping[str, str]) -> str:
     """Return gcloud's account: the impersonated one, else the logged-in one. Empty if there is none."""
     return setting("auth/impersonate_service_account", environ) or setting("core/account", environ) or ""
+
+
+def person(environ: Mapping[str, str]) -> str:
+    """Return the account that is logged in to gcloud, also while it impersonates another. Empty if there is none."""
+    return setting("core/account", environ) or ""
 
 
 def default_regions(environ: Mapping[str, str]) -> tuple[str, ...]:

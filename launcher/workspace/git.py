@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SAFE = ("-c", "core.fsmonitor=false", "-c", "core.excludesFile=")
 """A repository's config must not run programs, and the user's global excludes must not change the job's code."""
 QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false")
+WITHOUT_LFS = ("-c", "filter.lfs.smudge=", "-c", "filter.lfs.process=", "-c", "filter.lfs.required=false")
+"""Git LFS would fetch the files from a server."""
 SUBMODULE = "160000 "
 LIST = ("ls-files", "-z", "--cached", "--others", "--exclude-per-directory=.gitignore")
 ELSEWHERE = frozenset(
@@ -121,6 +123,40 @@ def without_filters(folder: Path) -> Iterator[str]:
     for scope, name in zip(told[::2], told[1::2], strict=False):
         if scope in {"local", "worktree"}:
             yield from ("-c", f"{name}={'false' if name.endswith('.required') else ''}")
+
+
+def export_commit(folder: Path, ref: str, to: Path) -> None:
+    """Write the files of a commit into the empty folder `to`, as a checkout of its own that shares the objects.
+
+    The repository's own files, index and refs do not change. Large files (LFS) are written as pointers.
+
+    Raises UsageError: git is not installed or refuses the repository, or `ref` is not a commit of it.
+    """
+    remote, _, branch = ref.partition("/")
+    fetch = f"git fetch {remote} {branch}" if branch else "git log shows the commits"
+    commit = required(
+        folder, f"{ref} is not a commit here", fetch, "rev-parse", "--verify", "--end-of-options", f"{ref}^{{commit}}"
+    )
+    objects = asked(folder, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+    form = asked(folder, "rev-parse", "--show-object-format") or "sha1"
+    what = f"git cannot write the files of {ref}"
+    required(to, what, "", "init", "--quiet", "--template=", f"--object-format={form}")
+    info = to / ".git" / "objects" / "info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "alternates").write_text(f"{objects}\n", encoding="utf-8", newline="\n")
+    required(to, what, "", "read-tree", commit)
+    required(to, what, "", *WITHOUT_LFS, "checkout-index", "--all", "--quiet")
+
+
+def required(folder: Path, problem: str, hint: str, *words: str) -> str:
+    """Return the output of `git WORDS`. Raises UsageError with git's own message if it fails."""
+    ran = run(str(folder), *SAFE, *QUIET, *words)
+    if ran is None:
+        raise UsageError(f"{problem}: git is not installed", "Install git.")
+    if ran.returncode != 0:
+        said = os.fsdecode(ran.stderr).strip().removeprefix("fatal: ")
+        raise UsageError(f"{problem}: {said}", hint)
+    return os.fsdecode(ran.stdout).strip()
 
 
 def asked(folder: Path, *words: str) -> str:

@@ -11,12 +11,13 @@ import posixpath
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from launcher.spec.models import JobSpec
 from launcher.workspace.listing import NEVER, is_run_folder
-from launcher.workspace.python_files import started, walk_code
+from launcher.workspace.python_files import MOST_FILES, started, walk_code
 
 if TYPE_CHECKING:
     import ast
@@ -58,13 +59,19 @@ class Mention(NamedTuple):
     """True if the statement uses __file__: the path may then be relative to the script."""
 
 
-def named_but_ignored(spec: JobSpec, folder: Path, names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
+def mentioned(spec: JobSpec, folder: Path, names: Sequence[str]) -> list[Mention]:
+    """Return the texts in the arguments and in the script that may be paths; `names` are the code's files."""
+    return [*_in_arguments(spec), *_in_python(_start(spec, names), folder, set(names))]
+
+
+def named_but_ignored(
+    mentions: Sequence[Mention], spec: JobSpec, folder: Path, names: Sequence[str], without: Sequence[str]
+) -> tuple[str, ...]:
     """Return `data/train.bin (train.py:12)` for each such file, and `data/ (…)` for a folder without any code files.
 
     `names` are the code's files. `without` are files that were left out for another reason; they are not reported.
     """
     own = set(names)
-    mentions = [*_in_arguments(spec), *_in_python(_start(spec, names), folder, own)]
     if not mentions:
         return ()
     folders = {parent for name in names for parent in _parents(name)}
@@ -78,9 +85,8 @@ def named_but_ignored(spec: JobSpec, folder: Path, names: Sequence[str], without
     return tuple(f"{one} ({where})" for one, where in found.items() if not _said_otherwise(one, found))
 
 
-def named_outside(spec: JobSpec, folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+def named_outside(mentions: Sequence[Mention]) -> tuple[str, ...]:
     """Return `../data (main.py:7)` for each path that leads out of the code's folder."""
-    mentions = [*_in_arguments(spec), *_in_python(_start(spec, names), folder, set(names))]
     found: dict[str, str] = {}
     for mention in mentions:
         path = posixpath.normpath(mention.text)
@@ -147,10 +153,21 @@ def _in_python(start: Sequence[str], folder: Path, own: set[str]) -> Iterator[Me
     import ast  # imported here: a dry run without a script doesn't need it
 
     for name, tree in walk_code(start, folder, own, ast.walk):
-        beside = set(_beside(tree))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_path(node.value):
-                yield Mention(node.value, f"{name}:{node.lineno}", node in beside)
+        for text, line, is_beside in _constants(tree):
+            yield Mention(text, f"{name}:{line}", is_beside)
+
+
+@lru_cache(maxsize=MOST_FILES)
+def _constants(tree: ast.Module) -> tuple[tuple[str, int, bool], ...]:
+    """Return the strings of a file that may be paths, with their lines, and whether the statement uses __file__."""
+    import ast
+
+    beside = set(_beside(tree))
+    return tuple(
+        (node.value, node.lineno, node in beside)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_path(node.value)
+    )
 
 
 def _beside(tree: ast.Module) -> Iterator[ast.AST]:

@@ -66,7 +66,7 @@ def modules_of(package: str) -> list[str]:
     if name in IMPORTED_AS:
         return IMPORTED_AS[name].split()
     namespace = name.partition("-")[0]
-    return [name.replace("-", "_"), *([namespace] if namespace in ("google", "nvidia", "cuda") else [])]
+    return [name.replace("-", "_"), *([namespace] if namespace in ("backports", "google", "nvidia", "cuda") else [])]
 
 
 def normalised(package: str) -> str:

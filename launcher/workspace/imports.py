@@ -37,7 +37,7 @@ def unprovided(
     lacks = "image.requirements names no package for it" if requirements else "the image has no package for it"
     lines = [f"{one.file}:{one.line}: imports {one.module}, and {lacks}" for one in found.values()]
     more = len(lines) - MOST_WARNINGS
-    return (*lines[:MOST_WARNINGS], *([f"and {more} more imports that nothing provides"] if more > 0 else []))
+    return (*lines[:MOST_WARNINGS], *([f"and {more} more unresolved imports"] if more > 0 else []))
 
 
 def imports(starts: Sequence[str], folder: Path, names: Sequence[str]) -> Iterator[Import]:

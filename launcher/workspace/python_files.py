@@ -7,6 +7,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,17 @@ def parsed(file: Path) -> ast.Module:
 
     Raises SyntaxError, ValueError (null bytes), RecursionError and OSError.
     """
+    return parsed_text(file.read_bytes())
+
+
+@lru_cache(maxsize=MOST_FILES)
+def parsed_text(text: bytes) -> ast.Module:
+    """Parse a file's content; the same tree for the same content, so nobody may change it."""
     import ast
     import warnings
 
     with warnings.catch_warnings(action="ignore"):  # Python itself shows them when the file runs
-        return ast.parse(file.read_bytes())
+        return ast.parse(text)
 
 
 def started(spec: JobSpec, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -76,8 +83,6 @@ def walk_code(
     `names` are the code's files. `imports_of` yields the nodes of a file whose imports are followed. A file that can't
     be parsed is left out, and so is everything beyond MOST_FILES or MOST_BYTES.
     """
-    import ast
-
     known, waiting, size = frozenset(names), deque(dict.fromkeys(starts)), 0
     seen, roots = set(waiting), list(dict.fromkeys(["", *map(posixpath.dirname, waiting)]))
     read = 0
@@ -94,11 +99,21 @@ def walk_code(
         except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # reported elsewhere
             continue
         yield name, tree
-        nodes = (node for node in imports_of(tree) if isinstance(node, ast.Import | ast.ImportFrom))
-        for module in (module for node in nodes for module in imported(node, name)):
+        for module in modules_imported(tree, name, imports_of):
             new = [one for one in files_of(module, name, roots, known) if one not in seen]
             seen.update(new)
             waiting += new
+
+
+@lru_cache(maxsize=2 * MOST_FILES)
+def modules_imported(
+    tree: ast.Module, file: str, imports_of: Callable[[ast.Module], Iterable[ast.AST]]
+) -> tuple[str, ...]:
+    """Return the modules that the imports among the nodes `imports_of` may load."""
+    import ast
+
+    nodes = (node for node in imports_of(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple(dict.fromkeys(module for node in nodes for module in imported(node, file)))
 
 
 def imported(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[str]:
@@ -139,15 +154,22 @@ def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tu
     from launcher.workspace.image_modules import image_modules
 
     module, image = spec.run.module, spec.image
-    if not module or spec.run.is_builtin or image.uri or image.base or file_of_program(module, names):
+    if (
+        not module
+        or spec.run.is_builtin
+        or image.uri
+        or image.base
+        or image.dockerfile
+        or file_of_program(module, names)
+    ):
         return ()
     top = module.partition(".")[0]
     if top in image_modules() or top in sys.stdlib_module_names:
         return ()
     if image.requirements:
-        return (f"run.module: {module} is no file of the code: a package of image.requirements has to bring it",)
+        return (f"run.module: {module} is not in the code: a package of image.requirements must provide it",)
     wanted = module.replace(".", "/") + ".py"
-    where = f"among the code in {folder}" if folder else "beside the spec"
+    where = f"in the code in {folder}" if folder else "next to the spec"
     raise UsageError(
         f"run.module: {module}: there is no {wanted} {where}",
         did_you_mean(near_scripts(wanted, names), "Name the folder with your code in image.code."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.errors import UsageError
 
@@ -25,13 +26,26 @@ NOT_SENT = re.compile(
 """A file or folder on this machine, with or without an option before it. URLs don't match."""
 
 
+class Line(NamedTuple):
+    """A line, and the file and number where it stands."""
+
+    path: Path
+    number: int
+    text: str
+
+
 def requirements(path: Path) -> str:
     """Return the text of a requirements file with its includes, or of a pyproject.toml's dependencies.
 
     Raises:
         UsageError: it can't be read, contains a password, or refers to a file on this machine.
     """
-    return of_pyproject(path) if path.name == "pyproject.toml" else "".join(with_included(path, ()))
+    return "".join(f"{line.text}\n" for line in located(path))
+
+
+def located(path: Path) -> list[Line]:
+    """Return the same text as lines. Raises UsageError."""
+    return list(of_pyproject(path) if path.name == "pyproject.toml" else with_included(path, ()))
 
 
 def read(path: Path) -> str:
@@ -41,12 +55,12 @@ def read(path: Path) -> str:
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
         what = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{FIELD}: {path} can't be read: {what}", "It is relative to the spec's file.", field=FIELD
+            f"{FIELD}: {path} can't be read: {what}", "The path is relative to the spec file.", field=FIELD
         ) from error
 
 
-def of_pyproject(path: Path) -> str:
-    """Return `[project] dependencies`, one per line. Raises UsageError."""
+def of_pyproject(path: Path) -> Iterator[Line]:
+    """Yield `[project] dependencies`, one per line. Raises UsageError."""
     import tomllib
 
     text = read(path)
@@ -63,10 +77,10 @@ def of_pyproject(path: Path) -> str:
         number = next((number for number, line in enumerate(lines, 1) if one in line), 1)
         check(path, number, one)
         check_syntax(path, number, one)
-    return "".join(f"{one}\n" for one in found)
+        yield Line(path, number, one)
 
 
-def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[str]:
+def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[Line]:
     """Yield the file's lines. `-r OTHER` is replaced with that file's lines. Raises UsageError."""
     if path.resolve() in above:
         raise UsageError(f"{FIELD}: {path} includes itself", "Remove one of the -r lines.", field=FIELD)
@@ -77,7 +91,7 @@ def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[str]:
             yield from with_included(path.parent / included[1], (*above, path.resolve()))
         else:
             check(path, number, bare)
-            yield f"{line}\n"
+            yield Line(path, number, line)
     for number, named in packages(text):
         check_syntax(path, number, named)
 
@@ -137,6 +151,6 @@ def check(path: Path, number: int, line: str) -> None:
     if NOT_SENT.match(line):
         raise UsageError(
             f"{FIELD}: {path}:{number}: {line!r} names something on this machine, which the image doesn't have",
-            "Code of your own belongs into image.code; packages come from an index, or from git+https://…",
+            "Put your own code in image.code. Packages must come from an index, or from git+https://…",
             field=FIELD,
         )

@@ -25,10 +25,10 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
     for field, function in custom_functions(spec.run).items():
         if path := _file(function, names):
             _check_name(field, function, folder / path, path)
-        elif not (spec.image.requirements or spec.image.base):
+        elif not (spec.image.requirements or spec.image.base or spec.image.dockerfile):
             wanted = function.partition(":")[0].replace(".", "/") + ".py"
             raise UsageError(
-                f"{field}: {function}: there is no {wanted} among the code in {folder}",
+                f"{field}: {function}: there is no {wanted} in the code in {folder}",
                 did_you_mean(near_scripts(wanted, names), "If a package brings it, name that in image.requirements."),
                 field=field,
             )

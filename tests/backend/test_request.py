@@ -22,7 +22,7 @@ from tests.plan.planning import planned, request
 RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/mine"
 
 
-def test_a_request_says_what_was_tried() -> None:
+def test_the_placement_is_read_from_a_request() -> None:
     plan = planned(provisioning=["spot"], machine={"type": "h100", "gpus": 8, "nodes": 2})
     found = tried("my-project", "us-central1", plan.attempts[0].request)
     assert (found.project, found.region, found.provisioning, found.gpus) == ("my-project", "us-central1", "spot", 16)
@@ -40,13 +40,13 @@ def test_provisioning_models() -> None:
     assert (provisioning({}), machine_type({}), image({})) == ("standard", "", "")
 
 
-def test_the_same_run_elsewhere_is_no_other_one() -> None:
+def test_another_placement_makes_no_difference() -> None:
     here = request(regions=["us-central1"], provisioning=["spot"], limits={"hours": 3}, labels={"a": "b"})
     there = request(regions=["us-east5"], provisioning=["standard"], limits={"hours": 4, "restarts": 1})
     assert differences(here, there) == ()
 
 
-def test_what_differs_is_told_field_by_field() -> None:
+def test_differences_are_listed_by_field() -> None:
     one = request(env={"A": "1", "B": "x" * 200}, run={"module": "train", "config": {"steps": 10, "batch_size": 32}})
     other = request(
         env={"A": "2"},
@@ -65,7 +65,7 @@ def test_what_differs_is_told_field_by_field() -> None:
     ]
 
 
-def test_a_request_of_somebody_elses() -> None:
+def test_differences_of_malformed_requests() -> None:
     assert differences(
         {"jobSpec": {"workerPoolSpecs": [{"containerSpec": {"env": [{"name": "LAUNCH_CONFIG", "value": "{"}]}}]}}, {}
     )

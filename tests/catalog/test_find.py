@@ -103,24 +103,24 @@ def test_n1_counts(name: str, gpu: str, service: Service, counts: list[int]) -> 
     [
         ("h100", 3, None, "vertex", "machine.gpus: 3 is not available for h100, only 1, 2, 4 or 8 GPUs", "add nodes"),
         ("h200", 2, None, "vertex", "machine.gpus: 2 is not available for h200, only 8 GPUs", "--nodes 2"),
-        ("h1OO", 2, None, "vertex", "unknown GPU or machine type h1OO", "did you mean h100"),
-        ("a100", 2, None, "vertex", "a100 is ambiguous", "use a100-80gb or a100-40gb"),
+        ("h1OO", 2, None, "vertex", "unknown GPU or machine type h1OO", "Did you mean h100"),
+        ("a100", 2, None, "vertex", "a100 is ambiguous", "Use a100-80gb or a100-40gb"),
         (
             "NVIDIA_A100_80GB",
             2,
             None,
             "vertex",
             "unknown GPU or machine type NVIDIA_A100_80GB",
-            "did you mean a100-80gb?",
+            "Did you mean a100-80gb?",
         ),
-        ("nvidia-l4", 2, None, "vertex", "unknown GPU or machine type nvidia-l4", "did you mean l4?"),
+        ("nvidia-l4", 2, None, "vertex", "unknown GPU or machine type nvidia-l4", "Did you mean l4?"),
         (
             "a3-highgpu-3g",
             None,
             None,
             "vertex",
             "unknown GPU or machine type a3-highgpu-3g",
-            "did you mean a3-highgpu-",
+            "Did you mean a3-highgpu-",
         ),
         (
             "n2-standard-8",
@@ -128,7 +128,7 @@ def test_n1_counts(name: str, gpu: str, service: Service, counts: list[int]) -> 
             None,
             "compute",
             "unknown GPU or machine type n2-standard-8",
-            "did you mean n1-standard-8",
+            "Did you mean n1-standard-8",
         ),
         ("tpu", None, None, "compute", "tpu is not supported", "GPU: h100 h100-mega"),
         (
@@ -141,10 +141,10 @@ def test_n1_counts(name: str, gpu: str, service: Service, counts: list[int]) -> 
         ),
         ("a3-highgpu-1g", 4, None, "vertex", "a3-highgpu-1g has 1 GPU (", "--gpus 4"),
         ("a3-highgpu-2g", 2, "l4", "vertex", "a3-highgpu-2g has NVIDIA H100 80GB, not NVIDIA L4", "remove it"),
-        ("h100", 2, "l4", "vertex", "machine.type h100 and machine.accelerator l4 are different", "remove"),
+        ("h100", 2, "l4", "vertex", "machine.type h100 and machine.accelerator l4 are different", "Remove"),
         ("gb300", None, None, "vertex", "NVIDIA GB300 is not available on Vertex AI", "launch vm"),
-        ("g4-standard-6", None, None, "vertex", "g4-standard-6 is not available on Vertex AI", "use g4-standard-48, "),
-        ("a3-edgegpu-8g", None, None, "vertex", "a3-edgegpu-8g is not available on Vertex AI", "use a3-highgpu-1g, "),
+        ("g4-standard-6", None, None, "vertex", "g4-standard-6 is not available on Vertex AI", "Use g4-standard-48, "),
+        ("a3-edgegpu-8g", None, None, "vertex", "a3-edgegpu-8g is not available on Vertex AI", "Use a3-highgpu-1g, "),
         (
             "n1-standard-8",
             None,
@@ -154,19 +154,19 @@ def test_n1_counts(name: str, gpu: str, service: Service, counts: list[int]) -> 
             "accelerator=t4",
         ),
         ("n1-standard-8", 2, "l4", "vertex", "n1-standard-8 has NVIDIA T4, ", "accelerator=t4"),
-        ("n1-standard-8", 2, "t5", "vertex", "unknown GPU or machine type t5", "did you mean t4"),
+        ("n1-standard-8", 2, "t5", "vertex", "unknown GPU or machine type t5", "Did you mean t4"),
         (
             "n1-standard-2",
             1,
             "t4",
             "vertex",
             "n1-standard-2 with t4 is not available on Vertex AI",
-            "use n1-standard-4, ",
+            "Use n1-standard-4, ",
         ),
         ("n1-standard-32", 1, "t4", "vertex", "n1-standard-32 has 2 or 4 GPUs (NVIDIA T4), not 1", "--gpus 1"),
     ],
 )
-def test_what_does_not_exist(
+def test_unknown_machines_are_refused_with_alternatives(
     kind: str, gpus: int | None, accelerator: str | None, service: Service, problem: str, hint: str
 ) -> None:
     with pytest.raises(CatalogError) as caught:
@@ -209,12 +209,12 @@ def test_provisioning(name: str, compute: str, vertex: str) -> None:
         ("a4x-highgpu-4g", (), ()),
     ],
 )
-def test_what_is_tried_when_the_spec_says_nothing(name: str, vertex: tuple[str, ...], compute: tuple[str, ...]) -> None:
+def test_default_provisioning_models(name: str, vertex: tuple[str, ...], compute: tuple[str, ...]) -> None:
     shape = CATALOG.machines[name][0]
     assert (shape.provisioning_default("vertex"), shape.provisioning_default("compute")) == (vertex, compute)
 
 
-def test_uncertain_ways_are_warned_of_on_vertex_alone() -> None:
+def test_uncertain_provisioning_is_warned_of_only_on_vertex() -> None:
     shape = _shape("a3-highgpu-2g")
     assert "uncertain" in CATALOG.warnings(shape, "vertex", "standard")[0]
     assert CATALOG.warnings(shape, "vertex", "spot") == ()
@@ -269,17 +269,17 @@ def test_an_ai_zone_is_a_zone_of_its_region(zone: str) -> None:
 @pytest.mark.parametrize(
     "text", ["us-central1", "us-central1-aa", "us-central1-1a", "us-central1-aia", "us-central1-ai1", "-a", "x"]
 )
-def test_what_is_no_zone(text: str) -> None:
+def test_an_invalid_zone_name(text: str) -> None:
     assert not re.fullmatch(ZONE, text)
 
 
-def test_vertex_regions_leave_out_those_it_does_not_train_in() -> None:
+def test_vertex_regions_exclude_those_without_training() -> None:
     shape = _shape("a3-highgpu-2g")
     assert set(CATALOG.regions(shape)) - set(CATALOG.vertex_regions(shape)) == {"asia-south2"}
     assert CATALOG.vertex_regions(_shape("a3-edgegpu-8g")) == ()
 
 
-def test_where_n1_is_is_unknown() -> None:
+def test_regions_and_zones_of_n1_are_unknown() -> None:
     shape = CATALOG.find("t4", 1, None, "vertex")
     assert (CATALOG.regions(shape), CATALOG.vertex_regions(shape), CATALOG.zones(shape)) == ((), (), ())
     assert shape.memory_gb == 30.0

@@ -42,7 +42,7 @@ def test_gpus(name: str, memory_gb: int, bf16: float | None, wheel: str, min_dri
     assert (gpu.memory_gb, gpu.peak_tflops["bf16"], gpu.wheel, gpu.min_driver) == (memory_gb, bf16, wheel, min_driver)
 
 
-def test_a_peak_that_is_only_recalled_is_unknown() -> None:
+def test_a_peak_without_a_source_is_unknown() -> None:
     assert set(CATALOG.gpu("rtx-pro-6000").peak_tflops.values()) == {None}
 
 
@@ -53,6 +53,12 @@ def test_the_gpus_memory_is_the_machines_divided() -> None:
     for name, memory in table.items():
         shape = _shape(name)
         assert CATALOG.gpu(shape.gpu).memory_gb * shape.gpus == memory, name
+
+
+SPOT_L4 = Quota("PREEMPTIBLE_NVIDIA_L4_GPUS", "PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region", 1, {})
+SPOT_H100 = Quota("PREEMPTIBLE_NVIDIA_H100_GPUS", "PREEMPTIBLE-NVIDIA-H100-GPUS-per-project-region", 1, {})
+SPOT_RTX = Quota(None, "PREEMPTIBLE-NVIDIA-RTX-PRO-6000-GPUS-per-project-region", 1, {})
+"""Only Cloud Quotas shows it."""
 
 
 @pytest.mark.parametrize(
@@ -89,11 +95,12 @@ def test_the_gpus_memory_is_the_machines_divided() -> None:
         ),
         ("gb200", "vertex", "reservation", None),
         ("h100", "vertex", "reservation:projects/p/zones/z/reservations/r", None),
-        ("a100-40gb", "compute", "standard", Quota("NVIDIA_A100_GPUS", None, 1, {})),
-        ("l4", "compute", "spot", Quota("PREEMPTIBLE_NVIDIA_L4_GPUS", None, 1, {})),
-        ("l4", "compute", "flex-start", Quota("PREEMPTIBLE_NVIDIA_L4_GPUS", None, 1, {})),
-        ("h100", "compute", "spot", Quota("PREEMPTIBLE_NVIDIA_H100_GPUS", None, 1, {})),
-        ("h100", "compute", "flex-start", Quota("PREEMPTIBLE_NVIDIA_H100_GPUS", None, 1, {})),
+        ("a100-40gb", "compute", "standard", Quota("NVIDIA_A100_GPUS", "NVIDIA-A100-GPUS-per-project-region", 1, {})),
+        ("l4", "compute", "spot", SPOT_L4),
+        ("l4", "compute", "flex-start", SPOT_L4),
+        ("h100", "compute", "spot", SPOT_H100),
+        ("h100", "compute", "flex-start", SPOT_H100),
+        ("rtx-pro-6000", "compute", "spot", SPOT_RTX),
         ("h200", "compute", "flex-start", None),
         ("h200", "compute", "reservation:projects/p/zones/z/reservations/r", None),
         (
@@ -190,6 +197,6 @@ def test_interruptions() -> None:
     assert CATALOG.interruptions("bespoke") is None
 
 
-def test_every_way_of_provisioning_says_how_often_it_is_interrupted() -> None:
+def test_every_provisioning_model_has_an_interruption_rate() -> None:
     models = {model for shapes in CATALOG.machines.values() for shape in shapes for model in shape.compute_provisioning}
     assert {model for model in models if not CATALOG.interruptions(model)} == set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -56,6 +58,13 @@ def test_no_price_is_zero_where_it_is_unknown() -> None:
         for known in tables.prices(name).values()
         for price in (known.listed, known.spot, known.flex_start)
     )
+
+
+def test_a_price_of_zero_is_unknown(tmp_path: Path) -> None:
+    row = "a3-highgpu-8g,us-central1,0,list,0.0,flex-sku,0,spot,,X,2026-11-23,B\n"
+    (tmp_path / "prices.csv").write_text(row)
+    found = tables.prices("a3-highgpu-8g", str(tmp_path))["us-central1"]
+    assert (found.listed, found.flex_start, found.spot) == (None, None, None)
 
 
 def test_spot_is_dearer_than_flex_start_where_the_sources_say_so() -> None:
@@ -136,7 +145,7 @@ def test_worked_figures(name: str, service: Service, provisioning: str, place: s
     assert usd(name, service, provisioning, place) == pytest.approx(expected, abs=0.006)
 
 
-def test_the_fee_is_what_the_bills_show() -> None:
+def test_the_vertex_fee_matches_real_bills() -> None:
     """2 GPUs, 52 vCPUs and 468 GB at the management fee's SKUs."""
     fee = 2 * 1.4694826 + 52 * 0.0038247 + 468 * 0.0003331
     on_vertex = usd("a3-highgpu-2g", "vertex", "spot", "us-central1-a")
@@ -168,7 +177,7 @@ def test_an_unknown_flex_start_price_stays_unknown() -> None:
     assert usd("a3-edgegpu-8g", "compute", "flex-start", "us-east4") is None
 
 
-def test_what_no_rule_covers_is_unknown() -> None:
+def test_a_price_without_a_rule_is_unknown() -> None:
     assert _price("a4x-highgpu-4g", "compute", "spot", "us-central1") == Price(
         usd=None,
         approx=True,
@@ -228,7 +237,7 @@ def test_derived_figures_and_upper_bounds_are_marked(
     assert (found.approx, found.bound) == marks
 
 
-def test_where_a_figure_comes_from_and_what_it_leaves_out() -> None:
+def test_a_price_names_its_source_and_exclusions() -> None:
     found = _price("a3-highgpu-2g", "vertex", "flex-start", "us-central1")
     assert found.source == "CYC-PRICES; SK9; ZENN"
     assert found.date == "2026-07-30; 2025-08; 2026-07"
@@ -246,7 +255,7 @@ def test_a_zone_costs_what_its_region_does() -> None:
     )
 
 
-def test_what_a_disk_costs_a_month() -> None:
+def test_monthly_disk_prices() -> None:
     found = CATALOG.disk_price("pd-balanced", "us-central1")
     assert found is not None
     assert (found.usd, found.unit, found.date) == (0.1, "GB and month", "2025-03-06")

@@ -111,20 +111,20 @@ def test_gpus_and_bundled_disks_are_the_sources() -> None:
     assert seen <= ours
 
 
-def test_a_machine_with_disks_of_its_own_has_a_multiple_of_375_gib() -> None:
+def test_bundled_local_ssds_are_a_multiple_of_375_gib() -> None:
     for shape in _shapes():
         assert shape.local_ssd_auto == (shape.local_ssd_gib > 0), shape.name
         assert shape.local_ssd_gib % 375 == 0, shape.name
 
 
-def test_every_shape_has_a_known_gpu_and_can_be_had_somewhere() -> None:
+def test_every_shape_has_a_known_gpu_and_is_available_somewhere() -> None:
     for shape in _shapes():
         assert shape.gpu in CATALOG.gpus, shape.name
         assert shape.compute_provisioning, shape.name
         assert shape.on_vertex == bool(shape.vertex_provisioning), shape.name
 
 
-def test_what_is_tried_by_default_is_allowed() -> None:
+def test_default_provisioning_models_are_allowed() -> None:
     for shape in _shapes():
         assert set(shape.compute_default) <= set(shape.compute_provisioning), shape.name
         assert set(shape.vertex_default) <= set(shape.vertex_provisioning), shape.name

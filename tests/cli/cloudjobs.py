@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from launcher.testing.googlecloud import GoogleCloud, Stage
+from launcher.testing.googlecloud.compute import YOU
 from tests.command import Ran, launch
-from tests.googlecloud import GoogleCloud, Stage
-from tests.googlecloud.compute import YOU
 
 QUEUED, PENDING, RUNNING = (
     Stage(f"JOB_STATE_{name}", after) for name, after in (("QUEUED", 0), ("PENDING", 5), ("RUNNING", 10))

@@ -12,21 +12,20 @@ import pytest
 from launcher.clock import Clock
 
 if TYPE_CHECKING:  # Google's libraries cost seconds: only the tests that use them pay
+    from launcher.testing.googlecloud import FakeClock, GoogleCloud
     from tests.cli.cloudjobs import Job
     from tests.cli.vms import Vms
-    from tests.googlecloud import FakeClock, GoogleCloud
 
 
 @pytest.fixture
 def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    from launcher.testing.registry import OciRegistry, put_image
     from tests.cli.cloudjobs import WELL, Job
-    from tests.images.test_append import put_base
-    from tests.registry import OciRegistry
 
     monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.advance))
     cloud.jobs.script = WELL
     with OciRegistry() as registry:
-        yield Job(tmp_path, cloud, f"{registry.host}/p/train@{put_base(registry, name='p/train')}")
+        yield Job(tmp_path, cloud, f"{registry.host}/p/train@{put_image(registry, 'p/train')}")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ class Place:
         (self.home / ".ssh").mkdir(parents=True)
         self.key = make_key(self.home / ".ssh" / "google_compute_engine")
         server.let_in(self.key.with_name("google_compute_engine.pub"))
-        self.env = {**vms.env, "HOME": str(self.home), "PATH": os.environ["PATH"]}
+        self.env = {**vms.env, "HOME": str(self.home), "XDG_CONFIG_HOME": "", "PATH": os.environ["PATH"]}
         self.machine = vms.make()
         self.address("127.0.0.1")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import gather
+from launcher.api import gather
 from launcher.workspace import code_files, content, gcloud_config
 from tests.clients import MODULES, missing
 from tests.command import ROOT, SPECS, WORLD, launch
@@ -23,9 +23,16 @@ PLANS = (
     ("vm", str(SPECS / "vm-dlvm-ssh.yaml")),
     ("vm", str(SPECS / "vm-train-spot.yaml"), "--run"),
     ("local", str(SPECS / "quickstart.yaml"), "--gpus", "2"),
+    ("sweep", str(SPECS / "quickstart.yaml"), "--to", "local", "--set", "run.config.steps=1,2"),
 )
 OTHERS = (
     ("schema",),
+    ("gpus", "--region", "us-central1"),
+    ("prices",),
+    ("check", "job_specs"),
+    ("config",),
+    ("estimate", "--vram", "24GB"),
+    ("estimate", str(SPECS / "vertex-2xh100.yaml")),
     ("--help",),
     ("vertex", "--help"),
     ("vm", "--help"),
@@ -127,6 +134,8 @@ def test_the_recipe_and_the_trainer_have_forward_slashes(monkeypatch: pytest.Mon
     """os.walk joins with the platform's separator."""
     walk = os.walk
     expected = sorted(file.name for file in (*content.recipe(), *content.trainer()))
+    content.recipe.cache_clear()
+    content.trainer.cache_clear()
     monkeypatch.setattr(
         os,
         "walk",
@@ -202,7 +211,16 @@ def test_a_command_that_needs_posix_is_refused_on_windows(
 
 
 @pytest.mark.parametrize(
-    "line", [("vertex", "--type", "l4", "--dry-run"), ("schema",), ("ssh", "--help"), ("status", "-h")], ids=" ".join
+    "line",
+    [
+        ("vertex", "--type", "l4", "--dry-run"),
+        ("schema",),
+        ("gpus",),
+        ("estimate",),
+        ("ssh", "--help"),
+        ("status", "-h"),
+    ],
+    ids=" ".join,
 )
 def test_what_works_on_windows_is_not_refused(line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")

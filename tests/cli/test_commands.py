@@ -18,7 +18,7 @@ from tests.spec.hostile import merge_bomb
 ANSWER = ("vertex", "--gpus", "2", "--type", "h100", "--dry-run")
 
 
-def test_a_project_is_all_that_a_dry_run_needs() -> None:
+def test_a_dry_run_needs_only_a_project() -> None:
     ran = launch(*ANSWER, env={"CLOUDSDK_CORE_ACCOUNT": ""})
     assert ran.code == 0
     assert "a3-highgpu-2g" in ran.out
@@ -40,7 +40,7 @@ def test_without_a_project() -> None:
 @pytest.mark.parametrize(
     "project", ["My Project", "my_project", "MY-PROJECT", "my-project-", "-my-project", "projects/my-project", "a" * 64]
 )
-def test_a_project_id_that_can_not_be_one(project: str) -> None:
+def test_an_invalid_project_id_is_refused(project: str) -> None:
     for target in ("vertex", "vm"):
         ran = launch(target, *ANSWER[1:], env={"CLOUDSDK_CORE_PROJECT": project})
         assert (ran.code, ran.out) == (2, "")
@@ -48,7 +48,7 @@ def test_a_project_id_that_can_not_be_one(project: str) -> None:
 
 
 @pytest.mark.parametrize("project", ["my-project", "example.com:my-project", "p1", "123-legacy"])
-def test_a_project_id_that_can_be_one(project: str) -> None:
+def test_a_valid_project_id_is_accepted(project: str) -> None:
     assert launch(*ANSWER, env={"CLOUDSDK_CORE_PROJECT": project}).code == 0
 
 
@@ -76,7 +76,7 @@ def test_gclouds_active_configuration_is_read(tmp_path: Path) -> None:
     assert {attempt["region"] for attempt in plan["attempts"]} == {"us-east4"}
 
 
-def test_flags_beat_the_spec(tmp_path: Path) -> None:
+def test_flags_override_the_spec(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text("name: a\nmachine: {type: h100, gpus: 8}\nregions: [us-central1]\nprovisioning: standard\n")
     flags: tuple[str, ...] = (
@@ -106,7 +106,7 @@ def test_flags_beat_the_spec(tmp_path: Path) -> None:
     assert attempt["request"]["labels"]["team"] == "a"
 
 
-def test_an_image_of_ones_own_takes_the_place_of_the_specs(tmp_path: Path) -> None:
+def test_the_image_flag_replaces_the_specs_image(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text("name: a\nmachine: {type: l4}\nregions: any\nimage: {code: .}\nrun: {module: mine}\n")
     uri = "us-docker.pkg.dev/p/r/i@sha256:" + "a" * 64
@@ -131,11 +131,11 @@ def test_the_attempts_are_as_wide_as_the_longest_zone() -> None:
     assert (len(prices), len(set(prices))) == (2, 1), ran.shown
 
 
-def test_run_id_by_hand() -> None:
+def test_a_custom_run_id() -> None:
     assert json.loads(launch(*ANSWER, "-o", "json", "--run-id", "mine-1").out)["run"] == "mine-1"
 
 
-def test_a_vm_needs_credentials_a_dry_run_doesnt() -> None:
+def test_a_dry_run_of_a_vm_needs_no_credentials() -> None:
     ran = launch("vm", "--type", "l4")
     assert ran.code == 4
     assert "gcloud auth application-default login" in ran.err
@@ -152,7 +152,7 @@ def test_all_errors_of_a_spec_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_a_merge_bomb_is_a_message_of_a_screen(tmp_path: Path, flag: bool) -> None:
+def test_a_yaml_merge_bomb_gives_a_short_message(tmp_path: Path, flag: bool) -> None:
     spec = tmp_path / "bomb.yaml"
     spec.write_bytes(b"name: a\nmachine: {type: l4}\n" if flag else merge_bomb())
     bomb = "run.config={" + ", ".join(f"k{n}: *a" for n in range(500)) + "}"
@@ -197,7 +197,7 @@ def test_code_is_part_of_the_run_and_ignored_files_are_not(tmp_path: Path) -> No
     assert plan()[1] != first[1]
 
 
-def test_the_plan_says_how_much_code_ships_and_warns_of_much(tmp_path: Path) -> None:
+def test_the_plan_shows_the_codes_size_and_warns_of_much(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text("name: a\nmachine: {type: l4}\nregions: any\nimage: {code: src}\nrun: {module: mine}\n")
     (tmp_path / "src").mkdir()
@@ -221,7 +221,7 @@ def test_the_plan_says_how_much_code_ships_and_warns_of_much(tmp_path: Path) -> 
     assert ".dockerignore" in warnings[0]
 
 
-def test_the_spec_and_the_run_folders_are_no_code(tmp_path: Path) -> None:
+def test_the_spec_and_run_folders_are_not_code(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     text = "name: a\nmachine: {type: l4}\nregions: any\nrun: {script: mine.py}\n"
     spec.write_text(text)
@@ -240,7 +240,7 @@ def test_the_spec_and_the_run_folders_are_no_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["code", "requirements"])
-def test_a_folder_or_file_that_is_not_there(tmp_path: Path, field: str) -> None:
+def test_a_missing_folder_or_file_is_refused(tmp_path: Path, field: str) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text(f"name: a\nmachine: {{type: l4}}\nimage: {{{field}: missing}}\nrun: {{module: m}}\n")
     ran = launch("vertex", spec, "--dry-run")
@@ -258,7 +258,7 @@ def test_init_writes_a_spec_that_works_and_never_overwrites(tmp_path: Path) -> N
     assert launch("init", "other.yaml", cwd=tmp_path).code == 0
 
 
-def test_a_script_is_no_spec(tmp_path: Path) -> None:
+def test_a_python_file_as_spec_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my_train.py").write_text("import torch\n")
     ran = launch("local", "my_train.py", cwd=tmp_path)
     assert ran.code == 2

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import FULL, WELL, Job, scripts
 from tests.cli.commands.vm.test_run import RUN
-from tests.googlecloud import FakeClock, Fault, Status
 from tests.runs.vm_runs import VmSite, exits
 
 BUCKET = "my-project-launch"
@@ -57,7 +57,7 @@ COMMANDS = [("vertex", "job.yaml"), ("vertex", "job.yaml", "--new"), ("vertex", 
 
 @pytest.mark.parametrize("argv", COMMANDS)
 @pytest.mark.parametrize("what", TROUBLE)
-def test_a_bucket_that_may_be_somebody_elses_is_not(left_out: Job, what: str, argv: tuple[str, ...]) -> None:
+def test_another_projects_bucket_is_refused(left_out: Job, what: str, argv: tuple[str, ...]) -> None:
     TROUBLE[what](left_out)
     ran = left_out.launch(*argv, code=4)
     assert f"gs://{BUCKET}" in ran.err
@@ -66,27 +66,27 @@ def test_a_bucket_that_may_be_somebody_elses_is_not(left_out: Job, what: str, ar
     assert not used(left_out)
 
 
-def test_to_name_it_is_consent(job: Job) -> None:
+def test_naming_the_bucket_is_consent(job: Job) -> None:
     job.cloud.objects.add(BUCKET)
     squat(job)
-    job.launch("vertex", "job.yaml", "--output", f"gs://{BUCKET}/runs")
+    job.launch("vertex", "job.yaml", "--output", f"gs://{BUCKET}/runs", "--no-preflight")
     assert not [one for one in job.cloud.requests if one.path == "/v1/projects/my-project"]
 
 
-def test_a_bucket_that_is_not_there(left_out: Job) -> None:
+def test_a_missing_bucket_is_refused(left_out: Job) -> None:
     del left_out.cloud.objects.settings[BUCKET]
     ran = left_out.launch("vertex", "job.yaml", code=2)
     assert f"gcloud storage buckets create gs://{BUCKET}" in ran.err
     assert not left_out.created
 
 
-def test_a_run_is_not_looked_for_there(left_out: Job) -> None:
+def test_runs_are_not_searched_in_another_projects_bucket(left_out: Job) -> None:
     squat(left_out)
     left_out.launch("follow", "job-01234567", code=2)
     assert not used(left_out)
 
 
-def test_a_run_whose_bucket_was_taken_over_is_only_watched(left_out: Job) -> None:
+def test_a_run_whose_bucket_changed_projects_is_only_watched(left_out: Job) -> None:
     """Whoever deletes a bucket gives its name away."""
     scripts(left_out.cloud, FULL, WELL)
     run = left_out.data("vertex", "job.yaml", "--detach")["run"]
@@ -96,7 +96,7 @@ def test_a_run_whose_bucket_was_taken_over_is_only_watched(left_out: Job) -> Non
     assert len(left_out.created) == 1
 
 
-def test_vms_too(left_out: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vms_refuse_another_projects_bucket(left_out: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     site = VmSite(left_out.cloud, clock, [exits(0)])
     monkeypatch.setattr("launcher.clock.REAL", site.time)
     squat(left_out)

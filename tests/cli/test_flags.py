@@ -26,7 +26,7 @@ def written(folder: Path, text: str) -> Path:
     return spec
 
 
-def test_a_region_alone_takes_the_place_of_the_specs_zones() -> None:
+def test_the_region_flag_replaces_the_specs_zones() -> None:
     zones = {one["zone"] for one in attempts("vm", SPECS / "vm-dlvm-ssh.yaml", "--region", "us-east4")}
     assert zones
     assert {zone.rpartition("-")[0] for zone in zones} == {"us-east4"}
@@ -36,22 +36,22 @@ def test_a_region_alone_takes_the_place_of_the_specs_zones() -> None:
     ("wanted", "machine"),
     [("b200", "a4-highgpu-8g"), ("a3-highgpu-2g", "a3-highgpu-2g"), ("l4", "g2-standard-12")],
 )
-def test_a_type_brings_its_own_count(wanted: str, machine: str) -> None:
+def test_the_type_flag_resets_the_gpu_count(wanted: str, machine: str) -> None:
     assert {one["machine_type"] for one in attempts("vertex", "--type", wanted)} == {machine}
 
 
-def test_a_type_takes_the_place_of_the_specs_gpu(tmp_path: Path) -> None:
+def test_the_type_flag_replaces_the_specs_gpu(tmp_path: Path) -> None:
     spec = written(tmp_path, "machine: {type: n1-standard-8, accelerator: t4, gpus: 1}\n")
     assert attempts("vertex", spec, "--type", "l4")[0]["machine_type"] == "g2-standard-12"
     assert attempts("vertex", spec, "--type", "l4", "--gpus", "2")[0]["machine_type"] == "g2-standard-24"
 
 
-def test_another_gpu_comes_in_the_specs_count(tmp_path: Path) -> None:
+def test_another_gpu_keeps_the_specs_count(tmp_path: Path) -> None:
     spec = written(tmp_path, "machine: {type: h100, gpus: 2}\n")
     assert attempts("vertex", spec, "--type", "a100-80gb")[0]["machine_type"] == "a2-ultragpu-2g"
 
 
-def test_what_set_says_stays(tmp_path: Path) -> None:
+def test_set_wins_over_other_flags(tmp_path: Path) -> None:
     spec = written(tmp_path, "machine: {type: l4, gpus: 1}\n")
     asked = attempts(
         "vertex", spec, "--type", "n1-standard-8", "--set", "machine={accelerator: p100, gpus: 2}", *CENTRAL

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common import contract
-from launcher.cli.gather import folder_of, full_path
+from launcher.api.gather import folder_of, full_path
 from launcher.errors import UsageError
 from tests.command import ROOT, WORLD, launch
 
@@ -59,7 +59,7 @@ def test_a_rehearsal_does_not_change_the_plan(tmp_path: Path, target: str, outpu
 
 
 @pytest.mark.parametrize("target", ["vertex", "vm"])
-def test_the_plan_does_not_depend_on_where_one_stands(tmp_path: Path, target: str) -> None:
+def test_the_plan_does_not_depend_on_the_current_folder(tmp_path: Path, target: str) -> None:
     spec = project(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "data.py").write_text("a folder of the user's, with a name like the default output's\n")
@@ -67,7 +67,7 @@ def test_the_plan_does_not_depend_on_where_one_stands(tmp_path: Path, target: st
     assert plan(target, spec, *flags, cwd=tmp_path) == plan(target, spec, *flags, cwd=ROOT)
 
 
-def test_a_spec_behind_a_link_is_no_code(tmp_path: Path) -> None:
+def test_a_symlinked_spec_is_not_code(tmp_path: Path) -> None:
     spec = project(tmp_path / "code")
     text = spec.read_text()
     (tmp_path / "specs").mkdir()
@@ -81,7 +81,7 @@ def test_a_spec_behind_a_link_is_no_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [("vertex",), ("local",), ("vm", "--run")])
-def test_a_script_that_is_not_there(tmp_path: Path, target: tuple[str, ...]) -> None:
+def test_a_missing_script_is_refused(tmp_path: Path, target: tuple[str, ...]) -> None:
     spec = project(tmp_path, SCRIPT.replace("mine.py", "mien.py"))
     err = refused(*target, spec)
     assert f"run.script: mien.py not found in the code in {tmp_path}" in err
@@ -100,7 +100,7 @@ def test_a_script_that_is_not_there(tmp_path: Path, target: tuple[str, ...]) -> 
         ("left", "relative to image.code"),
     ],
 )
-def test_a_script_that_is_no_code(tmp_path: Path, script: str, hint: str) -> None:
+def test_a_script_outside_the_code_is_refused(tmp_path: Path, script: str, hint: str) -> None:
     spec = project(tmp_path, SCRIPT.replace("mine.py", script))
     for name in ("left/out.py", "venv/x.py"):
         (tmp_path / name).parent.mkdir()
@@ -113,12 +113,12 @@ def test_a_script_may_be_written_with_a_dot(tmp_path: Path) -> None:
     plan("vertex", project(tmp_path, SCRIPT.replace("mine.py", "./mine.py")))
 
 
-def test_an_image_of_ones_own_has_its_own_script(tmp_path: Path) -> None:
+def test_a_custom_image_brings_its_script(tmp_path: Path) -> None:
     spec = project(tmp_path, SCRIPT.replace("mine.py", "/app/there.py"))
     plan("vertex", spec, "--image", "us-docker.pkg.dev/p/r/i@sha256:" + "a" * 64)
 
 
-def test_a_spec_from_a_pipe_lies_in_no_folder(tmp_path: Path) -> None:
+def test_a_spec_from_stdin_has_no_folder(tmp_path: Path) -> None:
     spec = project(tmp_path)
     command = [sys.executable, "-m", "launcher", "vertex", "/dev/stdin", "--dry-run"]
     for source in (SCRIPT.encode(), spec):  # a pipe, and a file that stands behind /dev/stdin
@@ -139,32 +139,32 @@ def piped(command: list[str], source: bytes | Path) -> subprocess.CompletedProce
         return subprocess.run(command, stdin=file, env=WORLD, cwd=ROOT, capture_output=True, check=False, timeout=60)
 
 
-def test_where_a_specs_paths_start(tmp_path: Path) -> None:
+def test_the_folder_of_a_spec(tmp_path: Path) -> None:
     spec = project(tmp_path)
     assert folder_of(spec) == tmp_path
     for path in ("/dev/null", "/dev/stdin", "/proc/self/fd/0"):
         assert folder_of(Path(path)) is None
 
 
-def test_a_script_needs_a_spec_of_ones_own(tmp_path: Path) -> None:
+def test_a_script_needs_a_spec_file(tmp_path: Path) -> None:
     project(tmp_path)
     assert "was not read from a file" in refused("vertex", "--set", "run={script: mine.py}", cwd=tmp_path)
 
 
-def test_code_in_links_that_go_round(tmp_path: Path) -> None:
+def test_a_symlink_loop_as_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to(tmp_path / "round")
     spec = project(tmp_path, SCRIPT + "image: {code: round}\n")
-    assert "isn't a folder" in refused("vertex", spec)
+    assert "is not a folder" in refused("vertex", spec)
 
 
 @pytest.mark.parametrize("output", ["~nosuch/x", "a\udcff"])
-def test_an_output_that_leads_nowhere(output: str) -> None:
+def test_an_invalid_output_is_refused(output: str) -> None:
     with pytest.raises(UsageError):
         full_path(output)
     assert "Traceback" not in refused("local", "--output", output)
 
 
-def test_nobody_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(uid: int) -> None:
         raise KeyError(uid)
 
@@ -178,6 +178,8 @@ def test_nobody_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_trainers_old_name_has_the_trainers_checks(tmp_path: Path, module: str) -> None:
     spec = project(tmp_path, f"name: a\nmachine: {{type: l4}}\nrun: {{module: {module}, hang_after: 60}}\n")
     assert "run.hang_after" in refused("local", "--dry-run", spec, cwd=tmp_path)
+    own = f"name: a\nmachine: {{type: l4}}\nrun: {{module: {module}, metrics: {{tensorboard: tb}}}}\n"
+    assert "run.metrics" in refused("local", "--dry-run", project(tmp_path, own), cwd=tmp_path)
 
 
 def test_settings_of_the_trainer_are_not_for_a_users_module_train(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_every_command_has_examples() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_page(path: str) -> None:
+def test_the_help_page(path: str) -> None:
     ran = launch(*path.split(), "--help")
     assert (ran.code, ran.err) == (0, "")
     assert max(map(len, ran.out.splitlines())) <= 80

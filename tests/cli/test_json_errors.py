@@ -17,9 +17,9 @@ from launcher.clock import Clock
 from launcher.errors import JobFailed
 from launcher.plan import build
 from launcher.signals import Stopped
+from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import FAILED, RUNS, Job
 from tests.command import Ran, launch
-from tests.googlecloud import FakeClock, Fault, Status
 
 ERROR = {"problem", "hint", "exit_code"}
 
@@ -50,9 +50,7 @@ def error_of(ran: Ran) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("flag", [("-o", "json"), ("-ojson",)])
-def test_a_wrong_command_line_is_json_too(
-    tmp_path: Path, argv: tuple[str, ...], problem: str, flag: tuple[str]
-) -> None:
+def test_a_usage_error_is_json(tmp_path: Path, argv: tuple[str, ...], problem: str, flag: tuple[str]) -> None:
     ran = launch(*argv, *flag, cwd=tmp_path)
     error = error_of(ran)
     assert (ran.code, set(error), problem in error["problem"]) == (2, ERROR, True), ran.shown
@@ -65,7 +63,7 @@ def test_a_spec_error_has_all_its_problems(tmp_path: Path) -> None:
     assert ["bad.yaml:1" in error["problem"], "bad.yaml:2" in error["problem"]] == [True, True]
 
 
-def test_the_hint_is_the_one_on_stderr(tmp_path: Path) -> None:
+def test_json_has_the_same_hint_as_stderr(tmp_path: Path) -> None:
     ran = launch("vertex", "--type", "l4", "--dry-run", "-o", "json", env={"CLOUDSDK_CORE_PROJECT": ""})
     assert error_of(ran)["hint"] in ran.err
     assert "gcloud config set project" in ran.err
@@ -103,7 +101,7 @@ def test_an_unexpected_exception_is_json_and_its_traceback_stays_on_stderr(monke
 
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Stopped(signal.SIGTERM), 143)])
-def test_what_was_interrupted_says_what_continues(
+def test_an_interrupt_reports_what_keeps_running(
     job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int
 ) -> None:
     job.cloud.jobs.script = RUNS
@@ -156,7 +154,19 @@ def test_a_bench_that_finds_a_slow_machine_is_one_document() -> None:
 SCRIPT = (
     "import sys\nfrom launch_train import metrics\nmetrics.log(1, loss=0.5)\nmetrics.log(2, loss=0.25)\nsys.exit(%d)\n"
 )
-LOCAL = {"run", "state", "exit_codes", "seconds", "run_folder", "steps", "end", "nonfinite", "restarts", "error"}
+LOCAL = {
+    "run",
+    "state",
+    "exit_codes",
+    "seconds",
+    "run_folder",
+    "report",
+    "steps",
+    "end",
+    "nonfinite",
+    "restarts",
+    "error",
+}
 
 
 def rehearsed(folder: Path, script: str) -> Ran:
@@ -166,7 +176,7 @@ def rehearsed(folder: Path, script: str) -> Ran:
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "SUCCEEDED"), (3, "FAILED")])
-def test_a_script_on_this_machine_tells_its_end(tmp_path: Path, code: int, state: str) -> None:
+def test_the_end_of_a_local_script_is_json(tmp_path: Path, code: int, state: str) -> None:
     ran = rehearsed(tmp_path, SCRIPT % code)
     data = json.loads(ran.out)
     assert (ran.code, data["state"], data.keys()) == (3 if code else 0, state, LOCAL), ran.shown
@@ -180,7 +190,7 @@ def test_a_script_on_this_machine_tells_its_end(tmp_path: Path, code: int, state
         assert json.loads(again.out) == data
 
 
-def test_a_script_without_metrics_has_an_end_too(tmp_path: Path) -> None:
+def test_the_end_of_a_script_without_metrics_is_json(tmp_path: Path) -> None:
     data = json.loads(rehearsed(tmp_path, "print('done')\n").out)
     assert (data["state"], data["steps"], data["end"]["step"]) == ("SUCCEEDED", 0, None)
     assert data["end"]["time"] > 1.7e9

@@ -22,7 +22,7 @@ def refused(*argv: str) -> str:
 
 @pytest.mark.parametrize("command", ["vertex", "vm", "local"])
 @pytest.mark.parametrize("typed", ["H100", "A3-HighGPU-8g", "L4"])
-def test_capitals_are_the_same_gpu(command: str, typed: str) -> None:
+def test_gpu_names_ignore_case(command: str, typed: str) -> None:
     plans = [
         json.loads(launch(command, "--type", name, "--region", "any", "--dry-run", "-o", "json").out)
         for name in (typed, typed.lower())
@@ -40,7 +40,7 @@ def test_a_spec_with_capitals(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.parametrize("command", ["vertex", "vm", "local"])
 @pytest.mark.parametrize("typed", ["a100", "A100"])
-def test_an_a100_is_asked_for_its_memory(command: str, typed: str) -> None:
+def test_a100_needs_its_memory_size(command: str, typed: str) -> None:
     told = refused(command, "--type", typed, "--region", "any")
     assert [word in told for word in ("memory", "a100-40gb", "a100-80gb")] == [True] * 3
 
@@ -49,7 +49,7 @@ def test_an_a100_is_asked_for_its_memory(command: str, typed: str) -> None:
 def test_accelerators_that_are_not_nvidias_are_not_supported(typed: str) -> None:
     told = refused("vertex", "--type", typed, "--region", "any")
     assert (typed in told, "not supported" in told, "NVIDIA" in told) == (True, True, True)
-    assert "gb300" not in told.partition("use a GPU:")[0]
+    assert "gb300" not in told.partition("Use a GPU:")[0]
 
 
 def test_every_gpu_and_machine_of_the_catalog_is_supported() -> None:
@@ -62,7 +62,7 @@ def test_every_gpu_and_machine_of_the_catalog_is_supported() -> None:
 
 @pytest.mark.parametrize("command", ["vertex", "vm"])
 @pytest.mark.parametrize(("typed", "meant"), [("us-centrall1", "us-central1"), ("europe-west44", "europe-west4")])
-def test_a_region_that_is_nearly_one(command: str, typed: str, meant: str) -> None:
+def test_a_misspelt_region_gets_a_suggestion(command: str, typed: str, meant: str) -> None:
     told = refused(command, "--type", "l4", "--region", typed)
     assert (typed in told, f"{meant}?" in told) == (True, True)
 
@@ -97,7 +97,7 @@ def test_no_option_takes_an_empty_value() -> None:
             assert "empty" in ran.err, (path, typed)
 
 
-def test_an_argument_is_not_empty_but_a_commands_own_may_be() -> None:
+def test_an_argument_must_not_be_empty_except_in_a_remote_command() -> None:
     assert "empty" in launch("status", "").err
     assert "empty" not in launch("ssh", "dev", "--", "echo", "").err
     assert launch("local", "--set", "env.A=''", "--dry-run").code == 0

@@ -28,7 +28,7 @@ for step, loss in enumerate(losses, 1):
 
 
 @pytest.mark.parametrize(("last", "shown"), [('float("nan")', "nan"), ('float("inf")', "inf"), ("0.5", "0.5")])
-def test_a_scripts_loss_that_is_no_number(tmp_path: Path, last: str, shown: str) -> None:
+def test_a_nonfinite_loss_of_a_script(tmp_path: Path, last: str, shown: str) -> None:
     (tmp_path / "work.py").write_text(SCRIPT.format(last=last))
     (tmp_path / "job.yaml").write_text(
         "name: job\nmachine: {type: l4, gpus: 1}\nregions: any\nrun: {script: work.py, launcher: python}\n"
@@ -58,13 +58,13 @@ def test_a_scripts_loss_that_is_no_number(tmp_path: Path, last: str, shown: str)
     assert (data["rows"][3]["loss"], data["rows"][3]["nonfinite"]) == (None, {"loss": "nan", "worst": "-inf"})
 
 
-def test_numbers_alone_need_no_words(tmp_path: Path) -> None:
+def test_finite_values_need_no_remark(tmp_path: Path) -> None:
     found = results({contract.metrics_part(1, 0, 0, 0): b'{"step": 1, "loss": 0.5, "note": null}\n'})
     assert results_data(found)["nonfinite"] == {}
     assert not [line for line in summary_lines("run", None, True, 1.0, found) if "nan" in line]
 
 
-def test_the_trainers_mean_loss_that_is_no_number() -> None:
+def test_a_nonfinite_mean_loss_of_the_trainer() -> None:
     end = {"event": "end", "step": 30, "train_loss_first": 2.0, "train_loss_last": None, "eval_loss": None}
     end["nonfinite"] = {"train_loss_last": "nan", "eval_loss": "inf"}
     found = results({contract.metrics_part(1, 0, 0, 0): json.dumps(end).encode()})
@@ -73,7 +73,7 @@ def test_the_trainers_mean_loss_that_is_no_number() -> None:
     assert "held-out inf" in page
 
 
-def test_a_step_that_the_trainer_skipped_has_its_own_line() -> None:
+def test_a_skipped_step_has_its_own_line() -> None:
     row = {"step": 1, "loss": 0.5, "grad_norm": None, "skipped": 1, "nonfinite": {"grad_norm": "inf"}}
     found = results({contract.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
     assert found.nonfinite == {}
@@ -86,7 +86,7 @@ def test_rows_of_an_earlier_version_name_the_values_only() -> None:
     assert [line.split() for line in lines("run", found, 20)] == [["step", "loss"], ["1", "nan"]]
 
 
-def test_a_value_of_the_users_named_nonfinite_is_a_value() -> None:
+def test_a_custom_metric_named_nonfinite_is_a_value() -> None:
     row = {"step": 1, "loss": None, "nonfinite": 3}
     found = results({contract.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
     assert found.nonfinite == {}

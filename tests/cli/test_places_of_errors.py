@@ -52,6 +52,11 @@ def where(tmp_path: Path, text: str, *argv: str, target: str = "vertex") -> str:
         ("vertex", HEAD + "image:\n  torch: none.whl\n", 7),
         ("vm", HEAD + "vm:\n  idle_stop: 10s\n", 7),
         ("vm", HEAD + "vm:\n  lease: 40h\n", 7),
+        ("vertex", HEAD + "mounts:\n- bucket: b-b\n- bucket: b-b\n  path: /data\n", 9),
+        ("vertex", HEAD + "mounts:\n- path: /data\n  nfs: 10.0.0.2:/a\n", 7),
+        ("vertex", HEAD + "mounts:\n- path: /mnt/nfs/a\n  nfs: 10.0.0.2:/a\n", 8),
+        ("vertex", HEAD + "mounts:\n- path: /a\n  disk: zones/us-central1-a/disks/d\n", 8),
+        ("vertex", HEAD + "vertex:\n  nfs:\n  - {server: 10.0.0.2, path: /a, mount_point: a}\n", 7),
     ],
 )
 def test_the_line_of_the_spec(tmp_path: Path, target: str, text: str, line: int) -> None:
@@ -90,6 +95,7 @@ def test_build_and_push_too(tmp_path: Path) -> None:
 NOT_OF_THE_SPEC = {
     "--run-id": "a flag that is in no spec",
     "no region is set": "nothing set it: the hint lists the regions",
+    "map(str, problems)": "a cap: each problem names its line in launch.yaml",
 }
 
 

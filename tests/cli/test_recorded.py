@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launch_train.common import contract
+from launcher.testing.googlecloud import Stage
 from launcher.vertex.backend import Vertex
 from tests.command import launch
-from tests.googlecloud import Stage
 
 if TYPE_CHECKING:
     from tests.cli.cloudjobs import Job
@@ -54,6 +54,7 @@ def test_a_resumed_run_keeps_its_image_and_its_command(job: Job, clock: Any, mod
     assert container(body)["command"] == ["python", "-m", "train.node"]
 
 
+@pytest.mark.rotates
 def test_a_run_folder_of_an_older_launch_is_resumed(tmp_path: Path) -> None:
     """By the same command; its checkpoint was saved at step 2 of 12."""
     shutil.copytree(RECORDED / "local", tmp_path, dirs_exist_ok=True)

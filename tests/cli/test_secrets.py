@@ -10,7 +10,7 @@ import yaml
 from tests.command import launch
 
 if TYPE_CHECKING:
-    from tests.googlecloud import GoogleCloud
+    from launcher.testing.googlecloud import GoogleCloud
 
 CANARY = "canary-7f3a91c2d4"
 CODE = """
@@ -20,7 +20,7 @@ raise RuntimeError("on purpose")
 """
 
 
-def test_a_rehearsal_reads_secrets_and_tells_none(tmp_path: Path, cloud: GoogleCloud) -> None:
+def test_a_local_run_reads_secrets_and_prints_none(tmp_path: Path, cloud: GoogleCloud) -> None:
     cloud.secrets.add("hf", CANARY.encode())
     (tmp_path / "mine.py").write_text(CODE)
     secrets = {"HF_TOKEN": "projects/my-project/secrets/hf/versions/latest"}

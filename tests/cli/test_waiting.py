@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from launch_train.common import contract
+from launcher.testing.googlecloud import FakeClock
 from tests.cli.cloudjobs import FULL, WAITS, WELL, Job, scripts
-from tests.googlecloud import FakeClock
 
 REGIONS = ["us-central1", "us-east4", "us-east1"]
 
@@ -31,7 +31,7 @@ def write(job: Job, *, flex: bool = False, **limits: Any) -> None:
     job.write(regions=REGIONS, provisioning=["flex-start" if flex else "standard"], limits=limits)
 
 
-def test_the_plan_shows_the_most_that_it_waits(job: Job) -> None:
+def test_the_plan_shows_the_maximum_wait(job: Job) -> None:
     write(job, flex=True)
     assert job.data("vertex", "job.yaml", "--dry-run")["limits"]["wait_at_most_seconds"] == 18 * 3600
     assert "18 h" in job.launch("vertex", "job.yaml", "--dry-run").out
@@ -40,7 +40,7 @@ def test_the_plan_shows_the_most_that_it_waits(job: Job) -> None:
     assert "7 h" in job.launch("vertex", "job.yaml", "--dry-run").out
 
 
-def test_the_second_attempt_has_what_is_left(job: Job, clock: FakeClock) -> None:
+def test_the_second_attempt_gets_the_remaining_wait(job: Job, clock: FakeClock) -> None:
     write(job, wait="10m", wait_total="15m")
     job.cloud.jobs.script = WAITS
     began = clock()
@@ -52,7 +52,7 @@ def test_the_second_attempt_has_what_is_left(job: Job, clock: FakeClock) -> None
     assert (600 <= first < 660, 240 <= second <= 300) == (True, True)
 
 
-def test_a_flex_start_request_says_what_is_left(job: Job) -> None:
+def test_a_flex_start_request_has_the_remaining_wait(job: Job) -> None:
     write(job, flex=True, wait="10m", wait_total="15m")
     job.cloud.jobs.script = WAITS
     job.launch("vertex", "job.yaml", code=5)
@@ -61,14 +61,14 @@ def test_a_flex_start_request_says_what_is_left(job: Job) -> None:
     assert 120 <= int((second or "").removesuffix("s")) <= 300
 
 
-def test_a_short_wait_leaves_the_rest_to_the_others(job: Job) -> None:
+def test_an_unused_wait_is_left_to_later_attempts(job: Job) -> None:
     write(job, wait="10m", wait_total="15m")
     scripts(job.cloud, FULL, FULL, WELL)  # two that are refused after 20 s each
     assert "succeeded" in job.launch("vertex", "job.yaml").out
     assert waited(job) == [20, 20, 10]
 
 
-def test_another_launch_of_the_run_counts_on(job: Job, clock: FakeClock) -> None:
+def test_a_second_launch_continues_the_wait_budget(job: Job, clock: FakeClock) -> None:
     write(job, wait="10m", wait_total="15m")
     job.cloud.jobs.script = WAITS
     began = clock()
@@ -80,7 +80,7 @@ def test_another_launch_of_the_run_counts_on(job: Job, clock: FakeClock) -> None
     assert "limits.wait_total" in ran.err
 
 
-def test_typed_again_the_total_is_whole_again(job: Job) -> None:
+def test_the_same_command_starts_with_the_whole_wait_budget(job: Job) -> None:
     write(job, wait="10m", wait_total="10m")
     scripts(job.cloud, WAITS, WELL)
     job.launch("vertex", "job.yaml", code=5)
@@ -88,7 +88,7 @@ def test_typed_again_the_total_is_whole_again(job: Job) -> None:
     assert "succeeded" in job.launch("vertex", "job.yaml").out
 
 
-def test_waits_without_a_total_are_each_attempts_own(job: Job) -> None:
+def test_without_a_total_each_attempt_has_its_own_wait(job: Job) -> None:
     write(job, wait="10m")
     job.cloud.jobs.script = WAITS
     job.launch("vertex", "job.yaml", code=5)

@@ -13,8 +13,8 @@ from launcher.clock import Clock
 from launcher.compute.client import Compute
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.jobs.vm import PARAMETERS, Machine
+from launcher.testing.googlecloud import FakeClock, GoogleCloud
 from tests.command import Ran, launch
-from tests.googlecloud import FakeClock, GoogleCloud
 
 HOUR = 3600.0
 RUN = "train-0123abcd"

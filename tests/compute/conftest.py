@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.testing.googlecloud import FakeClock, GoogleCloud
 from tests.compute.vm_site import Site
-from tests.googlecloud import FakeClock, GoogleCloud
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from launcher.diagnosis import of_end, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of
 from launcher.jobs.job import GONE, Job
+from launcher.testing.googlecloud import Fault, Status
 from tests.compute.vm_site import ZONE, Site, attempt_of, plan_of
-from tests.googlecloud import Fault, Status
 
 RUN = plan_of().run
 MINE = f'labels.launch-run="{RUN}"'
@@ -63,7 +63,7 @@ def test_a_job_is_there_at_once_and_waits_for_its_machine(site: Site) -> None:
     ],
 )
 @pytest.mark.parametrize("there", [True, False])
-def test_its_record_is_its_end_whatever_becomes_of_the_vm(
+def test_the_end_record_counts_whatever_happens_to_the_vm(
     site: Site, record: dict[str, Any], state: str, means: tuple[str, str], there: bool
 ) -> None:
     job = site.running()
@@ -77,7 +77,7 @@ def test_its_record_is_its_end_whatever_becomes_of_the_vm(
         assert (ended.error is None) == (state != "FAILED")
 
 
-def test_a_cancel_that_was_noted_and_no_more_is_no_end(site: Site) -> None:
+def test_a_recorded_cancel_is_not_an_end_while_the_vm_runs(site: Site) -> None:
     """Whoever cancelled it died before the delete: while the VM is up nothing may follow it, and a cancel ends it."""
     job = site.running()
     site.write(job.id, exit=75, cancelled=True)
@@ -89,7 +89,7 @@ def test_a_cancel_that_was_noted_and_no_more_is_no_end(site: Site) -> None:
     assert (site.cloud.compute.names(), site.launcher().get(job.name).state) == ([], "CANCELLED")
 
 
-def test_a_record_that_nobody_can_read_is_none(site: Site) -> None:
+def test_an_unreadable_end_record_is_ignored(site: Site) -> None:
     job = site.running()
     site.folder().write(contract.machine_end(job.id), b'{"exit": "zero"}')
     assert site.vms.get(job.name).state == "RUNNING"
@@ -123,7 +123,7 @@ def test_a_stockout_after_90_s(site: Site, known: bool) -> None:
     assert (ended.started, ended.billed) == (None, 0.0)
 
 
-def test_what_was_asked_for_is_known_to_who_asked_for_it(site: Site) -> None:
+def test_a_failed_creation_keeps_its_request_and_labels(site: Site) -> None:
     site.cloud.compute.capacity.out(ZONE)
     job = site.launch()
     site.clock.advance(60)
@@ -152,7 +152,7 @@ def test_preempted_while_it_is_made_or_runs(site: Site, seconds: int) -> None:
     assert (ended.state, diagnosis(ended)[1]) == ("FAILED", "preempted")
 
 
-def test_its_host_fails(site: Site) -> None:
+def test_a_host_error_ends_the_job(site: Site) -> None:
     job = site.running()
     site.cloud.compute.host_error(RUN)
     ended = site.vms.get(job.name)
@@ -160,7 +160,7 @@ def test_its_host_fails(site: Site) -> None:
     assert diagnosis(ended) == ("transient", "preempted")
 
 
-def test_it_is_stopped_by_somebody(site: Site) -> None:
+def test_a_stopped_vm_ends_the_job(site: Site) -> None:
     job = site.running()
     site.cloud.compute.power_off(RUN)
     assert site.vms.get(job.name).state == "CANCELLING"
@@ -171,7 +171,7 @@ def test_it_is_stopped_by_somebody(site: Site) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_its_hours_are_over(site: Site, known: bool) -> None:
+def test_the_time_limit_ends_the_job(site: Site, known: bool) -> None:
     job = site.running()
     site.clock.advance(86_400 + 60)
     ended = (site.vms if known else site.launcher()).get(job.name)
@@ -179,7 +179,7 @@ def test_its_hours_are_over(site: Site, known: bool) -> None:
 
 
 @pytest.mark.parametrize("after", [3, 30])
-def test_somebody_deletes_it(site: Site, after: int) -> None:
+def test_a_deleted_vm_ends_the_job(site: Site, after: int) -> None:
     job = site.launch()
     site.clock.advance(after)
     site.compute.delete(job.name)
@@ -188,7 +188,7 @@ def test_somebody_deletes_it(site: Site, after: int) -> None:
     assert (ended.state, diagnosis(ended)) == (GONE, ("permanent", "cancelled"))
 
 
-def test_nothing_tells_of_it_any_more(site: Site) -> None:
+def test_a_vm_without_operations_or_record_is_gone(site: Site) -> None:
     job = site.running()
     site.compute.wait(site.compute.delete(job.name), 60)
     site.cloud.compute.forget_operations()

@@ -15,8 +15,8 @@ from launcher.gcp.api import REQUEST_SECONDS, UnreachableError
 from launcher.gcp.parallel import TolerantApi
 from launcher.jobs.vm import LEASE
 from launcher.runs.driver import CURRENT_SECONDS, LOCK_SECONDS
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status, Torn, Truncated
 from tests.compute.vm_site import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status, Torn, Truncated
 from tests.plan.planning import request
 
 BODY = attempt_of().request
@@ -49,7 +49,7 @@ def test_the_request_is_the_plans(cloud: GoogleCloud, compute: Compute, model: s
     assert canonical(arrived.body) == canonical(body)
 
 
-def test_so_is_that_of_several(cloud: GoogleCloud, compute: Compute) -> None:
+def test_the_request_for_several_vms_is_the_plans(cloud: GoogleCloud, compute: Compute) -> None:
     body = attempt_of(2).request
     compute.bulk_insert(ZONE, body, UUID + "1")
     [arrived] = cloud.requests
@@ -57,7 +57,7 @@ def test_so_is_that_of_several(cloud: GoogleCloud, compute: Compute) -> None:
     assert canonical(arrived.body) == canonical(body)
 
 
-def test_a_field_that_the_client_does_not_know_is_sent_by_nobody(cloud: GoogleCloud, compute: Compute) -> None:
+def test_a_request_with_an_unknown_field_is_not_sent(cloud: GoogleCloud, compute: Compute) -> None:
     with pytest.raises(LaunchError, match="nonsense") as told:
         compute.insert(ZONE, {**BODY, "nonsense": 1}, UUID + "1")
     assert (told.value.hint, "\n" in told.value.problem) == ("pip install --upgrade google-cloud-compute", False)
@@ -86,7 +86,7 @@ def test_a_vm_from_its_insert_to_its_delete(site: Site, compute: Compute) -> Non
     assert kinds == ["delete", "start", "stop", "insert"]
 
 
-def test_what_is_gone_is_told_by_every_verb(site: Site, compute: Compute) -> None:
+def test_every_call_reports_a_deleted_vm(site: Site, compute: Compute) -> None:
     machine = compute.instance(ZONE, compute.insert(ZONE, BODY, UUID + "1").target)
     compute.wait(compute.delete(machine), 60)
     verbs: list[Any] = [
@@ -115,7 +115,7 @@ def test_one_metadata_item_changes_and_the_others_stay(site: Site, compute: Comp
     assert sorted(keys) == sorted([*(item["key"] for item in BODY["metadata"]["items"]), LEASE])
 
 
-def test_somebody_else_changes_metadata_at_the_same_time(site: Site, compute: Compute) -> None:
+def test_a_concurrent_metadata_change_is_kept(site: Site, compute: Compute) -> None:
     machine = compute.instance(ZONE, compute.insert(ZONE, BODY, UUID + "1").target)
     theirs = Site(site.cloud, site.clock).compute
     meanwhile = Meanwhile(lambda: theirs.set_metadata(machine, "theirs", "1"))
@@ -126,7 +126,7 @@ def test_somebody_else_changes_metadata_at_the_same_time(site: Site, compute: Co
     assert {"theirs", LEASE} <= items
 
 
-def test_what_a_vm_says_of_itself(site: Site, compute: Compute) -> None:
+def test_guest_attributes_and_serial_output_of_a_vm(site: Site, compute: Compute) -> None:
     machine = compute.wait(compute.insert(ZONE, BODY, UUID + "1"), 60)
     there = compute.instance(ZONE, machine.target)
     assert compute.guest_attributes(there) == {}
@@ -160,7 +160,7 @@ def test_the_fleet_is_of_all_zones_and_pages(
     assert len(compute.instances("labels.launch-run:*").machines) == 3
 
 
-def test_a_zone_that_is_down_hides_no_other(site: Site, compute: Compute) -> None:
+def test_an_unreachable_zone_hides_no_other(site: Site, compute: Compute) -> None:
     compute.insert(ZONE, work_body(), UUID + "1")
     site.cloud.compute.unreachable.add("us-central1-b")
     fleet = compute.instances()
@@ -172,7 +172,7 @@ def test_a_zone_that_is_down_hides_no_other(site: Site, compute: Compute) -> Non
 
 
 @pytest.mark.parametrize("effect", [Reset(), Reset("after"), Status(503), Truncated(), Torn(at=0, bits=0x80)])
-def test_a_lost_answer_of_an_insert_makes_one_vm(site: Site, compute: Compute, effect: Any) -> None:
+def test_a_lost_insert_response_creates_one_vm(site: Site, compute: Compute, effect: Any) -> None:
     site.cloud.faults.add(Fault(INSERT, effect))
     operation = compute.wait(compute.insert(ZONE, BODY, UUID + "1"), 60)
     assert site.sent("POST", "/instances") == 2
@@ -210,7 +210,7 @@ def test_no_answer_for_a_minute_is_no_refusal(site: Site, compute: Compute) -> N
     with pytest.raises(UnreachableError):
         compute.instance(ZONE, "dev")
     assert 45 < site.clock() - began < 75
-    assert any("no answer yet" in line for line in site.said)
+    assert any("retrying" in line for line in site.said)
 
 
 @pytest.mark.parametrize("slept", [0.0, 3600.0])
@@ -274,14 +274,14 @@ def test_a_wait_has_its_end(site: Site, compute: Compute) -> None:
         compute.wait(begun, 30)
 
 
-def test_a_clock_that_is_a_day_off_matters_nowhere(site: Site) -> None:
+def test_a_clock_that_is_a_day_off_does_not_matter(site: Site) -> None:
     compute = Site(site.cloud, site.clock, off=86_400.0).compute
     operation = compute.wait(compute.insert(ZONE, BODY, UUID + "1"), 60)
     assert operation.inserted == 1_700_000_000
     assert compute.instance(ZONE, operation.target).created == 1_700_000_000
 
 
-def test_who_may_not_is_told_the_grant(site: Site, compute: Compute) -> None:
+def test_a_missing_permission_names_the_grant(site: Site, compute: Compute) -> None:
     site.cloud.faults.add(Fault(GET, Status(403, message="Required 'compute.instances.get' permission for 'x'")))
     with pytest.raises(NotAuthorised) as told:
         compute.instance(ZONE, "dev")

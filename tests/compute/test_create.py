@@ -14,8 +14,8 @@ from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE
 from launcher.runs.endings import cancel_and_confirm
+from launcher.testing.googlecloud import Fault, Reset, Status
 from tests.compute.vm_site import AGGREGATED, DELETE, GET, INSERT, UUID, ZONE, Site, attempt_of, plan_of, work_body
-from tests.googlecloud import Fault, Reset, Status
 
 RUN = plan_of().run
 MINE = f'labels.launch-run="{RUN}"'
@@ -24,7 +24,7 @@ MINE = f'labels.launch-run="{RUN}"'
 # --- Making it --------------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_of_an_insert_is_lost_and_there_is_one_vm(site: Site) -> None:
+def test_a_lost_insert_response_creates_one_vm(site: Site) -> None:
     site.cloud.faults.add(Fault(INSERT, Reset("after")))
     job = site.launch()
     assert [one["targetId"] for one in site.cloud.compute.made()] == [job.id]
@@ -48,7 +48,7 @@ def test_a_quota_that_refuses_at_once(site: Site) -> None:
     assert "--quota-id=GPUS-ALL-REGIONS-per-project --preferred-value=1;" in found.fix
 
 
-def test_the_name_is_somebody_elses_and_is_never_touched(site: Site) -> None:
+def test_a_vm_of_another_user_with_the_name_is_never_changed(site: Site) -> None:
     theirs = {**work_body(RUN), "labels": {"team": "other"}}
     site.compute.wait(site.compute.insert(ZONE, theirs, f"{UUID}9"), 60)
     with pytest.raises(CreateRefused) as told:
@@ -60,7 +60,7 @@ def test_the_name_is_somebody_elses_and_is_never_touched(site: Site) -> None:
 
 
 @pytest.mark.parametrize("way", ["deleting", "stopped", "ended"])
-def test_the_name_is_still_that_of_an_attempt_before(site: Site, way: str) -> None:
+def test_the_name_is_still_used_by_an_earlier_attempt(site: Site, way: str) -> None:
     before = site.running()
     if way == "deleting":
         site.compute.delete(before.name)
@@ -81,7 +81,7 @@ def test_the_name_is_still_that_of_an_attempt_before(site: Site, way: str) -> No
     assert site.launch(3).id != before.id
 
 
-def test_the_name_is_that_of_the_runs_own_vm_which_runs(site: Site) -> None:
+def test_the_name_is_used_by_the_runs_own_running_vm(site: Site) -> None:
     site.running()
     with pytest.raises(UnreachableError, match="of this run already exists"):
         site.launch(2)
@@ -104,7 +104,7 @@ def test_jobs_of_all_zones_are_found_by_one_list(site: Site) -> None:
     assert [job.state for job in site.vms.find('labels.launch-run="dev"', [ZONE]).jobs] == ["PENDING"]
 
 
-def test_a_zone_that_can_not_be_read_is_told_where_it_matters(site: Site) -> None:
+def test_an_unreachable_zone_is_reported_where_it_matters(site: Site) -> None:
     job = site.launch()
     site.cloud.compute.unreachable.add("us-central1-b")
     for place in ("us-central1", "us-central1-b"):
@@ -150,7 +150,7 @@ def test_a_run_that_has_ended_by_itself_was_not_cancelled(site: Site) -> None:
     assert site.sent("DELETE") == 1
 
 
-def test_a_cancel_that_can_not_be_noted_is_one_all_the_same(site: Site) -> None:
+def test_a_cancel_works_even_if_it_cannot_be_recorded(site: Site) -> None:
     job = site.running()
     site.cloud.faults.add(Fault("storage.objects.insert", Status(403), times=99))
     site.vms.cancel(job.name)
@@ -191,7 +191,7 @@ def test_a_vm_that_deletes_itself_is_waited_for(site: Site) -> None:
 
 
 @pytest.mark.parametrize("off", [False, True])
-def test_one_that_could_not_is_deleted_and_says_why(site: Site, off: bool) -> None:
+def test_a_vm_that_could_not_delete_itself_is_deleted_with_the_reason(site: Site, off: bool) -> None:
     job = site.running()
     site.write(job.id, exit=0, cleanup="trainer lacks compute.instances.delete: gcloud projects add-iam…")
     if off:
@@ -205,7 +205,7 @@ def test_one_that_could_not_is_deleted_and_says_why(site: Site, off: bool) -> No
     assert "gcloud projects add-iam" in line
 
 
-def test_what_can_not_be_removed_is_told_with_the_command(site: Site) -> None:
+def test_a_failed_removal_is_reported_with_the_command(site: Site) -> None:
     job = site.running()
     site.cloud.compute.pace.delete = 900.0
     with pytest.raises(LaunchError, match="still exists and is billed, 3 minutes") as told:
@@ -230,14 +230,14 @@ def test_release_never_touches_a_vm_to_work_on(site: Site) -> None:
     assert (site.cloud.compute.names(), site.sent("DELETE")) == (["dev"], 0)
 
 
-def test_a_delete_that_is_refused_is_told(site: Site) -> None:
+def test_a_refused_delete_is_reported(site: Site) -> None:
     job = site.running()
     site.cloud.faults.add(Fault(DELETE, Status(403, message="Required 'compute.instances.delete' permission")))
     with pytest.raises(LaunchError, match=r"compute\.instances\.delete"):
         site.vms.cancel(job.name)
 
 
-def test_an_outage_of_get_is_one(site: Site) -> None:
+def test_an_outage_of_get_is_reported_as_an_outage(site: Site) -> None:
     job = site.running()
     site.cloud.faults.add(Fault(GET, Status(503), times=99))
     with pytest.raises(UnreachableError):

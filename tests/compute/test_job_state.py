@@ -72,7 +72,7 @@ def test_an_operation_as_data() -> None:
     assert (running.done, running.failed, running.ended) == (False, False, None)
 
 
-def test_the_most_telling_error_is_the_refusal() -> None:
+def test_the_first_error_with_details_is_reported() -> None:
     failed = operation("bulkInsert", 0, COUNT, STOCKOUT)
     assert failed.refusal.reason == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
     assert dict(failed.refusal.metadata) == {"zonesAvailable": "us-central1-b"}
@@ -194,7 +194,7 @@ def test_each_state_of_a_vm(status: str, state: str) -> None:
     assert job_of(machine(status=status), Record(exit=0)).state == "SUCCEEDED"
 
 
-def test_one_that_was_told_to_stop_before_its_container_ran_was_preempted() -> None:
+def test_a_vm_stopped_before_its_container_ran_was_preempted() -> None:
     record = Record(exit=75, reason="the VM was told to stop before its container ran")
     error = job_of(machine(), record).error
     assert error
@@ -225,7 +225,7 @@ def test_the_first_is_the_head() -> None:
         ([machine(43, "r-n1", labels={"launch-run": "s", "launch-identity": "x"})], []),
     ],
 )
-def test_what_a_job_has_left(fleet: list[Machine], left: list[str]) -> None:
+def test_the_leftovers_of_a_job(fleet: list[Machine], left: list[str]) -> None:
     assert [one.id for one in remaining_vms(JOB, fleet)] == left
 
 

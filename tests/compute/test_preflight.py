@@ -19,8 +19,8 @@ from launcher.compute.preflight_checks import (
     check_outbound_access,
 )
 from launcher.plan.model import Plan
+from launcher.testing.googlecloud import Fault, Reset, Status
 from tests.compute.vm_site import Site, plan_of
-from tests.googlecloud import Fault, Reset, Status
 from tests.plan.planning import planned
 
 NET = VmNetwork(project="my-project", region="us-central1", network="default", subnetwork="default", is_named=False)
@@ -40,7 +40,7 @@ def problems(site: Site, plan: Plan) -> list[tuple[str, str]]:
 # --- On loopback ------------------------------------------------------------------------------------------------------
 
 
-def test_a_project_that_has_all_of_it(site: Site) -> None:
+def test_a_complete_project_has_no_findings(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     assert check(site.compute, plan_of()) == ()
     methods = {(one.method, one.path.rpartition("/v1/")[2]) for one in site.cloud.requests}
@@ -64,7 +64,7 @@ def test_a_training_vm_that_could_pull_nothing(site: Site) -> None:
     assert check(site.compute, plan_of()) == ()
 
 
-def test_a_vm_to_work_on_is_told_and_not_refused(site: Site) -> None:
+def test_findings_only_warn_for_a_workstation(site: Site) -> None:
     site.cloud.compute.zones.firewalls.clear()
     reached, tunnel = check(site.compute, work_plan())
     assert {reached.scope, tunnel.scope} == {"warning"}
@@ -86,7 +86,7 @@ def nodes_plan(**fields: Any) -> Plan:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_several_nodes_on_a_network_that_keeps_them_apart(site: Site, external: bool) -> None:
+def test_several_nodes_on_a_network_that_blocks_their_traffic(site: Site, external: bool) -> None:
     site.cloud.compute.zones.access("us-central1")
     plan = nodes_plan(vm={"external_ip": external})
     assert check(site.compute, plan) == (), "the default network has default-allow-internal"
@@ -113,7 +113,7 @@ def test_several_nodes_on_a_named_subnetwork(site: Site) -> None:
     assert check(site.compute, nodes_plan(identity={"subnetwork": "mine"}, machine={"type": "l4", "gpus": 1})) == ()
 
 
-def test_rules_that_can_not_be_read_stop_nobody(site: Site) -> None:
+def test_unreadable_firewall_rules_only_warn(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     site.cloud.compute.zones.firewalls.clear()
     site.cloud.faults.add(Fault("compute.firewalls.list", Status(403, message="Required permission"), times=99))
@@ -127,14 +127,14 @@ def test_with_an_external_ip_the_network_is_not_asked_about(site: Site) -> None:
     assert not any(word in one.path for one in site.cloud.requests for word in ("subnetworks", "routers", "firewalls"))
 
 
-def test_a_subnetwork_that_is_not_there(site: Site) -> None:
+def test_a_missing_subnetwork(site: Site) -> None:
     plan = work_plan(identity={"subnetwork": "mine"})
     [found] = check(site.compute, plan)
     assert (found.scope, found.place) == ("refusal", "us-central1")
     assert found.problem.startswith("subnetwork mine does not exist in us-central1")
 
 
-def test_an_image_family_that_is_not_there(site: Site) -> None:
+def test_a_missing_image_family(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     site.cloud.compute.zones.families.clear()
     [found] = check(site.compute, plan_of())
@@ -152,7 +152,7 @@ def test_a_zone_without_the_machine_costs_only_that_zone(site: Site) -> None:
     assert len(allowed(plan_of(), findings)) == len(plan_of().attempts) - 1
 
 
-def test_a_quota_of_nothing(site: Site) -> None:
+def test_a_quota_of_zero(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     for name in ("PREEMPTIBLE_NVIDIA_L4_GPUS", "NVIDIA_L4_GPUS"):
         site.cloud.compute.quotas.limit(name, 0, "us-central1")
@@ -175,7 +175,7 @@ def test_flex_start_needs_preemptible_quota(site: Site) -> None:
     assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --preferred-value=1 " in found.fix
 
 
-def test_a_quota_that_is_used_up_just_now_is_told(site: Site) -> None:
+def test_an_exhausted_quota_is_reported(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     for name in ("PREEMPTIBLE_NVIDIA_L4_GPUS", "NVIDIA_L4_GPUS"):
         site.cloud.compute.quotas.limit(name, 1, "us-central1")
@@ -194,7 +194,7 @@ def test_a_quota_of_all_regions_refuses_all(site: Site) -> None:
     assert allowed(plan_of(2), (found,)) == ()
 
 
-def test_what_can_not_be_read_is_one_line(site: Site) -> None:
+def test_unreadable_parts_are_reported_in_one_line(site: Site) -> None:
     for name in ("regions", "subnetworks", "machineTypes", "projects", "images"):
         site.cloud.faults.add(Fault(f"compute.{name}.get", Status(403, message="Required permission"), times=99))
     site.cloud.faults.add(Fault("compute.images.getFromFamily", Reset(), times=99))
@@ -355,7 +355,7 @@ def test_quotas(own: Any, other: Any, scope: str | None) -> None:
     assert (found and found.scope) == scope
 
 
-def test_whom_a_finding_is_about() -> None:
+def test_the_attempts_to_which_a_finding_applies() -> None:
     attempt = plan_of().attempts[0]
     assert Finding("refusal", "").applies_to(attempt)
     assert Finding("refusal", "", "", str(attempt.zone), "spot").applies_to(attempt)

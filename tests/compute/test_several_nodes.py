@@ -11,8 +11,8 @@ from launcher.compute.operations import operation_of
 from launcher.diagnosis import of_end, of_refusal
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
+from launcher.testing.googlecloud import Fault, Reset
 from tests.compute.vm_site import UUID, ZONE, Site, attempt_of, plan_of, work_body
-from tests.googlecloud import Fault, Reset
 
 NODES = 3
 RUN = plan_of(NODES).run
@@ -41,7 +41,7 @@ def test_a_job_is_its_first_vm(site: Site) -> None:
     assert (found.name, found.state, request.read(found.request).nodes) == (job.name, "RUNNING", NODES)
 
 
-def test_the_lost_answer_makes_no_second_set(site: Site) -> None:
+def test_a_lost_response_creates_no_second_set(site: Site) -> None:
     site.cloud.faults.add(Fault("compute.instances.bulkInsert", Reset("after")))
     job = launched(site)
     assert sorted(site.cloud.compute.names()) == NAMES
@@ -60,7 +60,7 @@ def test_all_or_none(site: Site, left: int) -> None:
     assert site.cloud.compute.names() == []
 
 
-def test_a_name_that_is_taken_takes_all(site: Site) -> None:
+def test_a_used_name_refuses_the_whole_set(site: Site) -> None:
     site.compute.insert(ZONE, {**work_body(NAMES[0]), "labels": {}}, f"{UUID}9")
     with pytest.raises(CreateRefused) as told:
         launched(site)
@@ -101,7 +101,7 @@ def test_all_of_them_are_cancelled(site: Site) -> None:
     assert site.sent("DELETE") == NODES
 
 
-def test_what_the_first_leaves_behind_is_removed(site: Site) -> None:
+def test_leftovers_of_the_first_vm_are_removed(site: Site) -> None:
     job = launched(site)
     site.clock.advance(20)
     site.write(job.id, NODES, exit=1)
@@ -111,7 +111,7 @@ def test_what_the_first_leaves_behind_is_removed(site: Site) -> None:
     assert site.cloud.compute.names() == []
 
 
-def test_but_not_the_next_attempt_in_the_same_zone(site: Site) -> None:
+def test_the_next_attempt_in_the_same_zone_is_not_removed(site: Site) -> None:
     job = launched(site)
     for name in NAMES:
         site.compute.delete(f"projects/my-project/zones/{ZONE}/instances/{name}")
@@ -132,7 +132,7 @@ def test_a_peer_whose_container_never_started_ends_the_job(site: Site) -> None:
     assert (ended.state, told.kind) == ("FAILED", "image")
 
 
-def test_a_peer_that_failed_is_the_first_ones_business(site: Site) -> None:
+def test_a_failed_peer_does_not_end_the_job_by_itself(site: Site) -> None:
     job = launched(site)
     site.clock.advance(20)
     site.write(site.cloud.compute.vm(NAMES[1]).number, NODES, exit=1, name=NAMES[1])
@@ -147,7 +147,7 @@ def test_the_records_of_an_attempt_before_do_not_count(site: Site) -> None:
     assert site.vms.get(job.name).state == "RUNNING"
 
 
-def test_somebody_deletes_the_first(site: Site) -> None:
+def test_deleting_the_first_vm_ends_the_job(site: Site) -> None:
     job = launched(site)
     site.clock.advance(20)
     site.compute.wait(site.compute.delete(job.name), 60)

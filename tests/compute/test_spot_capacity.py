@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from launcher.compute.spot_capacity import order_by_capacity, order_by_score, score_of
 from launcher.plan.model import Attempt
+from launcher.testing.googlecloud import Fault, Reset, Status
 from tests.compute.vm_site import Site, plan_of
-from tests.googlecloud import Fault, Reset, Status
 
 ADVICE = "compute.advice.capacity"
 FIRST = plan_of().attempts[0]

@@ -16,8 +16,8 @@ from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine
 from launcher.ssh.errors import Explained, explain
 from launcher.ssh.session import Answer
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status
 from tests.cli.vms import body
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
 from tests.ssh.vms import machine as some_machine
 
 ZONE = "us-central1-a"
@@ -91,7 +91,7 @@ def world(cloud: GoogleCloud, clock: FakeClock) -> World:
     return World(cloud, clock)
 
 
-def test_each_step_is_told_once(world: World) -> None:
+def test_each_step_is_reported_once(world: World) -> None:
     world.answer = BACKEND
     world.at(40, world.say("booting"))
     world.at(60, world.say("driver"))
@@ -119,7 +119,7 @@ def test_the_startup_script_gave_up(world: World) -> None:
     assert world.seconds < 100
 
 
-def test_it_never_gets_ready(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_has_a_timeout(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "MAX_SECONDS", 120.0)
     world.answer = REFUSED
     lines = "".join(f"line {n}\r\n" for n in range(30)) + "\x1b[31mKernel panic\n\n"
@@ -143,7 +143,7 @@ def test_a_driver_that_never_works(world: World, monkeypatch: pytest.MonkeyPatch
         world.wait()
 
 
-def test_what_no_waiting_mends(world: World) -> None:
+def test_permanent_errors_are_not_waited_for(world: World) -> None:
     world.answer = NOT_AUTHORIZED
     with pytest.raises(NotAuthorised, match="4033"):
         world.wait()
@@ -157,7 +157,7 @@ def test_keys_may_be_refused_while_it_boots(world: World) -> None:
     assert world.wait()[1] == GPUS
 
 
-def test_keys_are_refused_for_good(world: World) -> None:
+def test_permanently_refused_keys_are_reported(world: World) -> None:
     world.answer = DENIED
     world.at(20, world.say("ready"))
     with pytest.raises(NotAuthorised, match="refused the SSH key of me"):
@@ -165,14 +165,14 @@ def test_keys_are_refused_for_good(world: World) -> None:
     assert 120 < world.seconds < 200
 
 
-def test_it_is_stopped_on_the_way(world: World) -> None:
+def test_a_vm_stopped_while_waiting(world: World) -> None:
     world.answer = REFUSED
     world.at(60, lambda: world.cloud.compute.power_off("dev"))
     with pytest.raises(LaunchError, match="it was stopped before it was ready"):
         world.wait()
 
 
-def test_it_is_deleted_on_the_way(world: World) -> None:
+def test_a_vm_deleted_while_waiting(world: World) -> None:
     world.answer = REFUSED
     world.at(60, lambda: world.compute.delete(world.machine))
     with pytest.raises(LaunchError, match=r"dev (is STOPPING|was deleted)"):
@@ -190,9 +190,9 @@ def test_an_outage_passes(world: World) -> None:
 def test_an_outage_of_os_login_passes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(machine: Machine) -> Answer:
         if world.seconds < 100:
-            raise UnreachableError("OS Login gives no answer")
+            raise UnreachableError("OS Login does not respond")
         return WORKS
 
     monkeypatch.setattr(world, "ask", ask)
     assert world.wait()[1] == GPUS
-    assert "OS Login gives no answer" in world.told
+    assert "OS Login does not respond" in world.told

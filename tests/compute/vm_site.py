@@ -14,7 +14,7 @@ from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
 from launcher.jobs.job import Job
 from launcher.plan.model import Attempt, Plan
-from tests.googlecloud import FakeClock, GoogleCloud
+from launcher.testing.googlecloud import FakeClock, GoogleCloud
 from tests.plan.planning import planned
 
 ZONE = "us-central1-a"

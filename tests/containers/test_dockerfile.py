@@ -55,7 +55,7 @@ def test_the_recipe_keeps_the_rules() -> None:
 
 
 @pytest.mark.parametrize(("rule", "right", "wrong"), BROKEN)
-def test_a_rule_that_is_broken_is_told(rule: str, right: str, wrong: str) -> None:
+def test_a_broken_rule_is_reported(rule: str, right: str, wrong: str) -> None:
     assert right in RECIPE
     assert rule in {found.partition(":")[0] for found in findings(RECIPE.replace(right, wrong))}
 

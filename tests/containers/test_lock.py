@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from launcher.images.registry import parse
 from launcher.workspace import content
 
 HERE = Path(lock.__file__).parent
-LOCKS = ("requirements.lock", "torch-cu130.lock")
+LOCKS = ("requirements.lock", "torch-cu130.lock", "node.lock")
 
 LOCKED = """\
 numpy==2.4.6 ; python_full_version < '3.12' \\
@@ -56,7 +57,7 @@ def test_the_locks_have_what_the_recipe_and_the_requirements_want() -> None:
     assert not [name for name in packages("requirements.lock") if re.match(torchs, name)]
 
 
-def test_what_is_pytorchs_is_split_off_by_its_name() -> None:
+def test_pytorch_packages_are_separated_by_name() -> None:
     others, torch = lock.split(LOCKED)
     assert re.findall(r"^\S+?(?===)", others, re.MULTILINE) == ["numpy", "torchmetrics"]
     assert re.findall(r"^\S+?(?===)", torch, re.MULTILINE) == ["nvidia-nccl-cu13", "torch"]
@@ -85,3 +86,17 @@ def test_digests_are_filled_in_where_a_registry_says_them_and_stay_where_it_does
 def test_a_registry_that_does_not_answer_has_no_digest(capsys: pytest.CaptureFixture[str]) -> None:
     assert lock.digest("localhost:9/no/such:1", {"PATH": ""}) is None
     assert "localhost:9" in capsys.readouterr().err
+
+
+def test_the_nodes_packages_are_locked_without_torch_and_are_not_in_the_default_recipe() -> None:
+    wanted = re.findall(r"^([a-z0-9-]+)", (HERE / "node.in").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(wanted) <= set(packages("node.lock"))
+    assert not [name for name in packages("node.lock") if re.match(r"torch$|triton|nvidia-(?!ml-py)|cuda-", name)]
+    assert "node.lock" not in {file.name for file in content.recipe()}
+    assert {"node.lock", "requirements.lock", "torch-cu130.lock"} <= {file.name for file in content.locks()}
+
+
+def test_an_index_that_does_not_answer_gives_no_hashes() -> None:
+    """PyTorch's own; here an index that does not answer."""
+    with pytest.raises(subprocess.CalledProcessError):
+        lock.compiled("torch==2.13.0+cu126\n", python="3.11", index="http://127.0.0.1:9/whl/cu126")

@@ -60,14 +60,14 @@ def fit_for_a_person(diagnosis: Diagnosis) -> None:
 
 
 @given(ANY_REFUSAL, st.sampled_from([SPOT, PLAIN, VM, FLEX]))
-def test_any_refusal_gives_a_verdict(refusal: Refusal, tried: Tried) -> None:
+def test_any_refusal_gets_a_diagnosis(refusal: Refusal, tried: Tried) -> None:
     fit_for_a_person(of_refusal(refusal, tried))
 
 
 @given(
     st.sampled_from([*sorted(ENDED), GONE, "?"]), st.integers(0, 40), TEXT, TEXT, st.sampled_from([SPOT, PLAIN, FLEX])
 )
-def test_any_end_gives_a_verdict(state: str, code: int, message: str, said: str, tried: Tried) -> None:
+def test_any_end_gets_a_diagnosis(state: str, code: int, message: str, said: str, tried: Tried) -> None:
     fit_for_a_person(of_end(job(state, code, message), tried, said))
 
 
@@ -82,7 +82,7 @@ def test_any_end_gives_a_verdict(state: str, code: int, message: str, said: str,
     ),
     TEXT,
 )
-def test_so_does_any_of_a_vm(state: str, failure: Failure, said: str) -> None:
+def test_any_end_of_a_vm_gets_a_diagnosis(state: str, failure: Failure, said: str) -> None:
     fit_for_a_person(of_end(vm_job(state, failure), VM, said))
 
 

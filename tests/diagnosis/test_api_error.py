@@ -34,7 +34,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
         *(told(429, T4), replace(PLAIN, gpus=8), "region+provisioning", "quota"),
         "quota aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus in us-central1 is too low for standard: "
         "8 are needed",
-        "Ask for 8 or more: https://console.cloud.google.com/iam-admin/quotas?project=my-project; what you have: "
+        "Request 8 or more: https://console.cloud.google.com/iam-admin/quotas?project=my-project; current quota: "
         "gcloud beta quotas info describe CustomModelTrainingT4GPUsPerProjectPerRegion "
         "--service=aiplatform.googleapis.com --project=my-project",
     ),
@@ -60,7 +60,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
             reason="RESOURCE_QUOTA_EXCEEDED",
             metadata={"quota_metric": "aiplatform.googleapis.com/custom_model_training_gpus", "quota_limit_value": "2"},
         ),
-        *(SPOT, "region+provisioning", "quota", "is too low for spot: 4 are needed, the limit is 2", "Ask for 4"),
+        *(SPOT, "region+provisioning", "quota", "is too low for spot: 4 are needed, the limit is 2", "Request 4"),
     ),
     (
         vm(403, "Quota 'NVIDIA_H100_GPUS' exceeded.  Limit: 0.0 in region us-central1.", "quotaExceeded"),
@@ -201,13 +201,19 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     ),
     (
         told(400, ACT_AS),
-        *(SPOT, "permanent", "permission", "whoever launches may not act as sa@other.iam.gserviceaccount.com"),
+        *(SPOT, "permanent", "permission", "you have no permission to act as sa@other.iam.gserviceaccount.com"),
         "gcloud iam service-accounts add-iam-policy-binding sa@other.iam.gserviceaccount.com --project=other "
         '--member="user:$(gcloud config get account)" --role=roles/iam.serviceAccountUser',
     ),
     (
         told(403, "caller does not have permission to act as service account", "cloudbuild"),
-        *(SPOT, "permanent", "permission", "may not act as trainer@my-project.iam", "roles/iam.serviceAccountUser"),
+        *(
+            SPOT,
+            "permanent",
+            "permission",
+            "no permission to act as trainer@my-project.iam",
+            "roles/iam.serviceAccountUser",
+        ),
     ),
     (
         told(
@@ -216,18 +222,18 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
             "'//aiplatform.googleapis.com/projects/my-project/locations/us-central1' (or it may not exist).",
             reason="IAM_PERMISSION_DENIED",
         ),
-        *(SPOT, "permanent", "permission", "whoever launches lacks the permission aiplatform.customJobs.create"),
+        *(SPOT, "permanent", "permission", "your account lacks the permission aiplatform.customJobs.create"),
         'gcloud projects add-iam-policy-binding my-project --member="user:$(gcloud config get account)" '
         "--role=roles/aiplatform.user",
     ),
     (
         vm(403, "Required 'compute.instances.create' permission for 'projects/p/zones/z/instances/dev'", "forbidden"),
-        *(VM, "permanent", "permission", "whoever launches lacks the permission compute.instances.create"),
+        *(VM, "permanent", "permission", "your account lacks the permission compute.instances.create"),
         "--role=roles/compute.instanceAdmin.v1",
     ),
     (
         *(told(403, PULL), SPOT, "permanent", "permission"),
-        "Vertex AI's service agent (it pulls images, and is the account of a job that names none) lacks the permission",
+        "Vertex AI's service agent (it pulls images, and is used by jobs without a service account) lacks",
         "gcloud artifacts repositories add-iam-policy-binding launch --location=us --project=my-project --member="
         'serviceAccount:service-$(gcloud projects describe my-project --format="value(projectNumber)")'
         "@gcp-sa-aiplatform-cc.iam.gserviceaccount.com --role=roles/artifactregistry.reader",
@@ -249,20 +255,26 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     ),
     (
         told(403, "?", metadata={"permission": "new.things.use"}),
-        *(SPOT, "permanent", "permission", "lacks the permission new.things.use", "one that holds new.things.use"),
+        *(SPOT, "permanent", "permission", "lacks the permission new.things.use", "where ROLE contains new.things.use"),
     ),
     (told(403, "The caller does not have permission"), SPOT, "permanent", "permission", "The caller does not", ""),
     # --- the project
     (
         told(403, "Permission denied on resource project nope.", reason="CONSUMER_INVALID"),
-        *(SPOT, "project", "project", "project my-project isn't there, or you may not use it", "gcloud projects list"),
+        *(
+            SPOT,
+            "project",
+            "project",
+            "project my-project does not exist, or you have no access to it",
+            "gcloud projects list",
+        ),
     ),
     (
         vm(404, "The resource 'projects/nope' was not found", "notFound"),
         VM,
         "project",
         "project",
-        "isn't there",
+        "does not exist",
         "gcloud",
     ),
     (
@@ -354,13 +366,13 @@ def test_a_refusal(refusal: Refusal, tried: Tried, scope: str, kind: str, cause:
     assert bool(fix) == bool(found.fix)
 
 
-def test_what_passes_says_when() -> None:
+def test_transient_refusals_have_a_retry_time() -> None:
     assert of_refusal(told(429, "slow down", retry_after=7.0), SPOT).retry_after == 7.0
     assert of_refusal(told(400, T4, retry_after=7.0), SPOT).retry_after == 0.0
 
 
 @pytest.mark.parametrize(("refusal", "tried"), [one[:2] for one in REFUSALS])
-def test_a_client_may_have_put_it_on_one_line(refusal: Refusal, tried: Tried) -> None:
+def test_a_message_that_the_client_joined_into_one_line(refusal: Refusal, tried: Tried) -> None:
     on_one = replace(refusal, message=" ".join(refusal.message.split()))
     assert of_refusal(on_one, tried) == of_refusal(refusal, tried)
 

@@ -41,7 +41,7 @@ ENDS: list[tuple[Job, Tried, str, str, str, str]] = [
         *(SPOT, "permanent", "cancelled", "it was cancelled", "--resume gpt2-1234"),
     ),
     (job("CANCELLED"), SPOT, "permanent", "cancelled", "it was cancelled", "--resume gpt2-1234"),
-    (job(GONE), SPOT, "permanent", "cancelled", "somebody deleted the job", "--resume gpt2-1234"),
+    (job(GONE), SPOT, "permanent", "cancelled", "the job was deleted", "--resume gpt2-1234"),
     (job("EXPIRED"), SPOT, "permanent", "expired", "the time limit (limits.hours)", "--hours"),
     (job("FAILED", 4, "?"), SPOT, "permanent", "expired", "the time limit (limits.hours)", "--hours"),
     (job("EXPIRED", started=None), FLEX, "region+provisioning", "stockout", "as flex-start", "limits.wait=24h"),
@@ -147,12 +147,12 @@ def test_an_end(ended: Job, tried: Tried, scope: str, kind: str, cause: str, fix
     assert bool(fix) == bool(found.fix)
 
 
-def test_the_logs_last_error_is_told() -> None:
+def test_the_last_error_in_the_logs_is_reported() -> None:
     assert of_end(failed(1), SPOT, "ValueError: no").cause.endswith("; its last error: ValueError: no")
     assert of_end(job("FAILED", 9, "Odd."), SPOT, "why\x1b not").cause == "it failed: Odd.; its last error: why not"
 
 
-def test_a_grant_that_a_node_asks_for_is_the_fix() -> None:
+def test_a_grant_named_by_a_node_is_the_fix() -> None:
     """Another place wouldn't help: the node says itself what is missing."""
     said = f"launch: node 0: secret HF_TOKEN can't be read: trainer may not: {GRANT} (exit code 70)"
     found = of_end(failed(70), SPOT, said)

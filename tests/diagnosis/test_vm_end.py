@@ -45,7 +45,7 @@ RESUME = "launch vm SPEC --run --resume gpt2-1234"
 ENDS: list[tuple[Job, str, str, str, str]] = [
     (job("SUCCEEDED"), "permanent", "succeeded", "done", ""),
     (job("CANCELLED"), "permanent", "cancelled", "it was cancelled", RESUME),
-    (job(GONE), "permanent", "cancelled", "somebody deleted the VM", RESUME),
+    (job(GONE), "permanent", "cancelled", "the VM was deleted", RESUME),
     (job("EXPIRED"), "permanent", "expired", "the time limit (limits.hours)", RESUME),
     # --- the container's own end
     (exited(1), "permanent", "user", "gpt2-1234 exited with 1", "launch logs gpt2-1234"),
@@ -54,9 +54,9 @@ ENDS: list[tuple[Job, str, str, str, str]] = [
     (exited(78), "permanent", "user", "marked as permanently failed", RESUME),
     (exited(137), "permanent", "user", "killed", "launch logs"),
     # --- the VM went from under it
-    (taken("preempted"), "transient", "preempted", "Google took the VM away", "launch logs"),
+    (taken("preempted"), "transient", "preempted", "the VM was preempted", "launch logs"),
     (taken("hostError"), "transient", "preempted", "the VM's host failed", "launch logs"),
-    (taken("maintenance"), "transient", "preempted", "its host's maintenance", "launch logs"),
+    (taken("maintenance"), "transient", "preempted", "host maintenance", "launch logs"),
     (taken("stopped"), "transient", "preempted", "was stopped before its container", "launch logs"),
     # --- the container was never started
     (
@@ -82,6 +82,23 @@ ENDS: list[tuple[Job, str, str, str, str]] = [
         *("zone", "unfit", "nvidia-smi gives no answer", "launch logs"),
     ),
     (unstarted("the image has no docker"), "permanent", "unfit", "could not run the job: the image has", "launch logs"),
+    (
+        unstarted(
+            "gs://data-1 can't be mounted: the VM's account trainer@my-project.iam.gserviceaccount.com lacks "
+            "storage.objects.list on this bucket: gcloud storage buckets add-iam-policy-binding gs://data-1 --role=x"
+        ),
+        *("permanent", "permission", "trainer@my-project.iam.gserviceaccount.com lacks the permission storage.objects"),
+        "gcloud storage buckets add-iam-policy-binding gs://data-1 "
+        "--member=serviceAccount:trainer@my-project.iam.gserviceaccount.com --role=roles/storage.objectUser",
+    ),
+    (
+        unstarted("the bucket gs://data-1 does not exist"),
+        *("permanent", "unfit", "could not run the job: the bucket gs://data-1 does not exist", "launch logs"),
+    ),
+    (
+        unstarted("data-1 can't be mounted at /gcs/data-1: fuse: device not found"),
+        *("permanent", "unfit", "data-1 can't be mounted at /gcs/data-1: fuse", "launch logs"),
+    ),
     # --- it was never made
     (
         refused(14, "ZONE_RESOURCE_POOL_EXHAUSTED", POOL),

@@ -17,7 +17,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     (
         vm(403, "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally.", "quotaExceeded"),
         *(VM, "project", "quota", "GPUS_ALL_REGIONS"),
-        "--quota-id=GPUS-ALL-REGIONS-per-project --preferred-value=4; what you have",
+        "--quota-id=GPUS-ALL-REGIONS-per-project --preferred-value=4; current quota",
     ),
     (
         *(vm(403, FAMILY, "QUOTA_EXCEEDED"), VM, "region+provisioning", "quota", "GPUS_PER_GPU_FAMILY"),
@@ -49,12 +49,20 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
             "'me@example.com'.  Ask a project owner to grant you the iam.serviceAccountUser role on the account",
             "SERVICE_ACCOUNT_ACCESS_DENIED",
         ),
-        *(VM, "permanent", "permission", "may not act as trainer@my-project.iam.gserviceaccount.com"),
+        *(VM, "permanent", "permission", "no permission to act as trainer@my-project.iam.gserviceaccount.com"),
         "gcloud iam service-accounts add-iam-policy-binding trainer@my-project.iam.gserviceaccount.com ",
     ),
     (
         vm(409, "The resource 'projects/my-project/zones/z/instances/a' already exists", "RESOURCE_ALREADY_EXISTS"),
         *(VM, "permanent", "invalid", "already exists", "Use another --name"),
+    ),
+    (
+        vm(
+            400,
+            "The disk resource 'projects/p/zones/z/disks/d' is already being used by 'projects/p/zones/z/instances/a'",
+            "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE",
+        ),
+        *(VM, "transient", "busy", "disks/d' is already being used by", "gcloud compute instances list"),
     ),
 ]
 

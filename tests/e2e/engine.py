@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from launcher.images.docker_engine import Engine, EngineError
-from tests.command import ROOT
+from tests.e2e.base import CACHE, DEBIAN, PYTHON, architecture, base_archive, program, search_path
 
-CACHE = ROOT / ".launch" / "cache" / "containers"
 PROGRAMS = {
     "dockerd": "docker.io",
     "docker-registry": "docker-registry",
@@ -33,11 +31,6 @@ PROGRAMS = {
 }
 """Program -> Debian's package."""
 
-DEBIAN = "bookworm"
-PYTHON = "3.11"
-"""What Debian 12 has."""
-PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
-CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 TORCH = "2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -95,17 +88,6 @@ def require() -> None:
         pytest.skip(f"a Docker engine and a registry of our own need: sudo apt-get install {' '.join(sorted(missing))}")
     if os.geteuid() != 0:
         pytest.skip("a Docker engine of our own needs root: sudo make e2e")
-
-
-def search_path() -> str:
-    """PATH, and where Debian has the programs of root."""
-    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
-
-
-def architecture() -> tuple[str, str]:
-    """This machine's, as Docker and as wheels call it."""
-    machine = platform.machine()
-    return {"x86_64": "amd64", "aarch64": "arm64"}[machine], machine
 
 
 @contextlib.contextmanager
@@ -181,11 +163,6 @@ def started(command: list[str], output: int) -> subprocess.Popen[bytes]:
     )
 
 
-def program(name: str) -> str:
-    """Where a program lies."""
-    return str(shutil.which(name, path=search_path()))
-
-
 def listens(port: int) -> bool:
     """Whether something takes connections there."""
     with socket.socket() as probe:
@@ -199,35 +176,6 @@ def answers(host: str) -> bool:
     except EngineError:
         return False
     return True
-
-
-def base_archive() -> Path:
-    """The files of a base image: Debian with Python, kept between sessions, since it takes a minute to make."""
-    archive = CACHE / f"{DEBIAN}-{architecture()[0]}.tar"
-    if not archive.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="launch-") as folder:
-            whole = Path(folder, "base.tar")
-            make_base(Path(folder, "root"), whole, os.environ)
-            shutil.copyfile(whole, archive.with_suffix(f".{os.getpid()}"))
-        archive.with_suffix(f".{os.getpid()}").replace(archive)
-    return archive
-
-
-def make_base(root: Path, archive: Path, environ: Mapping[str, str]) -> None:
-    """Install Debian into a folder, and pack it."""
-    options = ["--variant=minbase", f"--include={PACKAGES}"]
-    env = {**environ, "PATH": search_path(), "DPKG_FORCE": "unsafe-io"}  # it's thrown away if the machine stops
-    made = subprocess.run(
-        [program("debootstrap"), *options, DEBIAN, str(root)], env=env, capture_output=True, check=False, timeout=3600
-    )
-    if made.returncode:
-        raise RuntimeError(f"debootstrap failed:\n{made.stdout.decode(errors='replace')[-2000:]}")
-    (root / "usr/bin/python").symlink_to("python3")
-    if trusted := environ.get("SSL_CERT_FILE"):  # this machine may reach the network through a proxy that it trusts
-        shutil.copyfile(trusted, root / CERTIFICATES)
-    without = [f"--exclude=./{name}/*" for name in ("var/cache/apt", "var/lib/apt/lists", "proc", "sys", "dev")]
-    subprocess.run(["tar", "-C", str(root), *without, "-cf", str(archive), "."], check=True, timeout=300)
 
 
 def wheel() -> Path:

@@ -11,16 +11,15 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from launcher.testing.googlecloud import GoogleCloud, Runner
+from launcher.testing.registry import OciRegistry, put_image
 from tests.command import ROOT, WORLD
 from tests.e2e.running import LAUNCH
-from tests.googlecloud import GoogleCloud, Runner
-from tests.images.test_append import put_base
 from tests.recipes import Step
-from tests.registry import OciRegistry
 
 PAGE = ROOT / "docs" / "recipes" / "run.md"
 BLOCK = re.compile(r"(?<=```text\n)\$ launch .*?(?=```)", re.DOTALL)
@@ -75,7 +74,7 @@ def world(text: str, folder: Path) -> Iterator[tuple[GoogleCloud, Mapping[str, s
     (spec,) = SPEC.findall(text)
     with GoogleCloud(runner=Runner()) as cloud, OciRegistry() as registry:
         image = f"{registry.host}/p/train"
-        pinned = f"{image}@{put_base(registry, name='p/train')}"
+        pinned = f"{image}@{put_image(registry, 'p/train')}"
         (folder / "my_job.yaml").write_text(spec + f"image: {{uri: '{pinned}'}}\n")
         env = {**WORLD, **cloud.environ(), "DOCKER_CONFIG": "/nonexistent", "XDG_CACHE_HOME": cache(), "COLUMNS": "80"}
         yield cloud, env, image
@@ -90,6 +89,8 @@ def likeness(text: str) -> list[str]:
     """What must stay the same: the lines, without numbers and without what depends on the machine's speed."""
     text = re.sub(r"\b(my-job)-[0-9a-f]{8}", r"\1-RUN", text)
     text = re.sub(r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?=\d\d:)", "", text)  # a lease that ends after midnight
+    text = re.sub(r"\n {10}(?=\S)", " ", text)  # where a line is wrapped depends on its numbers
+    text = re.sub(r"\b\d+ (?:min|h) (?=\d+ (?:s|min)\b)", "", text)
     text = re.sub(r"sha256:[0-9a-f]+|[0-9a-f]{16}…", "DIGEST", text)
     lines = [" ".join(re.sub(r"[\d.,:]*\d[\d.,:e-]*k?", "#", line).split()) for line in text.splitlines()]
     noise = r"\[workerpool#\] step|# step #|\[service\]|# (queued|waiting)"
@@ -97,13 +98,15 @@ def likeness(text: str) -> list[str]:
     return sorted(kept, key=lambda line: line.startswith("["))  # the job's own lines come some seconds late
 
 
-def main() -> None:
-    """Record the page."""
-    text = PAGE.read_text()
+def record(
+    page: Path, outputs: Callable[[str, Path], tuple[list[str], GoogleCloud]], blocks: re.Pattern[str] = BLOCK
+) -> None:
+    """Record a page again."""
+    text = page.read_text()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        PAGE.write_text(recorded(text, outputs(text, Path(folder))[0]))
+        page.write_text(recorded(text, outputs(text, Path(folder))[0], blocks))
 
 
 if __name__ == "__main__":
-    main()
+    record(PAGE, outputs)

@@ -16,6 +16,7 @@ LAUNCH = Path(sys.executable).parent / "launch"
 TINY = """\
 name: tiny
 machine: {type: l4, gpus: 2}
+env: {OMP_NUM_THREADS: "1"}
 run:
   config:
     model: {name: gpt, n_layer: 1, n_head: 2, n_embd: 32, block_size: 32}
@@ -26,6 +27,7 @@ run:
     eval: {every: 6, batches: 2}
     log_every: 4
 """
+"""One thread for each process: two wait for each other by spinning, for ten times as long on a machine that is busy."""
 
 
 def started(*argv: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -45,7 +47,7 @@ def run(*argv: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subp
     """`launch ARGV` to its end."""
     process = started(*argv, cwd=cwd, env=env)
     try:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=900)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise

@@ -21,18 +21,19 @@ import pytest
 
 from launcher.images.docker_engine import Engine
 from launcher.images.registry import Manifest, Registry, parse
+from launcher.testing.googlecloud import GoogleCloud, Pace, Runner
 from tests.e2e import shapes
 from tests.e2e.engine import Running
 from tests.e2e.running import losses, only_run, run
-from tests.googlecloud import GoogleCloud, Pace, Runner
 from tests.startup.park import Park
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.rotates(turn=1)]
 
 CANARY = "canary-58c1d09e"
 SPEC = """\
 name: tiny
 machine: {{type: l4, gpus: 1, nodes: 2}}
+env: {{OMP_NUM_THREADS: "1"}}
 image: {{repository: "{repository}", base: "{base}", torch: "{torch}", wheel: cpu, code: .}}
 run:
   config:

@@ -24,7 +24,7 @@ from launcher.rehearsal.container_settings import LABEL
 from tests.e2e.engine import Running
 from tests.e2e.running import run, started
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.rotates(turn=0)]
 
 PREEMPTED = """
 import os, signal, sys, time
@@ -57,7 +57,7 @@ with socket.create_server(("", int(port))) as server:
 CONNECTS = (
     PRIMARY
     + """
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 300
 while True:
     try:
         with socket.create_connection((host, int(port)), 5) as peer:
@@ -144,7 +144,7 @@ def engine(containers: Running, tmp_path: Path) -> Iterator[Docker]:
         assert made.left() == []
 
 
-def until(true: Callable[[], Any], seconds: float = 20) -> None:
+def until(true: Callable[[], Any], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it never came true"
@@ -163,7 +163,7 @@ def test_two_jobs_beside_each_other(engine: Docker) -> None:
     request = engine.request(LISTENS, CONNECTS)
     running = [engine.start(request) for _ in range(2)]
     for process in running:
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=3000)
         assert process.returncode == 0, err
 
 
@@ -208,7 +208,7 @@ def test_whatever_ends_launch_nothing_is_left(engine: Docker, tmp_path: Path, si
     assert any("[workerpool0-0] ready" in line for line in lines)
     assert len(engine.left()) == 2
     process.send_signal(signum)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == (-9 if signum == signal.SIGKILL else 128 + signum)
     until(lambda: not engine.left())
     assert (folder / "saved").exists()

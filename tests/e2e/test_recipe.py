@@ -1,4 +1,4 @@
-"""docs/recipes/run.md and vm.md show what their commands print."""
+"""docs/recipes/run.md, setup.md and vm.md show what their commands print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import vmrecipe
+from tests.e2e import setuprecipe, vmrecipe
 from tests.e2e.recipe import PAGE, likeness, outputs, steps
 
 pytestmark = pytest.mark.e2e
@@ -27,6 +27,16 @@ def test_the_page_is_what_happens(tmp_path: Path) -> None:
     (run,) = {name.split("/")[1] for name in names if name.endswith("/plan.json") and not name.endswith("-2/plan.json")}
     for kind in ("metrics/0001-0000-0000-", "checkpoints/LATEST", "attempts/0001.claim", "text/0001-", "spec.yaml"):
         assert any(name.startswith(f"runs/{run}/{kind}") for name in names), kind
+
+
+def test_a_new_project_trains_after_three_commands(tmp_path: Path) -> None:
+    text = setuprecipe.PAGE.read_text()
+    found, cloud = setuprecipe.outputs(text, tmp_path)
+    for (line, shown), output in zip(steps(text), found, strict=True):
+        assert likeness(output) == likeness(shown), line
+    assert "my-project is ready" in found[0]
+    assert "succeeded after" in found[-1]
+    assert any(blob.name.endswith("/checkpoints/LATEST") for blob in cloud.objects.listed("my-project-launch"))
 
 
 @pytest.mark.gcloud

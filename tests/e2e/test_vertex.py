@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from launcher.testing.googlecloud import GoogleCloud, Runner
+from launcher.testing.registry import OciRegistry
 from tests.e2e.running import TINY, run, started
-from tests.googlecloud import GoogleCloud, Runner
-from tests.registry import OciRegistry
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
 
 WHERE = """\
 provisioning: standard
@@ -36,10 +36,10 @@ def cloud() -> Iterator[GoogleCloud]:
 
 @pytest.fixture
 def job(tmp_path: Path, cloud: GoogleCloud) -> Iterator[Job]:
-    from tests.images.test_append import put_base
+    from launcher.testing.registry import put_image
 
     with OciRegistry() as registry:
-        image = f"{registry.host}/p/train@{put_base(registry, name='p/train')}"
+        image = f"{registry.host}/p/train@{put_image(registry, 'p/train')}"
         yield Job(tmp_path, cloud, f"image: {{uri: '{image}'}}\n")
 
 
@@ -66,7 +66,7 @@ class Job:
     def gcloud(self, gcloud: str, *argv: str) -> Any:
         line = [gcloud, "ai", "custom-jobs", *argv, "--region=us-central1", "--format=json"]
         env = {**os.environ, **self.env}
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout or "null")
 
@@ -78,13 +78,13 @@ def test_a_long_one_is_left_found_and_cancelled_by_gcloud(job: Job, cloud: Googl
     assert made["state"] in ("QUEUED", "PENDING", "RUNNING")
     with started("follow", made["run"], cwd=job.folder, env=job.env) as follower:
         seen = Reader(follower)
-        assert seen.until("running", 60)
-        assert seen.until("/100000  loss", 90)
+        assert seen.until("running", 300)
+        assert seen.until("/100000  loss", 300)
         job.launch("vertex", "job.yaml", "--watch-for", "1s", code=6)
         (listed,) = job.gcloud(gcloud, "list")
         assert (listed["displayName"], listed["state"]) == (made["run"], "JOB_STATE_RUNNING")
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(30) == 130
+        assert follower.wait(120) == 130
     assert job.data("status", made["run"])["state"] == "RUNNING"  # Ctrl-C detaches
     job.gcloud(gcloud, "cancel", made["job"])
     ended = job.launch("follow", made["run"], code=3)

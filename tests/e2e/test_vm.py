@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from launcher.testing.googlecloud import GoogleCloud, Pace
+from launcher.testing.registry import OciRegistry, put_image
 from tests.e2e.running import TINY, run, started
-from tests.googlecloud import GoogleCloud, Pace
-from tests.images.test_append import put_base
-from tests.registry import OciRegistry
 from tests.startup.park import Park
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
 
 STEPS = 1200
 VMS = "zones: [us-central1-a, us-central1-b]\nprovisioning: spot\noutput: gs://my-bucket/runs\n"
@@ -45,7 +44,7 @@ class Site(NamedTuple):
 def site(tmp_path: Path) -> Iterator[Site]:
     with GoogleCloud() as cloud, OciRegistry() as registry, Park(cloud, tmp_path / "vms") as park:
         cloud.compute.pace = Pace(staging=0.1, running=0.2, delete=0.2, stop=0.5, notice=20)
-        image = f"{registry.host}/p/train@{put_base(registry, name='p/train')}"
+        image = f"{registry.host}/p/train@{put_image(registry, 'p/train')}"
         spec = TINY.replace("steps: 12", f"steps: {STEPS}").replace("every: 6", "every: 0")
         (tmp_path / "tiny.yaml").write_text(f"{spec}{VMS}image: {{uri: '{image}'}}\n")
         yield Site(cloud, park, tmp_path, {**cloud.environ(), "DOCKER_CONFIG": "/nonexistent"})
@@ -54,14 +53,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_preempted_it_goes_on_elsewhere_and_no_step_is_lost(site: Site) -> None:
     process = started("vm", "tiny.yaml", "--run", "--no-preflight", "-o", "json", cwd=site.folder, env=site.env)
     with process:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while not any(row.get("step", 0) >= 100 for row in site.rows()):
             assert process.poll() is None, process.stderr and process.stderr.read()
             assert time.monotonic() < until
             time.sleep(0.1)
         site.cloud.compute.capacity.out("us-central1-a")
         site.cloud.compute.preempt(site.cloud.compute.names()[0])
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     found = json.loads(out)
     assert (found["state"], found["zone"], found["results"]["steps"]) == ("SUCCEEDED", "us-central1-b", STEPS)
@@ -78,7 +77,7 @@ def test_a_run_is_cancelled_after_it_has_saved(site: Site) -> None:
     begun = run("vm", "tiny.yaml", "--run", "--no-preflight", "--detach", "-o", "json", cwd=site.folder, env=site.env)
     assert begun.returncode == 0, begun.stderr
     name = json.loads(begun.stdout)["run"]
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not any(row.get("step", 0) >= 20 for row in site.rows()):
         assert time.monotonic() < until
         time.sleep(0.1)

@@ -10,17 +10,15 @@ import getpass
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from launcher.ssh.route import TUNNEL_URL
+from launcher.testing.googlecloud import GoogleCloud, Pace
+from launcher.testing.registry import OciRegistry, put_image
 from tests.command import ROOT, WORLD
-from tests.e2e.recipe import IMAGE, cache, printed, recorded, steps
-from tests.googlecloud import GoogleCloud, Pace
-from tests.images.test_append import put_base
-from tests.registry import OciRegistry
+from tests.e2e.recipe import IMAGE, cache, printed, record, steps
 from tests.ssh import Relay, SshServer
 from tests.ssh.server import make_key
 from tests.startup.park import Park
@@ -54,11 +52,12 @@ def world(text: str, folder: Path) -> Iterator[tuple[GoogleCloud, Mapping[str, s
         relay.backends["dev", 22] = server.port
         image = f"{registry.host}/p/train"
         (spec,) = SPEC.findall(text)
-        (folder / "my_job.yaml").write_text(spec + f"image: {{uri: '{image}@{put_base(registry, name='p/train')}'}}\n")
+        (folder / "my_job.yaml").write_text(spec + f"image: {{uri: '{image}@{put_image(registry, 'p/train')}'}}\n")
         env = {
             **WORLD,
             **cloud.environ(),
             "HOME": str(at_home(folder, server, cloud)),
+            "XDG_CONFIG_HOME": "",
             TUNNEL_URL: relay.url,
             "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE": str(relay.authority),
             "PATH": f"{os.environ['PATH']}:{Path(shutil.which('gcloud') or '/').parent}",
@@ -79,12 +78,5 @@ def at_home(folder: Path, server: SshServer, cloud: GoogleCloud) -> Path:
     return home
 
 
-def main() -> None:
-    """Record the page."""
-    text = PAGE.read_text()
-    with tempfile.TemporaryDirectory() as folder:
-        PAGE.write_text(recorded(text, outputs(text, Path(folder))[0], BLOCK))
-
-
 if __name__ == "__main__":
-    main()
+    record(PAGE, outputs, BLOCK)

@@ -33,9 +33,9 @@ from launcher.gcp.api import (
     retry_after,
     status_of,
 )
-from tests.googlecloud import Fault, GoogleCloud, Status
-from tests.googlecloud.effects import Effect, Serve, Step
-from tests.googlecloud.wire import Call, Response
+from launcher.testing.googlecloud import Fault, GoogleCloud, Status
+from launcher.testing.googlecloud.effects import Effect, Serve, Step
+from launcher.testing.googlecloud.wire import Call, Response
 
 VERTEX = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
 LOGGING = Service("logging", "Cloud Logging", "roles/logging.viewer")
@@ -93,7 +93,7 @@ def test_refusals_that_say_little(cloud: GoogleCloud) -> None:
         ({}, (), 0),
     ],
 )
-def test_when_to_come_again(headers: dict[str, str], details: tuple[Any, ...], seconds: float) -> None:
+def test_retry_after(headers: dict[str, str], details: tuple[Any, ...], seconds: float) -> None:
     class Answer:
         def __init__(self) -> None:
             self.headers = headers
@@ -115,7 +115,7 @@ def test_the_answer_behind_an_error() -> None:
         assert status_of(told) == 404
 
 
-def test_no_http_date() -> None:
+def test_an_invalid_http_date() -> None:
     assert http_date("") is http_date("Someday, 99 Foo 2023") is None
     assert retry_after(None) == retry_after(ValueError("x")) == 0
 
@@ -254,7 +254,7 @@ def test_rest_shows_the_newest_token(clock: Any) -> None:
         body = {"resourceNames": ["projects/my-project"]}
         assert session.post(ask, json=body).status_code == 200
         cloud.tokens = {"two"}
-        with pytest.raises(RefreshError, match="is refused, and no other has come") as raised:
+        with pytest.raises(RefreshError, match="was rejected, and the file has no newer one") as raised:
             session.post(ask, json=body)
         assert isinstance(explain(raised.value, LOGGING, "p"), NotAuthorised)
         assert len(cloud.requests) == 2, "the same token is not shown again and again"
@@ -303,7 +303,7 @@ def test_a_file_without_a_token(tmp_path: Path, content: bytes | None) -> None:
         credentials(environ_of(file), "https://x")
 
 
-def test_whose_credentials(file: Path) -> None:
+def test_sources_of_credentials(file: Path) -> None:
     both = {**environ_of(file), "CLOUDSDK_AUTH_ACCESS_TOKEN": "ya29.x"}
     assert credentials(both, "https://x").token == "ya29.x"
     disabled = {**both, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "True"}
@@ -312,7 +312,7 @@ def test_whose_credentials(file: Path) -> None:
     assert credentials({}, "https://x") is None
 
 
-def test_a_token_server_in_trouble_is_an_outage() -> None:
+def test_a_failing_token_server_is_an_outage() -> None:
     assert isinstance(explain(RefreshError("503", retryable=True), VERTEX, "p"), UnreachableError)
     assert isinstance(explain(RefreshError("invalid_grant"), VERTEX, "p"), NotAuthorised)
     assert explain(ValueError("a bug"), VERTEX, "p") is None

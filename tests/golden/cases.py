@@ -20,12 +20,15 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """The page, the plan and the YAML of every spec in job_specs/, and of the built-in default."""
+    """The page, the plan and the YAML of every spec in job_specs/, and of the built-in default; and the page of
+    torchtitan's, which no test runs."""
     found = []
     for spec in sorted(SPECS.glob("*.yaml")):
         for output, ending in (("text", "txt"), ("json", "json"), ("yaml", "yaml")):
             command = (*target(spec.stem), f"job_specs/{spec.name}")
             found.append(Case(f"{spec.stem}.{ending}", (*command, "--dry-run", "-o", output)))
+    titan = ("vertex", "job_specs/frameworks/torchtitan/job.yaml", "--dry-run")
+    found.append(Case("torchtitan.txt", titan))
     default = ("vertex", "--gpus", "2", "--type", "h100", "--dry-run")
     return [*found, Case("no-spec.txt", default), Case("no-spec.json", (*default, "-o", "json"))]
 

@@ -9,7 +9,7 @@ from google.api_core.client_options import ClientOptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1, compute_v1, storage
 
-from tests.googlecloud import GoogleCloud
+from launcher.testing.googlecloud import GoogleCloud
 
 
 def storage_client() -> storage.Client:

@@ -10,7 +10,7 @@ import pytest
 from google.api_core.exceptions import BadRequest, Conflict, NotFound, PreconditionFailed
 from google.cloud import compute_v1
 
-from tests.googlecloud import FakeClock, GoogleCloud, parse_instance
+from launcher.testing.googlecloud import FakeClock, GoogleCloud, parse_instance
 from tests.googlecloud.conftest import Clients
 
 ZONE = "us-central1-a"

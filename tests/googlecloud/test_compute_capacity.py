@@ -9,7 +9,7 @@ import pytest
 from google.api_core.exceptions import BadRequest, Conflict, Forbidden, NotFound
 from google.cloud import compute_v1
 
-from tests.googlecloud import ApiError, FakeClock, GoogleCloud, parse_bulk
+from launcher.testing.googlecloud import ApiError, FakeClock, GoogleCloud, parse_bulk
 from tests.googlecloud.conftest import Clients
 from tests.googlecloud.test_compute import GOOD, WHERE, ZONE, Change, asked, insert, operation, put, status
 

@@ -9,7 +9,7 @@ import pytest
 import requests
 from google.api_core.exceptions import BadRequest, Forbidden, GoogleAPICallError, NotFound, ServiceUnavailable
 
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Pace, Reset, Status, Truncated
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Pace, Reset, Status, Truncated
 from tests.googlecloud.conftest import Clients
 from tests.googlecloud.test_compute import WHERE, asked, insert, operation, status
 

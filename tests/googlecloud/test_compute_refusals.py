@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from tests.googlecloud import ApiError, parse_instance
+from launcher.testing.googlecloud import ApiError, parse_instance
 from tests.googlecloud.test_compute import GOOD, ZONE, Change, put
 
 REFUSED: list[tuple[str, Change, str]] = [

@@ -14,14 +14,14 @@ from google.api_core.exceptions import (
 )
 from google.cloud import aiplatform_v1
 
-from tests.googlecloud import (
+from launcher.testing.googlecloud import (
     ApiError,
     FakeClock,
     GoogleCloud,
     Stage,
     parse_custom_job,
 )
-from tests.googlecloud.custom_jobs import LIFE, shown, stockout
+from launcher.testing.googlecloud.custom_jobs import LIFE, shown, stockout
 
 PARENT = "projects/my-project/locations/us-central1"
 State = aiplatform_v1.JobState

@@ -20,7 +20,7 @@ from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from tests.googlecloud import (
+from launcher.testing.googlecloud import (
     FakeClock,
     Fault,
     GoogleCloud,

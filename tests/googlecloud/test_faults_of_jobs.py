@@ -15,7 +15,7 @@ from google.api_core.exceptions import (
 from google.cloud import aiplatform_v1
 from google.protobuf import json_format
 
-from tests.googlecloud import (
+from launcher.testing.googlecloud import (
     Fault,
     GoogleCloud,
     Reset,
@@ -26,7 +26,8 @@ from tests.googlecloud import (
     Truncated,
     parse_custom_job,
 )
-from tests.googlecloud.effects import Effect
+from launcher.testing.googlecloud.effects import Effect
+from launcher.testing.googlecloud.waiting import patience, until
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
 
 
@@ -55,8 +56,8 @@ def test_a_create_that_goes_wrong_has_made_a_job_or_not(
 ) -> None:
     fault = cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.create", effect, name="us-central1"))
     with pytest.raises(error):
-        client.create_custom_job(parent=PARENT, custom_job=parse_custom_job(GOOD), retry=None, timeout=0.3)
-    assert (len(cloud.jobs.jobs), cloud.faults.used[fault]) == (made, 1)
+        client.create_custom_job(parent=PARENT, custom_job=parse_custom_job(GOOD), retry=None, timeout=patience(effect))
+    until(lambda: (len(cloud.jobs.jobs), cloud.faults.used[fault]) == (made, 1))
 
 
 def test_jobs_that_come_at_once_are_all_there(cloud: GoogleCloud, client: aiplatform_v1.JobServiceClient) -> None:

@@ -13,7 +13,7 @@ import requests
 from google.api_core.exceptions import BadRequest
 from google.cloud import aiplatform_v1
 
-from tests.googlecloud import (
+from launcher.testing.googlecloud import (
     FakeClock,
     Fault,
     GoogleCloud,
@@ -27,22 +27,24 @@ from tests.googlecloud import (
     Truncated,
     secretmanager,
 )
-from tests.googlecloud import logs as logging
-from tests.googlecloud.effects import Effect
+from launcher.testing.googlecloud import logs as logging
+from launcher.testing.googlecloud.effects import Effect
+from launcher.testing.googlecloud.waiting import patience, until
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
 
 LIST = "aiplatform.projects.locations.customJobs.list"
 REGION = f"/v1/{PARENT}/customJobs"
-Ask = Callable[[GoogleCloud], requests.Response]
+Ask = Callable[[GoogleCloud, float], requests.Response]
+"""Asks, and waits for the answer for so many seconds."""
 
 
 def get(path: str) -> Ask:
-    return lambda cloud: requests.get(cloud.url + path, timeout=0.3)
+    return lambda cloud, seconds: requests.get(cloud.url + path, timeout=seconds)
 
 
-def lines(cloud: GoogleCloud, **body: Any) -> requests.Response:
+def lines(cloud: GoogleCloud, seconds: float = 60, **body: Any) -> requests.Response:
     asked = {"resourceNames": ["projects/my-project"], "filter": 'resource.labels.job_id="7"', **body}
-    return requests.post(f"{cloud.url}/v2/entries:list", json=asked, timeout=0.3)
+    return requests.post(f"{cloud.url}/v2/entries:list", json=asked, timeout=seconds)
 
 
 READS: dict[str, tuple[Ask, str]] = {
@@ -82,18 +84,18 @@ def test_a_read_meets_each_fault_and_then_works(
     full: GoogleCloud, operation: str, effect: Effect, broken: int | type[Exception]
 ) -> None:
     ask, name = READS[operation]
-    right = ask(full).json()
+    right = ask(full, 60).json()
     full.faults.add(Fault(operation, Status(400), name="another"))
     fault = full.faults.add(Fault(operation, effect, name=name))
     if isinstance(broken, int):
-        answer = ask(full)
+        answer = ask(full, 60)
         assert answer.status_code == answer.json()["error"]["code"] == broken
         assert "errors" not in answer.json()["error"]
     else:
         with pytest.raises(broken):
-            ask(full).content.decode()
-    assert full.faults.used == {fault: 1}
-    assert ask(full).json() == right
+            ask(full, patience(effect)).content.decode()
+    until(lambda: full.faults.used == {fault: 1})
+    assert ask(full, 60).json() == right
 
 
 def test_an_error_has_its_info(full: GoogleCloud) -> None:
@@ -198,8 +200,8 @@ def test_all_times_are_the_clouds(full: GoogleCloud, clock: FakeClock) -> None:
 def test_a_secrets_bytes_can_arrive_wrong(full: GoogleCloud) -> None:
     """The answer is still valid JSON, so only its checksum shows the damage."""
     ask, _ = READS[secretmanager.OPERATION]
-    right = ask(full)
+    right = ask(full, 60)
     full.faults.add(Fault(secretmanager.OPERATION, Torn(at=right.content.index(base64.b64encode(b"value")))))
-    torn = ask(full).json()
+    torn = ask(full, 60).json()
     assert torn["payload"]["data"] != right.json()["payload"]["data"]
     assert torn["payload"]["dataCrc32c"] == right.json()["payload"]["dataCrc32c"]

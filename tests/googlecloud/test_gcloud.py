@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.googlecloud import FakeClock, GoogleCloud, Runner, parse_custom_job
+from launcher.testing.googlecloud import FakeClock, GoogleCloud, Runner, parse_custom_job
 from tests.googlecloud.test_custom_jobs import GOOD
 
 pytestmark = pytest.mark.gcloud
@@ -129,21 +129,21 @@ def test_gcloud_composes(gcloud: str, cloud: GoogleCloud, tmp_path: Path) -> Non
 
 def test_the_cloud_stands_by_itself(tmp_path: Path) -> None:
     record = tmp_path / "requests.jsonl"
-    command = [sys.executable, "-m", "tests.googlecloud", "--port", "0", "--record", str(record)]
+    command = [sys.executable, "-m", "launcher.testing.googlecloud", "--port", "0", "--record", str(record)]
     command += ["--bucket", "first", "--bucket", "second", "--latency", "0.3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         exports = dict(line.removeprefix("export ").strip().split("=", 1) for line in _until_listening(server.stdout))
         endpoint = exports["CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM"]
         url = f"{endpoint}v1/projects/my-project/locations/us-central1/customJobs"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             assert json.load(answer) == {"customJobs": []}
         began = time.monotonic()
-        with urllib.request.urlopen(f"{exports['STORAGE_EMULATOR_HOST']}/storage/v1/b/second", timeout=5) as answer:
+        with urllib.request.urlopen(f"{exports['STORAGE_EMULATOR_HOST']}/storage/v1/b/second", timeout=60) as answer:
             assert json.load(answer)["name"] == "second"
         assert time.monotonic() - began >= 0.3
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=10) == 0
+        assert server.wait(timeout=60) == 0
     first, second = map(json.loads, record.read_text().splitlines())
     assert second["path"] == "/storage/v1/b/second"
     assert first["path"] == "/v1/projects/my-project/locations/us-central1/customJobs"

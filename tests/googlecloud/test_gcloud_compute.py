@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.googlecloud import GoogleCloud, Pace, parse_instance
-from tests.googlecloud.protobufs import to_json
+from launcher.testing.googlecloud import GoogleCloud, Pace, parse_instance
+from launcher.testing.googlecloud.protobufs import to_json
 from tests.rendered import JOB_SPECS, difference, plan
 
 pytestmark = pytest.mark.gcloud
@@ -115,8 +115,30 @@ def test_gcloud_sends_what_we_send_for_every_shape(
     assert_gcloud_agrees(plan("vm", spec), gcloud, at_once, tmp_path)
 
 
-def assert_gcloud_agrees(planned: dict[str, Any], gcloud: str, cloud: GoogleCloud, folder: Path) -> None:
-    """The first attempt's request equals gcloud's for the same VM, field by field."""
+def test_gcloud_attaches_the_disks_that_we_attach(gcloud: str, at_once: GoogleCloud, tmp_path: Path) -> None:
+    mounts = [
+        {"disk": "zones/us-central1-a/disks/corpus", "path": "/data"},
+        {"disk": "zones/us-central1-a/disks/shared", "path": "/shared", "read_only": True},
+        {"new_disk_gb": 500, "new_disk_type": "pd-ssd", "path": "/scratch"},
+    ]
+    for disk in ("corpus", "shared"):
+        at_once.compute.park.add_disk("us-central1-a", disk)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(json.dumps({**SHAPES["an L4 with an external IP"], "mounts": mounts, "output": "gs://b-b/o"}))
+    planned = plan("vm", spec, "--run")
+    more = ("disks[3].initializeParams.labels",)
+    assert_gcloud_agrees(planned, gcloud, at_once, tmp_path, more=more)
+    attached = {disk["name"]: bool(disk.get("users")) for disk in at_once.compute.park.disks.values()}
+    vm = planned["run"]
+    assert attached == {"corpus": True, "shared": True, vm: True, f"{vm}-3": True}
+    assert run(at_once, gcloud, "delete", vm, "--zone=us-central1-a").returncode == 0
+    assert {disk["name"] for disk in at_once.compute.park.disks.values()} == {"corpus", "shared"}
+
+
+def assert_gcloud_agrees(
+    planned: dict[str, Any], gcloud: str, cloud: GoogleCloud, folder: Path, more: tuple[str, ...] = ()
+) -> None:
+    """The first attempt's request equals gcloud's for the same VM, field by field; `more` fields only we set."""
     body = planned["attempts"][0]["request"]
     assert body["scheduling"]["provisioningModel"] in MODELS
     done = run(cloud, gcloud, "create", *arguments(body, folder))
@@ -125,7 +147,7 @@ def assert_gcloud_agrees(planned: dict[str, Any], gcloud: str, cloud: GoogleClou
     sent, ours = (comparable(to_json(type(one).pb(one))) for one in map(parse_instance, (arrived, body)))
     differences = list(difference(sent, ours))
     fields = {line.partition(": ")[0] for line in differences}
-    assert fields - set(OTHERWISE) == set(ONLY_ONE), "gcloud sent != we send\n" + "\n".join(differences)
+    assert fields - set(OTHERWISE) == {*ONLY_ONE, *more}, "gcloud sent != we send\n" + "\n".join(differences)
 
 
 def comparable(body: dict[str, Any]) -> dict[str, Any]:
@@ -167,12 +189,23 @@ def arguments(body: dict[str, Any], folder: Path) -> list[str]:
 
 
 def disks(asked: list[dict[str, Any]]) -> Iterator[str]:
-    boot, *scratch = asked
+    boot, *others = asked
     params = boot["initializeParams"]
     _, project, _, _, _, family = params["sourceImage"].split("/")
     yield from (f"--image-project={project}", f"--image-family={family}")
     yield from (f"--boot-disk-size={params['diskSizeGb']}GB", f"--boot-disk-type={last(params['diskType'])}")
-    yield from ("--local-ssd=interface=nvme" for _ in scratch)
+    yield from map(other_disk, others)
+
+
+def other_disk(asked: dict[str, Any]) -> str:
+    if asked["type"] == "SCRATCH":
+        return "--local-ssd=interface=nvme"
+    mode = {"READ_WRITE": "rw", "READ_ONLY": "ro"}[asked["mode"]]
+    common = f"device-name={asked['deviceName']},mode={mode},auto-delete={'yes' if asked['autoDelete'] else 'no'}"
+    if "source" in asked:
+        return f"--disk=name={last(asked['source'])},{common}"
+    params = asked["initializeParams"]
+    return f"--create-disk=size={params['diskSizeGb']}GB,type={last(params['diskType'])},{common}"
 
 
 def network(asked: dict[str, Any]) -> str:

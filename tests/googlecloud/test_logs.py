@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import requests
 
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, PageGone
-from tests.googlecloud.logs import OPERATION
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, PageGone
+from launcher.testing.googlecloud.logs import OPERATION
 
 JOB = 'resource.type="ml_job" AND resource.labels.job_id="7"'
 

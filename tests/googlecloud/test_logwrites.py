@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.googlecloud import GoogleCloud
+from launcher.testing.googlecloud import GoogleCloud
 
 WRITE = {"logName": "projects/my-project/logs/x", "resource": {"type": "gce_instance", "labels": {"instance_id": "7"}}}
 

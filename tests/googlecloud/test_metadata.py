@@ -14,7 +14,7 @@ import requests
 from google.auth import compute_engine
 from google.auth.transport.requests import Request
 
-from tests.googlecloud import FakeClock, GoogleCloud, MetadataServer
+from launcher.testing.googlecloud import FakeClock, GoogleCloud, MetadataServer
 from tests.googlecloud.conftest import Clients
 from tests.googlecloud.test_compute import WHERE, ZONE, insert
 

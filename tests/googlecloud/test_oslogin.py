@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.googlecloud import GoogleCloud
+from launcher.testing.googlecloud import GoogleCloud
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIGkLOz9sGmX5Uspr me@here"
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import requests
 
-from tests.googlecloud import GoogleCloud, Runner
-from tests.googlecloud.custom_jobs import Job, shown
-from tests.googlecloud.runs import failed
+from launcher.testing.googlecloud import GoogleCloud, Runner
+from launcher.testing.googlecloud.custom_jobs import Job, shown
+from launcher.testing.googlecloud.runs import failed
+from launcher.testing.googlecloud.waiting import until
 from tests.googlecloud.test_custom_jobs import GOOD
 from tests.googlecloud.test_logs import ask, message
 
@@ -42,13 +43,6 @@ def state(cloud: GoogleCloud, job: Job) -> str:
     """Return the state in the job's answer, without its prefix."""
     number = shown(cloud.jobs.jobs[REGION, job.id], cloud.jobs.clock()).state
     return {3: "RUNNING", 4: "SUCCEEDED", 5: "FAILED", 6: "CANCELLING", 7: "CANCELLED"}.get(number, str(number))
-
-
-def until(what: Callable[[], object], seconds: float = 20) -> None:
-    over = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < over, "it never came"
-        time.sleep(0.01)
 
 
 def has_ended(cloud: GoogleCloud, job: Job) -> bool:
@@ -157,7 +151,7 @@ def test_cancelled_while_it_waits_it_never_starts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_the_clouds_end_is_every_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
-    monkeypatch.setattr("tests.googlecloud.runs.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("launcher.testing.googlecloud.runs.CLOSE_SECONDS", 0.3)
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
     text = f'{ignores}print("[workerpool0-0] ready", file=sys.stderr, flush=True)\ntime.sleep(60)'
     began = time.monotonic()
@@ -229,7 +223,7 @@ time.sleep(60)
 def test_the_server_by_itself_runs_jobs_and_stops_them_at_its_end(tmp_path: Path) -> None:
     """A signal also ends the server's jobs. They must not inherit a signal mask."""
     (tmp_path / "work.py").write_text(TRAINS)
-    command = [sys.executable, "-m", "tests.googlecloud", "--run", "--code", str(tmp_path)]
+    command = [sys.executable, "-m", "launcher.testing.googlecloud", "--run", "--code", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         url = next(line for line in server.stdout if line.startswith("# listening on ")).split()[-1]

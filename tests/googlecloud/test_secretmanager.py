@@ -9,7 +9,7 @@ import google_crc32c
 import pytest
 import requests
 
-from tests.googlecloud import GoogleCloud
+from launcher.testing.googlecloud import GoogleCloud
 
 HERE = "projects/123456789012/secrets/hf"
 

@@ -9,31 +9,31 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from tests.googlecloud import Fault, GoogleCloud, Slow, Stalled
+from launcher.testing.googlecloud import Fault, GoogleCloud, Slow, Stalled
 
 LIST = "storage.objects.list"
 
 
 def test_slow_answers_wait_side_by_side(cloud: GoogleCloud) -> None:
-    cloud.faults.add(Fault(LIST, Slow(0.5), times=None))
+    cloud.faults.add(Fault(LIST, Slow(2.0), times=None))
     url = f"{cloud.url}/storage/v1/b/my-bucket/o"
     began = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
-        assert all(answer.ok for answer in pool.map(lambda _: requests.get(url, timeout=5), range(8)))
-    assert 0.5 <= time.monotonic() - began < 3.5
+        assert all(answer.ok for answer in pool.map(lambda _: requests.get(url, timeout=60), range(8)))
+    assert 2.0 <= time.monotonic() - began < 14
 
 
 def test_latency_is_before_each_answer_and_outside_of_locks() -> None:
-    with GoogleCloud(latency=0.5) as cloud, ThreadPoolExecutor(8) as pool:
+    with GoogleCloud(latency=1.0) as cloud, ThreadPoolExecutor(8) as pool:
         jobs = f"{cloud.url}/v1/projects/my-project/locations/us-central1/customJobs"
         for url, status in ((jobs, 200), (f"{cloud.url}/storage/v1/b/none", 404)):
             began = time.monotonic()
             assert [answer.status_code for answer in pool.map(_get, [url] * 8)] == [status] * 8
-            assert 0.5 <= time.monotonic() - began < 3.5
+            assert 1.0 <= time.monotonic() - began < 7
 
 
 def _get(url: str) -> requests.Response:
-    return requests.get(url, timeout=5)
+    return requests.get(url, timeout=60)
 
 
 def test_the_server_stops_though_answers_are_slow_or_stalled() -> None:
@@ -49,7 +49,7 @@ def test_the_server_stops_though_answers_are_slow_or_stalled() -> None:
         began = time.monotonic()
     for thread in waiting:
         thread.join()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def _broken(url: str) -> None:

@@ -13,7 +13,7 @@ import requests
 from google.api_core.exceptions import BadRequest, Forbidden, NotFound, PreconditionFailed
 from google.cloud import storage
 
-from tests.googlecloud import Bucket, GoogleCloud
+from launcher.testing.googlecloud import Bucket, GoogleCloud
 from tests.googlecloud.conftest import storage_client
 
 

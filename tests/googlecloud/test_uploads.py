@@ -13,7 +13,7 @@ from google.api_core.retry import Retry
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from tests.googlecloud import Fault, GoogleCloud, KeepPart, LoseSession, Reset, Status
+from launcher.testing.googlecloud import Fault, GoogleCloud, KeepPart, LoseSession, Reset, Status
 
 INSERT = "storage.objects.insert"
 QUICK: Retry = DEFAULT_RETRY.with_delay(initial=0.01, multiplier=1, maximum=0.01).with_timeout(5)

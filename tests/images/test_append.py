@@ -19,35 +19,13 @@ from launcher.images.layer import Layer, layer
 from launcher.images.registry import Manifest, Registry, parse
 from launcher.images.reproducible_tar import Tree
 from launcher.images.source_files import File
-from tests.registry import Fault, OciRegistry, Refuse, Reset
-from tests.registry.faults import Serve
-from tests.registry.wire import Request, Response, error
+from launcher.testing.registry import Fault, OciRegistry, Refuse, Reset, put_image
+from launcher.testing.registry.faults import Serve
+from launcher.testing.registry.wire import Request, Response, error
 
 DOCKER, OCI = LAYER_TYPES
 STAMP = Stamp({"org.opencontainers.image.revision": "abc"}, "2026-01-02T03:04:05Z")
 AMD = "linux/amd64"
-
-
-def put_base(registry: OciRegistry, media_type: str = DOCKER, name: str = "p/dependencies", arch: str = "amd64") -> str:
-    """A dependency image of two layers, straight into the registry; its digest."""
-    blobs = (b"base layer " * 1000, b"venv layer " * 2000)
-    layers = [(registry.store.add(name, data), len(data)) for data in blobs]
-    config = {
-        "os": "linux",
-        "architecture": arch,
-        "config": {"Env": ["A=1"], "User": "1000:1000", "Entrypoint": ["python"], "Labels": {"kept": "yes"}},
-        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + "1" * 64, "sha256:" + "2" * 64]},
-        "history": [{"created_by": "one"}, {"created_by": "two"}],
-    }
-    raw = json.dumps(config).encode()
-    image_config = "application/vnd.docker.container.image.v1+json"
-    body: dict[str, Any] = {
-        "schemaVersion": 2,
-        "mediaType": media_type,
-        "config": {"mediaType": image_config, "size": len(raw), "digest": registry.store.add(name, raw)},
-        "layers": [{"mediaType": LAYER_TYPES[media_type], "size": size, "digest": one} for one, size in layers],
-    }
-    return put(registry, name, body, media_type)
 
 
 def put(registry: OciRegistry, name: str, body: dict[str, Any], media_type: str, tag: str = "t") -> str:
@@ -87,7 +65,7 @@ def appended(registry: OciRegistry, layers: list[Layer], platform: str = AMD, ta
 @pytest.mark.parametrize("media_type", [DOCKER, OCI])
 def test_the_image_is_the_base_with_the_layers_on_top(media_type: str, layers: list[Layer]) -> None:
     with OciRegistry() as registry:
-        base = put_base(registry, media_type)
+        base = put_image(registry, "p/dependencies", media_type=media_type)
         digest = appended(registry, layers)
         manifest, old = manifest_of(registry, "p/train", "new"), manifest_of(registry, "p/dependencies", "t")
         config = config_of(registry)
@@ -114,7 +92,7 @@ def test_the_image_is_the_base_with_the_layers_on_top(media_type: str, layers: l
 
 def test_only_the_new_bytes_travel(layers: list[Layer]) -> None:
     with OciRegistry() as registry:
-        put_base(registry)
+        put_image(registry, "p/dependencies")
         before = registry.received
         appended(registry, layers)
         sent = registry.received - before
@@ -131,7 +109,7 @@ def test_only_the_new_bytes_travel(layers: list[Layer]) -> None:
 
 def test_the_same_content_twice_at_once_is_one_image(layers: list[Layer]) -> None:
     with OciRegistry() as registry:
-        put_base(registry)
+        put_image(registry, "p/dependencies")
         with ThreadPoolExecutor(4) as pool:
             digests = set(pool.map(lambda _: appended(registry, layers), range(4)))
         assert digests == {registry.tag("p/train", "new")}
@@ -141,7 +119,7 @@ def test_an_index_gives_its_image_for_the_machine(layers: list[Layer]) -> None:
     with OciRegistry() as registry:
         entries = []
         for arch in ("arm64", "amd64"):
-            digest = put_base(registry, OCI, arch=arch)
+            digest = put_image(registry, "p/dependencies", media_type=OCI, architecture=arch)
             entries.append({"digest": digest, "size": 1, "platform": {"os": "linux", "architecture": arch}})
         (index,) = [kind for kind in INDEX_TYPES if "oci" in kind]
         put(registry, "p/dependencies", {"schemaVersion": 2, "mediaType": index, "manifests": entries}, index)
@@ -153,7 +131,7 @@ def test_an_index_gives_its_image_for_the_machine(layers: list[Layer]) -> None:
 
 def test_a_base_for_another_platform_is_refused_before_anything_is_sent(layers: list[Layer]) -> None:
     with OciRegistry() as registry:
-        put_base(registry, arch="arm64")
+        put_image(registry, "p/dependencies", architecture="arm64")
         before = registry.received
         with pytest.raises(LaunchError, match=r"is for linux/arm64, but the machine is linux/amd64"):
             appended(registry, layers)
@@ -164,7 +142,7 @@ def test_a_base_that_is_gone_and_one_of_another_kind(layers: list[Layer]) -> Non
     with OciRegistry() as registry:
         with pytest.raises(LaunchError, match="the registry no longer has"):
             appended(registry, layers)
-        put_base(registry)
+        put_image(registry, "p/dependencies")
         manifest = manifest_of(registry, "p/dependencies", "t")
         other = {**manifest.body, "mediaType": "application/vnd.example"}
         registry.store.repository("p/dependencies").manifests[manifest.digest] = (
@@ -178,7 +156,7 @@ def test_a_base_that_is_gone_and_one_of_another_kind(layers: list[Layer]) -> Non
 
 def test_a_registry_that_does_not_mount_is_told(layers: list[Layer]) -> None:
     with OciRegistry() as registry:
-        put_base(registry)
+        put_image(registry, "p/dependencies")
         config = manifest_of(registry, "p/dependencies", "t").body["config"]["digest"]
         registry.store.repository("p/dependencies").blobs.intersection_update({config})
         with pytest.raises(LaunchError, match="can't mount layers") as refused:
@@ -188,21 +166,19 @@ def test_a_registry_that_does_not_mount_is_told(layers: list[Layer]) -> None:
 
 
 @pytest.mark.parametrize("step", ["mount", "upload.begin", "upload.*", "manifest.put"])
-def test_what_fails_for_good_leaves_no_image(step: str, layers: list[Layer]) -> None:
+def test_a_permanent_failure_leaves_no_image(step: str, layers: list[Layer]) -> None:
     with OciRegistry() as registry:
-        put_base(registry)
+        put_image(registry, "p/dependencies")
         registry.faults.add(Fault(step, Refuse(403), times=None))
         with pytest.raises(LaunchError):
             appended(registry, layers)
         assert registry.tag("p/train", "new") is None
 
 
-def test_a_connection_that_breaks_now_and_then_is_no_matter(
-    layers: list[Layer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_occasional_connection_errors_are_retried(layers: list[Layer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     with OciRegistry() as registry:
-        put_base(registry)
+        put_image(registry, "p/dependencies")
         for step in ("mount", "upload.begin", "upload.finish", "manifest.put"):
             registry.faults.add(Fault(step, Reset()))
         assert appended(registry, layers) == registry.tag("p/train", "new")
@@ -232,7 +208,7 @@ def test_a_failure_and_a_ctrl_c_do_not_wait_for_what_is_still_being_sent(tmp_pat
     whole = made.path.read_bytes()
     slow = type("SlowLayer", (Layer,), {"open": lambda self: Slow(whole)})(*made)
     with OciRegistry() as registry:
-        put_base(registry)
+        put_image(registry, "p/dependencies")
         before = registry.received
         registry.faults.add(Fault("mount", Waits(), times=None))
         with pytest.raises(LaunchError, match="DENIED"):

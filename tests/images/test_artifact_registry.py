@@ -15,10 +15,10 @@ from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api
 from launcher.images.artifact_registry import SERVICE, client, create, find, listed
 from launcher.images.registry.reference import Place
-from tests.googlecloud import Fault, GoogleCloud, Reset, Status
-from tests.googlecloud.clock import FakeClock
-from tests.googlecloud.faults import Serve, Step
-from tests.googlecloud.wire import Call, Response
+from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
+from launcher.testing.googlecloud.clock import FakeClock
+from launcher.testing.googlecloud.faults import Serve, Step
+from launcher.testing.googlecloud.wire import Call, Response
 
 REPOSITORY = "us-docker.pkg.dev/my-project/launch"
 CREATE = "artifactregistry.projects.locations.repositories.create"
@@ -61,7 +61,7 @@ def test_a_lost_answer_makes_no_second_one(cloud: GoogleCloud, time: Clock) -> N
 
 
 @pytest.mark.parametrize("effect", [Reset(), Status(503), Status(429, retry_after=7)])
-def test_what_passes_is_tried_again(cloud: GoogleCloud, time: Clock, effect: Status | Reset) -> None:
+def test_transient_errors_are_retried(cloud: GoogleCloud, time: Clock, effect: Status | Reset) -> None:
     cloud.faults.add(Fault(GET, effect))
     cloud.faults.add(Fault(CREATE, effect))
     cloud.faults.add(Fault("artifactregistry.projects.locations.operations.get", effect))
@@ -71,7 +71,7 @@ def test_what_passes_is_tried_again(cloud: GoogleCloud, time: Clock, effect: Sta
         assert time.now() - began >= 14
 
 
-def test_another_launch_was_quicker(cloud: GoogleCloud, time: Clock) -> None:
+def test_another_launch_created_it_first(cloud: GoogleCloud, time: Clock) -> None:
     create(REPOSITORY, cloud.environ(), time)
     cloud.faults.add(Fault(GET, Status(404), times=3))
     assert create(REPOSITORY, cloud.environ(), time) is False
@@ -80,7 +80,7 @@ def test_another_launch_was_quicker(cloud: GoogleCloud, time: Clock) -> None:
 
 def test_an_outage_ends_the_wait(cloud: GoogleCloud, time: Clock) -> None:
     cloud.faults.down(until=time.now() + 1000)
-    with pytest.raises(LaunchError, match="Artifact Registry gives no answer: "):
+    with pytest.raises(LaunchError, match="Artifact Registry does not respond: "):
         create(REPOSITORY, cloud.environ(), time)
     assert time.now() < 1_700_000_000 + 61
 
@@ -136,13 +136,13 @@ def test_the_token_travels(cloud: GoogleCloud, time: Clock, tmp_path: Path) -> N
 
 
 def test_another_project_and_a_wrong_location(cloud: GoogleCloud, time: Clock) -> None:
-    with pytest.raises(NotAuthorised, match=r"Does project not-mine exist"):
+    with pytest.raises(NotAuthorised, match=r"Check that project not-mine exists"):
         create("us-docker.pkg.dev/not-mine/launch", cloud.environ(), time)
     with pytest.raises(UsageError, match=r"is us-central-1 one of its locations\?"):
         create("us-central-1-docker.pkg.dev/my-project/launch", cloud.environ(), time)
 
 
-def test_one_that_holds_something_else(cloud: GoogleCloud, time: Clock) -> None:
+def test_a_repository_of_another_format_is_refused(cloud: GoogleCloud, time: Clock) -> None:
     create(REPOSITORY, cloud.environ(), time)
     cloud.artifacts.repositories["projects/my-project/locations/us/repositories/launch"].message.format_ = 5
     with pytest.raises(UsageError, match="holds APT packages, not containers"):
@@ -164,7 +164,7 @@ def test_names(text: str, place: Place) -> None:
 @pytest.mark.parametrize(
     "text", ["localhost:5000/launch", "gcr.io/p/launch", "us-docker.pkg.dev/p", "us-docker.pkg.dev/p/a", "x"]
 )
-def test_what_is_no_repository_of_artifact_registry(text: str) -> None:
+def test_invalid_repository_names(text: str) -> None:
     with pytest.raises(UsageError, match=r"us-docker.pkg.dev/my-project/launch"):
         find(text)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.images.build_context import build_context
+from launcher.images.build_context import BASE_DOCKERFILE, base_context, build_context
 from launcher.images.source_files import File, Source
 
 
@@ -94,3 +94,25 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
 def test_a_file_that_has_gone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"gone\.py can't be read"):
         build_context(Source(code=(File("gone.py", tmp_path / "gone.py"),)))
+
+
+def test_the_context_of_a_users_dockerfile_is_the_code(tmp_path: Path) -> None:
+    made = source(tmp_path / "a")._replace(base_dockerfile="FROM x\n")
+    with base_context(made) as file, tarfile.open(fileobj=file) as tar:
+        assert sorted(tar.getnames()) == [BASE_DOCKERFILE, "link", "pkg/deep/a.py", "run.sh"]
+
+
+def test_a_recipe_of_one_spec_takes_the_place_of_the_default(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    made = source(folder)
+    (folder / "uv.lock").write_text("x")
+    own = made._replace(
+        dockerfile="FROM mine\n",
+        locks=(File("requirements.lock", folder / "requirements.lock"),),
+        project=(File("uv.lock", folder / "uv.lock"),),
+    )
+    with build_context(own) as file, tarfile.open(fileobj=file) as tar:
+        content = tar.extractfile("train.Dockerfile")
+        assert content
+        assert content.read() == b"FROM mine\n"
+        assert {"requirements.lock", "uv.lock", "requirements.txt"} <= set(tar.getnames())

@@ -26,10 +26,10 @@ from launcher.images.cloud_build import Options, build, build_request
 from launcher.images.cloud_build_bucket import Sent, send
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
-from tests.googlecloud import Fault, GoogleCloud, Reset, Status
-from tests.googlecloud import objects as cloud_objects
-from tests.googlecloud.clock import FakeClock
-from tests.googlecloud.cloudbuild import Outcome
+from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
+from launcher.testing.googlecloud import objects as cloud_objects
+from launcher.testing.googlecloud.clock import FakeClock
+from launcher.testing.googlecloud.cloudbuild import Outcome
 
 CONTAINERS = Path(__file__).parents[2] / "containers"
 CREATE, GET, LIST = (f"cloudbuild.projects.locations.builds.{verb}" for verb in ("create", "get", "list"))
@@ -343,7 +343,7 @@ def test_every_other_end_is_a_failure(cloud: GoogleCloud, launch: Launch, status
 
 
 def test_a_success_without_the_image(cloud: GoogleCloud, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.googlecloud.cloudbuild.end", lambda *_: None)
+    monkeypatch.setattr("launcher.testing.googlecloud.cloudbuild.end", lambda *_: None)
     with pytest.raises(LaunchError, match="succeeded without the image us-docker"):
         launch.build()
 
@@ -475,7 +475,7 @@ def test_no_room_to_pack_the_source(cloud: GoogleCloud, tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
-    with pytest.raises(LaunchError, match=r"can't be packed in \S+: No space left on device\nTMPDIR"):
+    with pytest.raises(LaunchError, match=r"can't be packed in \S+: No space left on device\nSet TMPDIR"):
         send(io.BytesIO(b"source"), f"gs://{BUCKET}", print)
     assert not cloud.objects.buckets[BUCKET]
 

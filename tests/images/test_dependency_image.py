@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from launcher.errors import LaunchError
 from launcher.images.append import Stamp
-from launcher.images.dependency_image import LONGEST, Wanted, clipped, engine_of
+from launcher.images.dependency_image import LONGEST, Report, Wanted, clipped, engine_of, pinned_base
 from launcher.images.docker_engine import EngineError
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
+from launcher.testing.registry import OciRegistry, put_image
 
 NOWHERE = {"DOCKER_HOST": "unix:///no/such/socket", "PATH": ""}
 
@@ -44,3 +47,18 @@ def test_a_step_that_is_a_screen_long_is_cut() -> None:
     say("Step 2/2")
     assert [len(line) for line in said] == [LONGEST, 8]
     assert said[0].endswith("x…")
+
+
+def test_cloud_build_gets_a_base_by_the_digest_that_its_registry_has() -> None:
+    lines: list[str] = []
+    report = Report(line=lines.append)
+    with OciRegistry() as registry:
+        digest = put_image(registry, "theirs/base")
+        image = replace(wanted("us-docker.pkg.dev").image, base=f"{registry.host}/theirs/base:t")
+        found = pinned_base(image, {}, report)
+        with pytest.raises(LaunchError, match="does not exist"):
+            pinned_base(replace(image, base=f"{registry.host}/theirs/base:other"), {}, report)
+    assert found.base == f"{registry.host}/theirs/base@{digest}"
+    assert pinned_base(found, {}, report) is found
+    assert len(lines) == 1
+    assert "not pinned" in lines[0]

@@ -65,6 +65,21 @@ def test_a_build_sends_the_context_and_three_arguments_and_nothing_else(
         assert "code/a.py" in tar.getnames()
 
 
+def test_a_base_by_tag_is_built_on_by_the_digest_that_its_registry_gave(
+    double: scripted_engine.Engine, engine: Engine
+) -> None:
+    pinned = f"{BASE.rpartition(':')[0]}@sha256:{'7' * 64}"
+    data = {"Id": "x", "Os": "linux", "Architecture": "amd64", "RepoDigests": ["other/x@sha256:" + "8" * 64, pinned]}
+    double.says("GET", f"/images/{BASE}/json", Answer(data=data), Answer(data=data))
+    double.says("POST", "/build", Answer(events=BUILT))
+    lines: list[str] = []
+    build(engine, lines)
+    asked = double.asked[-1].query
+    assert json.loads(asked["buildargs"])["BASE"] == pinned
+    assert json.loads(asked["labels"]) == {"a": "b", "launch.base": pinned}
+    assert any(pinned in line and "not pinned" in line for line in lines)
+
+
 def test_no_password_and_no_proxy_of_dockers_configuration_goes_along(
     double: scripted_engine.Engine, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +106,7 @@ def test_a_build_tells_its_steps_and_output_without_the_engines_housekeeping(
     lines: list[str] = []
     assert build(engine, lines) == "sha256:c155e5dcff62"
     assert lines == [
+        f"the base image {BASE} has no digest: it is in this engine only",
         "Step 1/3 : FROM localhost:5055/base:bookworm", "Step 2/3 : RUN echo a && echo b >&2", "a", "b",
         "Collecting x", "  100 %", "Step 3/3 : LABEL a=b",
     ]  # fmt: skip
@@ -123,7 +139,7 @@ def test_a_step_that_fails_is_named_with_its_last_lines(double: scripted_engine.
         ("Failed to establish a new connection: [Errno -3] Temporary failure in name resolution", "network"),
     ],
 )
-def test_words_that_have_a_remedy(double: scripted_engine.Engine, engine: Engine, said: str, hint: str) -> None:
+def test_known_errors_have_a_hint(double: scripted_engine.Engine, engine: Engine, said: str, hint: str) -> None:
     for answer in (failing(failed(said)), failing(*stream(f"{said}\n"), failed("returned a non-zero code: 1"))):
         double.says("POST", "/build", answer)
         with pytest.raises(EngineError) as error:
@@ -149,7 +165,7 @@ def test_an_error_of_a_step_without_a_remedy_has_no_hint(double: scripted_engine
         build(engine)
 
 
-def test_a_dockerfile_that_is_none(double: scripted_engine.Engine, engine: Engine) -> None:
+def test_an_invalid_dockerfile(double: scripted_engine.Engine, engine: Engine) -> None:
     double.says("POST", "/build", failure("dockerfile parse error line 2: unknown instruction: RUNN", 400))
     with pytest.raises(EngineError, match="train:1 can't be built: dockerfile parse error line 2: unknown"):
         build(engine)
@@ -163,7 +179,7 @@ def test_an_engine_that_dies_in_the_midst(double: scripted_engine.Engine, engine
             act(engine)
 
 
-def test_a_stream_that_is_none(double: scripted_engine.Engine, engine: Engine) -> None:
+def test_an_invalid_stream(double: scripted_engine.Engine, engine: Engine) -> None:
     double.says("POST", "/build", Answer(events=BUILT[:4], tail='{"stream": '))
     with pytest.raises(EngineError, match="no answer from the Docker engine"):
         build(engine)
@@ -171,7 +187,7 @@ def test_a_stream_that_is_none(double: scripted_engine.Engine, engine: Engine) -
 
 def test_a_stream_that_ends_too_early_is_no_success(double: scripted_engine.Engine, engine: Engine) -> None:
     double.says("POST", "/build", Answer(events=BUILT[:4]))
-    with pytest.raises(EngineError, match="isn't built: the engine broke off"):
+    with pytest.raises(EngineError, match="isn't built: the engine closed the connection"):
         build(engine)
 
 
@@ -184,7 +200,7 @@ def test_a_base_that_is_here_is_not_pulled(double: scripted_engine.Engine, engin
     assert "/images/create" not in [asked.path for asked in double.asked]
 
 
-def test_a_base_for_another_machine_is_pulled_anew(double: scripted_engine.Engine, engine: Engine) -> None:
+def test_a_base_for_another_platform_is_pulled_again(double: scripted_engine.Engine, engine: Engine) -> None:
     """The name is here, for amd64: taken as it is, it would end as an exec format error on a paid machine."""
     image = Image(**{**vars_of(IMAGE), "platform": "linux/arm64"})
     here = Answer(data={"Id": "x", "Os": "linux", "Architecture": "amd64"})
@@ -217,7 +233,7 @@ def test_an_engine_that_pulls_the_wrong_platform_and_says_nothing(
     [
         (f"manifest for {BASE} not found: manifest unknown: manifest unknown", 404, "Is its name right"),
         ('Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1: no such host', 500, "the network"),
-        ('Get "http://localhost:9/v2/": dial tcp 127.0.0.1:9: connect: connection refused', 500, "registry run"),
+        ('Get "http://localhost:9/v2/": dial tcp 127.0.0.1:9: connect: connection refused', 500, "does not respond"),
     ],
 )
 def test_a_base_that_can_not_be_pulled(

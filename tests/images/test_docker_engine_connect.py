@@ -42,7 +42,7 @@ def test_no_permission_on_the_socket(monkeypatch: pytest.MonkeyPatch, double: sc
         ({"DOCKER_HOST": "tcp://127.0.0.1:9", "DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": "/no"}, "can't be used"),
     ],
 )
-def test_an_address_that_is_none(environ: dict[str, str], said: str) -> None:
+def test_an_invalid_address(environ: dict[str, str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         Engine.connect(environ)
 

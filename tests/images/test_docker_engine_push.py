@@ -63,7 +63,7 @@ def test_the_credentials_of_that_registry_alone_are_handed_on(
         ("no basic auth credentials", NotAuthorised, "docker login"),
         ("denied: requested access to the resource is denied", NotAuthorised, "docker login"),
         ('name unknown: Repository "team" not found', RepositoryMissing, "--create-repository"),
-        ('Get "http://localhost:5055/v2/": connect: connection refused', EngineError, "does the registry run"),
+        ('Get "http://localhost:5055/v2/": connect: connection refused', EngineError, "does not respond"),
         ("write: no space left on device", EngineError, "docker system df"),
         ("unknown: something else", EngineError, ""),
     ],
@@ -107,5 +107,5 @@ def test_has_and_tag(double: scripted_engine.Engine, engine: Engine) -> None:
 
 def test_a_push_that_ends_too_early_is_no_success(double: scripted_engine.Engine, engine: Engine) -> None:
     double.says("POST", "/images/localhost:5055/team/train/push", Answer(events=PUSHED[:3]))
-    with pytest.raises(EngineError, match="isn't pushed: the engine broke off"):
+    with pytest.raises(EngineError, match="isn't pushed: the engine closed the connection"):
         engine.push(TAG)

@@ -128,7 +128,7 @@ def test_what_changed_since_it_was_hashed_is_not_packed(tmp_path: Path, change: 
         script.chmod(0o644)
     else:
         tree = tree._replace(files=tuple(file._replace(link="run.sh") if file.link else file for file in found))
-    with pytest.raises(LaunchError, match="the code was changed while its image was made"):
+    with pytest.raises(LaunchError, match="the code was changed while its image was built"):
         layer([tree], tmp_path / "3", "")
 
 

@@ -31,24 +31,24 @@ DISK = Disk(name="old", zone="us-central1-a", kind="pd-balanced", size_gb=200, c
 @pytest.mark.parametrize(
     ("machine", "ended", "why"),
     [
-        (WORK, None, "its lease has ended, and it still runs: the watchdog on it has failed"),
+        (WORK, None, "still running after its lease ended: its watchdog failed"),
         (replace(WORK, started=NOW - 3600 - LATE_SECONDS), None, None),
         (replace(WORK, lease_moved_to=NOW + 60), None, None),
-        (replace(WORK, lease_moved_to=NOW - LATE_SECONDS - 1), None, "its lease has ended"),
+        (replace(WORK, lease_moved_to=NOW - LATE_SECONDS - 1), None, "still running after its lease ended"),
         (replace(WORK, status="STOPPING"), None, None),
         (replace(WORK, parameters={}), None, None),
         (replace(WORK, status="TERMINATED", stopped=NOW - FORGOTTEN_SECONDS), None, None),
-        (replace(WORK, status="TERMINATED", stopped=NOW - 12 * 86_400), None, "it is stopped for 12 days"),
-        (replace(WORK, status="STOPPED", created=NOW - 30 * 86_400), None, "it is stopped for 30 days"),
+        (replace(WORK, status="TERMINATED", stopped=NOW - 12 * 86_400), None, "stopped for 12 days"),
+        (replace(WORK, status="STOPPED", created=NOW - 30 * 86_400), None, "stopped for 30 days"),
         (TRAIN, None, None),
         (TRAIN, NOW - LATE_SECONDS, None),
-        (TRAIN, NOW - LATE_SECONDS - 1, "its training has ended, and it is still there"),
-        (replace(TRAIN, status="TERMINATED"), NOW, "its training has ended, and it is still there"),
-        (replace(TRAIN, status="TERMINATED"), None, "it is stopped, and its run's folder doesn't say"),
+        (TRAIN, NOW - LATE_SECONDS - 1, "its run has ended, but the VM still exists"),
+        (replace(TRAIN, status="TERMINATED"), NOW, "its run has ended, but the VM still exists"),
+        (replace(TRAIN, status="TERMINATED"), None, "stopped, but its run folder records no end"),
         (replace(TRAIN, status="STOPPING"), None, None),
     ],
 )
-def test_why_a_vm_is_there_without_need(machine: Machine, ended: float | None, why: str | None) -> None:
+def test_the_reason_why_a_vm_is_an_orphan(machine: Machine, ended: float | None, why: str | None) -> None:
     found = orphan_reason(machine, NOW, ended)
     assert found is None if why is None else found and found.startswith(why)
 
@@ -57,5 +57,6 @@ def test_a_disk_without_a_vm() -> None:
     used = replace(DISK, name="used", users=("dev",))
     theirs = replace(DISK, name="theirs", labels={})
     being_made = replace(DISK, name="dev")
+    second = replace(DISK, name="dev-1")
     elsewhere = replace(DISK, name="dev", zone="us-central1-b")
-    assert without_vm([DISK, used, theirs, being_made, elsewhere], [WORK]) == (DISK, elsewhere)
+    assert without_vm([DISK, used, theirs, being_made, second, elsewhere], [WORK]) == (DISK, elsewhere)

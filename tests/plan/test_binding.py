@@ -22,14 +22,14 @@ def label(plan: Plan) -> set[str]:
     return {attempt.request["labels"][PLAN_LABEL] for attempt in plan.attempts}
 
 
-def test_every_request_of_a_dry_run_has_it() -> None:
+def test_every_request_of_a_dry_run_has_the_digest() -> None:
     plan = planned(regions=["us-central1", "us-east5"])
     assert label(plan) == {digest(plan)}
     assert len(digest(plan)) == 32
     assert bound(plan) == plan
 
 
-def test_it_survives_the_run_folder() -> None:
+def test_the_digest_survives_the_run_folder() -> None:
     plan = planned(limits={"usd": 500, "hours": 3})
     stored = read(msgspec.json.encode(plan))
     assert stored is not None
@@ -50,7 +50,7 @@ def test_a_later_launch_finds_the_same_digest(monkeypatch: pytest.MonkeyPatch) -
     assert (type(stored.plan), stored.digest) == (Later, digest(plan))
 
 
-def test_a_field_that_no_plan_has_is_part_of_it() -> None:
+def test_an_unknown_field_is_part_of_the_digest() -> None:
     data = json.loads(msgspec.json.encode(planned()))
     data["attempts"][0]["another"] = 1
     stored = read(json.dumps(data).encode())
@@ -58,21 +58,21 @@ def test_a_field_that_no_plan_has_is_part_of_it() -> None:
     assert stored.digest != digest(planned())
 
 
-def test_of_a_field_that_is_there_twice_one_is_read() -> None:
+def test_the_digest_is_of_the_plan_that_was_read() -> None:
     text = msgspec.json.encode(planned())[:-1] + b', "project": "other"}'
     stored = read(text)
     assert stored is not None
     assert stored.digest == digest(stored.plan)
 
 
-def test_the_images_digest_is_part_of_it() -> None:
+def test_the_image_is_part_of_the_digest() -> None:
     plan = planned()
     sent = bound(with_digest(plan, DIGEST))
     assert label(sent) == {digest(sent)} != label(plan)
 
 
 @pytest.mark.parametrize("field", ["project", "run_folder", "warnings", "attempts", "spec"])
-def test_every_field_is_part_of_it(field: str) -> None:
+def test_every_field_is_part_of_the_digest(field: str) -> None:
     plan = planned()
     changed = {"warnings": ("x",), "attempts": (), "spec": {}}.get(field, "gs://other/x")
     assert digest(replace(plan, **{field: changed})) != digest(plan)

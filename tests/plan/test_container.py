@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from launcher.errors import PlanRefused
 from launcher.plan.container import ENTRYPOINT
-from tests.plan.planning import told
+from tests.plan.planning import env_of, planned, request, told
 
 ROOT = Path(__file__).parents[2]
 PLANS = sorted((ROOT / "tests" / "golden").glob("*.json"))
@@ -26,7 +27,7 @@ def test_the_image_starts_the_node_without_a_shell() -> None:
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_every_request_starts_the_node_without_a_shell(path: Path) -> None:
     requests = [attempt["request"] for attempt in json.loads(path.read_text())["attempts"]]
-    for command in [command for request in requests for command in commands(request)]:
+    for command in [command for body in requests for command in commands(body)]:
         assert command[: len(ENTRYPOINT)] == list(ENTRYPOINT)
 
 
@@ -45,3 +46,31 @@ def test_there_are_vms_and_jobs_among_them() -> None:
     vms = [json.loads(path.read_text())["attempts"][0]["request"] for path in PLANS if "train-spot" in path.stem]
     assert vms
     assert all(commands(vm) for vm in vms)
+
+
+def test_a_scripts_metrics_reach_the_node_as_they_are_written() -> None:
+    regex = r"step (?P<step>\d+)$(?P<loss>.)"  # Vertex AI would replace $(…)
+    plain = planned(run={"module": "mine"})
+    asked = planned(run={"module": "mine", "metrics": {"regex": regex, "tensorboard": "tb"}})
+    text = env_of(asked.attempts[0].request)["LAUNCH_METRICS"]
+    assert json.loads(text.replace("$$(", "$(")) == {"regex": regex, "tensorboard": "tb"}
+    assert "$$(" in text
+    assert asked.run == plain.run, "what is read from the output is not part of the computation"
+    assert "LAUNCH_METRICS" not in env_of(plain.attempts[0].request)
+
+
+def test_a_memory_limit_is_ours_and_jaxs_own() -> None:
+    machine = {"type": "h100", "gpus": 2, "gpu_memory_gb": 20}
+    env = env_of(request(machine=machine))
+    assert (env["LAUNCH_GPU_MEMORY_GB"], env["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == ("20", "0.250")
+    own = env_of(request(machine=machine, env={"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}))
+    assert own["XLA_PYTHON_CLIENT_MEM_FRACTION"] == ".9"
+    assert "LAUNCH_GPU_MEMORY_GB" not in env_of(request())
+
+
+@pytest.mark.parametrize("target", ["vertex", "vm", "local"])
+def test_a_memory_limit_above_the_gpus_memory_is_refused(target: str) -> None:
+    with pytest.raises(PlanRefused) as caught:
+        planned(target, machine={"type": "h100", "gpus": 2, "gpu_memory_gb": 81})
+    assert caught.value.field == "machine.gpu_memory_gb"
+    assert "80 GB" in str(caught.value)

@@ -87,7 +87,7 @@ UNPRICED: dict[str, Any] = {
 """No source has a price of it."""
 
 
-def test_an_unknown_price_under_a_cap_is_refused_unless_it_is_said() -> None:
+def test_a_cap_needs_a_known_price_or_the_price_flag() -> None:
     with pytest.raises(PlanRefused, match="is unknown"):
         planned(**UNPRICED, limits={"usd": 100})
     plan = planned(**UNPRICED, limits={"usd": 100, "price": 0.6})
@@ -98,7 +98,7 @@ def test_an_unknown_price_under_a_cap_is_refused_unless_it_is_said() -> None:
     assert plan.attempts[0].usd_excludes[0] == "network traffic"
 
 
-def test_without_a_cap_an_unknown_price_is_told() -> None:
+def test_without_a_cap_an_unknown_price_is_a_warning() -> None:
     plan = planned(**UNPRICED)
     assert plan.limits.usd_at_most is None
     assert any("unknown" in warning for warning in plan.warnings)
@@ -243,7 +243,7 @@ def test_the_boot_disk_and_an_external_address_are_in_the_sum() -> None:
     assert on_vertex.attempts[0].usd_extras == pytest.approx({"boot disk": 500 * 0.17 / 730 * 1.15})
 
 
-def test_what_nobody_can_bound_before_a_run_is_named() -> None:
+def test_unbounded_costs_are_named() -> None:
     (trains,) = {attempt.usd_excludes for attempt in planned().attempts}
     assert any("soft-deleted checkpoints" in item for item in trains)
     works = planned("vm", world={"training": False}, machine={"type": "l4", "gpus": 1}, provisioning=["standard"])
@@ -267,7 +267,34 @@ def test_reduction_servers_have_no_known_price_and_so_no_cap() -> None:
         )
 
 
-def test_a_cap_that_pays_for_nothing_proposes_no_hours() -> None:
+def test_a_cap_below_any_cost_suggests_no_hours() -> None:
     with pytest.raises(PlanRefused) as refused:
         planned(limits={"usd": 0.001})
     assert "--hours" not in refused.value.hint
+
+
+def test_new_disks_are_part_of_the_bound_on_each_node() -> None:
+    fields: dict[str, Any] = {
+        "machine": {"type": "l4", "gpus": 2, "nodes": 2},
+        "provisioning": ["spot"],
+        "zones": ["us-central1-a"],
+        "limits": {"hours": 10},
+        "output": "gs://b-b/o",
+    }
+    ssd = {"new_disk_gb": 1000, "new_disk_type": "pd-ssd", "path": "/a"}
+    without, with_disks = (
+        planned("vm", **fields, mounts=mounts) for mounts in ([], [ssd, {**ssd, "path": "/b"}, {"bucket": "b-1"}])
+    )
+    (attempt,) = with_disks.attempts
+    assert attempt.usd_extras["new disks"] == pytest.approx(2 * 1000 * 0.17 / 730)
+    more = (with_disks.limits.usd_at_most or 0) - (without.limits.usd_at_most or 0)
+    assert more == pytest.approx(2 * 2 * 1000 * 0.17 / 730 * (10 + attempt.shutdown_seconds / 3600))
+    assert "mounted buckets, shares and disks" in attempt.usd_excludes
+    assert "mounted buckets, shares and disks" not in without.attempts[0].usd_excludes
+
+
+def test_a_new_disk_without_a_known_price_is_excluded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(CATALOG), "disk_price_at_most", lambda *_: None)
+    plan = planned("vm", machine={"type": "l4", "gpus": 2}, mounts=[{"new_disk_gb": 1000, "path": "/a"}])
+    assert "new disks" not in plan.attempts[0].usd_extras
+    assert "new disks" in plan.attempts[0].usd_excludes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launch_train.common import contract
 from launcher.plan.cpu import on_cpu
-from tests.googlecloud import parse_custom_job
+from launcher.testing.googlecloud import parse_custom_job
 from tests.plan.planning import env_of, planned
 
 

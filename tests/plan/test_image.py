@@ -75,7 +75,7 @@ def test_the_base_counts() -> None:
     assert own.dependencies != made().dependencies
 
 
-def test_an_image_of_ones_own_is_used_as_it_is() -> None:
+def test_a_custom_image_is_used_unchanged() -> None:
     found = made(image={"uri": OWN})
     assert (found.uri, found.pinned, found.dependencies, found.base) == (OWN, True, "", "")
 
@@ -140,7 +140,7 @@ def test_the_digest_takes_the_tags_place_everywhere(target: str) -> None:
     assert str(before.attempts[0].request).replace(before.image.uri, reference) == str(after.attempts[0].request)
 
 
-def test_secrets_in_the_folder_are_told() -> None:
+def test_secrets_in_the_code_folder_are_reported() -> None:
     names = tuple(f"{n}.env" for n in range(7))
     (told,) = [text for text in planned(world={"secret_files": names}).warnings if "secret" in text]
     assert "0.env, 1.env, 2.env, 3.env, 4.env …" in told

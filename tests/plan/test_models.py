@@ -40,7 +40,7 @@ def test_a_type_that_transformers_does_not_have(model: Any, words: str) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        "hf:llama",
+        {"name": "hf:llama", "num_hidden_layers": 2},  # its default, 7 B parameters, doesn't fit two H100s with DDP
         {"name": "hf:bert", "task": "causal-lm"},
         {"name": "hf:distilgpt2", "pretrained": True},
         "hf:org/whatever",

@@ -28,12 +28,12 @@ OTHER: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", SAME, ids=str)
-def test_the_same_work_elsewhere_is_the_same_run(change: dict[str, Any]) -> None:
+def test_another_placement_keeps_the_run_id(change: dict[str, Any]) -> None:
     assert planned(**change).run == planned().run
 
 
 @pytest.mark.parametrize("change", OTHER, ids=str)
-def test_other_work_is_another_run(change: dict[str, Any]) -> None:
+def test_another_computation_changes_the_run_id(change: dict[str, Any]) -> None:
     assert planned(**change).run != planned().run
 
 
@@ -62,7 +62,19 @@ def test_launchs_own_version_and_recipe_are_not_part_of_the_run() -> None:
     assert planned(world=world).image != planned().image
 
 
-def test_run_id_by_hand() -> None:
+def test_mounts_are_part_of_the_run_and_no_mounts_change_nothing() -> None:
+    """Other data at the same path is another computation. /gcs/BUCKET names its data itself, and Vertex AI always has
+    it."""
+    vm: dict[str, Any] = {"output": "gs://b-b/o"}
+    before = planned("vm", **vm).run
+    share = {"nfs": "10.0.0.2:/a", "path": "/data"}
+    for same in ([], [{"bucket": "b-1"}, {"bucket": "b-2", "path": "/gcs/b-2"}], [{"new_disk_gb": 10, "path": "/a"}]):
+        assert planned("vm", **vm, mounts=same).run == before
+    others = ([share], [{**share, "nfs": "10.0.0.2:/b"}], [{**share, "path": "/b"}], [{"bucket": "b-1", "path": "/a"}])
+    assert len({before, *(planned("vm", **vm, mounts=mounts).run for mounts in others)}) == 5
+
+
+def test_a_custom_run_id() -> None:
     assert planned(world={"run_id": "mine"}).run == "mine"
 
 

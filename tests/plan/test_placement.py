@@ -12,7 +12,7 @@ def tried(**fields: object) -> list[tuple[str, str]]:
     return [(attempt.provisioning, attempt.region) for attempt in planned(**fields).attempts]  # type: ignore[arg-type]
 
 
-def test_provisioning_major_in_the_specs_order() -> None:
+def test_placements_follow_the_specs_provisioning_order() -> None:
     assert tried(provisioning=["spot", "flex-start"], regions=["us-east5", "us-central1"]) == [
         ("spot", "us-east5"),
         ("spot", "us-central1"),
@@ -77,7 +77,7 @@ def test_a_vm_where_zones_are_unknown_asks_for_one() -> None:
     assert named.attempts[0].zone == "us-central1-f"
 
 
-def test_any_where_no_zone_is_known_says_that() -> None:
+def test_regions_any_without_known_zones_is_refused() -> None:
     with pytest.raises(PlanRefused, match=r"zones .*are unknown") as refused:
         planned("vm", machine={"type": "a100-40gb", "gpus": 1}, provisioning=["standard"], regions="any")
     assert "--zone" in refused.value.hint

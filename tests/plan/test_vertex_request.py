@@ -13,7 +13,7 @@ from launch_train.common import contract
 from launcher.errors import PlanRefused
 from launcher.plan.container import escaped, expand
 from launcher.plan.vertex_request import gcloud_command
-from tests.googlecloud.custom_jobs import parse_custom_job
+from launcher.testing.googlecloud.custom_jobs import parse_custom_job
 from tests.plan.planning import CATALOG, env_of, planned, request
 
 QUIET: dict[str, Any] = {
@@ -162,7 +162,7 @@ def test_reduction_servers_are_the_third_pool_and_no_nodes() -> None:
     assert set(servers["containerSpec"]) == {"imageUri"}
 
 
-def test_what_reduction_servers_need_of_the_image_is_told() -> None:
+def test_reduction_servers_warn_about_the_images_nccl_plugin() -> None:
     (warning,) = [line for line in planned(**SERVERS).warnings if "plugin" in line]
     assert "google-reduction-server" in warning
 
@@ -176,7 +176,7 @@ def test_a_short_run_is_never_sent_as_none() -> None:
     assert request(limits={"hours": 0.0501})["jobSpec"]["scheduling"]["timeout"] == "181s"
 
 
-def test_fields_of_the_other_service_are_told() -> None:
+def test_fields_of_the_other_service_are_reported() -> None:
     (warning,) = planned(provisioning=["spot"], vm={"external_ip": True}, **QUIET).warnings
     assert warning == "vm.external_ip: no effect on Vertex AI."
 
@@ -383,7 +383,7 @@ def test_a_run_id_that_can_be_no_label(run_id: str) -> None:
         planned(world={"run_id": run_id})
 
 
-def test_gcloud_command_carries_what_is_no_part_of_the_spec() -> None:
+def test_the_gcloud_command_has_the_kms_key_and_labels() -> None:
     command = gcloud_command(request(**EVERYTHING), project="p", region="us-central1", config="-")
     assert "--kms-key=projects/p/locations/us-central1/keyRings/r/cryptoKeys/k" in command
     assert any(flag.startswith("--labels=") and ",launch-run=job-" in flag for flag in command)
@@ -392,3 +392,45 @@ def test_gcloud_command_carries_what_is_no_part_of_the_spec() -> None:
 def test_a_plan_is_frozen() -> None:
     with pytest.raises(AttributeError):
         planned().run = "other"  # type: ignore[misc]
+
+
+def test_shares_in_mounts_are_mounted_on_every_node() -> None:
+    body = request(
+        machine={"type": "h100", "gpus": 8, "nodes": 2},
+        identity={"network": "projects/1/global/networks/n"},
+        vertex={"nfs": [{"server": "10.0.0.1", "path": "/a", "mount_point": "a"}]},
+        mounts=[
+            {"bucket": "b-1"},
+            {"nfs": "10.0.0.2:/b/c", "path": "/mnt/nfs/data"},
+            {"lustre": "10.0.0.3@tcp:/lfs", "volume_handle": "v", "path": "/mnt/lustre/fast"},
+        ],
+    )
+    for pool in body["jobSpec"]["workerPoolSpecs"]:
+        assert pool["nfsMounts"] == [
+            {"server": "10.0.0.1", "path": "/a", "mountPoint": "a"},
+            {"server": "10.0.0.2", "path": "/b/c", "mountPoint": "data"},
+        ]
+        assert pool["lustreMounts"] == [
+            {"instanceIp": "10.0.0.3", "volumeHandle": "v", "filesystem": "lfs", "mountPoint": "fast"}
+        ]
+    assert "mounts" not in json.dumps(body)
+
+
+LUSTRE = {"lustre": "10.0.0.3@tcp:/lfs", "path": "/mnt/lustre/fast"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mounts": [{"nfs": "s:/a", "path": "/data"}]}, r"mounts\[0\].path: .* /mnt/nfs/data"),
+        ({"mounts": [{"nfs": "s:/a", "path": "/mnt/nfs/a/b"}]}, r"mounts\[0\].path: .* /mnt/nfs/b"),
+        ({"mounts": [{"bucket": "b-1"}, {"nfs": "s:/a", "path": "/mnt/nfs/a"}]}, r"mounts\[1\].nfs: .* network"),
+        ({"vertex": {"nfs": [{"server": "s", "path": "/a", "mount_point": "a"}]}}, r"vertex.nfs: .* network"),
+        ({"mounts": [{**LUSTRE, "path": "/mnt/nfs/a"}]}, r"mounts\[0\].path: .* /mnt/lustre/a"),
+        ({"mounts": [LUSTRE]}, r"mounts\[0\].lustre: volume_handle is required"),
+        ({"mounts": [{**LUSTRE, "volume_handle": "v"}]}, r"mounts\[0\].lustre: .* network"),
+    ],
+)
+def test_a_share_that_vertex_ai_cannot_mount(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanRefused, match=words):
+        planned(**fields)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.ui.plan_page import mount_lines
 from launcher.errors import PlanRefused
 from tests.plan.planning import planned, request, told
 
@@ -94,3 +95,15 @@ def test_a_config_is_never_expanded() -> None:
 def test_what_is_too_large_for_a_vm_is_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanRefused, match=words):
         planned("vm", **SPOT, **fields)
+
+
+def test_the_page_says_what_is_mounted_and_what_becomes_of_it() -> None:
+    plan = planned(
+        "vm",
+        **SPOT,
+        mounts=[{"bucket": "b-1", "path": "/data", "read_only": True}, {"new_disk_gb": 500, "path": "/scratch"}],
+    )
+    assert list(mount_lines(plan)) == [
+        "/data: gs://b-1, read-only",
+        "/scratch: a new disk of 500 GB, deleted with its VM",
+    ]

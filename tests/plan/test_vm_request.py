@@ -9,8 +9,8 @@ from google.cloud import compute_v1
 
 from launcher.errors import PlanRefused
 from launcher.plan.model import Plan
-from tests.googlecloud.compute import parse_instance
-from tests.googlecloud.protobufs import parse
+from launcher.testing.googlecloud.compute import parse_instance
+from launcher.testing.googlecloud.protobufs import parse
 from tests.plan.planning import planned, request, told
 
 WORKPLACE = {"training": False}
@@ -28,7 +28,7 @@ def training(nodes: int = 1, zones: list[str] | None = None, **machine: Any) -> 
     return request("vm", **TRAINING, machine={"type": "l4", "gpus": 2, "nodes": nodes, **machine}, zones=zones)
 
 
-def test_a_workplace() -> None:
+def test_a_workstation_vm() -> None:
     body = vm()
     assert body["name"] == "job"
     assert body["machineType"] == "zones/us-central1-a/machineTypes/g2-standard-24"
@@ -249,7 +249,7 @@ def test_a_lease_beyond_what_google_keeps_is_refused_with_the_sum() -> None:
     assert vm(vm={"lease": "12h"})
 
 
-def test_lease_and_idle_stop_are_for_work_alone() -> None:
+def test_lease_and_idle_stop_are_for_workstations_only() -> None:
     lease = {"lease": "1h", "idle_stop": "1h"}
     assert any("vm.lease and vm.idle_stop" in one for one in plan_of(vm=lease).warnings)
     assert any("vm.lease, vm.idle_stop: no effect" in one for one in planned(vm=lease).warnings)
@@ -286,3 +286,91 @@ def test_compute_engines_own_account_where_somebody_wants_it() -> None:
         identity={"service_account": "a@p.iam.gserviceaccount.com"},
     )
     assert own["serviceAccounts"][0]["email"] == "a@p.iam.gserviceaccount.com"
+
+
+DISK = {"disk": "zones/us-central1-a/disks/corpus", "path": "/data"}
+NEW = {"new_disk_gb": 500, "new_disk_type": "pd-ssd", "path": "/scratch"}
+KEY = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"
+
+
+def test_disks_of_the_mounts_are_attached_and_only_new_ones_are_deleted_with_the_vm() -> None:
+    plan = plan_of(
+        machine={"type": "l4", "gpus": 2, "local_ssds": 1},
+        zones=["us-central1-a"],
+        provisioning=["spot"],
+        identity={"kms_key": KEY},
+        mounts=[{"bucket": "b-1"}, DISK, NEW],
+    )
+    body = plan.attempts[0].request
+    boot, scratch, existing, new = body["disks"]
+    assert boot["boot"]
+    assert scratch["type"] == "SCRATCH"
+    assert existing == {
+        "boot": False,
+        "type": "PERSISTENT",
+        "mode": "READ_WRITE",
+        "autoDelete": False,
+        "deviceName": "launch-mount-1",
+        "source": "zones/us-central1-a/disks/corpus",
+    }
+    assert new == {
+        "boot": False,
+        "type": "PERSISTENT",
+        "mode": "READ_WRITE",
+        "autoDelete": True,
+        "deviceName": "launch-mount-2",
+        "initializeParams": {
+            "diskType": "zones/us-central1-a/diskTypes/pd-ssd",
+            "diskSizeGb": "500",
+            "labels": body["labels"],
+        },
+        "diskEncryptionKey": {"kmsKeyName": KEY},
+    }
+    parse_instance(body)
+    assert [one["kind"] for one in told(body)["mounts"]] == ["bucket", "disk", "new_disk"]
+
+
+def test_a_new_disk_is_by_default_of_the_boot_disks_type_and_part_of_no_run_id() -> None:
+    fields: dict[str, Any] = {"machine": {"type": "h200", "gpus": 8}, "provisioning": ["spot"]}
+    plan = plan_of(**fields, mounts=[{"new_disk_gb": 100, "path": "/a"}])
+    *_, new = plan.attempts[0].request["disks"]
+    assert new["initializeParams"]["diskType"].endswith("/hyperdisk-balanced")
+    assert plan.run == plan_of(**fields).run
+
+
+def test_several_vms_share_a_disk_read_only_and_get_a_new_one_each() -> None:
+    machine = {"type": "l4", "gpus": 2, "nodes": 2}
+    fields: dict[str, Any] = {"machine": machine, "zones": ["us-central1-a"], "provisioning": ["spot"]}
+    body = plan_of(**fields, mounts=[{**DISK, "read_only": True}, NEW]).attempts[0].request
+    _, existing, new = body["instanceProperties"]["disks"]
+    assert (existing["source"], existing["mode"]) == ("corpus", "READ_ONLY")
+    assert new["initializeParams"]["diskType"] == "pd-ssd"
+    parse(body, compute_v1.BulkInsertInstanceResource.pb()(), "resource")
+    with pytest.raises(PlanRefused, match=r"mounts\[0\].disk: .* read-only"):
+        plan_of(**fields, mounts=[DISK])
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "words"),
+    [
+        ("vertex", {"mounts": [DISK]}, r"mounts\[0\].disk: Vertex AI cannot attach disks"),
+        ("vertex", {"mounts": [NEW]}, r"mounts\[0\].new_disk_gb: Vertex AI cannot attach disks"),
+        ("vm", {"mounts": [DISK]}, r"mounts\[0\].disk: .* is in us-central1-a, but the job may run in us-central1-b"),
+        (
+            "vm",
+            {"machine": {"type": "h200", "gpus": 8}, "mounts": [NEW]},
+            r"mounts\[0\].new_disk_type: a3-ultragpu-8g does not support pd-ssd",
+        ),
+    ],
+)
+def test_a_disk_that_cannot_be_attached(target: str, fields: dict[str, Any], words: str) -> None:
+    known = {"machine": {"type": "h100", "gpus": 2}, "provisioning": ["spot"], "output": "gs://b-b/o"}
+    with pytest.raises(PlanRefused, match=words) as refused:
+        planned(target, **{**known, **fields})
+    assert refused.value.hint
+
+
+def test_a_vm_to_work_on_has_none_of_the_mounts_and_says_so() -> None:
+    plan = planned("vm", world=WORKPLACE, machine={"type": "l4", "gpus": 2}, mounts=[DISK, NEW])
+    assert len(plan.attempts[0].request["disks"]) == 1
+    assert any(warning.startswith("mounts: no effect on a VM to work on") for warning in plan.warnings)

@@ -42,7 +42,7 @@ def test_on_compute_engine_flex_start_waits_two_hours_at_most() -> None:
         ({"wait": "3h", "wait_total": "7d"}, [3 * HOUR] * 4, 12 * HOUR),
     ],
 )
-def test_what_the_spec_says(limits: dict[str, Any], waits: list[int], at_most: int) -> None:
+def test_waits_of_the_spec(limits: dict[str, Any], waits: list[int], at_most: int) -> None:
     made = planned(**TWO, limits=limits)
     assert [one.wait_seconds for one in made.attempts] == waits
     assert made.limits.wait_at_most_seconds == at_most

@@ -11,7 +11,19 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 
-from tests.registry import Basic, Bearer, CutOff, FakeTime, Fault, Lost, OciRegistry, Refuse, Reset, Torn, digest
+from launcher.testing.registry import (
+    Basic,
+    Bearer,
+    CutOff,
+    FakeTime,
+    Fault,
+    Lost,
+    OciRegistry,
+    Refuse,
+    Reset,
+    Torn,
+    digest,
+)
 
 OCI = "application/vnd.oci.image.manifest.v1+json"
 

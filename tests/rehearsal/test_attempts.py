@@ -26,7 +26,7 @@ def test_ten_at_once_get_ten_numbers(tmp_path: Path) -> None:
     assert sorted(numbers) == list(range(1, 11))
 
 
-def test_how_an_attempt_ended_is_no_attempt(tmp_path: Path) -> None:
+def test_an_end_record_is_not_an_attempt(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     assert (newest_attempt(storage), read_end(storage, 1)) == (0, None)
     end = End(exit_codes={"a": 0, "b": -9}, seconds=1.5, time=12.0)
@@ -38,7 +38,7 @@ def test_how_an_attempt_ended_is_no_attempt(tmp_path: Path) -> None:
     assert not End(exit_codes={}, seconds=0.0, time=0.0).succeeded
 
 
-def test_what_can_not_be_understood_says_nothing(tmp_path: Path) -> None:
+def test_unreadable_records_are_ignored(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     for text in (b"", b"[]", b"{", b'{"exit_codes": 3}'):
         storage.write(contract.attempt_end(1), text)

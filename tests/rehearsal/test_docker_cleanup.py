@@ -53,20 +53,20 @@ class Engine:
         self.nets.remove(one)
 
 
-def test_those_that_run_have_the_time_to_save() -> None:
+def test_running_containers_have_time_to_save() -> None:
     engine = Engine(a="running", b="exited", c="running")
     docker_cleanup.end(engine, "7")
     assert set(engine.signals) >= {("a", "SIGTERM"), ("c", "SIGTERM")}
     assert set(engine.states.values()) == {"exited"}
 
 
-def test_everything_goes_containers_first() -> None:
+def test_everything_is_removed_containers_first() -> None:
     engine = Engine(a="running", b="created", stubborn=2)
     assert docker_cleanup.clear(engine, "7")
     assert (engine.states, engine.nets) == ({}, [])
 
 
-def test_a_removal_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_cleanup, "REMOVAL_SECONDS", 0.2)
     engine = Engine(a="dead", stubborn=1_000)
     engine.nets = []
@@ -107,7 +107,7 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytes
     assert docker_cleanup.engine() is found
 
 
-def test_a_network_that_stays_is_told() -> None:
+def test_a_network_that_cannot_be_removed_is_reported() -> None:
     class InUse(Engine):
         def remove_network(self, one: str) -> None:
             raise docker.errors.APIError(f"403: {one} has active endpoints")

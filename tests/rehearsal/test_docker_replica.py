@@ -143,14 +143,14 @@ def test_a_program_for_another_processor(line: bytes, foreign: bool) -> None:
     assert contained(engine, (None, line))[0].is_wrong_platform is foreign
 
 
-def test_the_engines_words_come_along() -> None:
+def test_the_engines_message_is_part_of_the_error() -> None:
     with pytest.raises(LaunchError, match=r"^the network: no more addresses"), docker_errors("the network"):
         raise docker.errors.APIError("500", explanation="no more addresses\n")
     with pytest.raises(LaunchError, match=r"^the network: .*refused"), docker_errors("the network"):
         raise ConnectionRefusedError("refused")
 
 
-def test_one_that_does_not_die_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_that_survives_a_kill_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KILL_SECONDS", 0.1)
     engine = Engine()
     one, _ = contained(engine)
@@ -162,7 +162,7 @@ def test_one_that_does_not_die_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), SocketError("Unexpected EOF while reading")])
-def test_output_that_breaks_off_is_passed_on_so_far(error: Exception) -> None:
+def test_interrupted_output_is_printed_as_far_as_it_came(error: Exception) -> None:
     class BreaksOff(Output):
         def __iter__(self) -> Iterator[tuple[bytes | None, bytes | None]]:
             yield from self.parts

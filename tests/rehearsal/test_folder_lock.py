@@ -24,7 +24,7 @@ with lock_run_folder(Path(sys.argv[1])) as ours:
 """
 
 
-def test_one_at_a_time_until_it_dies(tmp_path: Path) -> None:
+def test_a_lock_is_held_until_its_process_ends(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a"
     command = [sys.executable, "-c", HOLDING, str(folder)]
     with subprocess.Popen(command, cwd=Path(module.__file__).parents[2], stdout=subprocess.PIPE, text=True) as first:
@@ -41,7 +41,7 @@ def test_one_at_a_time_until_it_dies(tmp_path: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_what_is_started_meanwhile_does_not_keep_it(tmp_path: Path) -> None:
+def test_a_child_process_does_not_keep_the_lock(tmp_path: Path) -> None:
     code = "import time; print('runs', flush=True); time.sleep(60)"
     with lock_run_folder(tmp_path) as ours:
         assert ours
@@ -53,7 +53,7 @@ def test_what_is_started_meanwhile_does_not_keep_it(tmp_path: Path) -> None:
         assert again
 
 
-def test_a_file_system_that_can_not_lock_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 

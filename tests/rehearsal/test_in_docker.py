@@ -59,7 +59,7 @@ def test_the_credentials_that_gcloud_keeps_for_all_programs(tmp_path: Path) -> N
     assert endpoints_with_credentials(own) == {"GOOGLE_APPLICATION_CREDENTIALS": "/own.json"}
 
 
-def test_who_writes_as_us() -> None:
+def test_containers_that_run_as_the_current_user() -> None:
     assert containers.user_of({"SecurityOptions": ["name=seccomp,profile=default"]}) == f"{os.getuid()}:{os.getgid()}"
     assert containers.user_of({"SecurityOptions": None}) == f"{os.getuid()}:{os.getgid()}"
     assert containers.user_of({"SecurityOptions": ["name=rootless"]}) == "0:0"

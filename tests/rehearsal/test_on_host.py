@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rehearsal.on_host import host_env, image_env, visible_gpus, with_gpus
+from launcher.rehearsal.on_host import host_env, image_env, visible_gpus, with_gpus, with_threads
 from launcher.rehearsal.replicas import Replica
 
 
@@ -29,12 +29,28 @@ def test_each_replica_has_gpus_of_its_own(gpus: tuple[int, ...], visible: tuple[
     assert [one.env["CUDA_VISIBLE_DEVICES"] for one in found] == shares
 
 
+@pytest.mark.parametrize(
+    ("envs", "count", "threads"),
+    [
+        (({}, {}), 8, ["4", "4"]),
+        (({"LAUNCH_PROCESSES": "1"}, {"OMP_NUM_THREADS": "3"}), 1, ["1", "3"]),
+        (({"LAUNCH_PROCESSES": "2"}, {"LAUNCH_PROCESSES": "2"}), 8, [None, None]),  # torchrun decides
+        (({},), 8, [None]),
+    ],
+)
+def test_replicas_of_one_process_share_the_processors(
+    envs: tuple[dict[str, str], ...], count: int, threads: list[str | None]
+) -> None:
+    found = with_threads([Replica(name="r", image="", argv=("true",), env=env, gpus=0) for env in envs], count)
+    assert [one.env.get("OMP_NUM_THREADS") for one in found] == threads
+
+
 def test_the_users_own_choice_of_gpus_holds() -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, 1"}) == ("3", "1")
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
-def test_nvidia_smi_tells_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_lists_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
     tool.chmod(0o755)

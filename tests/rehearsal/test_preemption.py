@@ -96,14 +96,14 @@ def test_after_its_time_each_gets_sigterm(stage: Stage) -> None:
     assert stage.begun == [pytest.approx(60, abs=1)]
 
 
-def test_who_does_not_go_is_killed_after_30_seconds(stage: Stage) -> None:
+def test_processes_that_stay_are_killed_after_30_seconds(stage: Stage) -> None:
     stage.grace = 0.3  # 30 s in 0.5 s
     ended = stage.run(SAVES, DEAF)
     assert ended.codes == {"r0": 75, "r1": -9}
     assert ended.preempted == pytest.approx(30, abs=2)
 
 
-def test_only_the_first_process_is_told(stage: Stage, tmp_path: Path) -> None:
+def test_only_the_first_process_gets_the_signal(stage: Stage, tmp_path: Path) -> None:
     """A container's PID 1 gets the signal; what it started is its own business."""
     child = (
         f"import signal, time; signal.signal(signal.SIGTERM, lambda *_: open({str(tmp_path / 'child')!r}, 'w')); "

@@ -94,13 +94,13 @@ def test_when_one_fails_the_others_have_time_to_notice_and_are_stopped(world: Wo
     assert world.seconds == pytest.approx(10 + PEERS_SECONDS + 1, abs=0.5)
 
 
-def test_who_notices_is_not_stopped(world: World) -> None:
+def test_a_replica_that_exits_by_itself_is_not_stopped(world: World) -> None:
     ended = ran(world, lambda: Fake(world, "a", seconds=1, code=3), lambda: Fake(world, "b", seconds=5, code=1))
     assert ended.codes == {"a": 3, "b": 1}
     assert "b SIGTERM" not in world.told
 
 
-def test_who_does_not_obey_is_killed_after_the_grace(world: World) -> None:
+def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_period(world: World) -> None:
     ended = ran(world, lambda: Fake(world, "a", seconds=1, code=3), lambda: Fake(world, "b", after=FOREVER))
     assert ended.codes == {"a": 3, "b": -9}
     assert world.seconds == pytest.approx(1 + PEERS_SECONDS + GRACE_SECONDS, abs=0.5)
@@ -135,6 +135,6 @@ def test_an_interrupt_stops_all_and_a_second_one_kills_them(world: World) -> Non
     assert world.seconds == pytest.approx(8, abs=0.2)
 
 
-def test_an_end_that_nobody_could_tell_is_no_success(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_end_is_not_a_success(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "wait", lambda *_: False)
     assert ran(world, lambda: Fake(world, "a", known=False)).codes == {"a": -9}

@@ -128,7 +128,7 @@ def test_it_is_moved_also_when_the_start_is_broken_off(tmp_path: Path) -> None:
     assert len(lefts) == 1
 
 
-def test_what_can_not_be_moved_hides_nothing_else(tmp_path: Path) -> None:
+def test_files_that_cannot_be_moved_are_reported(tmp_path: Path) -> None:
     (tmp_path / "full").touch()
     lefts: list[WrittenFiles] = []
     with working_directories(
@@ -155,7 +155,7 @@ def test_files_in_folders_that_the_job_has_closed_are_moved(tmp_path: Path) -> N
     assert outside.stat().st_mode & 0o777 == 0o500
 
 
-def test_a_snapshot_knows_nothing_of_a_later_edit(tmp_path: Path) -> None:
+def test_a_snapshot_is_not_changed_by_a_later_edit(tmp_path: Path) -> None:
     with snapshot(Code(source(tmp_path / "code"))) as code:
         (tmp_path / "code" / "a.txt").write_text("edited")
         copy(code.files, tmp_path / "copy")

@@ -14,8 +14,8 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import Submitted, submit
 from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
+from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
 from launcher.vertex.backend import Vertex
-from tests.googlecloud import FakeClock, GoogleCloud, Stage
 from tests.plan.planning import planned
 
 JOBS = "aiplatform.projects.locations.customJobs."

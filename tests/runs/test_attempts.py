@@ -46,7 +46,7 @@ def test_the_plans_order_is_kept() -> None:
         ("project", None),
     ],
 )
-def test_how_far_a_refusal_reaches(scope: Scope, then: Attempt | None) -> None:
+def test_the_scope_of_a_refusal(scope: Scope, then: Attempt | None) -> None:
     assert next_attempt(PLAN, [tried(SPOT_1, scope)]).attempt is then
 
 
@@ -85,28 +85,28 @@ def test_the_same_place_again_after_a_pause_that_grows() -> None:
     assert next_attempt(PLAN, tries) == (SPOT_2, 0), "five times again, and then elsewhere"
 
 
-def test_google_says_how_long() -> None:
+def test_googles_retry_time_is_used() -> None:
     assert next_attempt(PLAN, [tried(SPOT_1, "transient", "busy", retry_after=33.0)], 0.5).pause == 33
     assert next_attempt(PLAN, [tried(SPOT_1, "transient", "busy", retry_after=1e6)], 0.5).pause == 600
     assert next_attempt(PLAN, [tried(SPOT_1, "region", retry_after=33.0)]).pause == 0, "another place"
 
 
-def test_what_was_lost_says_nothing_about_the_place() -> None:
+def test_a_lost_attempt_does_not_exclude_its_placement() -> None:
     assert next_attempt(PLAN, [tried(SPOT_1, "permanent", "lost")]).attempt is SPOT_1
 
 
-def test_a_preemption_wipes_out_what_was_before() -> None:
+def test_a_preemption_resets_earlier_refusals() -> None:
     tries = [tried(SPOT_1, "region"), tried(SPOT_2, "transient", "preempted", 2)]
     assert next_attempt(PLAN, tries) == (SPOT_1, 0)
     many = [tried(SPOT_1, "transient", "preempted", number) for number in range(1, 30)]
     assert next_attempt(PLAN, many) == (SPOT_1, LONGEST_WAIT)
 
 
-def test_open_attempts_count_for_nothing() -> None:
+def test_open_attempts_do_not_count() -> None:
     assert next_attempt(PLAN, [replace(tried(SPOT_1, "region"), end=None)]) == (SPOT_1, 0)
 
 
-def test_all_that_was_tried_is_told_and_each_fix_once() -> None:
+def test_all_attempts_are_listed_with_each_fix_once() -> None:
     lines, fixes = attempts_summary([tried(SPOT_1, "region"), tried(FLEX_2, "region", number=2)])
     assert lines == "  1. us-central1, spot: because\n  2. us-east5, flex-start: because"
     assert fixes == "do this"

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from launcher.backend.router import Services
 from launcher.compute.backend import Vms
 from launcher.errors import JobFailed, LaunchError, NoCapacity
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 from launcher.vertex.backend import Vertex
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.vm_runs import ZONES, VmSite, breaks, exits, is_lost, is_preempted, plan_of
 
 INSERT, GET = "compute.instances.insert", "compute.instances.get"
@@ -96,7 +96,7 @@ def test_preempted_while_it_is_made(site: VmSite) -> None:
 
 
 @pytest.mark.parametrize("away", [is_preempted, is_lost, breaks])
-def test_taken_away_while_it_runs(site: VmSite, away: object) -> None:
+def test_a_running_vm_is_preempted(site: VmSite, away: object) -> None:
     site.does = [away, exits(0)]  # type: ignore[list-item]
     assert site.drive().state == "SUCCEEDED"
     assert [kind for _, kind in site.diagnoses] == ["preempted"]
@@ -104,7 +104,7 @@ def test_taken_away_while_it_runs(site: VmSite, away: object) -> None:
     assert site.cloud.compute.names() == []
 
 
-def test_what_is_taken_away_is_tried_in_another_zone_first(site: VmSite) -> None:
+def test_after_a_preemption_another_zone_is_tried_first(site: VmSite) -> None:
     site.does = [is_preempted, is_preempted, is_preempted, exits(0)]
     assert site.drive().state == "SUCCEEDED"
     assert site.zones == [ZONES[0], ZONES[1], ZONES[0], ZONES[1]]
@@ -154,7 +154,7 @@ def test_killed_between_insert_and_answer(site: VmSite, stored: bool) -> None:
 
 
 @pytest.mark.parametrize("effect", [Reset("after"), Reset("before"), Status(503)], ids=lambda one: type(one).__name__)
-def test_an_answer_that_is_lost_makes_no_second_vm(site: VmSite, effect: Reset | Status) -> None:
+def test_a_lost_response_creates_no_second_vm(site: VmSite, effect: Reset | Status) -> None:
     site.cloud.faults.add(Fault(INSERT, effect))
     assert site.drive().state == "SUCCEEDED"
     assert len(site.cloud.compute.made()) == 1
@@ -162,14 +162,14 @@ def test_an_answer_that_is_lost_makes_no_second_vm(site: VmSite, effect: Reset |
     assert len({one.query["requestId"] for one in asked}) == 1
 
 
-def test_each_attempt_has_a_request_id_of_its_own(site: VmSite) -> None:
+def test_each_attempt_has_its_own_request_id(site: VmSite) -> None:
     site.does = [is_lost, is_lost, exits(0)]
     site.drive()
     asked = [one for one in site.cloud.requests if one.path.endswith("/instances") and one.method == "POST"]
     assert len({one.query["requestId"] for one in asked}) == len(site.ledger().entries()) == 3
 
 
-def test_a_name_that_somebody_elses_vm_has(site: VmSite) -> None:
+def test_the_name_is_used_by_another_users_vm(site: VmSite) -> None:
     body = {**site.plan.attempts[0].request, "labels": {"team": "theirs"}}
     from launcher.compute.client import Compute
 

@@ -24,7 +24,7 @@ from launcher.rehearsal import attempts
 from launcher.runs.attempts import EntryEnd
 from launcher.runs.ledger import AttemptFacts, BucketLedger, Ledger, MemoryLedger
 from launcher.spec.reader import read
-from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
+from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import DIGEST, plan_of
 
 URL = "gs://my-bucket/runs/r-1"
@@ -84,7 +84,7 @@ def test_the_first_end_holds(any_ledger: Ledger) -> None:
     assert any_ledger.entries()[0].end == first
 
 
-def test_an_end_that_was_noted_while_the_job_lived(any_ledger: Ledger) -> None:
+def test_an_end_recorded_while_the_job_was_active(any_ledger: Ledger) -> None:
     """Another launch gave it up, and died before it had cancelled it."""
     any_ledger.lock(facts())
     foretold = any_ledger.note_end(1, NO, "PENDING")
@@ -96,7 +96,7 @@ def test_an_end_that_was_noted_while_the_job_lived(any_ledger: Ledger) -> None:
     assert end.kind == "succeeded"
 
 
-def test_of_two_that_note_an_end_at_once_one_holds(folder: GcsFolder, time: Clock, clock: FakeClock) -> None:
+def test_one_of_two_concurrent_ends_wins(folder: GcsFolder, time: Clock, clock: FakeClock) -> None:
     """Both have read the provisional end. The one that is second must see the first's, not write over it."""
     BucketLedger(folder, time).lock(facts())
     BucketLedger(folder, time).note_end(1, NO, "PENDING")
@@ -123,7 +123,7 @@ def test_ten_at_once_make_one_lock(folder: GcsFolder, time: Clock) -> None:
     assert BucketLedger(folder, time).entries() == (entry,)
 
 
-def test_a_lock_whose_answer_was_lost_is_ones_own(cloud: GoogleCloud, ledger: BucketLedger) -> None:
+def test_a_lock_with_a_lost_response_is_recognised(cloud: GoogleCloud, ledger: BucketLedger) -> None:
     cloud.faults.add(Fault(INSERT, Reset("after")))
     assert ledger.lock(facts()) is not None
     assert ledger.lock(facts()) is None
@@ -261,7 +261,7 @@ def denied(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         yield made
 
 
-def test_who_may_not_use_the_bucket_goes_on_without(denied: Callable[..., GcsFolder], time: Clock) -> None:
+def test_without_bucket_access_the_ledger_stays_in_memory(denied: Callable[..., GcsFolder], time: Clock) -> None:
     said: list[str] = []
     ledger = BucketLedger(denied("create", "list", "get"), time, said.append)
     assert ledger.locks

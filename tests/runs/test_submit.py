@@ -14,9 +14,9 @@ from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.driver import Submitted
 from launcher.runs.endings import RunSucceeded, settle
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
+from launcher.testing.googlecloud.rpc import serve_grpc
 from launcher.vertex.backend import Vertex
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
-from tests.googlecloud.rpc import serve_grpc
 from tests.runs.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready
 
 DONE = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 5))
@@ -117,7 +117,7 @@ def test_the_image_is_made_ready_once_and_not_for_a_run_that_goes_on(site: Site)
     assert len(made) == 1
 
 
-def test_somebody_was_quicker_while_the_image_was_built(site: Site) -> None:
+def test_another_launch_submitted_while_the_image_was_built(site: Site) -> None:
     other: list[Submitted] = []
 
     def slow(plan: Plan) -> Plan:
@@ -154,13 +154,27 @@ def test_an_other_one_by_its_code_alone(site: Site) -> None:
         site.launch(site.without(), plan=plan_of(world={"run_id": "mine", "owner": "you@example.com"}))
 
 
-def test_a_job_of_somebody_elses_with_the_same_label_is_let_alone(site: Site) -> None:
+def test_another_users_job_with_the_same_label_is_not_touched(site: Site) -> None:
     request = dict(site.plan.attempts[0].request)
     labels = {name: value for name, value in request["labels"].items() if name != "launch-identity"}
     foreign = site.vertex.create_in("us-central1", {**request, "labels": labels})
     with pytest.raises(UsageError, match="has another spec"):
         site.launch()
     assert site.vertex.get(foreign.name).state == "QUEUED"
+
+
+def test_an_ended_job_that_no_attempt_names_is_not_the_runs(site: Site) -> None:
+    """A resume may change settings, so that attempts have several identities: those in the ledger, and no others."""
+    site.launch()
+    request = dict(site.plan.attempts[0].request)
+    foreign = site.vertex.create_in(
+        "us-central1", {**request, "labels": {**request["labels"], "launch-identity": "01234567"}}
+    )
+    site.vertex.cancel(foreign.name)
+    while not site.vertex.get(foreign.name).is_over:
+        site.clock.advance(10)
+    with pytest.raises(UsageError, match="has another spec"):
+        site.launch()
 
 
 def test_what_a_service_lists_beside_the_filter_is_let_alone(site: Site) -> None:
@@ -227,13 +241,13 @@ def test_without_a_ledger_the_oldest_stays(site: Site) -> None:
     assert site.vertex.get(second.name).state == "CANCELLING"
 
 
-def test_one_that_is_being_cancelled_makes_way(site: Site) -> None:
+def test_of_two_jobs_a_cancelling_one_is_not_followed(site: Site) -> None:
     first, second = twice(site)
     site.vertex.cancel(first.name)
     assert site.launch().job.name == second.name
 
 
-def test_what_landed_late_is_taken_up(site: Site) -> None:
+def test_a_job_that_appears_late_is_followed(site: Site) -> None:
     """The answer was lost, nobody saw the job, all other places refused; then it was there."""
     site.cloud.faults.add(Fault(CREATE, Reset()))
     got = site.launch()
@@ -246,7 +260,7 @@ def test_what_landed_late_is_taken_up(site: Site) -> None:
     assert ends(site) == [(1, 1, "lost"), (1, 2, "waited"), (1, 3, None)]
 
 
-def test_what_landed_late_and_has_succeeded_is_the_runs_end(site: Site) -> None:
+def test_a_late_job_that_succeeded_ends_the_run(site: Site) -> None:
     site.cloud.faults.add(Fault(CREATE, Reset()))
     got = site.launch()
     settle(site.ledger(), 2, got.job, Diagnosis(scope="region", kind="waited", cause="long"))

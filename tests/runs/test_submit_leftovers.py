@@ -21,8 +21,8 @@ from launcher.runs.attempts import EntryEnd
 from launcher.runs.driver import Submitted, submit
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.runs.ledger import AttemptFacts, BucketLedger
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from launcher.vertex.backend import Vertex
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.runs.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of
 
 DONE = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 5))
@@ -233,7 +233,7 @@ def test_a_job_that_somebody_deleted(site: Site) -> None:
 
 @pytest.mark.parametrize("bucket", [True, False])
 @pytest.mark.parametrize(("script", "error", "code"), [(DONE, RunSucceeded, 0), (FAILED, RunEnded, 3)])
-def test_it_is_told_and_goes_on_when_asked(
+def test_a_run_that_ended_is_reported_and_resumed_on_request(
     site: Site, bucket: bool, script: tuple[Stage, ...], error: type[RunEnded], code: int
 ) -> None:
     site.cloud.jobs.script = script
@@ -287,6 +287,19 @@ def test_a_job_of_another_account_gives_no_image(site: Site) -> None:
     plan = plan_of(identity={"service_account": "trainer@my-project.iam.gserviceaccount.com"})
     got = site.launch(plan=plan, resume=True, ready=lambda made: with_digest(made, other))
     assert request.image(got.job.request) == other
+
+
+def test_a_job_on_another_kind_of_gpu_gives_no_image(site: Site) -> None:
+    """Its build of PyTorch may have no kernels for this one."""
+    site.cloud.jobs.script = FAILED
+    site.launch(plan=plan_of(machine={"type": "a100-40gb", "gpus": 8}, regions=["us-central1"]))
+    other, plan = DIGEST.replace("0", "e"), plan_of(machine={"type": "h100", "gpus": 8}, regions=["us-central1"])
+    site.clock.advance(60)
+    got = site.launch(plan=plan, resume=True, ready=lambda made: with_digest(made, other))
+    assert request.image(got.job.request) == other
+    site.clock.advance(60)
+    got = site.launch(plan=plan, resume=True, ready=lambda made: with_digest(made, DIGEST))
+    assert (got.created, request.image(got.job.request)) == (True, other), "the image of its own kind of GPU"
 
 
 def test_a_job_that_was_cancelled_ends_the_run(site: Site) -> None:
@@ -397,7 +410,7 @@ def test_a_cancellation_is_confirmed(site: Site) -> None:
     assert cancel_and_confirm(site.vertex, job, site.time, site.said.append).state == "DELETED"
 
 
-def test_what_can_not_be_confirmed_is_told(site: Site) -> None:
+def test_an_unconfirmed_cancellation_is_reported(site: Site) -> None:
     job = site.launch().job
     site.cloud.faults.down(site.clock() + 600, Status(503))
     with pytest.raises(StillRunning, match="nothing was created"):

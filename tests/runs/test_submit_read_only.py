@@ -12,7 +12,7 @@ from launcher.jobs.job import Job
 from launcher.plan.model import Plan
 from launcher.runs.identity import facts_of
 from launcher.runs.ledger import BucketLedger
-from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Stage, Status
+from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Stage, Status
 from tests.runs.submitting import LIST, LONG, Site
 
 NO_MACHINES = (8, "Resources are insufficient in region: us-central1. Please try a different region.")

@@ -14,8 +14,8 @@ from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.runs.endings import settle
 from launcher.runs.ledger import BucketLedger
+from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from launcher.vertex.backend import Vertex
-from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import CREATE, LIST, LONG, Site, plan_of
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_h100_gpus"
@@ -50,7 +50,7 @@ def kinds(site: Site) -> list[tuple[int, str, str | None]]:
 
 
 @pytest.mark.parametrize("bucket", [True, False])
-def test_a_quota_sends_it_elsewhere(site: Site, bucket: bool) -> None:
+def test_a_quota_error_moves_on_to_the_next_placement(site: Site, bucket: bool) -> None:
     refuse(site, QUOTA)
     got = site.launch(None if bucket else site.without())
     assert (got.number, got.job.region, creates(site)) == (2, "us-east5", 2)
@@ -60,7 +60,7 @@ def test_a_quota_sends_it_elsewhere(site: Site, bucket: bool) -> None:
 
 
 @pytest.mark.parametrize("bucket", [True, False])
-def test_when_no_place_is_left_all_is_told(site: Site, bucket: bool) -> None:
+def test_when_all_placements_failed_all_attempts_are_listed(site: Site, bucket: bool) -> None:
     refuse(site, QUOTA, times=2)
     with pytest.raises(NoCapacity) as told:
         site.launch(None if bucket else site.without())
@@ -102,7 +102,7 @@ def test_another_launch_takes_up_where_one_left(site: Site) -> None:
         (Status(400, message="Invalid value at 'x'"), UsageError, 2),
     ],
 )
-def test_what_no_other_place_can_change_stops(site: Site, effect: Status, error: type[LaunchError], code: int) -> None:
+def test_a_permanent_refusal_stops(site: Site, effect: Status, error: type[LaunchError], code: int) -> None:
     refuse(site, effect)
     with pytest.raises(error) as told:
         site.launch()
@@ -114,7 +114,7 @@ def test_what_no_other_place_can_change_stops(site: Site, effect: Status, error:
     assert site.launch().number == 2, "who types it again has changed something"
 
 
-def test_a_place_that_is_busy_is_tried_again(site: Site) -> None:
+def test_a_busy_placement_is_retried(site: Site) -> None:
     refuse(site, BUSY, times=3)
     began = site.clock()
     got = site.launch()
@@ -122,7 +122,7 @@ def test_a_place_that_is_busy_is_tried_again(site: Site) -> None:
     assert site.clock() - began == pytest.approx(1 + 2 + 4), "half of 2, 4 and 8 s"
 
 
-def test_but_not_for_ever(site: Site) -> None:
+def test_retries_of_a_busy_placement_are_bounded(site: Site) -> None:
     refuse(site, BUSY, times=6)
     assert site.launch().job.region == "us-east5"
 
@@ -234,7 +234,7 @@ class Sleepy(BucketLedger):
         return super().lock(facts)
 
 
-def test_who_has_slept_sends_nothing(site: Site) -> None:
+def test_a_machine_that_slept_sends_nothing(site: Site) -> None:
     """Others may have given the lock up meanwhile."""
     ledger = Sleepy(site.folder, site.time)
     got = None
@@ -255,7 +255,7 @@ def test_a_request_that_can_not_be_written_down_holds_nobody_up(site: Site) -> N
     assert site.clock() - began < 3
 
 
-def test_who_was_slow_to_look_looks_again(site: Site) -> None:
+def test_an_old_snapshot_is_read_again(site: Site) -> None:
     vertex = site.vertex
     find, looks = vertex.find, []
 
@@ -271,7 +271,7 @@ def test_who_was_slow_to_look_looks_again(site: Site) -> None:
     assert site.launch(vertex=vertex).number == 1
 
 
-def test_usually_one_look_is_enough(site: Site) -> None:
+def test_usually_one_snapshot_is_enough(site: Site) -> None:
     site.launch()
     lists = [one for one in site.cloud.requests if one.method == "GET" and one.path.endswith("/customJobs")]
     assert len(lists) == 2, "one for each region"
@@ -327,7 +327,7 @@ def test_a_bucket_that_stays_away_lets_nothing_be_created(site: Site) -> None:
     assert creates(site) == 0
 
 
-def test_after_something_was_lost_one_more_look(site: Site) -> None:
+def test_after_a_lost_response_another_snapshot_is_read(site: Site) -> None:
     """Attempt 1 lands just when attempt 2 is made: the one that an attempt is open for stays."""
     site.cloud.faults.add(Fault(CREATE, Reset()))
 

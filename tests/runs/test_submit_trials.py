@@ -21,10 +21,10 @@ from launcher.plan.model import Plan
 from launcher.runs.driver import submit
 from launcher.runs.endings import RunSucceeded
 from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
+from launcher.testing.googlecloud.effects import Serve, Step
+from launcher.testing.googlecloud.wire import Call, Response
 from launcher.vertex.backend import Vertex
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
-from tests.googlecloud.effects import Serve, Step
-from tests.googlecloud.wire import Call, Response
 from tests.runs.submitting import CREATE, DIGEST, LIST, LONG, plan_of
 
 SHORT = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 1))
@@ -226,6 +226,7 @@ def at_once(trials: Trials, plan: Plan, *, bucket: bool, launches: int = 10) -> 
 QUIET, ERROR, ERROR_500, ERROR_429, RESET, *OTHERS = EFFECTS
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("effect", [LateEffect(), ERROR, RESET, *rarely(QUIET, ERROR_500, ERROR_429, *OTHERS)])
 def test_ten_at_once(trials: Trials, effect: Any) -> None:
     trials.vertex.find("labels.launch-run=none", ["us-central1"])  # the client is there, and its imports are done

@@ -17,8 +17,8 @@ from launcher.plan.model import Plan
 from launcher.runs.driver import Submitted, submit
 from launcher.runs.endings import settle
 from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
+from launcher.testing.googlecloud import Fault, Meanwhile, Status
 from tests.compute.vm_site import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
-from tests.googlecloud import Fault, Meanwhile, Status
 from tests.plan.planning import planned
 from tests.runs.submitting import DIGEST
 

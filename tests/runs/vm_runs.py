@@ -19,10 +19,10 @@ from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
 from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
 from launcher.runs.watch.events import Event, StateChanged
+from launcher.testing.googlecloud import FakeClock, GoogleCloud
+from launcher.testing.googlecloud.compute import YOU
+from launcher.testing.googlecloud.vms import Vm
 from launcher.vertex.backend import Vertex
-from tests.googlecloud import FakeClock, GoogleCloud
-from tests.googlecloud.compute import YOU
-from tests.googlecloud.vms import Vm
 from tests.plan.planning import planned
 from tests.runs.submitting import DIGEST
 

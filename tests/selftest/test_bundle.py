@@ -15,10 +15,10 @@ from google.cloud import artifactregistry_v1
 
 from launcher.selftest.bundle import Redactor, read, written
 from launcher.selftest.compare import differences
-from tests.googlecloud import Fault, Status
-from tests.googlecloud.artifactregistry import Made
-from tests.googlecloud.faults import Serve, Step
-from tests.googlecloud.wire import Call, Response, json_response
+from launcher.testing.googlecloud import Fault, Status
+from launcher.testing.googlecloud.artifactregistry import Made
+from launcher.testing.googlecloud.faults import Serve, Step
+from launcher.testing.googlecloud.wire import Call, Response, json_response
 from tests.selftest.world import World, opened
 
 PROJECT, NUMBER = "canary-project-7d3f", "987654321098"

@@ -14,11 +14,11 @@ from launcher.images.artifact_registry import create
 from launcher.selftest.cleanup import clean, stop
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import argv
+from launcher.testing.googlecloud import Bucket, Fault, Status
+from launcher.testing.googlecloud.artifactregistry import Made
+from launcher.testing.googlecloud.cloudbuild import Outcome
 from tests.cli.cloudjobs import RUNS
 from tests.cli.vms import body
-from tests.googlecloud import Bucket, Fault, Status
-from tests.googlecloud.artifactregistry import Made
-from tests.googlecloud.cloudbuild import Outcome
 from tests.selftest.world import BUILDING, World
 
 REPOSITORIES = "projects/my-project/locations/us/repositories"
@@ -206,6 +206,7 @@ def test_after_a_failed_step_its_job_alone_is_removed(world: World) -> None:
         assert len(world.left()) == 2  # the other's job, and the bucket
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("step", ["access", "bucket", "cpu", "preempt"])
 def test_ctrl_c_in_a_step(world: World, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it comes: everything is removed, the table and the bundle are there, and the exit code is 130."""

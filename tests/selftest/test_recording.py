@@ -10,9 +10,9 @@ from launcher.clock import Clock
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError
 from launcher.selftest.recording import ALIKE, Recorder, note_http, recorded, template
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, parse_custom_job
+from launcher.testing.googlecloud.rpc import serve_grpc
 from launcher.vertex.backend import Vertex
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, parse_custom_job
-from tests.googlecloud.rpc import serve_grpc
 from tests.vertex.test_backend import BODY
 
 

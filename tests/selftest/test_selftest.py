@@ -17,8 +17,8 @@ from launcher.errors import PlanRefused
 from launcher.selftest import bundle, course
 from launcher.selftest.kit import Ran
 from launcher.selftest.steps import ALL, BY_NAME, argv
+from launcher.testing.googlecloud import Fault, Status
 from tests.cli.vms import Person
-from tests.googlecloud import Fault, Status
 from tests.selftest.world import World
 
 HERE = ("--region", "us-central1")

@@ -12,14 +12,14 @@ from launcher.selftest import course
 from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import ALL, BY_NAME, GROUPS, chosen
+from launcher.testing.googlecloud import Fault, Status
+from launcher.testing.googlecloud.cloudbuild import Outcome
+from launcher.testing.googlecloud.faults import Serve, Step
+from launcher.testing.googlecloud.wire import Call, Response
+from launcher.testing.registry import Fault as RegistryFault
+from launcher.testing.registry import Refuse
 from tests.cli.cloudjobs import FAILED, FULL
 from tests.cli.vms import body
-from tests.googlecloud import Fault, Status
-from tests.googlecloud.cloudbuild import Outcome
-from tests.googlecloud.faults import Serve, Step
-from tests.googlecloud.wire import Call, Response
-from tests.registry import Fault as RegistryFault
-from tests.registry import Refuse
 from tests.selftest.world import World
 
 
@@ -140,6 +140,7 @@ def test_a_good_project(world: World) -> None:
     assert "my-bucket" in world.cloud.objects.settings
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("red", REDS, ids=[f"{one.step}: {one.why}"[:40] for one in REDS])
 def test_a_step_is_seen_to_fail(world: World, red: Red) -> None:
     """It says why, what needs it isn't run, and nothing that it made costs anything afterwards."""

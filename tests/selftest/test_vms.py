@@ -15,8 +15,8 @@ from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import Kit
 from launcher.selftest.steps import BY_NAME
 from launcher.ssh.route import TUNNEL_URL
+from launcher.testing.googlecloud import Fault, Status
 from tests.command import WORLD
-from tests.googlecloud import Fault, Status
 from tests.selftest.world import World
 from tests.ssh import Relay, SshServer
 from tests.ssh.server import make_key

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from launch_train.common import contract
 from launcher.cli.commands.selftest import kit_of
 from launcher.clock import Clock
@@ -22,13 +24,12 @@ from launcher.images.registry import parse
 from launcher.jobs.vm import of_instance
 from launcher.selftest.kit import LABEL, PREFIX, Kit
 from launcher.selftest.steps import argv
+from launcher.testing.googlecloud import Bucket, FakeClock, GoogleCloud, Stage
+from launcher.testing.googlecloud.cloudbuild import Outcome, played
+from launcher.testing.googlecloud.vms import Vm
+from launcher.testing.registry import OciRegistry, put_image
 from tests.cli.cloudjobs import RUNS, WELL
 from tests.command import WORLD, Ran, as_process, launch
-from tests.googlecloud import Bucket, FakeClock, GoogleCloud, Stage
-from tests.googlecloud.cloudbuild import Outcome, played
-from tests.googlecloud.vms import Vm
-from tests.images.test_append import manifest_of, put, put_base
-from tests.registry import OciRegistry
 
 Record = dict[str, Any]
 BUILDING = (1, 2)
@@ -55,6 +56,7 @@ class World:
             **cloud.environ(),
             "DOCKER_CONFIG": "/nonexistent",
             "HOME": str(folder),
+            "XDG_CONFIG_HOME": "",
             "GOOGLE_CLOUD_PROJECT": cloud.project,
         }
         self.attempts: Counter[str] = Counter()
@@ -113,9 +115,7 @@ class World:
     def push(self, image: str) -> None:
         """A dependency image, under its tag."""
         target = parse(image)
-        put_base(self.registry, name=target.repository)
-        old = manifest_of(self.registry, target.repository, "t")
-        put(self.registry, target.repository, dict(old.body), old.media_type, target.tag or "")
+        put_image(self.registry, target.repository, target.tag or "")
 
     # --- Jobs ---------------------------------------------------------------------------------------------------------
 
@@ -198,4 +198,7 @@ def opened(folder: Path, **cloud_is: Any) -> Iterator[World]:
         cloud = stack.enter_context(GoogleCloud(clock=clock, **cloud_is))
         registry = stack.enter_context(OciRegistry())
         cloud.compute.zones.open_out("us-central1")
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        # The base is on Docker Hub, which no test asks.
+        patch.setattr("launcher.images.dependency_image.pinned_base", lambda image, *_: image)
         yield World(cloud, clock, registry, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,12 @@ from launcher.spec.wording import every_path
 from tests.spec.test_reader import FULL
 
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
-LONG = settings(max_examples=4_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+LONG = settings(
+    max_examples=int(os.environ.get("LAUNCH_FUZZ_EXAMPLES", "4000")),
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 PATHS = every_path(JobSpec)
 KEYS = st.sampled_from([path.rpartition(".")[2] for path in PATHS]) | st.text(max_size=8)

@@ -89,7 +89,7 @@ def test_a_section_stands_where_its_name_does() -> None:
         b'{"name": "a", "machine": {"type": "h100"}}',
     ],
 )
-def test_forms_that_are_taken(text: bytes) -> None:
+def test_accepted_yaml(text: bytes) -> None:
     assert spec(text).machine.type == "h100"
 
 
@@ -126,7 +126,7 @@ def test_forms_that_are_taken(text: bytes) -> None:
         ("a: 1\n".encode("utf-16"), "s.yaml:1: invalid UTF-8 (byte 0xff)"),
     ],
 )
-def test_forms_that_are_refused(text: str | bytes, message: str) -> None:
+def test_refused_yaml(text: str | bytes, message: str) -> None:
     found = [line for line in lines(text) if line.startswith(message)]
     assert found
     assert all(line.partition(" | ")[2] for line in found)

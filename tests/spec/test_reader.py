@@ -110,7 +110,7 @@ def test_no_value_is_a_value_left_out_only_where_the_default_is_none() -> None:
         ("secrets: {A: hf_abcdefghijklmnop}", "s.yaml:3: secrets.A: '…' is invalid"),
     ],
 )
-def test_a_bad_field(text: str, message: str) -> None:
+def test_invalid_settings_are_reported(text: str, message: str) -> None:
     start = "machine: {type: h100}\n\n" if text.startswith("name") else SMALL
     assert [line[: len(message)] for line in lines(start + text)] == [message]
     assert all(problem.fix for problem in problems(start + text))
@@ -157,7 +157,7 @@ def test_too_many_variables() -> None:
     assert lines(SMALL + text) == ["s.yaml:3: env: has 81 entries | use 80 or fewer"]
 
 
-def test_the_many_are_counted() -> None:
+def test_many_problems_are_counted() -> None:
     text = SMALL + "".join(f"k{i}: 1\n" for i in range(80))
     assert len(problems(text)) == 80
     with pytest.raises(SpecError) as raised:
@@ -269,7 +269,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert refusal(tmp_path / "a.yaml").startswith(f"{tmp_path}/a.yaml:1: name: 'A' is invalid\n    use a-z, 0-9")
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "quickstart.yaml").write_text(SMALL)
     (tmp_path / "dir.yaml").mkdir()
     assert refusal(tmp_path / "quikstart") == f"{tmp_path}/quikstart: no such file\n    did you mean quickstart.yaml?"
@@ -284,7 +284,7 @@ def test_no_file(tmp_path: Path) -> None:
     assert "cannot be read: " in refusal(Path("a" * 5000))
 
 
-def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_text(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.yaml"))
     assert "\N{REPLACEMENT CHARACTER}.yaml: no such file" in refusal(path)
 

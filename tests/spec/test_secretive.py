@@ -115,7 +115,7 @@ def test_a_known_secret_is_never_shown(text: str) -> None:
     assert secret[6:] not in " ".join(lines(SMALL.replace("name: a\n", "") + text % secret))
 
 
-def test_what_stands_where_secrets_belong_is_never_shown() -> None:
+def test_values_of_env_and_secrets_are_never_shown() -> None:
     (line,) = lines(SMALL + "secrets: {DB: correct horse battery}")
     assert line.startswith("s.yaml:3: secrets.DB: 'corr…' is invalid | use a Secret Manager version, never the secret")
 
@@ -128,7 +128,7 @@ def test_of_a_short_secret_no_character_is_shown(text: str, secret: str) -> None
     assert secret[:2] not in shown.replace("DB_PASSWORD", "")
 
 
-def test_a_long_secret_is_told_by_its_first_characters() -> None:
+def test_a_long_secret_is_shown_by_its_first_characters() -> None:
     for length in range(60):
         secret = "".join(chr(ord("A") + at % 26) for at in range(length))
         shown = masked(secret).strip("'…")
@@ -155,3 +155,20 @@ def test_a_long_text_is_searched_in_no_time() -> None:
     for piece in ("a", "sk-", "sk-a", "eyJ", "eyJaaaa.", "://a:", "://:a", "$(a", "ghp_", "a-"):
         assert not known_secret(piece * (250_000 // len(piece)))
     assert time.process_time() - began < 5  # any of them alone would take minutes if the time were quadratic
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "notify: {webhook: 'ftp://hooks.example.com/s3cr3t'}",
+        "notify: {webhook: ['https://hooks.example.com/s3cr3t']}",
+        "notify: https://hooks.example.com/s3cr3t",
+        "notify: {url: 'https://hooks.example.com/s3cr3t'}",
+        "notify: {webhook: 'https://me:s3cr3t@hooks.example.com/x'}",
+        "notify: {webhook: 'http://hooks.example.com/s3cr3t', on: [finish], format: xml}",
+    ],
+)
+def test_a_webhook_is_never_shown(text: str) -> None:
+    found = lines(f"{SMALL}{text}\n")
+    assert any("notify" in line for line in found)
+    assert not any("s3cr3t" in line for line in found)

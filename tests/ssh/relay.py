@@ -58,7 +58,15 @@ class Relay:
         self.authority.write_bytes(certificate())
         tls.load_cert_chain(self.authority)
         self._server = serve(
-            self._serve, "127.0.0.1", 0, ssl=tls, subprotocols=[SUBPROTOCOL], max_size=None, compression=None
+            self._serve,
+            "127.0.0.1",
+            0,
+            ssl=tls,
+            subprotocols=[SUBPROTOCOL],
+            max_size=None,
+            compression=None,
+            open_timeout=60,
+            ping_interval=None,
         )
         self._thread = threading.Thread(target=self._server.serve_forever, name="relay")
 

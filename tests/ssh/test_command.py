@@ -76,7 +76,7 @@ def test_names_that_no_line_can_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("user", ["-oProxyCommand=touch x", "me\nx", "", "a b", "a@b", "$(id)"])
-def test_who_is_no_user(tmp_path: Path, user: str) -> None:
+def test_invalid_user_names(tmp_path: Path, user: str) -> None:
     with pytest.raises(UsageError, match="invalid user name"):
         command.command(target(tmp_path / "key", user=user))
 
@@ -102,12 +102,12 @@ def test_ports_are_open_to_this_machine_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "65536", "a", "1:2:3", "8888:", ":1", "-1", "１"])
-def test_what_is_no_port(text: str) -> None:
+def test_invalid_ports(text: str) -> None:
     with pytest.raises(UsageError, match="invalid port"):
         command.forward(text)
 
 
-def test_the_way_to_a_vm() -> None:
+def test_the_route_to_a_vm() -> None:
     assert choose_route(machine(external_ip="203.0.113.7"), None, {}) == ("203.0.113.7", ())
     there = choose_route(machine(), "/opt/gcloud", {})
     assert there.host == f"compute.{NUMBER}"
@@ -126,7 +126,7 @@ def test_the_way_to_a_vm() -> None:
         ("STAGING", "dev is STAGING: no SSH yet", "launch vm status dev"),
     ],
 )
-def test_no_way_to_a_vm_that_doesnt_run(status: str, problem: str, hint: str) -> None:
+def test_a_stopped_vm_has_no_route(status: str, problem: str, hint: str) -> None:
     with pytest.raises(LaunchError) as caught:
         choose_route(machine(status=status, external_ip="203.0.113.7"), "gcloud", {})
     assert (caught.value.problem, caught.value.hint) == (problem, hint)

@@ -48,7 +48,7 @@ def test_blocks_of_vms_that_are_gone(tmp_path: Path) -> None:
     assert list(config_file.blocks(file.read_text())) == ["dev", "foreign", "mine", "silent"]
 
 
-def test_the_one_line(tmp_path: Path) -> None:
+def test_the_include_line(tmp_path: Path) -> None:
     config, file = tmp_path / ".ssh" / "config", tmp_path / "with space" / "ssh_config"
     put(file, machine())
     assert not config_file.is_included(config, file, {})
@@ -61,7 +61,7 @@ def test_the_one_line(tmp_path: Path) -> None:
     assert f"hostkeyalias compute.{machine().id}" in ran.stdout
 
 
-def test_what_the_user_has_stays(tmp_path: Path) -> None:
+def test_the_users_own_settings_stay(tmp_path: Path) -> None:
     """The line comes first: after a Host line it would be for that host alone. A link stays one."""
     kept, config, file = tmp_path / "dotfiles", tmp_path / "config", tmp_path / "ssh_config"
     kept.write_text("# mine \udcff\nHost build dev\n    User x\n", errors="surrogateescape")
@@ -89,7 +89,7 @@ def test_what_the_user_has_stays(tmp_path: Path) -> None:
         ("Include ~/c/ssh_config2\n", False),
     ],
 )
-def test_whether_the_line_is_there(tmp_path: Path, text: str, found: bool) -> None:
+def test_the_include_line_is_recognised(tmp_path: Path, text: str, found: bool) -> None:
     config = tmp_path / "config"
     config.write_text(text)
     assert config_file.is_included(config, Path("/home/me/c/ssh_config"), {"HOME": "/home/me"}) is found

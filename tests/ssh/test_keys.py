@@ -30,7 +30,7 @@ def test_a_key_is_made_once_and_told(tmp_path: Path) -> None:
     assert keys.public_key(key) == public
 
 
-def test_a_public_half_that_is_lost_is_made_anew(tmp_path: Path) -> None:
+def test_a_lost_public_key_is_recreated(tmp_path: Path) -> None:
     key = make_key(tmp_path / keys.KEY)
     words = keys.public_key(key).split()[:2]
     key.with_name(f"{key.name}.pub").unlink()
@@ -47,7 +47,7 @@ def test_a_public_half_that_cant_be_written(tmp_path: Path) -> None:
         keys.ensure_key(tmp_path, lambda _text: None)
 
 
-def test_what_is_no_key(tmp_path: Path) -> None:
+def test_invalid_keys(tmp_path: Path) -> None:
     (tmp_path / keys.KEY).write_text("nothing")
     with pytest.raises(LaunchError, match="could not create an SSH key"):
         keys.ensure_key(tmp_path, pytest.fail)
@@ -162,7 +162,7 @@ def test_where_settings_are(tmp_path: Path) -> None:
     assert keys.settings_folder({"HOME": "/home/me", "XDG_CONFIG_HOME": "rel"}) == Path("/home/me/.config/launch")
 
 
-def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(uid: int) -> None:
         raise KeyError(uid)
 

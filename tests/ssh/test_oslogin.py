@@ -9,7 +9,7 @@ import pytest
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.ssh.oslogin import OsLogin
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIGkLOz9sGmX5Uspr me@here"
 ME = "me@example.com"
@@ -34,7 +34,7 @@ def test_a_key_is_registered_once(cloud: GoogleCloud, login: OsLogin) -> None:
     assert len(imports(cloud)) == 1
 
 
-def test_a_key_that_ends_is_registered_anew(cloud: GoogleCloud, login: OsLogin) -> None:
+def test_an_expiring_key_is_registered_again(cloud: GoogleCloud, login: OsLogin) -> None:
     login.user(KEY, "us-central1", 0.0)
     for kept in cloud.oslogin.keys[ME].values():
         kept["expirationTimeUsec"] = str(1000 * 10**6)
@@ -68,14 +68,14 @@ def test_an_api_that_is_off(cloud: GoogleCloud, login: OsLogin) -> None:
     assert "gcloud services enable oslogin.googleapis.com --project=my-project" in caught.value.hint
 
 
-def test_who_may_not(cloud: GoogleCloud, login: OsLogin) -> None:
+def test_a_missing_permission(cloud: GoogleCloud, login: OsLogin) -> None:
     cloud.faults.add(Fault(IMPORT, Status(403), times=None))
     with pytest.raises(NotAuthorised) as caught:
         login.user(KEY, "us-central1", 0.0)
     assert "--role=roles/compute.osAdminLogin" in caught.value.hint
 
 
-def test_nobody_knows_who_we_are(cloud: GoogleCloud) -> None:
+def test_an_unknown_account(cloud: GoogleCloud) -> None:
     with pytest.raises(UsageError, match="gcloud has none") as caught:
         OsLogin("my-project", cloud.environ(), "").known_user()
     assert "--user" in caught.value.hint

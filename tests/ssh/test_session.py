@@ -86,7 +86,7 @@ def test_a_program_that_isnt_there(there: Remote) -> None:
     assert there.run(["no-such-program"]).code == 127
 
 
-def test_nobody_answers(server: SshServer, tmp_path: Path) -> None:
+def test_a_closed_ssh_port(server: SshServer, tmp_path: Path) -> None:
     there = Remote(machine(), target_of(server, tmp_path, port=free_port()), "me@example.com")
     with pytest.raises(LaunchError, match="dev refuses SSH connections"):
         there.run_attached(["true"])
@@ -95,7 +95,7 @@ def test_nobody_answers(server: SshServer, tmp_path: Path) -> None:
     assert fault.passing
 
 
-def test_a_key_that_isnt_known_there(server: SshServer, tmp_path: Path) -> None:
+def test_a_key_that_the_vm_does_not_know(server: SshServer, tmp_path: Path) -> None:
     there = Remote(machine(), target_of(server, tmp_path, key=make_key(tmp_path / "other")), "me@example.com")
     with pytest.raises(NotAuthorised, match=r"dev refused the SSH key of \w+: permission denied"):
         there.run_attached(["true"])
@@ -126,7 +126,7 @@ def test_host_keys_that_google_vouches_for(server: SshServer, tmp_path: Path) ->
         Remote(machine(), target, "").run_attached(["true"])
 
 
-def test_an_answer_that_doesnt_come(there: Remote) -> None:
+def test_a_command_without_output_has_a_timeout(there: Remote) -> None:
     answer = there.run(["sleep 20"], seconds=1)
     assert answer.fault
     assert "no answer from dev for 1 s" in answer.fault.error.problem
@@ -189,5 +189,5 @@ def test_a_port_that_is_taken(there: Remote) -> None:
         ("ci@p.iam.gserviceaccount.com", "serviceAccount:ci@p.iam.gserviceaccount.com"),
     ],
 )
-def test_whom_a_grant_is_for(there: Remote, account: str, member: str) -> None:
+def test_the_member_of_a_grant(there: Remote, account: str, member: str) -> None:
     assert there._replace(account=account).facts["member"] == member

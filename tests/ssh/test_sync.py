@@ -106,7 +106,7 @@ def test_by_tar_without_rsync_here(
     check(source, server.home / "deep" / "place")
 
 
-def test_only_what_was_brought_is_removed(server: SshServer, there: Remote, source: Path) -> None:
+def test_only_files_that_were_synced_are_removed(server: SshServer, there: Remote, source: Path) -> None:
     sent(there, source)
     arrived = server.home / "code"
     (arrived / "deep" / "result.csv").write_text("made there")
@@ -165,7 +165,7 @@ def test_destinations(text: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a b", "$(id)", "-rf", "a;b", "a\nb", "~me/x", "ü", "a:b"])
-def test_what_is_no_destination(text: str) -> None:
+def test_invalid_destinations(text: str) -> None:
     with pytest.raises(UsageError, match="invalid folder on the VM"):
         parse_destination(text)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LaunchError
+from launcher.ssh import command
 from launcher.ssh.route import TUNNEL_URL, choose_route
 from launcher.ssh.session import Remote
-from tests.googlecloud import GoogleCloud
+from launcher.testing.googlecloud import GoogleCloud
 from tests.ssh import Relay, SshServer
 from tests.ssh.relay import NO_BACKEND, NOT_AUTHORIZED, NOT_FOUND, Refusal
 from tests.ssh.server import free_port
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.gcloud
 @pytest.fixture
 def relay(tmp_path: Path, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     cloud.let_in("a token")  # gcloud's client can't do without one
+    monkeypatch.setattr(command, "CONNECT_SECONDS", 300)  # gcloud takes seconds to start, and more on a busy machine
     with Relay(tmp_path) as running:
         for name, value in {**cloud.environ(), "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE": str(running.authority)}.items():
             monkeypatch.setenv(name, value)
@@ -44,7 +46,7 @@ def through(relay: Relay, server: SshServer, gcloud: str, folder: Path, port: in
 def test_a_megabyte_each_way(relay: Relay, server: SshServer, gcloud: str, tmp_path: Path) -> None:
     relay.backends["dev", server.port] = server.port
     sent = os.urandom(500_000).hex().encode()
-    answer = through(relay, server, gcloud, tmp_path).run(["cat; exit 3"], stdin=sent)
+    answer = through(relay, server, gcloud, tmp_path).run(["cat; exit 3"], stdin=sent, seconds=300)
     assert (answer.code, answer.out, answer.err) == (3, sent.decode(), "")
     asked = {name: relay.asked[0][name] for name in ("project", "zone", "instance", "interface", "port")}
     place = {"project": "my-project", "zone": "us-central1-a", "interface": "nic0"}

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.googlecloud import GoogleCloud, MetadataServer
-from tests.googlecloud.vms import Vm
+from launcher.testing.googlecloud import GoogleCloud, MetadataServer
+from launcher.testing.googlecloud.vms import Vm
 from tests.startup.world import World, end_all
 
 LOOK = 0.05

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.googlecloud import Fault, Reset, Status
+from launcher.testing.googlecloud import Fault, Reset, Status
 from tests.plan.planning import request
 from tests.startup.world import ZONE, ended, in_own_network, wait_until, world
 
@@ -242,7 +242,7 @@ def test_the_script_started_twice_does_its_work_once(tmp_path: Path) -> None:
             wait_until(lambda: "running" in vm.states)
             second = vm.start()
             with ended(second):
-                assert second.wait(20) != 0
+                assert second.wait(120) != 0
             vm.write("docker/exit", "0")
             wait_until(lambda: vm.is_gone)
         assert len(vm.docker("run")) == 1

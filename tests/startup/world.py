@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from tests.googlecloud import GoogleCloud, MetadataServer, Pace
+from launcher.testing.googlecloud import GoogleCloud, MetadataServer, Pace
 from tests.plan.planning import told
 from tests.startup.shell import SCRIPT
 
@@ -31,7 +31,7 @@ CLONE_NEWNET = 0x40000000
 MOUNTS = """
 set -e
 mkdir -p /dev/disk/by-id  # the one place that may not be there
-for place in run lib:var/lib mnt stat:proc/stat uptime:proc/uptime disks:dev/disk/by-id; do
+for place in run lib:var/lib mnt apt:etc/apt stat:proc/stat uptime:proc/uptime disks:dev/disk/by-id; do
   mount --bind "$WORLD/${place%%:*}" "/${place#*:}"
 done
 exec bash "$@"
@@ -82,6 +82,7 @@ class World:
         self.cloud = cloud
         self.server = server
         self.told = told(body)
+        self.script = SCRIPT
         self.name = str(body["name"])
         self.number = server.number
         self.email = cloud.compute.vm(self.number).email
@@ -96,7 +97,7 @@ class World:
         }
 
     def _lay_out(self) -> None:
-        for name in ("run", "lib", "mnt", "bin", "docker", "disks"):
+        for name in ("run", "lib", "mnt", "apt", "bin", "docker", "disks"):
             (self.folder / name).mkdir(parents=True)
         for name, text in FILES.items():
             self.write(name, text)
@@ -118,7 +119,7 @@ class World:
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Boot: the script as Compute Engine runs it."""
-        command = ["unshare", "--mount", "bash", "-c", MOUNTS, "mounts", str(SCRIPT), *words]
+        command = ["unshare", "--mount", "bash", "-c", MOUNTS, "mounts", str(self.script), *words]
         with (self.folder / "serial").open("ab") as serial:
             return subprocess.Popen(command, env=self.environ, stdout=serial, stderr=serial, start_new_session=True)
 
@@ -128,7 +129,7 @@ class World:
         with ended(process):
             wait_until(lambda: process.poll() is not None or self.is_gone)
             process.terminate()
-            return process.wait(20)
+            return process.wait(120)
 
     def hide(self, *names: str) -> None:
         """Programs that this VM doesn't have: its path is a folder with links to all others."""
@@ -188,6 +189,8 @@ def world(folder: Path, body: dict[str, Any]) -> Iterator[World]:
     """A VM that is up, made by an insert of `body`."""
     with GoogleCloud(buckets=("b-b",)) as cloud:
         cloud.compute.pace = Pace(staging=0, running=0, delete=0, stop=0)
+        for source in (disk["source"] for disk in body["disks"] if "source" in disk):
+            cloud.compute.park.add_disk(ZONE, source.rpartition("/")[2])
         data = json.dumps(body).encode()
         url = f"{cloud.url}/compute/v1/projects/my-project/zones/{ZONE}/instances"
         with urllib.request.urlopen(urllib.request.Request(url, data, method="POST")):
@@ -218,7 +221,7 @@ def end_all(folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = 300) -> None:
     """Raises AssertionError when it hasn't by then."""
     end = time.monotonic() + seconds
     while not happened():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import Buffer, GcsFolder, LocalFolder, open_storage
 from launch_train.telemetry import metric_sink, rows, upload_queue
 from launch_train.telemetry.upload_queue import Direct
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
+from launcher.runs.metrics.progress import parse_record
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -30,7 +32,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def sink(folder: Path, **env: str) -> metrics.Sink:
-    return metrics.open_sink({contract.RUN_FOLDER: str(folder), **env}, tensorboard=False)
+    return metrics.open_sink({contract.RUN_FOLDER: str(folder), **env}, ())
 
 
 def parts(storage: LocalFolder, board: Any = None) -> metrics.Parts:
@@ -243,6 +245,7 @@ def steps_of(env: dict[str, str], code: str) -> list[int]:
     return sorted(json.loads(line)["step"] for line in lines)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "fork",
     [
@@ -256,6 +259,7 @@ def test_a_forked_child_leaves_its_parents_rows_alone(forking: dict[str, str], f
     assert steps_of(forking, f"log(1, 3)\n{fork}\nlog(4, 400)\n") == list(range(1, 401))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "fork",
     [
@@ -271,6 +275,7 @@ def test_what_a_forked_child_logs_itself_is_written_too(forking: dict[str, str],
     assert steps_of(forking, f"log(1, 3)\n{fork}\nlog(4, 6)\n") == expected
 
 
+@pytest.mark.rotates
 def test_a_forked_child_draws_no_curves(forking: dict[str, str]) -> None:
     """A start among TensorBoard's events would take back what the parent has drawn."""
     steps_of(forking, "log(101, 103)\nassert child(lambda: log(1, 3)) == 0\n")
@@ -295,7 +300,7 @@ def stored(cloud: GoogleCloud) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_flush_means_that_the_rows_are_there(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
-    out = metrics.open_sink(bucket, tensorboard=False)
+    out = metrics.open_sink(bucket, ())
     for step in range(1, 6):
         began = time.monotonic()
         out.put([{"step": step}])
@@ -349,7 +354,7 @@ def test_parts_may_have_the_rows_of_another_time(tmp_path: Path, monkeypatch: py
 
 
 def test_flush_from_another_thread_while_training_puts(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
-    out, done = metrics.open_sink(bucket, tensorboard=False), list[int]()
+    out, done = metrics.open_sink(bucket, ()), list[int]()
 
     def train() -> None:
         for step in range(1, 2001):
@@ -389,13 +394,13 @@ def test_the_end_does_not_wait_for_ever_and_says_what_is_left(
     cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_queue, "SEND_SECONDS", 0.1)
-    out = metrics.open_sink(bucket, tensorboard=False)
+    out = metrics.open_sink(bucket, ())
     out.put([{"step": 1}])
     assert out.flush(20)
     cloud.faults.down(until=clock() + 1e6)
     out.put([{"step": 2}])
     place = f"{bucket[contract.SPOOL]}/launch-spool-"
-    with pytest.raises(OutputError, match=rf"-000001.jsonl \(0.000 MB\) did not reach gs://my-bucket/r in .*{place}"):
+    with pytest.raises(OutputError, match=rf"2 objects \(0.000 MB\) did not reach gs://my-bucket/r in .*{place}"):
         out.close(0.5)
     cloud.faults.clear()
     assert upload_queue.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
@@ -409,11 +414,36 @@ def test_parts_begin_after_those_that_are_there(cloud: GoogleCloud, bucket: dict
     folder.write("metrics/0001-0000-0000-000100-1.jsonl", b"{}\n")
     folder.write(contract.metrics_part(1, 1, 0, 500), b"{}\n")
     asked = len(cloud.requests)
-    out = metrics.open_sink(bucket, tensorboard=False)
+    out = metrics.open_sink(bucket, ())
     out.put([{"step": 1}])
     out.close()
     assert "0001-0000-0000-000101.jsonl" in stored(cloud)
-    assert [request.method for request in cloud.requests[asked:]] == ["GET", "POST"], "one listing, one part"
+    assert [request.method for request in cloud.requests[asked:]] == ["GET", "POST", "POST"], (
+        "one listing, one part, its newest row"
+    )
+
+
+def test_the_newest_row_is_one_object_that_is_seldom_replaced(
+    cloud: GoogleCloud, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 0.001)
+    folder = GcsFolder(bucket[contract.RUN_FOLDER])
+    out = metrics.open_sink({**bucket, contract.ATTEMPT: "3"}, ())
+    for block in ([{"event": "start", "config": {"steps": 9}}], [{"step": 1, "loss": 2.0}], [{"event": "eval"}]):
+        out.put(block)
+        assert out.flush(20)
+    assert json.loads(folder.read(contract.PROGRESS)) == {"attempt": 3, "steps": 9, "row": {"step": 1, "loss": 2.0}}
+    for step in range(2, 6):
+        out.put([{"step": step, "loss": float("nan")}])
+        assert out.flush(20)
+    assert json.loads(folder.read(contract.PROGRESS))["row"]["step"] == 1, "one upload in 30 s"
+    out.close()
+    newest = json.loads(folder.read(contract.PROGRESS))["row"]
+    assert newest == {"step": 5, "loss": None, "nonfinite": {"loss": "nan"}}
+    found = parse_record(folder.read(contract.PROGRESS))
+    assert found is not None
+    assert (found.step, found.steps, math.isnan(found.loss or 0.0)) == (5, 9, True)
+    assert [parse_record(text) for text in (b"", b"{", b'{"row": 3}', b'{"row": {"step": null}}')] == [None] * 4
 
 
 def test_without_the_listing_no_row_is_lost(
@@ -422,7 +452,7 @@ def test_without_the_listing_no_row_is_lost(
     monkeypatch.setattr(metric_sink, "LIST_SECONDS", 0.1)
     cloud.faults.add(Fault("storage.objects.list", Status(503), times=None))
     GcsFolder(bucket[contract.RUN_FOLDER]).write(contract.metrics_part(1, 0, 0, 0), b"{}\n")
-    out = metrics.open_sink(bucket, tensorboard=False)
+    out = metrics.open_sink(bucket, ())
     out.put([{"step": 1}])
     out.close()
     assert stored(cloud) == {"0001-0000-0000-000000.jsonl": [{}], "0001-0000-0000-000000-1.jsonl": [{"step": 1}]}
@@ -430,7 +460,7 @@ def test_without_the_listing_no_row_is_lost(
 
 def test_a_bucket_that_is_not_there_is_said_at_once(bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 0.001)
-    out = metrics.open_sink({**bucket, contract.RUN_FOLDER: "gs://no-such-bucket/r"}, tensorboard=False)
+    out = metrics.open_sink({**bucket, contract.RUN_FOLDER: "gs://no-such-bucket/r"}, ())
     out.put([{"step": 1}])
     assert not out.flush(20)
     with pytest.raises(OutputError, match="bucket no-such-bucket does not exist"):

@@ -33,7 +33,7 @@ launch_train.distributed.consensus.VOTE_SECONDS = 0.0  # the run is over in less
 real = launch_train.performance.optimizer.learning_rate
 def learning_rate(step, *rest):
     if step > int(os.environ['STOP_AT']):
-        time.sleep(0.2)  # else all is over before torchrun has passed a signal on
+        time.sleep(1)  # else all is over before torchrun has passed a signal on
     if step == int(os.environ['STOP_AT']) and os.environ.get('RANK', '0') == os.environ['STOP_RANK']:
         exec(os.environ['STOP_HOW'])
     return real(step, *rest)
@@ -63,6 +63,7 @@ TERM_TORCHRUN = "os.kill(os.getppid(), signal.SIGTERM)"
 TERM_SELF = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("ranks", "micro"), [(4, 2), (4, "auto")])
 def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
     tmp_path: Path, forked: Forked, ranks: int, micro: int | str
@@ -80,7 +81,7 @@ def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
     assert first.stderr.count("train: preempted: checkpoint saved") == 1
     again = forked(hooked(tmp_path / "run", micro_batch_size=micro), ranks)
     assert again.returncode == 0, again.stderr
-    assert f"resumed at step {stopped['step']}" in again.stdout
+    assert f"resumed from step {stopped['step']}" in again.stdout
     assert differences(tmp_path / "whole", tmp_path / "run") == set()
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
 
@@ -108,8 +109,8 @@ def test_a_dead_peer_does_not_hold_the_others(tmp_path: Path, how: str) -> None:
         _until_it_dies(peer, how)
         began = time.monotonic()
         survivor.send_signal(signal.SIGTERM)
-        survivor.wait(timeout=30)
-        assert time.monotonic() - began < 15  # 5 s of its own, far below the 30 s after which it would be killed
+        survivor.wait(timeout=60)
+        assert time.monotonic() - began < 25  # 5 s of its own, far below the 30 s after which it would be killed
         assert survivor.returncode in (143, 1, -signal.SIGTERM)
     finally:
         for process in (survivor, peer):

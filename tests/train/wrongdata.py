@@ -8,7 +8,7 @@ DATA: dict[str, Wrong] = {
     "missing": Wrong(
         "missing data",
         {"data": "/no/such/data"},
-        "data: there is no file or folder /no/such/data on this machine",
+        "data: /no/such/data does not exist on this machine",
     ),
     "short": Wrong(
         "text shorter than a block",
@@ -28,7 +28,7 @@ DATA: dict[str, Wrong] = {
     "no-block": Wrong(
         "a text model without data.block_size",
         {"model": LLAMA, "data": "{here}/text.txt"},
-        "data: block_size, how many tokens a sample has, must be given: data: {block_size: 1024}",
+        "data: block_size (tokens per sample) is required: data: {block_size: 1024}",
     ),
     "tokenizer-missing": Wrong(
         "a missing tokenizer",
@@ -39,12 +39,12 @@ DATA: dict[str, Wrong] = {
     "tokenizer-broken": Wrong(
         "a file that isn't a tokenizer",
         {"data": {**TEXT, "tokenizer": "{here}/no-tokenizer.json"}},
-        "data: {here}/no-tokenizer.json is no tokenizer.json: …",
+        "data: {here}/no-tokenizer.json is not a tokenizer.json: …",
     ),
     "tokenizer-larger": Wrong(
         "a vocabulary larger than the model's",
         {"data": {**TEXT, "tokenizer": "{here}/tokenizer.json"}},
-        "data: tokenizer.json has 300 tokens; the model's vocab_size, 256, must be no less",
+        "data: tokenizer.json has 300 tokens; the model's vocab_size, 256, must be at least that",
     ),
     "tokenizer-larger-hf": Wrong(
         "the same with a transformers model",
@@ -59,7 +59,7 @@ DATA: dict[str, Wrong] = {
     "no-image": Wrong(
         "a file that isn't an image",
         {"model": RESNET, "data": "{here}/cats"},
-        "data: {here}/cats/…/….jpg is no image that can be read: cannot identify image file it",
+        "data: {here}/cats/…/….jpg is not a readable image: cannot identify image file it",
     ),
     "classes": Wrong(
         "a number of classes that differs from the model's",
@@ -74,12 +74,12 @@ DATA: dict[str, Wrong] = {
     "cut-between": Wrong(
         "a shard truncated between two files",
         {"model": RESNET, "data": "{here}/cut-between.tar"},
-        "data: {here}/cut-between.tar has no end of a tar file: it was cut short, or is still being written",
+        "data: {here}/cut-between.tar has no end-of-archive marker: it was cut short, or is still being written",
     ),
     "labels": Wrong(
         "images without labels",
         {"model": RESNET, "data": "{here}/labelless.tar"},
-        "data: {here}/labelless.tar: 0.jpg has no label beside it (0.cls or .json)",
+        "data: {here}/labelless.tar: 0.jpg has no label file (0.cls or .json)",
     ),
     "own-missing": Wrong(
         "a dataset function that doesn't exist",
@@ -105,7 +105,8 @@ DATA: dict[str, Wrong] = {
     "own-shapes": Wrong(
         "samples of different shapes",
         data("shapes"),
-        "data: mine:data[16] is float32[4], and mine:data[31] is float32[5]: all must be alike",
+        "data: mine:data[16] is float32[4], and mine:data[31] is float32[5]: all samples must have the "
+        "same shape and type",
     ),
     "own-wide": Wrong(
         "samples with the wrong shape for the model",
@@ -126,12 +127,12 @@ DATA: dict[str, Wrong] = {
     "own-token": Wrong(
         "a token outside the model's vocabulary",
         {"data": tokens(256)},
-        "data: mine:tokens[…] has the token 256, and gpt knows 0 to 255",
+        "data: mine:tokens[…] has the token 256, and gpt accepts 0 to 255",
     ),
     "own-token-hf": Wrong(
         "the same with a transformers model",
         {"model": LLAMA, "data": tokens(-1)},
-        "data: mine:tokens[…] has the token -1, and hf:llama knows 0 to 255",
+        "data: mine:tokens[…] has the token -1, and hf:llama accepts 0 to 255",
     ),
     "own-long": Wrong(
         "samples longer than the model accepts",

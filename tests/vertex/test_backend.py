@@ -14,9 +14,7 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Failure
-from launcher.vertex import backend as module
-from launcher.vertex.backend import Vertex, console_url, endpoint_of, job_of
-from tests.googlecloud import (
+from launcher.testing.googlecloud import (
     FakeClock,
     Fault,
     GoogleCloud,
@@ -29,7 +27,9 @@ from tests.googlecloud import (
     Truncated,
     parse_custom_job,
 )
-from tests.googlecloud.rpc import serve_grpc
+from launcher.testing.googlecloud.rpc import serve_grpc
+from launcher.vertex import backend as module
+from launcher.vertex.backend import Vertex, console_url, endpoint_of, job_of
 from tests.plan.planning import request
 from tests.runs.submitting import CANCEL, CREATE, GET, LIST, LONG
 
@@ -70,6 +70,21 @@ def test_the_request_is_the_plans(cloud: GoogleCloud, vertex: Vertex) -> None:
     assert vertex.get(job.name) == job
 
 
+def test_the_vertex_logger_is_the_jobs_tensorboard_and_experiment(cloud: GoogleCloud, vertex: Vertex) -> None:
+    board = "projects/my-project/locations/us-central1/tensorboards/1"
+    body = request(
+        run={"script": "a.py", "loggers": ["vertex"]},
+        identity={"service_account": "trainer@my-project.iam.gserviceaccount.com"},
+        vertex={"tensorboard": board, "experiment": "vision", "experiment_run": "first"},
+    )
+    job = parse_custom_job(dict(vertex.create_in("us-central1", body).request)).job_spec
+    context = "projects/my-project/locations/us-central1/metadataStores/default/contexts/vision"
+    assert (job.tensorboard, job.experiment, job.experiment_run) == (board, context, f"{context}-first")
+    # Vertex AI reads the events in logs/ of this folder, where the run writes them.
+    folder = next(one.value for one in job.worker_pool_specs[0].container_spec.env if one.name == "LAUNCH_RUN_FOLDER")
+    assert job.base_output_directory.output_uri_prefix == folder
+
+
 def test_a_job_says_how_it_went(cloud: GoogleCloud, vertex: Vertex, clock: FakeClock) -> None:
     cloud.jobs.script = (Stage("JOB_STATE_RUNNING", 1), Stage("JOB_STATE_FAILED", 3.5, (3, "it broke")))
     cloud.jobs.script = (Stage("JOB_STATE_PENDING", 0), *cloud.jobs.script)
@@ -81,7 +96,7 @@ def test_a_job_says_how_it_went(cloud: GoogleCloud, vertex: Vertex, clock: FakeC
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 409, 429])
-def test_a_refusal_is_one(cloud: GoogleCloud, vertex: Vertex, code: int) -> None:
+def test_a_refusal_is_reported(cloud: GoogleCloud, vertex: Vertex, code: int) -> None:
     """Also 429: for a create it is a quota, and nothing is sent again."""
     cloud.faults.add(Fault(CREATE, Status(code, message="Google's words", info="WHY", metadata={"a": "b"})))
     with pytest.raises(CreateRefused) as told:
@@ -144,7 +159,7 @@ def test_reading_is_tried_again(cloud: GoogleCloud, vertex: Vertex) -> None:
     assert sum(cloud.faults.used.values()) == 9
 
 
-def test_what_stays_away_is_told(cloud: GoogleCloud, vertex: Vertex, clock: FakeClock) -> None:
+def test_a_lasting_outage_is_reported(cloud: GoogleCloud, vertex: Vertex, clock: FakeClock) -> None:
     cloud.faults.down(clock() + 3600, Status(503))
     with pytest.raises(UnreachableError):
         vertex.find(MINE, ["us-central1"])
@@ -162,14 +177,14 @@ def test_an_error_is_never_its_own_cause(cloud: GoogleCloud, vertex: Vertex, ask
     assert getattr(refused.value.__cause__, "code", 0) == 403
 
 
-def test_a_job_that_is_gone(cloud: GoogleCloud, vertex: Vertex) -> None:
+def test_a_deleted_job(cloud: GoogleCloud, vertex: Vertex) -> None:
     name = vertex.create_in("us-central1", BODY).name
     cloud.jobs.jobs.clear()
     with pytest.raises(GoneError):
         vertex.get(name)
     with pytest.raises(GoneError):
         vertex.cancel(name)
-    with pytest.raises(LaunchError, match="no custom job's name"):
+    with pytest.raises(LaunchError, match="not the name of a custom job"):
         vertex.get("projects/p/jobs/1")
 
 
@@ -219,6 +234,19 @@ def test_pages_that_change_while_they_are_read(
     assert names - set(found) <= {max(names)}, "none but the one that came later may be missing"
 
 
+def test_a_page_size_that_is_refused_is_made_smaller(cloud: GoogleCloud, vertex: Vertex) -> None:
+    for _ in range(3):
+        vertex.create_in("us-central1", BODY)
+    refused = Status(400, message="Request contains an invalid argument.")
+    cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.list", refused, times=1))
+    assert len(vertex.find(MINE, ["us-central1"]).jobs) == 3
+    sizes = [one.query["pageSize"] for one in cloud.requests if one.method == "GET" and "pageSize" in one.query]
+    assert sizes == ["1000", "100"]
+    cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.list", refused, times=None))
+    with pytest.raises(LaunchError, match="invalid argument"):
+        vertex.find(MINE, ["us-central1"])
+
+
 def test_a_token_that_goes_again_and_again(cloud: GoogleCloud, vertex: Vertex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAGE", 1)
     for _ in range(2):
@@ -258,8 +286,10 @@ def test_wrong_project_and_no_credentials(cloud: GoogleCloud, time: Clock, monke
         Vertex("other-project", cloud.environ(), time).find(MINE, ["us-central1"])
     monkeypatch.setenv("HOME", "/nonexistent")
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    with pytest.raises(NotAuthorised, match="no credentials for Vertex AI"):
+    with pytest.raises(NotAuthorised, match="no credentials for Vertex AI") as raised:
         Vertex("my-project", {"CLOUDSDK_CONFIG": "/nonexistent"}, time).find(MINE, ["us-central1"])
+    assert max(map(len, f"error: {raised.value}".splitlines())) <= 80
+    assert "gcloud auth application-default login" in raised.value.hint
 
 
 @pytest.mark.parametrize(
@@ -272,19 +302,19 @@ def test_wrong_project_and_no_credentials(cloud: GoogleCloud, time: Clock, monke
         ("https://us-east5-aiplatform.p.googleapis.com/", "https://us-east5-aiplatform.p.googleapis.com"),
     ],
 )
-def test_where_a_region_is(override: str, endpoint: str) -> None:
+def test_the_endpoint_of_a_region(override: str, endpoint: str) -> None:
     assert endpoint_of("us-east5", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": override}) == endpoint
 
 
-def test_the_page_for_people(cloud: GoogleCloud, time: Clock) -> None:
+def test_the_console_page(cloud: GoogleCloud, time: Clock) -> None:
     job = Vertex("my-project", cloud.environ(), time).create_in("us-east5", BODY)
     shape = r"https://console\.cloud\.google\.com/agent-platform/locations/us-east5/training/\d+\?project=123456789012"
     assert re.fullmatch(shape, console_url(job))
 
 
-def test_who_waits_for_an_answer_is_told_once(cloud: GoogleCloud, time: Clock, clock: FakeClock) -> None:
+def test_retrying_is_reported_once(cloud: GoogleCloud, time: Clock, clock: FakeClock) -> None:
     said: list[str] = []
     vertex = Vertex("my-project", cloud.environ(), time, notice=said.append)
     cloud.faults.down(until=clock() + 20, effect=Status(503))
     assert vertex.find(MINE, ["us-central1", "us-east5"]).jobs == ()
-    assert said == ["Vertex AI gives no answer yet; trying on"]
+    assert said == ["Vertex AI does not respond; retrying"]

@@ -39,7 +39,7 @@ def test_rules_in_latin_1_and_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["!", "\\", "trailing\\", "[z-a]"])
 @pytest.mark.parametrize("name", [".gitignore", ".dockerignore"])
-def test_a_line_that_is_no_rule(tmp_path: Path, name: str, line: str) -> None:
+def test_an_invalid_ignore_rule(tmp_path: Path, name: str, line: str) -> None:
     (tmp_path / name).write_text(f"*.log\n\n{line}\n")
     with pytest.raises(UsageError) as caught:
         code_files.code(tmp_path)
@@ -55,9 +55,9 @@ def test_an_ignore_file_that_can_not_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "a.py", "x" * 300, "x\0"])
-def test_code_that_is_no_folder(tmp_path: Path, name: str) -> None:
+def test_a_code_folder_that_is_not_a_folder(tmp_path: Path, name: str) -> None:
     written(tmp_path, a__py="")
-    with pytest.raises(UsageError, match="isn't a folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         code_files.code(tmp_path / name)
 
 
@@ -72,7 +72,7 @@ def test_run_folders_are_no_code_wherever_they_lie(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.py", "mine/attempts/x", "plans/plan.json"]
 
 
-def test_what_is_left_out_by_its_place(tmp_path: Path) -> None:
+def test_files_excluded_by_their_path(tmp_path: Path) -> None:
     written(tmp_path, a__py="", spec__yaml="")
     written(tmp_path / "out" / "x", b__py="")
     assert names(tmp_path, tmp_path / "spec.yaml", tmp_path / "out") == ["a.py"]
@@ -103,20 +103,20 @@ def test_links_that_lead_out_or_in_a_circle(tmp_path: Path) -> None:
     targets = [str(outside), "../outside/data", "deep/er/up/../outside/data", "/etc/hostname", "../gone"]
     for target in targets:
         (folder / "link").symlink_to(target)
-        with pytest.raises(UsageError, match=r"link is a link to .*, outside the code's folder") as caught:
+        with pytest.raises(UsageError, match=r"link is a link to .*, outside the code folder") as caught:
             code_files.code(folder)
         assert target in caught.value.problem
         assert ".dockerignore" in caught.value.hint
         (folder / "link").unlink()
     (folder / "link").symlink_to("other")
     (folder / "other").symlink_to("link")
-    with pytest.raises(UsageError, match="which leads in a circle"):
+    with pytest.raises(UsageError, match="a symlink loop"):
         code_files.code(folder)
     (folder / ".dockerignore").write_text("link\nother\n")
     assert names(folder) == [".dockerignore", "a.py", "deep/er/up"]
 
 
-def test_what_is_neither_file_nor_link_is_no_code(tmp_path: Path) -> None:
+def test_special_files_are_not_code(tmp_path: Path) -> None:
     os.mkfifo(written(tmp_path, a__py="") / "pipe")
     assert names(tmp_path) == ["a.py"]
 

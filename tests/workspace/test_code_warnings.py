@@ -49,7 +49,7 @@ def lines_of(found: list[str]) -> list[tuple[str, str]]:
         ("try:\n    import nowhere\nfinally:\n    pass\n", 2),
     ],
 )
-def test_an_import_that_nothing_provides(tmp_path: Path, code: str, line: int) -> None:
+def test_an_unresolved_import(tmp_path: Path, code: str, line: int) -> None:
     written(tmp_path, main=code)
     assert lines_of(warned(tmp_path)) == [(f"main.py:{line}", "nowhere")]
     assert lines_of(warned(tmp_path, target="local")) == [(f"main.py:{line}", "nowhere")]
@@ -172,7 +172,7 @@ def test_the_specs_folder_is_the_code_of_a_module(tmp_path: Path, module: str, f
 
 
 @pytest.mark.parametrize("image", ["", "image: {code: .}\n"])
-def test_a_module_that_is_nowhere(tmp_path: Path, image: str) -> None:
+def test_a_missing_module(tmp_path: Path, image: str) -> None:
     written(tmp_path, other="")
     (tmp_path / "job.yaml").write_text(HEAD + image + "run:\n  module: own.main\n")
     for target in ("vertex", "vm", "local"):

@@ -59,7 +59,7 @@ def test_a_file_that_goes_away_or_can_not_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["missing", ".", "x" * 300, "x\0"])
 def test_a_single_file_that_is_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"image\.requirements: .* isn't a file"):
+    with pytest.raises(UsageError, match=r"image\.requirements: .* is not a file"):
         content.single("image.requirements", tmp_path / name)
 
 

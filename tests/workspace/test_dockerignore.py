@@ -127,7 +127,7 @@ def test_the_last_rule_that_matches_decides(lines: list[str], path: str, said: b
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_docker_refuses(line: str) -> None:
+def test_patterns_that_docker_refuses(line: str) -> None:
     with pytest.raises((ValueError, re.error)):
         rule(line)
 

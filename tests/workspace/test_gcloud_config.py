@@ -53,7 +53,7 @@ def test_an_empty_name_is_the_default(tmp_path: Path) -> None:
         (b"[core]\nproject = p1\n", b"x" * 5000),
     ],
 )
-def test_what_can_not_be_read_is_nothing(tmp_path: Path, text: bytes, active: bytes) -> None:
+def test_an_unreadable_configuration_is_empty(tmp_path: Path, text: bytes, active: bytes) -> None:
     assert gcloud_config.setting(PROJECT, configured(tmp_path, text, active)) is None
 
 
@@ -61,7 +61,7 @@ def test_a_variable_that_is_no_text_is_nothing() -> None:
     assert gcloud_config.setting(PROJECT, {"CLOUDSDK_CORE_PROJECT": "\udcff", "CLOUDSDK_CONFIG": "/none"}) is None
 
 
-def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """No HOME, and a uid that no name belongs to, as in some containers."""
 
     def unknown(uid: int) -> None:

@@ -104,7 +104,7 @@ def test_a_submodule_counts(code: Path, tmp_path: Path) -> None:
     assert [each.revision for each in found if each] == [head, f"{head}-dirty", f"{head}-dirty"]
 
 
-def test_no_git_says_nothing(
+def test_without_git_nothing_is_recorded(
     code: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert commit(tmp_path_factory.mktemp("plain")) is None

@@ -9,7 +9,7 @@ import pytest
 from launcher.spec.reader import read
 from launcher.workspace import ignored_files
 from launcher.workspace.code_files import code
-from launcher.workspace.ignored_files import named_but_ignored, named_outside
+from launcher.workspace.ignored_files import mentioned, named_but_ignored, named_outside
 from tests.workspace.test_user_functions import planned
 
 HEAD = "name: a\nmachine: {type: l4}\nregions: any\n"
@@ -35,7 +35,9 @@ def project(folder: Path, run: str, ignore: str, **files: str) -> Path:
 
 def found(file: Path) -> list[str]:
     names = [one.name for one in code(file.parent, frozenset([file])).files]
-    return sorted(named_but_ignored(read(file), file.parent, names, ["job.yaml"]))
+    spec = read(file)
+    folder = file.parent
+    return sorted(named_but_ignored(mentioned(spec, folder, names), spec, folder, names, ["job.yaml"]))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_paths_that_lead_out_of_the_code(tmp_path: Path, run: str, script: str, 
     """A job's working directory is /workspace, and only root may write above it."""
     file = project(tmp_path, run, "", src___main__py=script)
     names = [one.name for one in code(tmp_path, frozenset([file])).files]
-    assert named_outside(read(file), tmp_path, names) == tuple(expected)
+    assert named_outside(mentioned(read(file), tmp_path, names)) == tuple(expected)
 
 
 def test_the_search_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

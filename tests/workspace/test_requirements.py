@@ -85,7 +85,7 @@ def test_addresses_are_no_files_of_this_machine(tmp_path: Path, line: str) -> No
     assert requirements(written(tmp_path, f"{line}\n")) == f"{line}\n"
 
 
-def test_a_password_is_told_where_it_stands(tmp_path: Path) -> None:
+def test_a_password_is_reported_with_its_line(tmp_path: Path) -> None:
     base = written(tmp_path, "rich\n--index-url https://me:hunter22@pypi.example/simple\n", "base.txt")
     path = written(tmp_path, "numpy\nscipy\n-r base.txt\n")
     with pytest.raises(UsageError) as refused:
@@ -123,12 +123,12 @@ def test_the_dependencies_of_a_pyproject_and_nothing_else_of_it(tmp_path: Path) 
         ("pyproject.toml", "[project]\ndependencies = ['x @ file:///a']\n", "names something on this machine"),
     ],
 )
-def test_what_can_not_be_taken(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_unsupported_requirements(tmp_path: Path, name: str, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         requirements(written(tmp_path, text, name))
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_binary_requirements_file(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UsageError, match="can't be read"):
         requirements(tmp_path / "requirements.txt")

@@ -55,14 +55,14 @@ def test_each_place_that_may_name_a_function(tmp_path: Path, config: str) -> Non
     text = SPEC.partition("run:")[0] + f"run: {{config: {config}}}\n"
     name = "a" if "a:b" in config else "pkg/model"
     said = refused("vertex", project(tmp_path, text, "other.py"))
-    assert f"there is no {name}.py among the code in {tmp_path}" in said
+    assert f"there is no {name}.py in the code in {tmp_path}" in said
     planned(project(tmp_path, text, f"{name}.py"))
     planned(project(tmp_path, text, f"{name}/__init__.py"))
 
 
 def test_a_module_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) -> None:
     said = refused("vertex", project(tmp_path, SPEC, "pkg/modle.py", "mine.py"))
-    assert "run.config.model: pkg.model:build: there is no pkg/model.py among the code in" in said
+    assert "run.config.model: pkg.model:build: there is no pkg/model.py in the code in" in said
     assert "Did you mean pkg/modle.py?" in said
     (tmp_path / "pkg/modle.py").unlink()
     assert "If a package brings it, name that in image.requirements." in refused("vertex", tmp_path / "job.yaml")
@@ -80,7 +80,7 @@ def test_a_module_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path
         ("def outer():\n    from elsewhere import build", "The part behind"),
     ],
 )
-def test_a_name_that_its_file_has_not(tmp_path: Path, module: str, hint: str) -> None:
+def test_a_name_that_its_file_lacks(tmp_path: Path, module: str, hint: str) -> None:
     spec = project(tmp_path)
     (tmp_path / "pkg/model.py").write_text(module)
     said = refused("vertex", spec)
@@ -177,7 +177,7 @@ def test_null_bytes_are_no_python(tmp_path: Path) -> None:
     assert "mine.py" in refused("vertex", spec)
 
 
-def test_a_package_may_bring_it(tmp_path: Path) -> None:
+def test_a_package_may_provide_the_function(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("einops==0.8\n")
     spec = project(tmp_path, SPEC + "image: {requirements: requirements.txt}\n", "mine.py")
     warned = "pkg.model:build is not in the code, so a package in the image must provide it"

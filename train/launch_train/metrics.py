@@ -37,7 +37,7 @@ def log(step: int, **values: Any) -> None:
     """Log one row of metrics for `step` (from 1).
 
     Values are numbers; reading a tensor waits for its device. In a process that was forked from one that logs, rows go
-    to separate parts and not to TensorBoard, whose new event file would hide the parent's curves.
+    to separate parts and not to loggers: TensorBoard's new event file would hide the parent's curves.
 
     Raises TypeError if `step` is not a whole number.
     """
@@ -75,7 +75,7 @@ _forked_from_a_sink = False
 
 @cache
 def _default() -> Sink:
-    sink = open_sink(os.environ, tensorboard=not _forked_from_a_sink)
+    sink = open_sink(os.environ, () if _forked_from_a_sink else None)
     atexit.register(_close, sink)
     if multiprocessing := sys.modules.get("multiprocessing.util"):  # its children leave without atexit
         multiprocessing.Finalize(None, _close, args=(sink,), exitpriority=0)
@@ -98,9 +98,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _close(sink: Sink, limit: float | None = None) -> None:
+def _close(sink: Sink, limit: float | None = None, *, failed: bool = False) -> None:
     try:
-        sink.close(limit)
+        if isinstance(sink, Parts):
+            sink.close(limit, failed=failed or hasattr(sys, "last_value"))  # set by an uncaught exception
     except OutputError as error:
         say(str(error))
 
@@ -108,6 +109,6 @@ def _close(sink: Sink, limit: float | None = None) -> None:
 def _write_rows_and_die(sink: Parts, signum: int, _frame: FrameType | None) -> None:
     """Write the remaining rows, then die of the signal. Replaces the default action, never a handler of the script."""
     with suppress(Exception):
-        _close(sink, LAST_SECONDS)
+        _close(sink, LAST_SECONDS, failed=True)
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)

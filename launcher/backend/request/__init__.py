@@ -77,7 +77,7 @@ def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping
         used, hours = billed / 3600, whole / 3600
         raise JobFailed(
             f"run {run} has used up its hours: {used:.2f} of limits.hours {hours:g}",
-            f"Give it more: {command(vm=is_vm(request))} --resume {run} --hours {ceil(used) + max(1, round(hours))}",
+            f"To allow more: {command(vm=is_vm(request))} --resume {run} --hours {ceil(used) + max(1, round(hours))}",
         )
     shorter: Mapping[str, Any] = service(request).with_limit(request, left)
     return shorter
@@ -116,6 +116,14 @@ def machine_type(request: Mapping[str, Any]) -> str:
 def image(request: Mapping[str, Any]) -> str:
     """Return the primary node's container image."""
     return read(request).image
+
+
+def gpu(request: Mapping[str, Any]) -> str:
+    """Return the kind of GPU that the request was made for, such as l4. Empty: unknown."""
+    try:
+        return str(json.loads(read(request).env[contract.GPU])["name"])
+    except (KeyError, TypeError, ValueError):
+        return ""
 
 
 def labels(request: Mapping[str, Any]) -> Mapping[str, str]:

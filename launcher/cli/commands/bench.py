@@ -14,14 +14,16 @@ from launcher.cli.help_page import MACHINE, OUTPUT, RUN, option
 from launcher.cli.options import Output, OutputFormat
 from launcher.errors import JobFailed, LaunchError, UsageError
 
-TORCHRUN = str(Path(contract.__file__).parents[1] / "node" / "torchrun.py")
+TORCHRUN = str(Path(contract.__file__).parents[1] / "node" / "torchrun_wrapper.py")
 
 
 def bench(
     *,
     gpus: Annotated[
         int | None,
-        option(MACHINE, "--gpus", min=1, max=16, help="Number of processes, one for each GPU; default: 1."),
+        option(
+            MACHINE, "--gpus", min=1, max=16, help="Number of processes, one for each GPU; default: 1.", metavar="N"
+        ),
     ] = None,
     quick: Annotated[bool, option(RUN, "--quick", help="Finish in half a minute by measuring less.")] = False,
     only: Annotated[
@@ -39,7 +41,7 @@ def bench(
     from importlib.util import find_spec
 
     if output_format is Output.yaml:
-        raise UsageError("-o yaml is not available for the bench", "Use -o text or -o json.")
+        raise UsageError("-o yaml is not available for the benchmark", "Use -o text or -o json.")
     if find_spec("torch") is None:
         raise LaunchError("launch bench needs PyTorch, which is not installed here", 'pip install "gcp-launch[train]"')
     check_parts(only)
@@ -59,7 +61,7 @@ def check_parts(only: str | None) -> None:
 
 
 def program(gpus: int | None) -> list[str]:
-    """Return the command of the bench; with --gpus it runs under torchrun."""
+    """Return the benchmark's command; with --gpus it runs under torchrun."""
     if gpus is None:
         return [sys.executable, "-P", "-m", "launch_train.bench"]
     rendezvous = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
@@ -67,21 +69,21 @@ def program(gpus: int | None) -> list[str]:
 
 
 def run_bench(argv: Sequence[str], output: Output) -> str:
-    """Run the bench and return its stdout. Raises UsageError, JobFailed or LaunchError."""
+    """Run the benchmark and return its stdout. Raises UsageError, JobFailed or LaunchError."""
     import subprocess
 
     # One thread per process, as on a node. PYTHONSAFEPATH: modules in the current folder are not imported.
     env = {"OMP_NUM_THREADS": "1", **os.environ} if TORCHRUN in argv else os.environ
     done = subprocess.run(argv, stdout=subprocess.PIPE, env={**env, "PYTHONSAFEPATH": "1"}, text=True, check=False)
     if done.returncode == contract.Exit.USAGE:
-        raise UsageError("the bench was not started", "See the error above.")
+        raise UsageError("the benchmark did not start", "See the error above.")
     if done.returncode == contract.Exit.UNFIT:
-        error = JobFailed("this machine is far slower than it should be", "See above what is slow.")
+        error = JobFailed("this machine is far slower than it should be", "See the slow results above.")
         if output is Output.json:
             error.data = json.loads(done.stdout)
         else:
             print(done.stdout, end="")
         raise error
     if done.returncode:
-        raise LaunchError(f"the bench failed with exit code {done.returncode}", "See its output above.")
+        raise LaunchError(f"the benchmark failed with exit code {done.returncode}", "See its output above.")
     return done.stdout

@@ -1,18 +1,16 @@
-"""`launch cancel`: cancel a run in the cloud."""
+"""`launch cancel`: cancel a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import Output, OutputFormat, Regions, RunName
-from launcher.errors import LaunchError
+from launcher.cli.options import Output, OutputFormat, Regions, RunName, YesForAnother
 
 if TYPE_CHECKING:
-    from launcher.backend.router import Services
-    from launcher.cli.flows.cloud import CloudContext
-    from launcher.cli.flows.find_run import Run
-    from launcher.clock import Clock
+    from launcher.api.cancelling import Cancellation
+    from launcher.api.find_local_run import LocalRun
+    from launcher.api.find_run import FoundRun
+    from launcher.errors import LaunchError
     from launcher.jobs.job import Job
 
 
@@ -20,134 +18,83 @@ def cancel(
     run: RunName,
     *,
     regions: Regions = None,
+    yes: YesForAnother = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Cancel a run and wait for confirmation.
+    """Cancel a run or all points of a sweep.
 
-    Its checkpoints stay in the run's folder; --resume RUN continues from them.
+    Waits for confirmation. Checkpoints stay in the run's folder; --resume RUN continues from them. Asks first if the
+    run belongs to another account, and once for a sweep.
     """
-    from launcher.cli.flows.cloud import here
-    from launcher.cli.flows.find_run import one_run, searched
-    from launcher.cli.flows.run_end import storage_of
-    from launcher.cli.ui.job_text import run_folder_of
-    from launcher.gcp.api import UnreachableError
+    from launcher.cli.flows.cancel_sweep import cancel_sweep
+    from launcher.cli.flows.find_sweep import sweep_to_cancel
 
-    cloud = here()
-    found = one_run(cloud, run, searched(regions))
-    service = cloud.of_run(storage_of(run_folder_of(found.job)))
-    active = [job for job in found.jobs if not job.is_over]
-    ended, errors = cancel_jobs(service, cloud.clock, active)
-    for job in ended:
-        record_end(cloud, job)
-    errors += release_ended(service, [job for job in found.jobs if job.is_over])
-    done = bool(active) or block_next(cloud, found)
-    if found.unread:
-        errors.append(
-            UnreachableError(
-                f"{', '.join(found.unread)} could not be read; {found.id} may have a job there",
-                f"Run launch cancel {found.id} again later.",
-            )
-        )
-    error = errors[0] if errors else None
-    jobs = ended or ([] if active else [found.job])
-    show(found, jobs, output_format, error, done=done, only_blocked=done and not active)
+    if sweep := sweep_to_cancel(run, regions):
+        cancel_sweep(sweep, output_format, yes=yes)
+        return
+    from launcher.api.find_local_run import LocalRun
+    from launcher.cli.flows.find_run import find_run
+
+    found = find_run(run, regions)
+    if isinstance(found, LocalRun):
+        cancel_here(found, output_format)
+    else:
+        cancel_in_cloud(run, found, output_format, yes=yes)
+
+
+def cancel_here(run: LocalRun, output: Output) -> None:
+    """Cancel a run on this machine. Raises LaunchError: it still runs."""
+    import launcher.clock
+    from launcher.api.local_cancel import cancel_local
+    from launcher.cli.flows.local_status import read_snapshot, show_local
+
+    done = cancel_local(run, launcher.clock.REAL)
+    if output is Output.text:
+        state = read_snapshot(run).state.lower()
+        print(f"{'' if done else 'nothing to do: '}{run.id} {state} (this machine)")
+    else:
+        show_local(run, output)
+
+
+def cancel_in_cloud(run: str, found: FoundRun, output: Output, *, yes: bool) -> None:
+    """Cancel a run in the cloud, which the user called `run`. Raises LaunchError."""
+    from launcher.api.cancelling import cancel_run
+    from launcher.cli.flows.cloud import of_run
+    from launcher.cli.flows.confirm import confirm_for_another
+    from launcher.cli.ui.event_printer import EventPrinter
+
+    cloud, say = of_run(run)[0], EventPrinter(None).say
+    if not yes and found.is_active:
+        confirm_for_another(found.id, found.job.labels, "Cancel", "cancelled", f"launch cancel {found.id}")
+    try:
+        cancelled = cancel_run(cloud, found, say)
+    except KeyboardInterrupt as stop:
+        say(f"interrupted; {' '.join(getattr(stop, '__notes__', ()))}")
+        raise
+    error = next(iter(cancelled.errors), None)
+    show(cancelled, output, error)
     if error:
         raise error
 
 
-def cancel_jobs(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
-    """Cancel all jobs, also after a failure; return those that ended, and the errors."""
-    from launcher.cli.ui.event_printer import EventPrinter
-    from launcher.runs.endings import cancel_and_confirm
-
-    say = EventPrinter(None).say
-    ended: list[Job] = []
-    errors: list[LaunchError] = []
-    for job in active:
-        try:
-            ended.append(cancel_and_confirm(service, job, clock, say))
-            service.release(job)
-        except LaunchError as error:
-            errors.append(error)
-        except KeyboardInterrupt as stop:
-            stop.add_note(f"{job.run} may still be cancelled\nlaunch status {job.run} shows its state")
-            say(f"interrupted; {stop.__notes__[-1]}")
-            raise
-    return ended, errors
-
-
-def record_end(cloud: CloudContext, job: Job) -> None:
-    """Record in the run's folder how the attempt ended; no later launch may do it."""
-    from launcher.backend.request import tried_by
-    from launcher.cli.ui.event_printer import EventPrinter
-    from launcher.cli.ui.job_text import run_folder_of
-    from launcher.diagnosis import of_end
-    from launcher.runs.endings import settle
-    from launcher.runs.ledger import BucketLedger
-
-    if not (folder := run_folder_of(job)):
-        return
-    try:
-        ledger = BucketLedger.open(folder, cloud.clock, project=cloud.project)
-        for entry in ledger.entries():
-            if entry.job == job.name and entry.is_open:
-                settle(ledger, entry.number, job, of_end(job, tried_by(job, cloud.project)))
-    except LaunchError as error:
-        EventPrinter(None).say(f"cannot record in its folder that {job.run} was cancelled: {error.problem}")
-
-
-def release_ended(service: Services, over: Sequence[Job]) -> list[LaunchError]:
-    """Delete what ended jobs left, such as a stopped VM; return the errors."""
-    errors: list[LaunchError] = []
-    for job in over:
-        try:
-            service.release(job)
-        except LaunchError as error:
-            errors.append(error)
-    return errors
-
-
-def block_next(cloud: CloudContext, run: Run) -> bool:
-    """Block the next attempt of a run without an active job; return whether one was blocked."""
-    from launcher.backend.request import tried_by
-    from launcher.cli.ui.event_printer import EventPrinter
-    from launcher.cli.ui.job_text import run_folder_of
-    from launcher.diagnosis import of_end
-    from launcher.runs.endings import block_next_attempt
-    from launcher.runs.ledger import BucketLedger
-
-    folder, say = run_folder_of(run.job), EventPrinter(None).say
-    diagnosis = of_end(run.job, tried_by(run.job, cloud.project))
-    try:
-        return bool(folder) and block_next_attempt(
-            BucketLedger.open(folder or "", cloud.clock, say, project=cloud.project), run.job, diagnosis
-        )
-    except LaunchError as error:
-        say(f"cannot check whether another attempt of {run.id} is about to start: {error.problem}")
-        return False
-
-
-def show(
-    run: Run, jobs: Sequence[Job], output: Output, error: LaunchError | None, *, done: bool, only_blocked: bool
-) -> None:
-    """Print the ended jobs; `error` ends the command. `done`: this command ended the run; `only_blocked`: by blocking
-    its next attempt."""
+def show(cancelled: Cancellation, output: Output, error: LaunchError | None) -> None:
+    """Print the ended jobs; `error` ends the command."""
     from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed
 
     if output is Output.text:
-        for job in jobs:
-            print(f"{'' if done else 'nothing to do: '}{end_text(run, job)}")
-        if only_blocked:
+        for job in cancelled.jobs:
+            print(f"{'' if cancelled.done else 'nothing to do: '}{end_text(cancelled.run, job)}")
+        if cancelled.only_blocked:
             print("no further attempt will be made")
-    elif jobs:
-        data = [job_data(run.id, job) for job in jobs]
+    elif cancelled.jobs:
+        data = [job_data(cancelled.run, job) for job in cancelled.jobs]
         printed({**data[0], "jobs": data}, output, error)
 
 
-def end_text(run: Run, job: Job) -> str:
+def end_text(run: str, job: Job) -> str:
     """Return `my-job-0123abcd cancelled after 3 min 20 s (us-central1)`."""
     from launcher.cli.ui.event_printer import STATES, after
 
     folder = f"\nits folder: {job.folder}" if job.folder else ""  # a run on VMs is found by its folder from now on
-    return f"{run.id} {STATES.get(job.state, job.state)}{after(job)} ({job.place}){folder}"
+    return f"{run} {STATES.get(job.state, job.state)}{after(job)} ({job.place}){folder}"

@@ -1,4 +1,4 @@
-"""`launch follow`: watch a run in the cloud and start its remaining attempts."""
+"""`launch follow`: watch a run, and start its remaining attempts in the cloud."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ def follow(
     Prints the job's states, log lines and progress, and starts the next attempt when one ends for lack of capacity.
     Ctrl-C stops watching; the run continues.
     """
-    from launcher.cli.flows.cloud import here
-    from launcher.cli.flows.find_run import one_run, searched
-    from launcher.cli.flows.launch import follow_run
+    from launcher.api.find_local_run import LocalRun
+    from launcher.cli.flows.find_run import find_run
     from launcher.cli.ui.text import flag_seconds
 
     seconds = None if watch_for is None else flag_seconds(watch_for, "--watch-for")
-    cloud = here()
-    follow_run(cloud, one_run(cloud, run, searched(regions)), output_format, watch_seconds=seconds)
+    found = find_run(run, regions)
+    if isinstance(found, LocalRun):
+        from launcher.cli.flows.local_output import follow_local
+
+        follow_local(found, output_format, watch_seconds=seconds)
+    else:
+        from launcher.cli.flows.cloud import of_run
+        from launcher.cli.flows.launch import follow_run
+
+        follow_run(of_run(run)[0], found, output_format, watch_seconds=seconds)

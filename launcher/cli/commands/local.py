@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launch_train.common import contract
 from launcher.cli.help_page import OUTPUT, RUN, option
 from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, flags_of
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.cli.gather import Inputs
+    from launcher.api.find_local_run import LocalRun
+    from launcher.api.gather import Inputs
     from launcher.plan.model import Plan
 
 
@@ -34,6 +38,10 @@ def local(
         option(RUN, "--in-place", help="Run in the code folder itself instead of in a copy."),
     ] = False,
     new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, although this job has run before.")] = False,
+    resume: Annotated[
+        str | None,
+        option(RUN, "--resume", help="Continue a local run, with the code as it is now.", metavar="RUN"),
+    ] = None,
     preempt_after: Annotated[
         str | None,
         option(RUN, "--preempt-after", help="Preempt the job after this time (15s), then restart it.", metavar="TIME"),
@@ -52,6 +60,7 @@ def local(
     flags = flags_of(ctx)
     check_start(dry_run, new, preempt_after, flags, request)
     check_in_place(in_place, docker)
+    check_resume(resume, flags, {"--dry-run": dry_run, "--new": new, "--request": request})
     seconds = preemption_seconds(preempt_after)
     if request:
         if docker and code:
@@ -62,7 +71,7 @@ def local(
     elif code:
         raise UsageError("--code requires --request", "In a spec, image.code sets the code folder.")
     else:
-        run_spec(spec, flags, dry_run, new, seconds, docker, in_place, output_format)
+        run_spec(spec, flags, dry_run, new, resume, seconds, docker, in_place, output_format)
 
 
 def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flags, request: Path | None) -> None:
@@ -74,6 +83,14 @@ def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flag
         raise UsageError("--run-id cannot be combined with --new", "--new chooses the run ID. Remove one of them.")
     if new and request:
         raise UsageError("--new cannot be combined with --request", "To run it again, use another folder: --output DIR")
+
+
+def check_resume(resume: str | None, flags: Flags, others: Mapping[str, object]) -> None:
+    """Check that no other flag names the run. Raises UsageError."""
+    given = {"--run-id": flags.run_id, "--output": flags.output, **others}
+    flag = next((flag for flag, value in given.items() if value), None)
+    if resume is not None and flag:
+        raise UsageError(f"{flag} cannot be combined with --resume", "Remove one of them.")
 
 
 def check_in_place(in_place: bool, docker: bool) -> None:
@@ -130,34 +147,49 @@ def run_spec(
     flags: Flags,
     dry_run: bool,
     new: bool,
+    resume: str | None,
     preempt_after: float | None,
     docker: bool,
     in_place: bool,
     output_format: Output,
 ) -> None:
     """Plan a spec and run it, or with `dry_run` show the plan."""
+    from launcher.api.planning import planned
     from launcher.cli.flows import rehearse
-    from launcher.cli.flows.plan import planned
+    from launcher.cli.flows.plan import gather
     from launcher.cli.flows.preemption import say
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.cli.flows.suggestions import Typed
-    from launcher.cli.gather import gather
     from launcher.cli.ui.plan_page import show
     from launcher.rehearsal.workdirs import Code
 
-    inputs = gather("local", spec, flags, in_place=in_place)
+    run = None
+    if resume:
+        from launcher.api.local_resume import find_local
+
+        run = find_local(resume)
+    inputs = inputs_of(run, spec, flags, in_place=in_place) if run else gather("local", spec, flags, in_place=in_place)
     if docker:
         inputs = for_this_machine(inputs)
     plan = planned(inputs)
     if dry_run:
         show(plan, output_format, image=docker)
         return
+    from launcher.api.local_resume import check_repeated, find_unfinished  # need what Windows lacks
+
     with inputs.located.naming_places():
         check_kernels(inputs)
+        check_entrypoint(inputs, docker)
     if new:
         plan = as_fresh_run(plan, inputs)
     for warning in plan.warnings:
         say(f"warning: {warning}")
+    if run:
+        report_changes(run, plan, inputs)
+    elif not new:
+        check_repeated(plan, is_builtin=inputs.spec.run.is_builtin)
+        if offer := find_unfinished(plan, inputs.source.code):
+            say(offer)
     image = None
     if docker:
         plan, image = with_local_image(plan, inputs)
@@ -172,6 +204,46 @@ def run_spec(
         image=image,
     )
     rehearse.run(job, output_format)
+
+
+def inputs_of(run: LocalRun, spec: Path | None, flags: Flags, *, in_place: bool = False) -> Inputs:
+    """Return the inputs of a plan that continues a run in its folder; without a spec, by its own. Raises UsageError."""
+    from launcher.api.code_growth import stored_plan
+    from launcher.api.gather import gather_data
+    from launcher.cli.flows.plan import gather
+    from launcher.cli.options import overrides
+
+    there = replace(flags, run_id=run.id, output=str(run.folder.parent))
+    if spec:
+        return gather("local", spec, there, in_place=in_place)
+    path = run.folder / contract.PLAN
+    before = stored_plan(path)
+    if before is None or (before.image and before.image.files):
+        why = "has no readable plan" if before is None else "has code of yours, which its folder does not keep"
+        raise UsageError(f"{run.id} {why}", f"Add the spec: launch local SPEC --resume {run.id}")
+    return gather_data("local", before.spec, str(path), overrides(there), run_id=run.id)
+
+
+def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
+    """Print what a resume changes. Raises UsageError: the run can't continue with it."""
+    from launcher.api.code_growth import stored_plan
+    from launcher.api.local_resume import changes
+    from launcher.cli.flows.preemption import say
+
+    before = stored_plan(run.folder / contract.PLAN)
+    fix = "Without --resume, the command starts a run of its own."
+    for line in changes(run.id, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
+        say(f"resuming with {line.removeprefix('run.config.')}")
+
+
+def check_entrypoint(inputs: Inputs, docker: bool) -> None:
+    """Refuse to start an image's own entrypoint without the image. Raises UsageError."""
+    if inputs.spec.run.node == "none" and not docker:
+        raise UsageError(
+            "run.node: none starts the image's own entrypoint, which only the image has",
+            "Run it in a container: --docker",
+            field="run.node",
+        )
 
 
 GPU_ONLY = {"precision": ("fp16", "tf32"), "attention": ("efficient", "cudnn")}
@@ -194,19 +266,19 @@ def check_kernels(inputs: Inputs) -> None:
 
 def for_this_machine(inputs: Inputs) -> Inputs:
     """Return the inputs with the CPU build of PyTorch if this machine has no GPU: it is gigabytes smaller."""
-    from msgspec.structs import replace
+    import msgspec
 
     from launcher.rehearsal.on_host import visible_gpus
 
     image = inputs.spec.image
     if image.uri or image.wheel or visible_gpus(os.environ):
         return inputs
-    return inputs._replace(spec=replace(inputs.spec, image=replace(image, wheel="cpu")))
+    return inputs._replace(spec=msgspec.structs.replace(inputs.spec, image=msgspec.structs.replace(image, wheel="cpu")))
 
 
 def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
     """Build or pull the plan's image; return the plan and the image's name in the local engine. Raises LaunchError."""
-    from launcher.cli.flows.image import wanted
+    from launcher.api.image import wanted
     from launcher.cli.ui.progress_bars import progress, report
     from launcher.images import pipeline
     from launcher.plan.build import with_digest
@@ -218,10 +290,10 @@ def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
 
 def as_fresh_run(plan: Plan, inputs: Inputs) -> Plan:
     """Return the plan of the same job under the next free run ID."""
-    from msgspec.structs import replace
+    import msgspec
 
-    from launcher.cli.flows.plan import planned
+    from launcher.api.planning import planned
     from launcher.cli.flows.rehearsal_folder import new_run
 
     run = new_run(plan.run, plan.run_folder or "")
-    return planned(inputs._replace(context=replace(inputs.context, run_id=run)))
+    return planned(inputs._replace(context=msgspec.structs.replace(inputs.context, run_id=run)))

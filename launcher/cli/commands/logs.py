@@ -1,4 +1,4 @@
-"""`launch logs`: print the log of a run's job."""
+"""`launch logs`: print the log of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def logs(
     run: RunName,
     *,
     regions: Regions = None,
-    follow: Annotated[bool, option(OUTPUT, "-f", "--follow", help="Print new lines until the job ends.")] = False,
+    follow: Annotated[bool, option(OUTPUT, "-f", "--follow", help="Print new lines until the run ends.")] = False,
     tail: Annotated[
         int | None,
         option(OUTPUT, "--tail", help="Print only the last N lines.", metavar="N", min=0),
@@ -21,13 +21,20 @@ def logs(
         Output, option(COMMON, "-o", help="Output format; json: one line for each entry.")
     ] = Output.text,
 ) -> None:
-    """Print the log of a run's job.
+    """Print the log of a run.
 
     Reads Cloud Logging, or else the run's folder. Prints the newest attempt; `launch status` lists the other jobs.
     """
-    from launcher.cli.flows.cloud import here
-    from launcher.cli.flows.find_run import one_job, searched
-    from launcher.cli.flows.print_logs import show
+    from launcher.api.find_local_run import LocalRun
+    from launcher.cli.flows.find_run import find_run, job_of
 
-    cloud = here()
-    show(cloud, one_job(cloud, run, searched(regions)), output_format, tail=tail, follow=follow)
+    found = find_run(run, regions)
+    if isinstance(found, LocalRun):
+        from launcher.cli.flows.local_output import show_lines
+
+        show_lines(found, output_format, tail=tail, follow=follow)
+    else:
+        from launcher.cli.flows.cloud import of_run
+        from launcher.cli.flows.print_logs import show
+
+        show(of_run(run)[0], job_of(found, run), output_format, tail=tail, follow=follow)

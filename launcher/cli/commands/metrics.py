@@ -1,9 +1,10 @@
-"""`launch metrics`: print the metrics of a run, as a table or as data."""
+"""`launch metrics`: print the metrics of a run, as a table, as curves or as data."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,12 +12,13 @@ import typer
 from launcher.cli.help_page import COMMON, OUTPUT, option
 from launcher.cli.options import Output, Regions
 from launcher.cli.ui.text import columns
-from launcher.errors import LaunchError
-from launcher.text import listed
+from launcher.errors import LaunchError, UsageError
+from launcher.text import did_you_mean, listed, near, plural
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launcher.cli.ui.gpu_monitor import Node
+    from launch_train.report.run_data import Columns
+    from launcher.runs.metrics.gpu_nodes import Node
     from launcher.runs.metrics.results import Record, Results
 
 ROWS = 20
@@ -30,12 +32,17 @@ HIDDEN = frozenset({"time"})
 
 
 def metrics(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, ID or folder, or a job's number.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, ID, folder or spec, or a job's number.")],
     *,
     regions: Regions = None,
     everything: Annotated[
         bool, option(OUTPUT, "--all", help=f"Print all steps, not {ROWS} spread over the run.")
     ] = False,
+    plot: Annotated[bool, option(OUTPUT, "--plot", help="Draw curves instead of the table.")] = False,
+    names: Annotated[
+        list[str] | None,
+        option(OUTPUT, "--metric", help="Draw this metric (default: loss); repeatable.", metavar="NAME"),
+    ] = None,
     output_format: Annotated[
         Output, option(COMMON, "-o", help="Output format; json and yaml have every step.")
     ] = Output.text,
@@ -43,21 +50,22 @@ def metrics(
     """Print the metrics of a run, step by step.
 
     Reads the run's folder. Each step has one row, from the newest attempt that ran it. Evaluations, events and the
-    state of the GPUs follow.
+    state of the GPUs follow. With --plot, draws curves in the width of the terminal.
     """
-    from launcher.cli.flows.rehearsal_folder import read_results
+    from launcher.api.run_folder import read_results
+    from launcher.cli.flows.find_run import folder_of
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.gpu_monitor import read_nodes
+    from launcher.runs.metrics.gpu_nodes import read_nodes
 
+    if (plot or names) and output_format is not Output.text:
+        raise UsageError(f"--plot draws text, not {output_format}", f"For all values: launch metrics {run} -o json")
     name, folder = folder_of(run, regions)
+    if plot or names:
+        print("\n".join(plots(name, folder, names)))
+        return
     found = read_results(folder)
     if found is None:
-        fix = (
-            f"launch status {run} shows its state."
-            if folder.url.startswith("gs://")
-            else "The first rows appear after the first steps."
-        )
-        raise LaunchError(f"{name} has written no metrics yet, in {folder.url}", fix)
+        raise no_metrics(name, folder.url)
     nodes = read_nodes(folder)
     if output_format is Output.text:
         print("\n".join([*lines(name, found, len(found.rows) if everything else ROWS), *remarks(found, nodes)]))
@@ -67,25 +75,48 @@ def metrics(
     printed({**data, "nonfinite": found.nonfinite, "nodes": nodes_data}, output_format)
 
 
-def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
-    """Return the run's ID and its folder.
+def no_metrics(run: str, folder: str) -> LaunchError:
+    """Return the error of a run without metrics."""
+    fix = f"launch status {run} shows its state." if folder.startswith("gs://") else "They come after the first steps."
+    return LaunchError(f"{run} has written no metrics yet, in {folder}", fix)
 
-    Raises:
-        UsageError: no such run, or the path is not a run folder.
-        LaunchError: the run has no folder, or it is unreadable.
-    """
-    from launcher.cli.flows.find_local_run import LocalRun
-    from launcher.cli.flows.find_run import find_run
-    from launcher.cli.ui.job_text import run_folder_of
-    from launcher.gcp.storage import open_folder
 
-    found = find_run(run, regions)
-    if isinstance(found, LocalRun):
-        return found.id, open_folder(str(found.folder))
-    folder = run_folder_of(found.job)
-    if not folder:
-        raise LaunchError(f"{found.id} has no run folder, so no metrics were stored", "Set output in the spec.")
-    return found.id, open_folder(folder)
+def plots(run: str, folder: Storage, names: Sequence[str] | None) -> Iterator[str]:
+    """Yield a chart for each metric, in the width of the terminal. Raises LaunchError: no such metric."""
+    import shutil
+
+    from launch_train.report import read_run
+    from launcher.gcp.storage import read_errors
+
+    with read_errors():
+        found = read_run(folder)
+    series = found.series()
+    if not series.steps:
+        raise no_metrics(run, folder.url)
+    for number, name in enumerate(
+        names or ["loss" if "loss" in series.values else next(iter(sorted(series.values)), "")]
+    ):
+        if name not in series.values:
+            known = sorted(series.values)
+            fix = did_you_mean(near(name, known)) or f"It has {listed(known, 20)}."
+            if name == "eval_loss" and found.evaluations():
+                fix = "Evaluations are the marks in the chart of the loss: --metric loss"
+            raise UsageError(f"{run} has no metric {name!r}", fix)
+        evaluated = found.evaluations() if name == "loss" else {}
+        yield from ("",) if number else ()
+        yield from plot_lines(name, series, evaluated, shutil.get_terminal_size().columns)
+
+
+def plot_lines(name: str, series: Columns, evaluated: Mapping[int, Record], width: int) -> Iterator[str]:
+    """Yield the chart of one metric, with its title and what it leaves out."""
+    from launcher.cli.ui.plot import MARKER, Points, chart
+
+    values, steps = series.values[name], series.steps
+    marks = Points([*evaluated], [float(event["loss"]) for event in evaluated.values()])
+    yield f"{name} by step" + (f"; {MARKER}: held-out {name}" if evaluated else "")
+    yield from chart(Points(steps, values), marks, max(40, width))
+    if gaps := sum(1 for value in values if not math.isfinite(value)):
+        yield f"{plural(gaps, 'step')} of {len(steps):,} without a finite value"
 
 
 def lines(run: str, found: Results, most: int) -> Iterator[str]:
@@ -103,9 +134,9 @@ def lines(run: str, found: Results, most: int) -> Iterator[str]:
     evals = spread([event for event in found.events if event["event"] == "eval"], most)
     if evals:
         yield ""
-        yield from columns(
-            [["step", "eval_loss"], *([cell(figure(one, name)) for name in ("step", "loss")] for one in evals)], ">"
-        )
+        shown = [name for name in ("step", "loss", "accuracy", "accuracy_top5") if name in evals[-1]]
+        head = [name if name == "step" else f"eval_{name}" for name in shown]
+        yield from columns([head, *([cell(figure(one, name)) for name in shown] for one in evals)], ">")
 
 
 def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:

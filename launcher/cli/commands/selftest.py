@@ -87,8 +87,8 @@ def kit_of(project: str | None, region: str | None, folder: Path, repository: st
     import os
     import secrets
 
+    from launcher.api.gather import project as default_project
     from launcher.cli.flows.cloud import of_project
-    from launcher.cli.gather import project as default_project
     from launcher.selftest.kit import Kit
     from launcher.workspace import gcloud_config
 

@@ -1,258 +1,122 @@
-"""Find a run in the cloud by its name, ID or folder, or by a job's number or resource name."""
+"""Find a run by its name, ID or path: on this machine, or in the cloud."""
 
 from __future__ import annotations
 
 import os
-import re
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from launcher import catalog
+from launcher.api import find_local_run
+from launcher.api.find_local_run import LocalRun
+from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
+from launcher.api.run_folder import open_run_folder
 from launcher.backend import request
-from launcher.cli.flows import find_local_run
-from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
-from launcher.text import did_you_mean, near
+from launcher.cli.flows.cloud import is_spec, name_of, of_run
+from launcher.errors import NotAuthorised, UsageError
 
 if TYPE_CHECKING:
-    from launcher.backend.base import Listing
-    from launcher.cli.flows.cloud import CloudContext
-
-ENGINE = "Compute Engine"
-RUN_ID = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
-"""`<name>-<8 hex>`, with the number that `--new` adds. An ID set with --run-id may differ."""
+    from launch_train.common.storage import Storage
+    from launcher.jobs.job import Job
 
 
-class NoSuchRun(UsageError):
-    """No such run was found."""
+def find_run(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun:
+    """Return the run with an ID, name or path, of a spec file, or of a job's number.
 
-
-class Run(Struct, frozen=True, kw_only=True):
-    """A run and its jobs, the newest first."""
-
-    id: str
-    jobs: tuple[Job, ...]
-    unread: tuple[str, ...] = ()
-    """Regions that could not be read; the run may have a job there."""
-
-    @property
-    def job(self) -> Job:
-        """Return the active job, else the newest."""
-        return next((job for job in self.jobs if not job.is_over), self.jobs[0])
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether a job of the run is waiting or running."""
-        return not self.job.is_over
-
-
-def find_run(text: str, regions: Sequence[str] | None) -> find_local_run.LocalRun | Run:
-    """Return the run with an ID, name or path, or of a job's number.
-
-    A path, or an ID in ./runs, is a run on this machine. A name means the run in the cloud if one exists there: a
-    local run must not hide a billed job. With `regions` only the cloud is searched.
+    A path is a run on this machine, and so is an ID with a digest that is in ./runs: no run in the cloud has the same.
+    Any other name is looked for in both places: a local run must not hide a billed job. With `regions` only the cloud
+    is searched.
 
     Raises:
-        UsageError: no such run, not a run folder, or a name that several runs have.
+        UsageError: no such run, not a run folder, or several runs have that name; the hint has the command for each.
         LaunchError: the cloud cannot be searched, and no run on this machine has that name.
     """
     from launcher.gcp.api import UnreachableError
     from launcher.workspace.gcloud_config import setting
 
-    if not regions and (exact := find_local_run.exact_run(text)):
+    name, spec = name_of(text), is_spec(text)
+    exact = None if regions or spec else find_local_run.exact_run(text)
+    if exact and ("/" in text or RUN_ID.fullmatch(text)):
         return exact
-    found = () if regions else find_local_run.named_runs(text)
-    if found and not setting("core/project", os.environ):
-        return find_local_run.only(text, found)
+    here = (exact,) if exact else () if regions else find_local_run.named_runs(name)
+    if here and not spec and not setting("core/project", os.environ):  # a spec's launch.yaml may name one
+        return only_local(text, here)
     try:
-        run = cloud_run(text, regions)
-    except (NoSuchRun, NotAuthorised, UnreachableError) as error:
-        if not found:
+        there = cloud_runs(text, regions)
+    except (UsageError, NotAuthorised, UnreachableError) as error:  # such as: no project is set
+        if not here and isinstance(error, NotAuthorised | UnreachableError):
+            problem = f"no run {text} in ./{find_local_run.RUNS}, and the cloud was not searched: {error.problem}"
+            raise type(error)(problem, error.hint) from error
+        if not here:
             raise
         if not isinstance(error, NoSuchRun):
             print(f"launch: the cloud was not searched: {error.problem}", file=sys.stderr)
-        return find_local_run.only(text, found)
-    if found:
-        print(f"launch: {find_local_run.shown(found[0])} on this machine has the same name", file=sys.stderr)
-    return run
+        return only_local(text, here)
+    if not here and (found := only_one(there)):
+        return found
+    raise several(text, here, there)
 
 
-def cloud_run(text: str, regions: Sequence[str] | None) -> Run:
-    """Return the run in the cloud. Raises LaunchError."""
-    from launcher.cli.flows.cloud import here
-
-    try:
-        cloud = here()
-    except UsageError as error:
-        raise UsageError(f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}", error.hint) from error
-    return one_run(cloud, text, searched(regions))
-
-
-def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
-    """Return the runs that match `text`, newest first; print the regions that could not be read.
+def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
+    """Return the run's ID and its folder.
 
     Raises:
-        UsageError: none matches.
-        UnreachableError: none matches in the regions that could be read.
-        LaunchError: no region could be read.
+        UsageError: no such run, several, or the path is not a run folder.
+        LaunchError: the run has no folder, or it is unreadable.
     """
-    if text.startswith("gs://"):
-        return (of_folder(cloud, text),)
-    if RESOURCE.fullmatch(text):
-        job = cloud.service.get(text)
-        wanted, regions = f'labels.{RUN_LABEL}="{job.run}"', [job.region, *regions]
-        if not job.run:
-            raise UsageError(f"{text} was not created by launch", f"gcloud ai custom-jobs describe {text}")
-    else:
-        wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
-    listing = find_jobs(cloud, wanted, list(dict.fromkeys(regions)))
-    exact = RESOURCE.fullmatch(text) is not None
-    runs = tuple(run for run in grouped(listing.jobs) if exact or matches(run, text))
-    if not runs and (kept := in_default_folder(cloud, text)):
-        return (kept,)
-    if not runs and listing.unread:
-        from launcher.gcp.api import UnreachableError
-
-        count = len(listing.unread.keys() - {ENGINE})
-        unread = [f"{count} of {len(set(regions))} regions"] * bool(count) + [ENGINE] * (ENGINE in listing.unread)
-        where = " and ".join(unread)
-        raise UnreachableError(f"no run {text} was found, but {where} could not be read", "Try again in a moment.")
-    if not runs:
-        where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
-        raise NoSuchRun(
-            f"no run {text} {where} of project {cloud.project}",
-            f"{find_local_run.here_instead(text)}"
-            "launch status lists the runs. A finished run on VMs is found by its folder,\n"
-            "gs://…/RUN. For a VM to work on: launch vm status NAME",
-        )
-    return tuple(replace(run, unread=tuple(listing.unread)) for run in runs)
+    found = find_run(run, regions)
+    if isinstance(found, LocalRun):
+        return found.id, open_run_folder(found.id, str(found.folder))
+    return found.id, open_run_folder(found.id, request.run_folder(found.job.request))
 
 
-def all_runs(cloud: CloudContext, regions: Sequence[str]) -> tuple[Run, ...]:
-    """Return all of launch's runs, newest first. Raises LaunchError: no region could be read."""
-    return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", regions).jobs)
-
-
-def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str]) -> Listing:
-    """Return the jobs in these regions, on Vertex AI and on VMs; print what could not be read.
-
-    Raises LaunchError: nothing could be read.
-    """
-    from launcher.backend.base import Listing
-
-    found = cloud.vertex.find(filter_, regions, partly=True)
-    vms, unread = found.jobs[:0], dict(found.unread)
-    whole = set(regions) >= set(catalog.load().training_regions)  # VMs may be in others too
-    try:
-        trains = (job for job in cloud.vms.find(filter_, ()).jobs if IDENTITY_LABEL in job.labels)
-        vms = tuple(job for job in trains if whole or job.region in regions)
-    except LaunchError as error:
-        if "is disabled" not in error.problem:  # without that API there are no VMs
-            unread[ENGINE] = error
-    report_unread(unread, [*regions, ENGINE] if ENGINE in unread else regions)
-    return Listing(tuple(sorted((*found.jobs, *vms), key=lambda job: (-job.created, job.name))), unread)
-
-
-def one_run(cloud: CloudContext, text: str, regions: Sequence[str]) -> Run:
-    """Return the only matching run, or the only active one. Raises UsageError: several match."""
-    runs = look_up(cloud, text, regions)
-    active = [run for run in runs if run.is_active]
-    if len(runs) == 1 or len(active) == 1:
-        return (active or runs)[0]
-    listed = "\n".join(f"  {run.id}  {run.job.state}  {run.job.place}" for run in runs[:10])
-    raise UsageError(f"{text} matches {len(runs)} runs", f"Use a run ID:\n{listed}")
-
-
-def one_job(cloud: CloudContext, text: str, regions: Sequence[str]) -> Job:
-    """Return the job with a name or number, else the active or newest job of the run. Raises UsageError."""
-    run = one_run(cloud, text, regions)
+def job_of(run: FoundRun, text: str) -> Job:
+    """Return the job that `text` names, else the run's active or newest job."""
     return next((job for job in run.jobs if text in (job.name, job.id)), run.job)
 
 
-def of_folder(cloud: CloudContext, folder: str) -> Run:
-    """Return the run of a folder. Raises UsageError: it is not a run folder; LaunchError."""
-    if run := in_folder(cloud, folder.rstrip("/")):
-        return run
-    raise UsageError(
-        f"{folder} is not a run folder, or its run never had a job", "A run folder is OUTPUT/RUN, with a plan.json."
-    )
-
-
-def in_default_folder(cloud: CloudContext, text: str) -> Run | None:
-    """Find a run by its ID in the default output. None: not there, not readable, or not the project's bucket."""
-    from launcher.gcp.default_bucket import check_default_bucket
-    from launcher.plan.binding import NewerFormat
-    from launcher.plan.names import default_output
-
-    if not RUN_ID.fullmatch(text):
-        return None
+def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
+    """Return the runs in the cloud that `text` means. Raises LaunchError."""
     try:
-        check_default_bucket(cloud.project, os.environ, cloud.clock)
-        return in_folder(cloud, f"{default_output(cloud.project)}/{text}")
-    except NewerFormat:
-        raise
-    except LaunchError:
-        return None
+        cloud, text = of_run(text)
+    except UsageError as error:
+        raise UsageError(f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}", error.hint) from error
+    return look_up(cloud, text, searched(regions))
 
 
-def in_folder(cloud: CloudContext, folder: str) -> Run | None:
-    """Return the run in a folder, with its newest attempt's job, or None if the plan or the job is of another run.
+def only_local(text: str, found: Sequence[LocalRun]) -> LocalRun:
+    """Return the only run, or the only one that is running. Raises UsageError: there are several."""
+    from launcher.rehearsal.folder_lock import is_taken
 
-    Only the folder knows runs on VMs that have ended: these VMs are deleted.
-    """
-    from launcher.backend.base import GoneError
-    from launcher.gcp.storage import open_folder
-    from launcher.runs.ledger import BucketLedger
-    from launcher.runs.snapshot import job_from_entry, with_request
-
-    ledger = BucketLedger.open(folder)
-    stored = ledger.stored()
-    entry = next((one for one in reversed(ledger.entries()) if one.job), None)
-    if stored is None or entry is None or entry.job is None:
-        return None
-    plan = stored.plan
-    if any(one != folder for one in (plan.run_folder, *(request.run_folder(each.request) for each in plan.attempts))):
-        return None
-    try:
-        job = with_request(cloud.of_run(open_folder(folder)).get(entry.job), entry, plan)
-    except GoneError:
-        job = with_request(job_from_entry(entry), entry, plan)
-    return Run(id=plan.run, jobs=(job,)) if job.run == plan.run else None
+    running = [run for run in found if is_taken(run.folder)]
+    if len(found) == 1 or len(running) == 1:
+        return (running or found)[0]
+    raise several(text, found, ())
 
 
-def grouped(jobs: Sequence[Job]) -> tuple[Run, ...]:
-    """Group jobs by run, newest run first."""
-    runs: dict[str, list[Job]] = {}
-    for job in sorted(jobs, key=lambda job: -job.created):
-        runs.setdefault(job.run, []).append(job)
-    return tuple(Run(id=name, jobs=tuple(found)) for name, found in runs.items())
+def several(text: str, here: Sequence[LocalRun], there: Sequence[FoundRun]) -> UsageError:
+    """Return the error of a name that several runs have, with a command for each."""
+    from launcher.api.local_records import read_record
+
+    ids = {run.id for run in here}
+    lines = []
+    for run in here[: find_local_run.SHOWN]:
+        record = read_record(run.folder)
+        lines.append((repeated(text, find_local_run.shown(run)), f"{record.state if record else ''} on this machine"))
+    for found in there[: find_local_run.SHOWN]:
+        words = (found.id, "--region", found.job.region) if found.id in ids or found.id == text else (found.id,)
+        lines.append((repeated(text, *words), f"{found.job.state} in {found.job.place}"))
+    width = max(len(command) for command, _ in lines)
+    more = len(here) + len(there) - len(lines)
+    listed = [*(f"{command:{width}}  # {state}" for command, state in lines), *([f"… and {more} more"] if more else [])]
+    return UsageError(f"{len(here) + len(there)} runs match {text}", "\n".join(listed))
 
 
-def matches(run: Run, text: str) -> bool:
-    """Return whether `text` is the run's ID or name, or the number of one of its jobs."""
-    return find_local_run.is_named(run.id, text) or any(job.id == text for job in run.jobs)
-
-
-def report_unread(unread: dict[str, LaunchError], regions: Sequence[str]) -> None:
-    """Print the regions that could not be read, grouped by reason. Raises the first error if none could be read."""
-    if unread and len(unread) == len(set(regions)):
-        raise next(iter(unread.values()))
-    groups: dict[str, list[str]] = {}
-    for region, error in unread.items():
-        groups.setdefault(error.problem, []).append(region)
-    for problem, names in groups.items():
-        print(f"launch: {', '.join(names)} could not be read: {problem}", file=sys.stderr)
-
-
-def searched(named: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the regions to search: those named, else all with Vertex AI training. Raises UsageError."""
-    known = catalog.load().training_regions
-    for region in named or ():
-        if region not in known and region != "any":
-            hint = did_you_mean(near(region, known, most=3), f"Available: {', '.join(known)}")
-            raise UsageError(f"--region: Vertex AI training is not available in {region}", hint)
-    return known if not named or "any" in named else tuple(dict.fromkeys(named))
+def repeated(text: str, *words: str) -> str:
+    """Return the command line that was typed, with other words in place of `text`."""
+    typed = sys.argv[1:]
+    if text not in typed:
+        return shlex.join(words)
+    at = typed.index(text)
+    return shlex.join(["launch", *typed[:at], *words, *typed[at + 1 :]])

@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import launcher.clock
 from launcher.cli.help_page import RUN, option
 from launcher.cli.options import Flags, Output
-from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.cli.gather import Inputs
-    from launcher.images.append import Stamp
+    from launcher.api.gather import Inputs
     from launcher.images.dependency_image import Wanted
     from launcher.images.pipeline import ImageResult
 
-TITLE = "launch train"
 LABEL = 10
 BuilderFlag = Annotated[
     str,
@@ -36,7 +31,8 @@ CreateRepository = Annotated[
 
 def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:
     """Build or push the image of a spec with `make` and print it. Raises LaunchError."""
-    from launcher.cli.gather import gather
+    from launcher.api.image import create, wanted
+    from launcher.cli.flows.plan import gather
     from launcher.cli.ui.progress_bars import progress, report
 
     begun = time.monotonic()
@@ -55,57 +51,12 @@ def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_reposit
     show(job, made, time.monotonic() - begun, output)
 
 
-def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
-    """Return the image of a spec and its contents. Raises UsageError: unknown builder."""
-    from launcher.cli.flows.plan import planned_image
-    from launcher.images.dependency_image import BUILDERS, Wanted
-
-    known = next((one for one in BUILDERS if one == builder), None)
-    if known is None:
-        raise UsageError(f"unknown builder {builder!r} in --builder", f"Use one of {', '.join(BUILDERS)}.")
-    made = planned_image(inputs)
-    return Wanted(
-        image=made,
-        source=inputs.source,
-        stamp=stamp(inputs),
-        builder=known,
-        project=inputs.context.project,
-        bucket=bucket_of(inputs.spec.output),
-    )
-
-
-def bucket_of(output: str | None) -> str:
-    """Return gs://NAME of an output in a bucket, else an empty text."""
-    return "/".join((output or "").split("/")[:3]) if (output or "").startswith("gs://") else ""
-
-
-def stamp(inputs: Inputs) -> Stamp:
-    """Return the labels of the OCI image specification, with the commit of the user's code."""
-    from launcher.images.append import OCI, Stamp
-    from launcher.images.dependency_image import NO_TIME
-    from launcher.workspace.git import commit
-
-    found = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
-    known = {"title": TITLE, "version": inputs.context.version}
-    if found:
-        known |= {"revision": found.revision, "source": found.source, "created": found.time}
-    return Stamp({f"{OCI}.{key}": value for key, value in known.items() if value}, found.time if found else NO_TIME)
-
-
 def warnings(inputs: Inputs) -> tuple[str, ...]:
     """Return the warnings about files that the image will not contain."""
+    from launcher.catalog import load
     from launcher.plan.warnings import about_code
 
-    return tuple(about_code(inputs.context))
-
-
-def create(job: Wanted, say: Callable[[str], None]) -> None:
-    """Create the repository unless it exists. Raises LaunchError."""
-    from launcher.images import artifact_registry
-
-    repository = job.image.uri.rpartition("/")[0]
-    made = artifact_registry.create(repository, os.environ, launcher.clock.REAL)
-    say(f"repository {repository} {'created' if made else 'already exists'}")
+    return tuple(about_code(inputs.spec, load(), inputs.context))
 
 
 def show(job: Wanted, made: ImageResult, seconds: float, output: Output) -> None:
@@ -121,6 +72,7 @@ def show(job: Wanted, made: ImageResult, seconds: float, output: Output) -> None
         "pushed": made.pushed,
         "sent": made.sent,
         "dependencies": image.dependencies or None,
+        "base": made.base or image.base or None,
         "platform": image.platform,
         "wheel": image.wheel,
         "code": {"files": image.files, "bytes": image.size},

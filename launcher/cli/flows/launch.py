@@ -3,49 +3,54 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace as with_field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from launcher.cli.flows.cloud import CloudContext, of_project
-from launcher.cli.flows.find_run import RUN_ID, NoSuchRun, Run, find_jobs, one_run, searched
-from launcher.cli.flows.job_view import CloudJobView
-from launcher.cli.flows.plan import planned
-from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job, storage_of
-from launcher.cli.gather import Inputs, gather, project
+from launcher.api.cost_limit import is_limited, is_limited_plan
+from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, one_run, searched
+from launcher.api.gather import Inputs, project_of
+from launcher.api.launching import (
+    RunWatcher,
+    allowed_change,
+    as_fresh_run,
+    check_output,
+    check_run_exists,
+    checked_plan,
+    open_driver,
+    report_change,
+    stored_plan,
+    watch_job,
+    with_image,
+    with_its_own_image,
+)
+from launcher.api.planning import planned
+from launcher.api.run_folder import storage_of
+from launcher.cli.flows.cloud import of_project
+from launcher.cli.flows.confirm_cost import confirmation
+from launcher.cli.flows.plan import gather
+from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.cli.ui.text import flag_seconds
-from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
-from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL, Job, command
-from launcher.plan.binding import NewerFormat
-from launcher.plan.build import with_digest
+from launcher.errors import JobFailed, LaunchError, UsageError
+from launcher.jobs.job import Job
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Plan, Target
-from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, ends_run
 from launcher.runs.endings import RunEnded, RunSucceeded
-from launcher.runs.identity import identity_of
-from launcher.runs.ledger import BucketLedger, MemoryLedger
-from launcher.runs.stored_plan import refusal
+from launcher.runs.identity import AllowedChange
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.backend.router import Services
-    from launcher.plan.model import Plan
-    from launcher.runs.ledger import Ledger
-    from launcher.runs.watch.loop import Event, JobView
+    from launcher.api.cloud import CloudContext
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
@@ -59,6 +64,10 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     inputs: Callable[[Path | None, Flags], Inputs] = partial(gather, "vertex")
     """Gathers the inputs of a plan from a spec and flags. Raises SpecError, UsageError."""
     create_repository: bool = False
+    offline: bool = False
+    """Plan with the prices shipped with launch."""
+    yes: bool = False
+    """Submit without the question about the cost."""
     cpu_machine: str | None = None
     """A machine type without GPUs in place of the plan's."""
 
@@ -82,15 +91,23 @@ def launch_spec(spec: Path | None, flags: Flags, options: LaunchOptions, output:
     """Plan a spec and follow its run to its end. Raises LaunchError."""
     seconds = options.seconds
     inputs = options.inputs(spec, flags)
-    made = planned(inputs)
+    made = planned(inputs, offline=options.offline)
     made = on_cpu(made, options.cpu_machine) if options.cpu_machine else made
     cloud = of_project(inputs.context.project)
     check_output(made, cloud)
     if new:
-        made = as_fresh_run(made, inputs, cloud)
+        made = as_fresh_run(made, inputs, cloud, EventPrinter(made).say)
     report_warnings(made)
-    ready = image_preparer(inputs, options, cloud)
-    follow(cloud, made, output, ready=ready, fresh=True, detach=options.detach, watch_seconds=seconds)
+    follow(
+        cloud,
+        made,
+        output,
+        ready=image_preparer(inputs, options, cloud),
+        confirm=confirmation(limited=is_limited(inputs), yes=options.yes, say=EventPrinter(made).say),
+        fresh=True,
+        detach=options.detach,
+        watch_seconds=seconds,
+    )
 
 
 def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, output: Output) -> None:
@@ -99,13 +116,16 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
     Without a spec, uses the plan in the run's folder.
     """
     seconds = options.seconds
-    cloud = of_project(project(options.target, os.environ))
+    cloud = of_project(project_of(spec, options.target))
     if spec:
         run_id = run_id_of(name, flags, cloud)
         inputs = options.inputs(spec, with_field(flags, run_id=run_id))
-        made, ready = planned(inputs), image_preparer(inputs, options, cloud)
+        made, ready = planned(inputs, offline=options.offline), image_preparer(inputs, options, cloud)
+        limited = is_limited(inputs)
         check_output(made, cloud)
         check_run_exists(made, cloud)
+        allowed = allowed_change(made, inputs, cloud)
+        report_change(allowed, inputs, EventPrinter(made).say)
     elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"{typed[0]} requires a spec: --resume without one repeats the run's own plan",
@@ -113,8 +133,20 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
         )
     else:
         run = one_run(cloud, name, searched(flags.region))
-        made, ready = stored_plan(cloud, run), with_its_own_image
-    follow(cloud, made, output, ready=ready, fresh=True, resume=True, detach=options.detach, watch_seconds=seconds)
+        made, ready, allowed = stored_plan(cloud, run), with_its_own_image, None
+        limited = is_limited_plan(made)
+    follow(
+        cloud,
+        made,
+        output,
+        ready=ready,
+        confirm=confirmation(limited=limited, yes=options.yes, say=EventPrinter(made).say),
+        fresh=True,
+        resume=True,
+        allowed=allowed,
+        detach=options.detach,
+        watch_seconds=seconds,
+    )
 
 
 def run_id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
@@ -128,57 +160,32 @@ def run_id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
 
 
 def after_preflight(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:
-    """Return the plan after the preflight checks (VMs only). Raises PlanRefused."""
-    if options.target != "vm" or not options.preflight:
+    """Return the plan without the placements that the preflight checks refuse. Raises PlanRefused: none is left."""
+    if not options.preflight:
         return made
     from launcher.cli.flows.preflight import preflight
 
-    return preflight(made, cloud.compute, EventPrinter(made).say)
+    compute = cloud.compute if options.target == "vm" else None
+    return preflight(made, compute, EventPrinter(made).say, creates_repository=options.create_repository)
 
 
-def check_run_exists(made: Plan, cloud: CloudContext) -> None:
-    """Check that the run to resume was launched before. Raises UsageError."""
-    found = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
-    if not found.jobs and is_free(made, made.run, cloud):
-        raise UsageError(f"no run {made.run} to resume", "launch status lists the runs.")
+def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) -> Callable[[Plan], Plan]:
+    """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
 
+    def ready(made: Plan) -> Plan:
+        from launcher.api.image import check_contents, create, wanted
+        from launcher.cli.ui.progress_bars import progress, report
 
-def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext) -> Plan:
-    """Return the plan under the next free run ID, or under the ID of its newest fresh run while that is active."""
-    identity = identity_of(made.attempts[0])
-    found = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
-    same = (job for job in reversed(found.jobs) if job.labels.get(IDENTITY_LABEL) == identity)
-    newest = {number_of(job.run, made.run): job for job in same}
-    newest.pop(0, None)  # set by --run-id
-    number = max(newest, default=0)
-    if number < 2 or newest[number].is_over:
-        beside = [job for job in newest.values() if not job.is_over]
-        for job in beside:
-            EventPrinter(made).say(f"{job.run} is {job.state} in {job.place}; starting another run beside it")
-        number = next(one for one in count(number + 1) if is_free(made, numbered_id(made.run, one), cloud))
-    run_id = numbered_id(made.run, number)
-    return planned(inputs._replace(context=replace(inputs.context, run_id=run_id)))
+        made = after_preflight(made, cloud, options)
+        job = wanted(inputs, options.builder)
+        with progress() as bars:
+            if options.preflight:
+                check_contents(inputs, job.image, os.environ, bars.line)
+            if options.create_repository:
+                create(job, bars.line)
+            return with_image(made, job, report(bars))
 
-
-def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
-    """Return whether the folder of run `run`, beside the plan's, has no attempts."""
-    from launcher.runs.ledger import BucketLedger
-
-    beside = (made.run_folder or "").rpartition("/")[0]
-    folder = f"{beside}/{run}"
-    region = made.attempts[0].region
-    return not beside or not BucketLedger.open(folder, cloud.clock, project=cloud.project, region=region).entries()
-
-
-def numbered_id(run: str, number: int) -> str:
-    """Return RUN, RUN-2, RUN-3 …"""
-    return run if number == 1 else f"{run}-{number}"
-
-
-def number_of(run: str, first: str) -> int:
-    """Return 1 for the run itself, N for RUN-N, 0 for anything else."""
-    found = re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", run)
-    return int(found[1] or 1) if found else 0
+    return ready
 
 
 def report_warnings(made: Plan) -> None:
@@ -188,80 +195,22 @@ def report_warnings(made: Plan) -> None:
         say(warning)
 
 
-def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) -> Callable[[Plan], Plan]:
-    """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
-
-    def ready(made: Plan) -> Plan:
-        from launcher.cli.flows.image import create, wanted
-        from launcher.cli.ui.progress_bars import progress, report
-        from launcher.images import pipeline
-
-        made = after_preflight(made, cloud, options)
-        job = wanted(inputs, options.builder)
-        with progress() as bars:
-            if options.create_repository:
-                create(job, bars.line)
-            try:
-                found = pipeline.push(job, os.environ, report(bars))
-            except NotAuthorised as error:
-                if not job.image.pinned:
-                    raise
-                bars.line(f"cannot check that {job.image.uri} exists: {error.problem}")
-                return made
-            bars.line(f"image {found.reference}" + (" (already exists)" if found.how == "there" else ""))
-        return with_digest(made, found.reference)
-
-    return ready
-
-
-class RunWatcher:
-    """The driver's watcher: opens a view of each job and prints events. `job` is the last job seen."""
-
-    def __init__(self, service: Services, cloud: CloudContext, printer: EventPrinter, folder: Storage | None) -> None:
-        self._service, self._cloud = service, cloud
-        self._printer = printer
-        self._folder = folder
-        self.job: Job | None = None
-
-    def view(self, job: Job, number: int) -> JobView:
-        """Return a new view of a job."""
-        return CloudJobView(self._service, self._cloud, job, number, self._folder, self._printer.say)
-
-    def report(self, event: Event | AttemptStarted | AttemptFailed) -> None:
-        """Print an event."""
-        self.job = getattr(event, "job", None) or self.job
-        self._printer(event)
-
-    def error_in_output(self) -> str:
-        """Return the first error in the job's log lines."""
-        return self._printer.error
-
-
 def follow(
     cloud: CloudContext,
     made: Plan,
     output: Output,
     *,
     ready: Callable[[Plan], Plan],
+    confirm: Callable[[Plan], None] = lambda _plan: None,
     fresh: bool,
     resume: bool = False,
+    allowed: AllowedChange | None = None,
     detach: bool = False,
     watch_seconds: float | None = None,
 ) -> None:
     """Follow a plan's run to its end and print its result. Raises LaunchError: see `drive`."""
     printer = EventPrinter(made)
-    folder = made.run_folder
-    ledger: Ledger = MemoryLedger(cloud.clock)
-    if folder:
-        ledger = BucketLedger.open(
-            folder, cloud.clock, printer.say, project=cloud.project, region=made.attempts[0].region
-        )
-    storage = storage_of(folder)
-    service = cloud.of_run(storage)
-    watcher = RunWatcher(service, cloud, printer, storage)
-    driver = RunDriver(
-        plan=made, service=service, ledger=ledger, watcher=watcher, say=printer.say, ready=ready, clock=cloud.clock
-    )
+    driver, watcher = open_driver(cloud, made, printer, ready, allowed, confirm)
     with errors_shown(watcher, printer, made, made.run, output):
         printer.say(f"looking for jobs of {made.run}")  # the search may take a while
         try:
@@ -276,7 +225,7 @@ def follow(
         show_end(job, made, output) if job.has_ended else show_begun(job, output)
 
 
-def follow_run(cloud: CloudContext, run: Run, output: Output, *, watch_seconds: float | None = None) -> None:
+def follow_run(cloud: CloudContext, run: FoundRun, output: Output, *, watch_seconds: float | None = None) -> None:
     """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
     were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan cannot be trusted."""
     made, refused = checked_plan(cloud, run)
@@ -292,36 +241,6 @@ def follow_run(cloud: CloudContext, run: Run, output: Output, *, watch_seconds: 
     with errors_shown(watcher, printer, None, run.id, output):
         job = watch_job(cloud, watcher, run.job, watch_seconds, refused)
         show_end(job, None, output)
-
-
-def watch_job(
-    cloud: CloudContext,
-    watcher: RunWatcher,
-    job: Job,
-    watch_seconds: float | None,
-    refused: NotAuthorised | None = None,
-) -> Job:
-    """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
-    due."""
-    from launcher.backend.request import tried_by
-    from launcher.diagnosis import of_end
-    from launcher.runs.watch.loop import watch
-
-    watcher.report(AttemptStarted(job=job, number=0, created=False))
-    view = watcher.view(job, 0)
-    ended = watch(view, watcher.report, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    diagnosis = of_end(ended, tried_by(ended, cloud.project), watcher.error_in_output())
-    if diagnosis.kind == "succeeded":
-        return ended
-    if refused and not ends_run(diagnosis):
-        watcher.report(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
-        raise refused
-    raise end_error(ended, diagnosis)
-
-
-def with_its_own_image(made: Plan) -> Plan:
-    """Return the plan unchanged: its image was pushed when the run was launched."""
-    return made
 
 
 @contextmanager
@@ -368,49 +287,3 @@ def close_printer(printer: EventPrinter, text: str = "") -> None:
             printer.say(text)
     except OSError:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open as long as we run
-
-
-def stored_plan(cloud: CloudContext, run: Run) -> Plan:
-    """Return the plan that a run was launched with. Raises UsageError: none exists; NotAuthorised: it isn't the
-    run's."""
-    made, refused = checked_plan(cloud, run)
-    if refused:
-        raise refused
-    if made is None:
-        raise UsageError(
-            f"the folder of {run.id} ({run_folder_of(run.job) or 'none'}) has no readable plan",
-            f"Add the spec: {command(vm=run.job.zone is not None)} --resume {run.id}",
-        )
-    return made
-
-
-def checked_plan(cloud: CloudContext, run: Run) -> tuple[Plan | None, NotAuthorised | None]:
-    """Return the plan in a run's folder (None: no readable one), and the error if it must not be submitted. Raises
-    LaunchError: the records to check it against cannot be read."""
-    folder = run_folder_of(run.job)
-    try:
-        ledger = BucketLedger.open(folder) if folder else None
-        stored = ledger.stored() if ledger else None
-    except NewerFormat:
-        raise
-    except LaunchError:
-        return None, None
-    if ledger is None or stored is None or stored.plan.run != run.id:
-        return None, None
-    made = stored.plan
-    if refused := refusal(stored, run.jobs, ledger, cloud.service):
-        return made, refused
-    try:
-        check_output(made, cloud)
-    except NotAuthorised as error:
-        return made, error
-    return made, None
-
-
-def check_output(made: Plan, cloud: CloudContext) -> None:
-    """Check that the project owns the bucket if the plan writes to the default one. Raises NotAuthorised,
-    UsageError."""
-    from launcher.gcp.default_bucket import check_default_bucket
-
-    if made.run_folder and not made.spec.get("output"):
-        check_default_bucket(made.project, os.environ, cloud.clock, region=made.attempts[0].region)

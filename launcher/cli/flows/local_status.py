@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from launch_train.common import contract
 from launcher.cli.options import Output
-from launcher.cli.ui.gpu_monitor import Node
 from launcher.gcp.storage import open_folder
-from launcher.rehearsal.attempts import End
+from launcher.rehearsal.attempts import End, state_of
+from launcher.runs.metrics.gpu_nodes import Node
 
 if TYPE_CHECKING:
-    from launcher.cli.flows.find_local_run import LocalRun
+    from launcher.api.find_local_run import LocalRun
+    from launcher.api.run_story import RunStory
+    from launcher.errors import LaunchError
     from launcher.runs.metrics.progress import Progress
 
 
@@ -42,37 +45,42 @@ class LocalSnapshot(Struct, frozen=True, kw_only=True):
 
     attempts: tuple[Attempt, ...]
     is_running: bool
+    is_cancelled: bool = False
+    """`launch cancel` stopped the newest attempt, or is about to."""
+    labels: Mapping[str, str] = {}
     progress: Progress | None
     nodes: tuple[Node, ...]
 
     @property
     def state(self) -> str:
         """Return the state, as in the cloud; INTERRUPTED: the process ended without recording how."""
-        if self.is_running:
-            return "RUNNING"
-        if not self.attempts:
-            return "UNKNOWN"
-        end = self.attempts[-1].end
-        return "INTERRUPTED" if end is None else "SUCCEEDED" if end.succeeded else "FAILED"
+        end = self.attempts[-1].end if self.attempts else None
+        return state_of(len(self.attempts), end, is_running=self.is_running, is_cancelled=self.is_cancelled)
 
 
-def show_local(run: LocalRun, output: Output) -> None:
-    """Show a run on this machine. Raises LaunchError: its folder is unreadable."""
+def show_local(run: LocalRun, output: Output, error: LaunchError | None = None, *, events: bool = False) -> None:
+    """Show a run on this machine; `error` ends the command. Raises LaunchError: its folder is unreadable."""
+    from launcher.api.run_story import local_story
     from launcher.cli.ui.documents import printed
+    from launcher.cli.ui.story_text import event_lines, events_data, story_data
 
     snapshot = read_snapshot(run)
+    number = snapshot.attempts[-1].number if snapshot.attempts else 0
+    story = local_story(run, is_running=snapshot.is_running, number=number, whole=events)
     if output is Output.text:
-        print("\n".join(lines(run, snapshot)))
-    else:
-        printed(as_data(run, snapshot), output)
+        print("\n".join([*lines(run, snapshot, story), *(event_lines(story.run) if events else ())]))
+        return
+    data = as_data(run, snapshot) | story_data(story.chapters, story.cap, story.advice)
+    printed(data | ({"events": events_data(story.run)} if events else {}), output, error)
 
 
 def read_snapshot(run: LocalRun) -> LocalSnapshot:
     """Read a run folder. Raises LaunchError."""
-    from launcher.cli.ui.gpu_monitor import read_nodes
+    from launcher.api.local_records import labels_of
     from launcher.gcp.storage import use_errors
     from launcher.rehearsal.attempts import newest_attempt, read_end, read_facts
     from launcher.rehearsal.folder_lock import is_taken
+    from launcher.runs.metrics.gpu_nodes import read_nodes
     from launcher.runs.metrics.progress import ProgressReader
 
     storage = open_folder(str(run.folder))
@@ -83,20 +91,32 @@ def read_snapshot(run: LocalRun) -> LocalSnapshot:
             Attempt(number, read_facts(storage, number), read_end(storage, number)) for number in range(1, last + 1)
         )
     progress = ProgressReader(storage, attempt=max(1, last)).read_new()
-    return LocalSnapshot(attempts=attempts, is_running=is_running, progress=progress, nodes=read_nodes(storage))
+    return LocalSnapshot(
+        attempts=attempts,
+        is_running=is_running,
+        is_cancelled=(run.folder / contract.attempt_cancel(last)).exists(),
+        labels=labels_of(run.folder, attempts[-1].facts) if attempts else {},
+        progress=progress,
+        nodes=read_nodes(storage),
+    )
 
 
-def lines(run: LocalRun, snapshot: LocalSnapshot) -> Iterator[str]:
+def lines(run: LocalRun, snapshot: LocalSnapshot, story: RunStory) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
+    from launcher.api.find_local_run import relative
     from launcher.cli.ui import gpu_monitor
-    from launcher.cli.ui.event_printer import STATES, progress_text
+    from launcher.cli.ui.event_printer import STATES
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
-    from launcher.cli.ui.run_summary import relative
-    from launcher.cli.ui.text import stamp
+    from launcher.cli.ui.story_text import story_lines
+    from launcher.cli.ui.text import elapsed, stamp
 
     end = snapshot.attempts[-1].end if snapshot.attempts else None
-    after = f" after {ended_after(end)}" if end and not snapshot.is_running else ""
+    after = f" after {elapsed(end.seconds)}" if end and not snapshot.is_running else ""
     yield from wrapped(f"{run.id}  {STATES.get(snapshot.state, snapshot.state.lower())}{after}", WIDTH)
+    yield ""
+    yield from story_lines(story.chapters, story.cap, story.advice, snapshot.progress)
+    for number, text in enumerate(gpu_monitor.lines(snapshot.nodes)):
+        yield from labelled("" if number else "GPUs", text)
     yield ""
     yield from labelled("machine", "this machine")
     yield f"{'folder':{LABEL}}{relative(str(run.folder))}"
@@ -104,30 +124,6 @@ def lines(run: LocalRun, snapshot: LocalSnapshot) -> Iterator[str]:
         yield f"{'started':{LABEL}}{stamp(time)}"
     if end and not snapshot.is_running:
         yield f"{'ended':{LABEL}}{stamp(end.time)}"
-    if snapshot.progress:
-        yield from labelled("progress", progress_text(snapshot.progress))
-    for number, text in enumerate(gpu_monitor.lines(snapshot.nodes)):
-        yield from labelled("" if number else "GPUs", text)
-    for attempt in snapshot.attempts:
-        how = attempt_text(attempt, is_running=snapshot.is_running and attempt is snapshot.attempts[-1])
-        yield from labelled("" if attempt.number > 1 else "attempts", f"{attempt.number}. {how}")
-
-
-def attempt_text(attempt: Attempt, *, is_running: bool) -> str:
-    """Return `succeeded after 7 s` or `failed after 7 s: workerpool0-0 exited with 1`."""
-    if attempt.end is None:
-        return "running" if is_running else "interrupted"
-    if attempt.end.succeeded:
-        return f"succeeded after {ended_after(attempt.end)}"
-    failed = (f"{name} exited with {code}" for name, code in attempt.end.exit_codes.items() if code)
-    return f"failed after {ended_after(attempt.end)}: {', '.join(failed)}"
-
-
-def ended_after(end: End) -> str:
-    """Return how long an attempt took."""
-    from launcher.cli.ui.text import elapsed
-
-    return elapsed(end.seconds)
 
 
 def as_data(run: LocalRun, snapshot: LocalSnapshot) -> dict[str, Any]:
@@ -150,7 +146,7 @@ def as_data(run: LocalRun, snapshot: LocalSnapshot) -> dict[str, Any]:
         "ended": last.end.time if last and last.end and not snapshot.is_running else None,
         "error": None,
         "console": None,
-        "labels": {},
+        "labels": dict(snapshot.labels),
         "progress": msgspec.to_builtins(snapshot.progress),
         "nodes": [node.to_dict() for node in snapshot.nodes],
         "attempts": [attempt.to_dict() for attempt in snapshot.attempts],

@@ -1,20 +1,21 @@
-"""Plan a spec; errors name the line of the spec, or the flag, that caused them."""
+"""Gather the inputs of a plan from a spec and the flags of the command line."""
 
 from __future__ import annotations
 
-from launcher import catalog
-from launcher.cli.gather import Inputs
-from launcher.plan import build
-from launcher.plan.model import Image, Plan
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.api import gather as inputs_of
+from launcher.api.gather import Inputs
+from launcher.cli.options import Flags, overrides
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Target
+    from launcher.spec.reader import Override
 
 
-def planned(inputs: Inputs) -> Plan:
-    """Return the plan of a launch. Raises PlanRefused."""
-    with inputs.located.naming_places():
-        return build.plan(inputs.spec, catalog.load(), inputs.context)
-
-
-def planned_image(inputs: Inputs) -> Image:
-    """Return the plan of the image only. Raises PlanRefused."""
-    with inputs.located.naming_places():
-        return build.image(inputs.spec, catalog.load(), inputs.context)
+def gather(target: Target, spec: Path | None, flags: Flags, *, more: Sequence[Override] = (), **options: Any) -> Inputs:
+    """Return the inputs of a plan; `more` are overrides besides those of the flags. `options` and errors are those of
+    `launcher.api.gather.gather`."""
+    return inputs_of.gather(target, spec, [*overrides(flags), *more], run_id=flags.run_id, **options)

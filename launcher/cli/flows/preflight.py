@@ -1,63 +1,69 @@
-"""Run the preflight checks of VMs, print the findings, and order the zones by Spot capacity."""
+"""Run the preflight checks of a plan and print the findings."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from launcher.errors import NoCapacity, PlanRefused
+from launcher.cli.flows.cloud import notice, of_project
+from launcher.cli.options import Output
 
 if TYPE_CHECKING:
+    from launcher.api.gather import Inputs
     from launcher.compute.client import Compute
-    from launcher.compute.preflight_checks import Finding
     from launcher.plan.model import Plan
+    from launcher.project.model import Check
 
 
-def preflight(plan: Plan, compute: Compute, say: Callable[[str], None]) -> Plan:
-    """Return the plan without the placements that cannot work.
+def preflight(plan: Plan, compute: Compute | None, say: Callable[[str], None], *, creates_repository: bool) -> Plan:
+    """Return the plan without the placements that cannot work, and print what is wrong. `compute`: of a plan of VMs.
+    Raises as `launcher.api.preflight.vertex_preflight` does."""
+    from launcher.api import preflight as checks
+    from launcher.project.report import lines
 
-    Raises:
-        PlanRefused: no placement is left.
-        NoCapacity: no placement is left, for lack of quota.
+    def show(found: tuple[Check, ...]) -> None:
+        problems = [one for one in found if one.status in ("failed", "warning")]
+        if problems:
+            say("preflight checks:")
+            print("\n".join(lines(problems)), file=sys.stderr)
+        if unknown := list(dict.fromkeys(one.name for one in found if one.status == "unknown")):
+            say(f"preflight: not checked: {', '.join(unknown)} (--preflight shows why)")
+
+    if compute:
+        return checks.vm_preflight(plan, compute, say, show, creates_repository=creates_repository)
+    return checks.vertex_preflight(plan, os.environ, show, creates_repository=creates_repository)
+
+
+def preflight_only(inputs: Inputs, output: Output, *, creates_repository: bool = False) -> None:
+    """Run all checks of a plan and print every result; submit nothing.
+
+    Raises PlanRefused, NoCapacity, NotAuthorised: no placement is left.
     """
-    from launcher.cli.ui.plan_page import WIDTH, wrapped
-    from launcher.compute.preflight import allowed, check
-    from launcher.compute.spot_capacity import order_by_capacity
+    from launcher.api.image import check_contents
+    from launcher.api.planning import planned, planned_image
+    from launcher.api.preflight import vm_checks
+    from launcher.cli.ui.documents import printed
+    from launcher.project.needs import needs_of
+    from launcher.project.preflight import allowed, check, refusal
+    from launcher.project.report import data, lines, summary
 
-    findings = check(compute, plan)
-    attempts = allowed(plan, findings)
-    refusals = [one for one in findings if one.scope == "refusal"]
-    if not attempts:
-        kind = NoCapacity if all("quota" in one.problem.lower() for one in refusals) else PlanRefused
-        raise kind(
-            "; ".join(text.partition("\n")[0] for text in findings_text(refusals)),
-            "\n".join([*fixes(refusals[:1]), "To create it anyway, add --no-preflight."]),
-        )
-    for text in findings_text(findings):
-        problem, _, commands = text.partition("\n")
-        say("\n".join(wrapped(problem, WIDTH - len("launch: "))))
-        for line in commands.splitlines():  # without a prefix, to be copied
-            print(f"    {line}", file=sys.stderr)
-    plan, lines = order_by_capacity(replace(plan, attempts=attempts), compute)
-    for line in lines:
-        say(line)
-    return plan
-
-
-def findings_text(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield each finding with its fix; one text stands for all placements with the same finding."""
-    groups: dict[str, list[Finding]] = {}
-    for one in findings:
-        key = f"{one.problem}\n{one.fix}"
-        groups.setdefault(key.replace(one.place, "") if one.place else key, []).append(one)
-    for group in groups.values():
-        more = f" (same in {len(group) - 1} more placements)" if group[1:] else ""
-        yield "\n".join(filter(None, (f"{group[0].problem}{more}", group[0].fix)))
-
-
-def fixes(findings: list[Finding]) -> list[str]:
-    """Return the distinct fixes."""
-    return list(dict.fromkeys(one.fix for one in findings if one.fix))
+    plan = planned(inputs)
+    if plan.target == "vm":
+        needs = needs_of(plan, creates_repository=creates_repository)
+        found = vm_checks(plan, needs, of_project(plan.project).compute)
+    else:
+        found = check(plan, os.environ, creates_repository=creates_repository)
+    attempts = allowed(plan, found)
+    refused = None if attempts else refusal(found)
+    if output is Output.text:
+        print("\n".join(lines(one for one in found if attempts or one.status != "failed")))
+        print(summary(found) or "all checks passed")
+    else:
+        places = [{"region": one.region, "zone": one.zone, "provisioning": one.provisioning} for one in attempts]
+        printed({"checks": data(found), "placements": places}, output, refused)
+    if refused:
+        raise refused
+    if plan.image:
+        check_contents(inputs, planned_image(inputs), os.environ, notice)

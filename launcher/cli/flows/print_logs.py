@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TYPE_CHECKING
 
-from launcher.cli.flows.cloud import CloudContext
-from launcher.cli.flows.run_end import storage_of
+from launcher.api.cloud import CloudContext
+from launcher.api.run import open_log
+from launcher.api.run_folder import storage_of
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
@@ -47,7 +47,7 @@ def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, fol
         raise UsageError("-o yaml is not available for logs", "Use -o text or -o json.")
     folder = storage_of(run_folder_of(job))
     printer = EventPrinter(None)
-    lines = LogReader(job, cloud.project, os.environ, say=printer.say, folder=folder, tail=tail, clock=cloud.clock)
+    lines = open_log(cloud, job, printer.say, tail=tail)
     for line in lines.read_existing():
         put(line, output)
     if not follow or job.has_ended:

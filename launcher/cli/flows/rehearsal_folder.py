@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from launcher.plan.model import Plan
     from launcher.rehearsal.attempts import End
     from launcher.rehearsal.request import Job
-    from launcher.runs.metrics.results import Results
-
-READERS = 8
-"""Metrics files read in parallel."""
 
 
 @contextmanager
@@ -45,7 +41,7 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
         try:
             storage = open_folder(folder) if folder else None
         except NotAuthorised as error:
-            raise NotAuthorised(error.problem, "Or write to a local folder: --output runs") from error
+            raise NotAuthorised(error.problem, f"{error.hint}\nOr write to a local folder: --output runs") from error
         if (
             storage
             and not storage.url.startswith("gs://")
@@ -133,6 +129,7 @@ def attempt_facts(plan: Plan | None, body: Mapping[str, Any]) -> dict[str, Any]:
         "zone": None,
         "machine": planned.machine_type if planned else None,
         "provisioning": planned.provisioning if planned else None,
+        "labels": body.get("labels", {}),
     }
 
 
@@ -146,30 +143,6 @@ def record_end(storage: Storage, attempt: int, end: End) -> None:
             write_end(storage, attempt, end)
     except LaunchError as error:
         say(f"cannot record how the attempt ended: {error.problem}")
-
-
-def read_results(storage: Storage | None) -> Results | None:
-    """Return the run's metrics, or None if it wrote none."""
-    if storage is None:
-        return None
-    from concurrent.futures import ThreadPoolExecutor
-
-    from launcher.gcp.storage import use_errors
-    from launcher.runs.metrics.results import results
-
-    with use_errors():
-        names = storage.list(f"{contract.METRICS}/")
-        with ThreadPoolExecutor(READERS) as threads:
-            return results(dict(zip(names, threads.map(storage.read, names), strict=True))) if names else None
-
-
-def restarts(storage: Storage) -> int:
-    """Return how often the run's processes were restarted."""
-    from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import count_restarts as counted
-
-    with use_errors():
-        return counted(storage)
 
 
 def new_run(run: str, folder: str) -> str:

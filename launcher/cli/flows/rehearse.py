@@ -18,13 +18,17 @@ import msgspec
 
 from launch_train.common import contract
 from launch_train.common.faults import NEEDS_GPU
+from launcher.api.find_local_run import relative
+from launcher.api.run_folder import read_results
+from launcher.api.run_folder import restarts as restarts_in
 from launcher.cli.flows import preemption, rehearsal_folder
 from launcher.cli.flows.preemption import Preempted, Ran, say
 from launcher.cli.options import Output
-from launcher.cli.ui.line_printer import Cause, LinePrinter
-from launcher.cli.ui.run_summary import relative
+from launcher.cli.ui.line_printer import LinePrinter
+from launcher.diagnosis.output_cause import Cause
 from launcher.errors import JobFailed, LaunchError
 from launcher.rehearsal.workdirs import Code
+from launcher.signals import Stopped
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -77,6 +81,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     preempted: Preempted | None = None
     restarts: int = 0
     """How often the run's processes were restarted after a failure or a preemption."""
+    report: str = ""
+    """The page with its curves, if the run folder is on this machine."""
 
 
 def run(job: Rehearsal, output: Output) -> None:
@@ -115,6 +121,7 @@ def content(job: Rehearsal, request: Job) -> str:
 
 def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: int, output: Output) -> None:
     """Run one attempt (0 without a run folder), record its end, and print the result. Raises JobFailed."""
+    from launcher.api.local_cancel import stopped_by_cancel
     from launcher.rehearsal.attempts import End
 
     if job.docker:
@@ -123,7 +130,15 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
         say_substitutes(job)
     printer, begun = LinePrinter(), time.monotonic()
     left: list[WrittenFiles] = []
-    ran = rehearse(job, request, printer, left.append)
+    with stopped_by_cancel(storage, attempt) as cancelled:
+        try:
+            ran = rehearse(job, request, printer, left.append)
+        except Stopped:
+            if not cancelled.is_set():
+                raise
+            raise JobFailed(
+                f"{request.name} was cancelled", "The same command resumes it from its newest checkpoint."
+            ) from None
     end = End(exit_codes=ran.exit_codes, seconds=time.monotonic() - begun, time=time.time())
     if storage:
         rehearsal_folder.record_end(storage, attempt, end)
@@ -234,10 +249,25 @@ def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restar
         run=request.name or "the job",
         folder=request.run_folder,
         end=end,
-        found=rehearsal_folder.read_results(storage),
+        found=read_results(storage),
         images=request.images if job.docker else (),
-        restarts=rehearsal_folder.restarts(storage) if storage else restarts,
+        restarts=restarts_in(storage) if storage else restarts,
+        report=report_of(storage),
     )
+
+
+def report_of(storage: Storage | None) -> str:
+    """Write the page of a run whose folder is on this machine, and return its path; or an empty text."""
+    from launch_train.common.storage import LocalFolder
+    from launcher.cli.flows.report import write_report
+
+    if not isinstance(storage, LocalFolder):
+        return ""
+    try:
+        return str(write_report({"": storage}))
+    except Exception as error:  # noqa: BLE001 - a script's metrics may hold anything, and the run has succeeded
+        print(f"launch: report not written: {getattr(error, 'problem', error)}", file=sys.stderr)
+        return ""
 
 
 def preemption_result(after: float, exit_codes: dict[str, int], found: Results | None, attempt: int) -> Preempted:
@@ -289,7 +319,7 @@ def show(shown: Page, job: Rehearsal, output: Output, error: LaunchError | None 
         preempted = shown.preempted.text() if shown.preempted else ""
         images = ", ".join(shown.images)
         ended = (shown.run, shown.folder, end.succeeded, end.seconds, found)
-        print("\n".join(lines(*ended, preempted, images, restarts=shown.restarts)))
+        print("\n".join(lines(*ended, preempted, images, restarts=shown.restarts, report=shown.report)))
         if end.succeeded:
             commands = [*next_commands(job.typed, shown.folder, has_metrics=found is not None)]
             if commands:
@@ -301,6 +331,7 @@ def show(shown: Page, job: Rehearsal, output: Output, error: LaunchError | None 
         "exit_codes": end.exit_codes,
         "seconds": end.seconds,
         "run_folder": shown.folder,
+        "report": shown.report or None,
         **as_data(found, end.time),
         "restarts": shown.restarts,
         "error": None,

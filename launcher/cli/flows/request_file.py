@@ -26,7 +26,7 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     Raises:
         UsageError: the file is not the JSON of a CustomJob, or a spec or a spec flag is given too.
     """
-    from launcher.cli.gather import full_path
+    from launcher.api.gather import full_path
     from launcher.rehearsal.request import HINT, parse_request, rebased
 
     if spec or (extra := first_spec_flag(flags)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from launcher.api.run_folder import read_results, restarts, storage_of
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import attempt_of
 from launcher.cli.ui.job_text import run_folder_of
@@ -15,7 +16,6 @@ from launcher.plan.model import Plan
 from launcher.text import usd_text
 
 if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
     from launcher.runs.metrics.results import Results
 
 
@@ -76,8 +76,6 @@ def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | N
 
 def results_of(folder: str | None) -> Results | None:
     """Return the run's metrics, or None if they cannot be read."""
-    from launcher.cli.flows.rehearsal_folder import read_results
-
     try:
         return read_results(storage_of(folder))
     except LaunchError as error:
@@ -87,8 +85,6 @@ def results_of(folder: str | None) -> Results | None:
 
 def restarts_of(folder: str | None) -> int | None:
     """Return how often the run's processes were restarted, or None if its folder cannot be read."""
-    from launcher.cli.flows.rehearsal_folder import restarts
-
     try:
         return restarts(storage) if (storage := storage_of(folder)) else None
     except LaunchError:
@@ -101,13 +97,3 @@ def usd_of(job: Job, plan: Plan | None, seconds: float) -> float | None:
     if plan is None or planned is None or planned.usd_per_hour is None or job.ended is None:
         return None
     return planned.usd_per_hour * plan.machine.nodes * seconds / 3600
-
-
-def storage_of(folder: str | None) -> Storage | None:
-    """Open the run's folder; None if it cannot be opened."""
-    from launcher.gcp.storage import open_folder
-
-    try:
-        return open_folder(folder) if folder else None
-    except LaunchError:
-        return None

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from launcher.api.find_local_run import relative
 from launcher.cli.options import Flags, words
-from launcher.cli.ui.run_summary import relative
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -69,13 +69,12 @@ def nodes_command(typed: Typed) -> str:
 
 def is_planned(target: Target, spec: Path | None, flags: Flags, *, nodes: int | None = None) -> bool:
     """Return whether the job can be planned, and for that many nodes."""
-    from launcher import catalog
-    from launcher.cli.gather import gather
-    from launcher.plan.build import plan
+    from launcher.api.planning import planned
+    from launcher.cli.flows.plan import gather
 
     try:
-        inputs = gather(target, spec, flags, project_id=PROJECT)
-        made = plan(inputs.spec, catalog.load(), inputs.context)
+        inputs = gather(target, spec, flags, stand_in=PROJECT)
+        made = planned(inputs)
     except LaunchError:
         return False
     return nodes in (None, made.machine.nodes)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from launcher.api.cloud import CloudContext
+from launcher.api.planning import planned
 from launcher.cli.flows import launch
-from launcher.cli.flows.cloud import CloudContext, of_project
+from launcher.cli.flows.cloud import of_project
+from launcher.cli.flows.confirm_cost import confirmation
 from launcher.cli.flows.find_vm import display_time
-from launcher.cli.flows.plan import planned
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.plan_page import WIDTH, wrapped
@@ -20,9 +22,9 @@ from launcher.runs.ledger import MemoryLedger
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
+    from launcher.api.gather import Inputs
     from launcher.backend.router import Services
     from launcher.catalog import Price
-    from launcher.cli.gather import Inputs
     from launcher.jobs.job import Job
     from launcher.jobs.vm import Machine
     from launcher.plan.model import Plan
@@ -69,22 +71,30 @@ class VmWatcher:
         return ""
 
 
-def create_workstation(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> None:
-    """Create a VM to work on; unless `detach`, return when it is ready for SSH. Raises LaunchError."""
-    made = planned(inputs)
+def create_workstation(
+    inputs: Inputs, output: Output, *, detach: bool, preflight: bool, offline: bool, limited: bool, yes: bool
+) -> None:
+    """Create a VM to work on; unless `detach`, return when it is ready for SSH. `limited`: the user limited its cost;
+    `yes`: no question about it. Raises LaunchError."""
+    made = planned(inputs, offline=offline)
     cloud = of_project(inputs.context.project)
     printer = EventPrinter(made)
     for warning in made.warnings:
         printer.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))
     service = cloud.service
     watcher = VmWatcher(service, printer)
+
+    def checked(one: Plan) -> Plan:
+        return after_preflight(one, cloud, printer, detach=detach) if preflight else one
+
     driver = RunDriver(
         plan=made,
         service=service,
         ledger=MemoryLedger(cloud.clock),
         watcher=watcher,
         say=printer.say,
-        ready=lambda one: after_preflight(one, cloud, printer, detach=detach) if preflight else one,
+        ready=checked,
+        confirm=confirmation(limited=limited, yes=yes, say=printer.say),
         clock=cloud.clock,
     )
     try:
@@ -117,7 +127,7 @@ def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, d
         raise missing_gcloud(made.run, external_ip=False)
     if not detach:
         check_access(cloud.compute)
-    return preflight(made, cloud.compute, printer.say)
+    return preflight(made, cloud.compute, printer.say, creates_repository=False)
 
 
 def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> Machine:

@@ -26,7 +26,7 @@ def output_of(argv: Sequence[str]) -> Output:
     return found
 
 
-def printed(data: dict[str, Any], output: Output, error: LaunchError | None = None) -> None:
+def printed(data: Any, output: Output, error: LaunchError | None = None) -> None:
     """Print a document as JSON or YAML. With `error`, which ends the command, it is printed later with the error."""
     from launcher.cli.ui.plan_page import as_yaml
 

@@ -16,7 +16,6 @@ from launcher.jobs.job import GONE
 if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.plan.model import Attempt, Plan
-    from launcher.runs.attempts import Entry
     from launcher.runs.driver import AttemptFailed, AttemptStarted
     from launcher.runs.watch.loop import Progress
 
@@ -47,17 +46,13 @@ class EventPrinter:
     On a terminal the progress line stays at the bottom: it is erased before each other line and redrawn below it.
     """
 
-    def __init__(self, plan: Plan | None) -> None:
-        self._plan = plan
-        self._printer = LinePrinter()
-        self._tty = sys.stderr.isatty()
+    def __init__(self, plan: Plan | None, prefix: str = "") -> None:
+        """`prefix` begins each line, where several runs are followed."""
+        self._plan, self._prefix = plan, prefix
+        self._printer = LinePrinter(prefix)
+        self._tty = sys.stderr.isatty() and not prefix
         self._shown = ""
         self._last = float("-inf")
-
-    @property
-    def error(self) -> str:
-        """Return the cause of the job's end that its log lines since the last start name, or an empty text."""
-        return str(self._printer.cause or "")
 
     def say(self, text: str) -> None:
         """Print a message of launch, of one or more lines."""
@@ -88,7 +83,6 @@ class EventPrinter:
             self._print(line)
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
         self._print(f"{'':{LABEL}}{console_url(event.job)}")
-        self._printer.reset()
 
     def _attempt_failed(self, event: AttemptFailed) -> None:
         diagnosis = event.diagnosis
@@ -138,7 +132,7 @@ class EventPrinter:
 
     def _print(self, line: str) -> None:
         self._wipe()
-        print(line, file=sys.stderr, flush=True)
+        print(f"{self._prefix}{line}", file=sys.stderr, flush=True)
         self._draw()
 
     def _wipe(self) -> None:
@@ -185,7 +179,7 @@ def place_text(job: Job, planned: Attempt | None) -> str:
 
 def after(job: Job) -> str:
     """Return how long a running job waited for its start, or how long an ended job ran."""
-    if job.state == "RUNNING" and job.started:
+    if job.state == "RUNNING" and job.started and job.started > job.created:
         return f" ({elapsed(max(0.0, job.started - job.created))} after creation)"
     if job.has_ended and job.ended and job.started:
         return f" after {elapsed(max(0.0, job.ended - job.started))}"
@@ -202,11 +196,3 @@ def progress_text(progress: Progress) -> str:
     if progress.eta_seconds is not None and progress.step != progress.steps:
         parts.append(f"{elapsed(progress.eta_seconds)} left")
     return ", ".join(parts)
-
-
-def attempted(entry: Entry) -> str:
-    """Return `1. flex-start in us-central1: no capacity`."""
-    where = f"{entry.number}. {entry.provisioning or 'local run'} in {entry.where or 'this folder'}"
-    if entry.end is None:
-        return f"{where}: in progress" if entry.job else f"{where}: being created"
-    return f"{where}: {entry.end.cause or entry.end.kind}"

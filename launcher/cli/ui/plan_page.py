@@ -17,6 +17,7 @@ from launcher.cli.options import Output
 from launcher.text import exact_duration, hourly_price, plural, size_text, usd_text
 
 if TYPE_CHECKING:
+    from launcher.api.gather import AppliedSettings
     from launcher.plan.model import Attempt, Image, Plan
 
 WIDTH = 80
@@ -27,14 +28,18 @@ NOT_PLAIN = {"yes", "no", "on", "off", "true", "false", "null"}
 TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
-def show(plan: Plan, output: Output, *, image: bool = False) -> None:
-    """Print the plan; `image`: the job runs in containers of the image (launch local --docker)."""
+def show(plan: Plan, output: Output, *, image: bool = False, settings: AppliedSettings | None = None) -> None:
+    """Print the plan; `image`: the job runs in containers of the image (launch local --docker). `settings` have the
+    fields that settings files have set, and their cap."""
+    from launcher.plan.build import with_hidden_webhook
+
+    plan = with_hidden_webhook(plan)
     if output is Output.json:
         print(json.dumps(msgspec.to_builtins(plan), indent=2, ensure_ascii=False))
     elif output is Output.yaml:
         print("\n".join(yaml_lines(plan)))
     else:
-        print("\n".join(page(plan, image)))
+        print("\n".join(page(plan, image, settings)))
 
 
 # --- YAML for gcloud ------------------------------------------------------------------------------------------------
@@ -91,13 +96,15 @@ def style_of(value: str) -> str | None:
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def page(plan: Plan, image: bool = False) -> Iterator[str]:
+def page(plan: Plan, image: bool = False, settings: AppliedSettings | None = None) -> Iterator[str]:
     """Yield the page of a plan, in at most 80 columns."""
     where = TARGETS[plan.target] + ("" if plan.target == "local" else f", project {plan.project}")
     yield from wrapped(f"{plan.run}  on {where}", WIDTH)
     yield ""
-    for label, text in facts(plan, image):
+    for label, text in facts(plan, image, settings.usd_cap if settings else None):
         yield from labelled(label, text)
+    for number, (field, where) in enumerate(settings.origins if settings else ()):
+        yield from labelled("" if number else "settings", f"{field}: {where}")
     if plan.target != "local":
         yield ""
         yield from attempt_table(plan)
@@ -108,16 +115,18 @@ def page(plan: Plan, image: bool = False) -> Iterator[str]:
     yield "Nothing was submitted." if plan.target != "local" else "Nothing was started."
 
 
-def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
+def facts(plan: Plan, image: bool, usd_cap: tuple[float, str] | None = None) -> Iterator[tuple[str, str]]:
     """Yield the labels and texts above the table of attempts."""
     yield "machine", machine_text(plan)
+    if plan.command and plan.target != "local" and plan.machine.gpu_memory_gb:
+        yield "memory", memory_text(plan)
     if plan.image and plan.target == "local" and not image:
         yield "image", NO_IMAGE
         if plan.image.files:
             yield "code", f"{code_text(plan.image)}; each start gets a copy (without --in-place)"
     elif plan.image:
         yield "image", plan.image.uri
-        made = f"tag: content hash; {plan.image.platform}, {plan.image.wheel}"
+        made = f"tag: content hash; {plan.image.platform}, {torch_text(plan.image)}"
         yield "", "(custom image, pinned by digest)" if plan.image.pinned else f"({made})"
         if plan.image.files:
             yield "code", code_text(plan.image)
@@ -126,6 +135,8 @@ def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
         if config := plan.spec.get("run", {}).get("config"):
             yield "config", flow(config)
         yield "output", plan.run_folder or "none"
+        if plan.target != "local":
+            yield from zip(chain(["mounts"], repeat("")), mount_lines(plan), strict=False)
     elif plan.target == "vm":
         yield "image", boot_image(plan)
     if plan.target != "local":
@@ -133,9 +144,29 @@ def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
         if secrets := plan.spec.get("secrets"):
             yield "secrets", f"{', '.join(secrets)}: read on the machine by this account"
         yield "limits", limits_text(plan)
+        yield from notify_lines(plan)
         if plan.limits.wait_at_most_seconds:
             yield "waiting", waiting_text(plan)
-        yield from zip(chain(["cost"], repeat("")), cost_lines(plan), strict=False)
+        yield from zip(chain(["cost"], repeat("")), cost_lines(plan, usd_cap), strict=False)
+
+
+def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the events that are sent to a webhook; its URL is a secret."""
+    from launcher.spec.models import JobSpec
+
+    if wanted := msgspec.convert(plan.spec, JobSpec).notify:
+        form = " as Slack text" if wanted.format == "slack" else ""
+        yield "notify", f"{', '.join(wanted.on)}: sent to the webhook{form}"
+
+
+def mount_lines(plan: Plan) -> Iterator[str]:
+    """Yield what is mounted at each folder of the container, and what becomes of it."""
+    from launcher.spec.mounts import Mount
+
+    for mount in (msgspec.convert(one, Mount) for one in plan.spec.get("mounts", ())):
+        name = f"gs://{mount.bucket}" if mount.bucket else mount.source
+        end = ", deleted with its VM" if mount.new_disk_gb else ", read-only" if mount.read_only else ""
+        yield f"{mount.folder}: {name}{end}"
 
 
 def flow(data: Any) -> str:
@@ -171,9 +202,29 @@ def machine_text(plan: Plan) -> str:
     return f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}{total}"
 
 
+def memory_text(plan: Plan) -> str:
+    """Return the GPU memory that the run needs. It is not part of the plan, whose digest is in the requests."""
+    from launcher import catalog
+    from launcher.plan.machine import choose
+    from launcher.plan.memory.fit import memory_line
+    from launcher.spec.models import JobSpec
+
+    spec = msgspec.convert(plan.spec, JobSpec)
+    return memory_line(spec, choose(spec, catalog.load(), plan.target))
+
+
 def boot_image(plan: Plan) -> str:
     """Return the name of the boot disk's image."""
     return str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
+
+
+def torch_text(image: Image) -> str:
+    """Return the image's PyTorch: its CUDA build, with the release if the spec brings one, or whose it is."""
+    from launcher.plan.image import BASE_TORCH
+
+    if image.torch:
+        return f"torch {image.torch.version}+{image.torch.build}"
+    return image.wheel if image.wheel != BASE_TORCH else "the base image's PyTorch"
 
 
 def code_text(image: Image) -> str:
@@ -211,26 +262,39 @@ def lease_text(plan: Plan) -> Iterator[str]:
         yield f"{how} {' or '.join(ends)}"
 
 
-def cost_lines(plan: Plan) -> Iterator[str]:
-    """Yield the expected cost, the upper bound that limits.usd is compared with, the hard bound, and what they
-    cover."""
+def cap_text(limit: float | None, of_settings: tuple[float, str] | None) -> str:
+    """Return the cap on the cost: the lower one of limits.usd and that of the settings files, with its place."""
+    if of_settings and (limit is None or of_settings[0] < limit):
+        return f"cap {usd_text(of_settings[0])} ({of_settings[1]})"
+    return f"cap {usd_text(limit)}" if limit is not None else "no cap (--usd sets one)"
+
+
+def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None = None) -> Iterator[str]:
+    """Yield the expected cost, the upper bound that the cap is compared with, the hard bound, and what they cover."""
     limits = plan.limits
-    cap = f"cap {usd_text(limits.usd)}" if limits.usd is not None else "no cap (--usd sets one)"
+    cap = cap_text(limits.usd, usd_cap)
     if limits.usd_at_most is None:
         yield f"unknown: some attempts have no known price; {cap}"
         return
     from launcher.plan.cost import billed_hours, hourly_ceiling, in_hours
 
     if limits.usd_expected is not None:
-        yield f"{usd_text(limits.usd_expected, approx=True)} expected, at the prices shipped with launch"
+        yield f"{usd_text(limits.usd_expected, approx=True)} expected{prices_of(plan)}"
     most = max(plan.attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, limits.hours))
     by = f"{hourly_price(hourly_ceiling(most))} × {plural(plan.machine.nodes, 'node')} × {in_hours(most, limits.hours)}"
     yield f"{usd_text(limits.usd_at_most)} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
     if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
         restarts = max(attempt.service_restarts for attempt in plan.attempts)
-        again = f"Vertex AI restarts the job {restarts} times, each with its own {limits.hours:g} h"
+        again = f"if Vertex AI restarts the job {restarts} times, each with its own {limits.hours:g} h"
         yield f"{usd_text(limits.usd_hard_bound)} hard bound: {again if restarts else 'every hour at list price'}"
     yield "; ".join(scope(plan))
+
+
+def prices_of(plan: Plan) -> str:
+    """Return `, at prices of 2026-07-30 (shipped with launch)`, or an empty text if the plan does not say."""
+    if not plan.prices:
+        return ""
+    return f", at prices of {plan.prices.date} ({'shipped with launch' if plan.prices.shipped else 'fetched'})"
 
 
 def scope(plan: Plan) -> Iterator[str]:
@@ -239,6 +303,8 @@ def scope(plan: Plan) -> Iterator[str]:
     outside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
     yield f"including {', '.join(inside) or 'only the machines'}"
     yield f"excluding {', '.join(outside)}"
+    if plan.limits.usd_expected is None and plan.prices:
+        yield prices_of(plan).removeprefix(", at ")
 
 
 def attempt_table(plan: Plan) -> Iterator[str]:
@@ -292,5 +358,9 @@ def labelled(label: str, text: str) -> Iterator[str]:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Lines of at most `width` characters; what a terminal would act upon is written as an escape."""
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return textwrap.wrap(shown, width, break_on_hyphens=False) or [""]
+    return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
+
+
+def printable(text: str) -> str:
+    """Return the text with escapes for what a terminal would act upon."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch_train.common.contract import MEAN_STEPS
+from launcher.api.find_local_run import relative
 from launcher.cli.ui.plan_page import labelled
 from launcher.cli.ui.text import elapsed
 from launcher.runs.metrics.results import figure
@@ -26,6 +26,7 @@ def lines(
     image: str = "",
     how: str = "",
     restarts: int = 0,
+    report: str = "",
 ) -> Iterator[str]:
     """Yield how the run ended, its results and its folder.
 
@@ -51,6 +52,8 @@ def lines(
         yield from labelled("warning", text)
     if folder:
         yield from labelled("folder", relative(folder))
+    if report:
+        yield from labelled("report", relative(report))
 
 
 def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -66,6 +69,9 @@ def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         unit = end.get("data_unit", "byte")
         baseline = f"; unigram baseline: {entropy:.4f}" if entropy is not None else ""
         yield "held-out", f"{held_out:.4f}{f' nats per {unit}' if entropy is not None else ''}{baseline}"
+    accuracy, five = figure(end, "eval_accuracy"), figure(end, "eval_accuracy_top5")
+    if accuracy is not None and five is not None:
+        yield "accuracy", f"{accuracy:.1%} of held-out images; {five:.1%} among the first five guesses"
     speed = speed_text(end)
     if speed:
         yield "speed", speed
@@ -109,13 +115,3 @@ def as_data(found: Results | None, time: float | None = None) -> dict[str, Any]:
     if end is None and (rows or time is not None):
         end = {"step": None, **(rows[-1] if rows else {}), **({"time": time} if time is not None else {})}
     return {"steps": len(rows), "end": dict(end) if end else None, "nonfinite": found.nonfinite if found else {}}
-
-
-def relative(folder: str) -> str:
-    """Return the folder relative to the current one if it is inside it."""
-    if folder.startswith("gs://"):
-        return folder
-    try:
-        return str(Path(folder).relative_to(Path.cwd()))
-    except ValueError:
-        return folder

@@ -78,7 +78,7 @@ class Auth:
             if self._challenge is None or (grant and self._patience.clock.now() < grant.until):
                 return grant.header if grant else None
             start = grant.source if grant else 0
-            return self._grant(scopes, self._challenge, start, None, f"{what}: no credentials are taken")
+            return self._grant(scopes, self._challenge, start, None, f"{what}: credentials are not accepted")
 
     def renew(self, scopes: Scopes, response: Response, refused: str | None, *, first: bool, what: str) -> str | None:
         """Return the header to send instead of `refused`, which the registry answered with a 401.

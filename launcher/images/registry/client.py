@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar
 
@@ -129,6 +129,20 @@ class Registry:
 
         return self._again(call, read)
 
+    def stream(self, repository: str, digest: str) -> Iterator[bytes]:
+        """Yield the bytes of a blob, unverified; closing the iterator ends the transfer. A broken transfer ends it."""
+        from requests.exceptions import RequestException
+
+        call = self._reading("GET", repository, f"blobs/{digest}", f"read {digest}")
+        response = self._wire.do(call)
+        self._expect(response, call, 200)
+        try:
+            yield from response.iter_content(1 << 16)
+        except RequestException:
+            return
+        finally:
+            response.close()
+
     def has(self, repository: str, digest: str) -> bool:
         """Return whether the repository has a blob."""
         call = self._reading("HEAD", repository, f"blobs/{digest}", f"look for {digest}")
@@ -145,7 +159,7 @@ class Registry:
         params = (("mount", digest), ("from", source))
         ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"), params=params)
         scopes = (may_push(repository), may_pull(source))
-        call = RegistryCall(f"take {digest} over from {source}", repository, scopes, ask)
+        call = RegistryCall(f"mount {digest} from {source}", repository, scopes, ask)
         response = self._wire.do(call)
         if response.status_code == 202:
             self._cancel(repository, response)
@@ -192,7 +206,7 @@ class Registry:
             raise self._wire.refusal(call, response)
         said = response.headers.get("Docker-Content-Digest", digest)
         if said != digest:
-            raise RegistryError(f"{self._wire.words(call)}: the registry understood {said} where {digest} was sent")
+            raise RegistryError(f"{self._wire.words(call)}: the registry stored {said} instead of {digest}")
         return digest
 
     def stop(self) -> None:
@@ -249,7 +263,7 @@ class Registry:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise RegistryError(f"{self._wire.words(call)}: what the registry has there is no manifest")
+            raise RegistryError(f"{self._wire.words(call)}: the registry's response is not a manifest")
         media_type = response.headers.get("Content-Type", "").partition(";")[0].strip()
         return Manifest(digest, str(body.get("mediaType") or media_type), body, raw)
 

@@ -26,7 +26,7 @@ def refusal(response: Response, host: str, repository: str, what: str, tried: st
     if response.status_code in (401, 403):
         return denied(host, f"{where}: {what}: {text}", tried)
     if response.status_code == 404 and "NAME_UNKNOWN" in codes(response):
-        return RepositoryMissing(f"{where}: there is no such repository ({text})", _create(host, repository))
+        return RepositoryMissing(f"{where}: the repository does not exist ({text})", _create(host, repository))
     return RegistryError(f"{where}: {what}: {text}")
 
 
@@ -44,9 +44,9 @@ def denied(host: str, problem: str, tried: str) -> NotAuthorised:
 def _create(host: str, repository: str) -> str:
     found = place(host, repository)
     if found is None:
-        return "Make the repository first, or name another: image.repository"
+        return "Create the repository first, or name another: image.repository"
     return (
-        "launch build --create-repository makes it; or gcloud artifacts repositories create "
+        "launch build --create-repository creates it; or gcloud artifacts repositories create "
         f"{found.repository} --project={found.project} --location={found.location} --repository-format=docker"
     )
 

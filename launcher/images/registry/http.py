@@ -69,7 +69,9 @@ class Http:
         try:
             import requests
         except ImportError as error:
-            raise LaunchError("speaking to a registry needs requests", 'pip install "gcp-launch[docker]"') from error
+            raise LaunchError(
+                "the registry client needs the package requests", 'pip install "gcp-launch[docker]"'
+            ) from error
         self._session = requests.Session()
         # This machine is reached without a proxy, and without reading ~/.netrc or proxy settings for each request.
         self._session.trust_env = not is_loopback(host)
@@ -81,7 +83,7 @@ class Http:
     def go_on(self) -> None:
         """Raise RegistryError if `stop` was called."""
         if self.stopped:
-            raise RegistryError(f"{self._host}: stopped", "Start again: what has arrived is not sent again.")
+            raise RegistryError(f"{self._host}: stopped", "Start again: uploaded layers are not sent again.")
 
     def count(self, size: int) -> None:
         """Add to the number of bytes sent."""
@@ -117,7 +119,7 @@ class Http:
         """Return `url`. Raises RegistryError: a registry with TLS redirects to an address without."""
         if urlsplit(url).scheme == "https" or is_loopback(url):
             return url
-        raise RegistryError(f"{self._host}: the registry leads to an address without TLS: {url}")
+        raise RegistryError(f"{self._host}: the registry redirects to an address without TLS: {url}")
 
     def _once(self, ask: Ask) -> Response:
         from requests import exceptions

@@ -60,7 +60,7 @@ def parse(text: str) -> Reference:
         UsageError: it is invalid.
     """
     if "://" in text:
-        raise UsageError(f"{text!r} is not an image: it is an address", "Leave the scheme out: HOST/NAME:TAG")
+        raise UsageError(f"{text!r} is not an image: it is an address", "Remove the scheme: HOST/NAME:TAG")
     name, _, digest = text.partition("@")
     host, path = _split_host(name)
     repository, colon, tag = path.partition(":")
@@ -166,5 +166,5 @@ def _no_writes(reference: Reference) -> UsageError:
     better = f"{_LOCATIONS.get(reference.host, 'us')}-docker.pkg.dev/{project}/launch"
     return UsageError(
         f"image.repository: {reference.name}: Container Registry takes no writes since 2025-03-18",
-        f"Use Artifact Registry: {better}  (launch build --create-repository makes it)",
+        f"Use Artifact Registry: {better}  (launch build --create-repository creates it)",
     )

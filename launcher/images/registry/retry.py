@@ -66,7 +66,7 @@ class Tries:
         """
         self.failed += 1
         if self.failed >= self._patience.tries or error.retry_after > LONGEST_ASKED:
-            hint = "No image was changed. Try again later: what has arrived is not sent again."
+            hint = "No image was changed. Try again later: uploaded layers are not sent again."
             raise RegistryError(f"{self.what}: {error} (tried {self.failed} times)", hint) from error
         bound = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** (self.failed - 1))
         self._patience.clock.sleep(max(error.retry_after, bound * (0.5 + self._patience.jitter() / 2)))

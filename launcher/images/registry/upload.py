@@ -167,7 +167,7 @@ class Upload:
         """Store the upload's URL, which may change with each response."""
         found = response.headers.get("Location") or self._location
         if not found:
-            raise RegistryError(f"{self._tries.what}: the registry doesn't say where an upload goes")
+            raise RegistryError(f"{self._tries.what}: the registry returned no upload URL")
         self._location = self._wire.url(found)
 
     def _reached(self, offset: int) -> None:

@@ -18,10 +18,12 @@ from launcher.clock import REAL, Clock
 from launcher.gcp.storage import read_errors
 from launcher.jobs.job import Job
 from launcher.plan.container import expand
-from launcher.runs.metrics.results import PART, Record, figure, records
+from launcher.runs.metrics.results import Record, figure
 
 ROWS: Final = 50
 """The newest rows, from which speed and remaining time are computed."""
+RECENT: Final = 1000
+"""The newest rows that are kept for curves."""
 MAX_PARTS: Final = 20
 """Parts read per call: a long run has tens of thousands."""
 ANSWER_SECONDS: Final = 20.0
@@ -61,7 +63,15 @@ class MetricsPart(NamedTuple):
 class ProgressReader:
     """Read the metrics of one attempt as they are written."""
 
-    def __init__(self, folder: Storage, job: Job | None = None, *, attempt: int = 1, clock: Clock = REAL) -> None:
+    def __init__(
+        self,
+        folder: Storage,
+        job: Job | None = None,
+        *,
+        attempt: int = 1,
+        clock: Clock = REAL,
+        list_interval: float = LIST_INTERVAL,
+    ) -> None:
         """The job's request may contain the number of steps. Parts of earlier attempts than `attempt` are ignored."""
         self._folder = folder.within(ANSWER_SECONDS)
         self._attempt = attempt
@@ -69,7 +79,9 @@ class ProgressReader:
         self._clock = clock
         self._newest: MetricsPart | None = None
         self._listed_at = float("-inf")
+        self._list_interval = list_interval
         self._rows: deque[Record] = deque(maxlen=ROWS)
+        self._recent: deque[Record] = deque(maxlen=RECENT)
         self._resumed_from: int | None = None
         """The step that this start resumed from, if it logged one and has no rows yet."""
 
@@ -82,6 +94,11 @@ class ProgressReader:
             return None
         return summarize_rows(tuple(self._rows), self._steps, self._resumed_from)
 
+    @property
+    def recent(self) -> tuple[Record, ...]:
+        """Return the newest rows that were read, of all starts, oldest first."""
+        return tuple(self._recent)
+
     def _read_next_parts(self) -> bool:
         """Read the parts after the newest one; return whether there were any."""
         before = self._newest
@@ -92,7 +109,7 @@ class ProgressReader:
 
     def _list_and_read(self) -> bool:
         """List all parts, and read those of a newer start of the processes; return whether there were any."""
-        if self._clock.now() - self._listed_at < LIST_INTERVAL and self._newest is not None:
+        if self._clock.now() - self._listed_at < self._list_interval and self._newest is not None:
             return False
         names = self._folder.list(f"{contract.METRICS}/")
         self._listed_at = self._clock.now()
@@ -115,7 +132,7 @@ class ProgressReader:
             self._rows.clear()
             self._resumed_from = None
         self._newest = part
-        for record in records(text):
+        for record in contract.records(text):
             self._add(record)
         return True
 
@@ -123,6 +140,9 @@ class ProgressReader:
         if "event" not in record:
             if as_int(record.get("step")) is not None:
                 self._rows.append(record)
+                while self._recent and self._recent[-1]["step"] >= record["step"]:  # repeated after a restart
+                    self._recent.pop()
+                self._recent.append(record)
         elif record["event"] == "start":
             self._steps = logged_steps(record) or self._steps
             self._resumed_from = 0 if self._resumed_from is None else self._resumed_from
@@ -132,7 +152,7 @@ class ProgressReader:
 
 def parse_part_name(name: str) -> MetricsPart | None:
     """Parse an object's name; None: no part, or a variant (its name had been taken), which only reports read."""
-    found = PART.match(name)
+    found = contract.PART.match(name)
     return MetricsPart(*map(int, found.groups()[:4])) if found and found[5] is None else None
 
 
@@ -153,6 +173,15 @@ def summarize_rows(rows: tuple[Record, ...], steps: int | None, resumed_from: in
         eta_seconds=max(0, steps - step) * step_seconds if steps is not None and step_seconds else None,
         time=as_float(last.get("time")),
     )
+
+
+def parse_record(text: bytes) -> Progress | None:
+    """Return the progress in a run's `progress.json`; None: it is malformed."""
+    record = next(iter(contract.records(text)), {})
+    row, steps = record.get("row"), as_positive_int(record.get("steps"))
+    if not isinstance(row, Mapping) or as_int(row.get("step")) is None:
+        return None
+    return summarize_rows((row,), steps, None)
 
 
 def seconds_per_step(rows: tuple[Record, ...]) -> float | None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from launch_train.common import contract
-
-PART = re.compile(rf"^{contract.METRICS}/(\d+)-(\d+)-(\d+)-(\d+)(?:-(\d+))?\.jsonl$")
-"""A part's name: attempt, generation, node, part; and a variant number where that name had been taken."""
 
 Record = Mapping[str, Any]
 Key = tuple[int, int]
@@ -126,26 +121,15 @@ def figure(record: Record, name: str) -> float | int | None:
 
 def results(parts: Mapping[str, bytes]) -> Results:
     """Parse parts by name (`metrics/<attempt>-<generation>-<node>-<part>[-<variant>].jsonl`); skip other names."""
-    named = sorted((tuple(map(int, found.groups("0"))), name) for name in parts if (found := PART.match(name)))
+    named = sorted((tuple(map(int, found.groups("0"))), name) for name in parts if (found := contract.PART.match(name)))
     rows: dict[Key, dict[int, Record]] = {}
     events: dict[Key, list[Record]] = {}
     for numbers, name in named:
         key = (numbers[0], numbers[1])
         start_rows, start_events = rows.setdefault(key, {}), events.setdefault(key, [])
-        for record in records(parts[name]):
+        for record in contract.records(parts[name]):
             if "event" in record:
                 start_events.append(record)
             elif isinstance(record.get("step"), int):
                 start_rows[record["step"]] = record
     return Results(starts=tuple(Start(key=key, rows=rows[key], events=tuple(events[key])) for key in rows))
-
-
-def records(text: bytes) -> Iterator[Record]:
-    """Yield the JSON objects of one part; skip malformed lines (a crash may cut one off)."""
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record

@@ -27,7 +27,7 @@ from launcher.runs.watch.events import (
     ProgressUpdated,
     StateChanged,
 )
-from launcher.runs.watch.pollers import JobPoller, OutputPoller, still_running_text
+from launcher.runs.watch.pollers import CLOUD, Intervals, JobPoller, OutputPoller, still_running_text
 
 __all__ = [
     "Event",
@@ -62,6 +62,7 @@ def watch(
     waited: float = 0.0,
     watch_seconds: float | None = None,
     stop_when: Callable[[Job], bool] = lambda _job: False,
+    intervals: Intervals = CLOUD,
 ) -> WatchResult:
     """Watch a job until it ends, `stop_when` is true, or it has waited `wait_seconds` for machines.
 
@@ -73,7 +74,8 @@ def watch(
         LaunchError: the first poll was refused, or the job does not exist.
     """
     until = clock.now() + watch_seconds if watch_seconds is not None else float("inf")
-    job, output = JobPoller(view, report, clock, waited), OutputPoller(view, report, clock)
+    job = JobPoller(view, report, clock, waited, intervals)
+    output = OutputPoller(view, report, clock, intervals)
     while True:
         job.poll()
         if job.ended:

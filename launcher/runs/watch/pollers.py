@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,14 +22,22 @@ from launcher.runs.watch.events import (
     StateChanged,
 )
 
-JOB_INTERVAL: Final = (2.0, 10.0)
-"""Shortest and longest poll interval in seconds."""
-LINES_INTERVAL: Final = (5.0, 60.0)
-"""A project may read 60 times a minute, all users together: https://cloud.google.com/logging/quotas. Errors lengthen
-the interval up to the second value."""
-WAITING_INTERVAL: Final = 30.0
-"""For lines and progress before the job runs: only Vertex AI itself can log something then."""
-PROGRESS_INTERVAL: Final = (10.0, 60.0)
+
+class Intervals(NamedTuple):
+    """Shortest and longest poll intervals in seconds. The defaults are for the cloud."""
+
+    job: tuple[float, float] = (2.0, 10.0)
+    lines: tuple[float, float] = (5.0, 60.0)
+    """A project may read 60 times a minute, all users together: https://cloud.google.com/logging/quotas. Errors
+    lengthen the interval up to the second value."""
+    progress: tuple[float, float] = (10.0, 60.0)
+    waiting: float = 30.0
+    """For lines and progress before the job runs: only Vertex AI itself can log something then."""
+
+
+CLOUD: Final = Intervals()
+THIS_MACHINE: Final = Intervals(job=(2.0, 2.0), lines=(2.0, 2.0), progress=(2.0, 2.0), waiting=2.0)
+"""Of a run on this machine files alone are read."""
 QUEUED_SECONDS: Final = 120.0
 """After so long in QUEUED, a note explains the state."""
 REFUSED_SECONDS: Final = 300.0
@@ -109,14 +117,16 @@ class OutageReporter:
 class JobPoller:
     """Poll the job's state."""
 
-    def __init__(self, view: JobView, report: EventSink, clock: Clock, waited: float) -> None:
+    def __init__(
+        self, view: JobView, report: EventSink, clock: Clock, waited: float, intervals: Intervals = CLOUD
+    ) -> None:
         self._view, self._report, self._clock = view, report, clock
         self._outage = OutageReporter("job", report, clock, 0.0)
         self._seen_at = self._changed_at = clock.now()
         self._missing = self._refused = 0
         self._refused_since = 0.0
         self._noted_states: set[str] = set()
-        self.schedule = PollSchedule(clock, *JOB_INTERVAL)
+        self.schedule = PollSchedule(clock, *intervals.job)
         self.waited = waited
         """Seconds in QUEUED and PENDING since it last ran."""
         self.last: Job | None = None
@@ -220,9 +230,10 @@ def is_known_state(job: Job) -> bool:
 class OutputPoller:
     """Poll lines and progress. Errors are reported, but never end the watch."""
 
-    def __init__(self, view: JobView, report: EventSink, clock: Clock) -> None:
+    def __init__(self, view: JobView, report: EventSink, clock: Clock, intervals: Intervals = CLOUD) -> None:
         self._view, self._report, self._clock = view, report, clock
-        self._lines, self._progress = PollSchedule(clock, *LINES_INTERVAL), PollSchedule(clock, *PROGRESS_INTERVAL)
+        self._lines, self._progress = PollSchedule(clock, *intervals.lines), PollSchedule(clock, *intervals.progress)
+        self._waiting_interval = intervals.waiting
         self._lines_outage = OutageReporter("lines", report, clock, OUTPUT_OUTAGE_SECONDS)
         self._progress_outage = OutageReporter("progress", report, clock, OUTPUT_OUTAGE_SECONDS)
         self._waiting = False
@@ -267,7 +278,7 @@ class OutputPoller:
             self._lines_outage.failed(error)
             return None
         self._lines_outage.succeeded()
-        self._lines.back_off(0.5, WAITING_INTERVAL if self._waiting else 0.0)
+        self._lines.back_off(0.5, self._waiting_interval if self._waiting else 0.0)
         if lines:
             self._report(LinesPrinted(lines))
         return len(lines)
@@ -280,7 +291,7 @@ class OutputPoller:
             self._progress_outage.failed(error)
             return
         self._progress_outage.succeeded()
-        self._progress.back_off(0.5, WAITING_INTERVAL if self._waiting else 0.0)
+        self._progress.back_off(0.5, self._waiting_interval if self._waiting else 0.0)
         if progress is not None:
             self._report(ProgressUpdated(progress))
 

@@ -17,7 +17,8 @@ from launcher.workspace import content
 from tests.command import launch
 
 
-def test_two_ranks_as_data() -> None:
+@pytest.mark.rotates
+def test_json_report_of_two_ranks() -> None:
     ran = launch("bench", "--quick", "--only", "memory,allreduce", "--gpus", "2", "-o", "json")
     assert ran.code == 0, ran.shown
     data = json.loads(ran.out)
@@ -31,7 +32,8 @@ def test_two_ranks_as_data() -> None:
     assert each[0] == each[1] > 0
 
 
-def test_a_folder_with_a_train_py_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.rotates
+def test_a_train_py_in_the_current_folder_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('not me')")
     ran = launch("bench", "--only", "host", cwd=tmp_path)
     assert ran.code == 0, ran.shown
@@ -45,16 +47,14 @@ def test_a_folder_with_a_train_py_of_its_own(tmp_path: Path) -> None:
         (["job.yaml"], "job.yaml"),
     ],
 )
-def test_bad_words(words: list[str], says: str) -> None:
+def test_invalid_options_are_usage_errors(words: list[str], says: str) -> None:
     ran = launch("bench", *words)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
 
 
 @pytest.mark.parametrize("parts", ["foo", "matmul,foo", ",", "Matmul"])
-def test_a_part_that_does_not_exist_is_refused_with_those_that_do(
-    parts: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_part_is_refused_with_the_known_ones(parts: str, capfd: pytest.CaptureFixture[str]) -> None:
     ran = launch("bench", "--only", parts)
     assert (ran.code, ran.out) == (2, "")
     assert capfd.readouterr().err == ""  # nothing was started
@@ -63,7 +63,7 @@ def test_a_part_that_does_not_exist_is_refused_with_those_that_do(
 
 
 @pytest.mark.parametrize(("code", "error"), [(2, UsageError), (70, JobFailed), (1, LaunchError), (137, LaunchError)])
-def test_how_the_bench_ends(code: int, error: type[LaunchError], capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_of_the_benchmark(code: int, error: type[LaunchError], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(error) as caught:
         bench.run_bench(["sh", "-c", f"echo the table; exit {code}"], Output.text)
     assert type(caught.value) is error
@@ -71,7 +71,7 @@ def test_how_the_bench_ends(code: int, error: type[LaunchError], capsys: pytest.
     assert bench.run_bench(["echo", "the table"], Output.text) == "the table\n"
 
 
-def test_the_spec_for_a_rented_machine() -> None:
+def test_the_bench_spec_runs_the_benchmark_on_a_cloud_machine() -> None:
     ran = launch("vertex", "job_specs/bench.yaml", "--type", "h100", "--gpus", "8", "--dry-run", "-o", "json")
     assert ran.code == 0, ran.shown
     assert "launch_train.bench" in ran.out
@@ -85,7 +85,7 @@ def test_the_image_has_the_table_of_peaks() -> None:
 SPEC = "name: x\nmachine: {type: l4}\nregions: [us-central1]\nrun: {script: a.py%s}\n"
 
 
-def test_preflight_reaches_the_node_and_is_no_other_run(tmp_path: Path) -> None:
+def test_preflight_reaches_the_node_and_keeps_the_run_id(tmp_path: Path) -> None:
     (tmp_path / "a.py").touch()
     plans = []
     for more in ("", ", preflight: off", ", preflight: bench"):
@@ -99,7 +99,7 @@ def test_preflight_reaches_the_node_and_is_no_other_run(tmp_path: Path) -> None:
     assert [found.get(contract.PREFLIGHT) for found in env] == [None, None, "bench"]
 
 
-def test_when_a_script_hangs_reaches_the_node_and_is_no_other_run(tmp_path: Path) -> None:
+def test_the_hang_timeout_reaches_the_node_and_keeps_the_run_id(tmp_path: Path) -> None:
     (tmp_path / "a.py").touch()
     plans = []
     for more in ("", ", hang_after: 90"):
@@ -114,14 +114,14 @@ def test_when_a_script_hangs_reaches_the_node_and_is_no_other_run(tmp_path: Path
 
 
 @pytest.mark.parametrize("wrong", ["0", "soon", "-5", "true", "1000000"])
-def test_a_silence_that_cannot_be_one(tmp_path: Path, wrong: str) -> None:
+def test_an_invalid_hang_timeout_is_refused(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "a.py").touch()
     (tmp_path / "job.yaml").write_text(SPEC % f", hang_after: {wrong}")
     ran = launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path)
     assert (ran.code, "run.hang_after" in ran.err) == (2, True)
 
 
-def test_a_preflight_that_is_not_known(tmp_path: Path) -> None:
+def test_an_unknown_preflight_value_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.py").touch()
     (tmp_path / "job.yaml").write_text(SPEC % ", preflight: yes")
     ran = launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path)

@@ -55,7 +55,7 @@ def test_a_dry_run_of_a_request_starts_nothing(tmp_path: Path, output: str) -> N
         assert shown["jobSpec"]["workerPoolSpecs"] == json.loads(path.read_text())["jobSpec"]["workerPoolSpecs"]
 
 
-def test_the_page_of_a_planned_request(tmp_path: Path) -> None:
+def test_the_plan_of_a_request_file(tmp_path: Path) -> None:
     body = request(output="gs://bucket/runs", machine={"type": "h100", "gpus": 8, "nodes": 3})
     ran = launch("local", "--request", saved(tmp_path, body), "--dry-run")
     assert "pool 0    1 replica, 8 GPUs: python -m launch_train.node --module" in ran.out
@@ -78,13 +78,13 @@ def test_the_page_of_a_planned_request(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
-def test_a_spec_or_its_flags_beside_a_request(
+def test_a_request_file_excludes_a_spec_and_its_flags(
     tmp_path: Path, more: tuple[str, ...], named: str, dry_run: tuple[str, ...]
 ) -> None:
     assert named in refused("--request", by_hand(tmp_path), *more, *dry_run)
 
 
-def test_code_goes_with_a_request_and_is_a_folder(tmp_path: Path) -> None:
+def test_code_needs_a_request_file_and_a_folder(tmp_path: Path) -> None:
     assert "--code requires --request" in refused("--code", tmp_path, "--dry-run")
     path = by_hand(tmp_path, "print('ran', open('helper.txt').read())")
     assert "is not a folder" in refused("--request", path, "--code", path)
@@ -109,11 +109,11 @@ def test_code_goes_with_a_request_and_is_a_folder(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
-def test_a_request_that_is_none(tmp_path: Path, text: str, words: str, dry_run: tuple[str, ...]) -> None:
+def test_an_invalid_request_file_is_refused(tmp_path: Path, text: str, words: str, dry_run: tuple[str, ...]) -> None:
     assert words in refused("--request", saved(tmp_path, text), *dry_run)
 
 
-def test_a_request_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_request_file_is_refused(tmp_path: Path) -> None:
     assert "cannot read --request" in refused("--request", tmp_path / "none.json")
     assert "cannot read --request" in refused("--request", tmp_path)
 
@@ -126,7 +126,7 @@ def test_a_request_runs_and_its_output_is_moved(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "by-hand" / "attempts" / "0001.json").exists()
 
 
-def test_an_output_that_can_not_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_output_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = by_hand(tmp_path)
     for output in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none")):
@@ -153,13 +153,13 @@ def test_a_dry_run_with_docker_names_the_image(tmp_path: Path) -> None:
     assert "image     not used" in launch("local", "--request", in_image(tmp_path), "--dry-run").out
 
 
-def test_code_is_the_images_own_with_docker(tmp_path: Path) -> None:
+def test_with_docker_the_code_comes_from_the_image(tmp_path: Path) -> None:
     assert "--code cannot be combined with --docker" in refused(
         "--docker", "--request", in_image(tmp_path), "--code", tmp_path
     )
 
 
-def test_without_an_engine_nothing_is_begun(tmp_path: Path) -> None:
+def test_without_a_docker_engine_nothing_starts(tmp_path: Path) -> None:
     """As a process of its own: Docker's SDK doesn't close the socket that leads nowhere."""
     env = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     ran = run("local", "--docker", "--request", in_image(tmp_path), cwd=tmp_path, env=env)
@@ -171,7 +171,7 @@ def test_without_an_engine_nothing_is_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_exit_code_says_what_stopped_it(tmp_path: Path, signum: signal.Signals) -> None:
+def test_the_exit_code_names_the_signal(tmp_path: Path, signum: signal.Signals) -> None:
     request = tmp_path / "request.json"
     pool = {"containerSpec": {"command": ["python", "-c", "import time; print('ready', flush=True); time.sleep(60)"]}}
     request.write_text(json.dumps({"displayName": "job", "jobSpec": {"workerPoolSpecs": [pool]}}))
@@ -190,7 +190,7 @@ def test_a_plan_without_a_request(tmp_path: Path, attempts: str) -> None:
     assert "the request has no jobSpec" in refused("--request", tmp_path / "plan.json")
 
 
-def test_a_relative_folder_is_none_in_a_container(tmp_path: Path) -> None:
+def test_a_relative_folder_is_refused_in_a_container(tmp_path: Path) -> None:
     request = json.loads(in_image(tmp_path).read_text())
     request["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["env"] = [{"name": "LAUNCH_RUN_FOLDER", "value": "out"}]
     (tmp_path / "relative.json").write_text(json.dumps(request))

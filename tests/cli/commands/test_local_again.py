@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def checkpoint(run: Path, step: int, *, complete: bool = True) -> None:
     (folder / ("manifest.json" if complete else "shard-0")).write_text("{}")
 
 
-def test_a_run_that_has_ended_is_shown_and_not_started(world: World) -> None:
+def test_a_finished_run_is_shown_and_not_restarted(world: World) -> None:
     first = world.launch()
     assert (first.code, world.attempts()) == (0, ["0001.end.json", "0001.json"])
     before = world.files()
@@ -71,12 +73,12 @@ def test_a_run_that_has_ended_is_shown_and_not_started(world: World) -> None:
     assert world.files() == before
 
 
-def test_limits_make_no_other_job_of_it(world: World) -> None:
+def test_changed_limits_keep_the_run_id(world: World) -> None:
     world.launch()
     assert "nothing to do" in world.launch("--hours", "2", "--set", "limits.restarts=7").err
 
 
-def test_it_is_shown_as_data_too(world: World) -> None:
+def test_a_finished_run_is_shown_as_json(world: World) -> None:
     world.launch()
     shown = json.loads(world.launch("-o", "json").out)
     assert shown["exit_codes"] == {"workerpool0-0": 0}
@@ -84,7 +86,7 @@ def test_it_is_shown_as_data_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("code", [1, 75, -9])
-def test_a_run_that_failed_goes_on(world: World, code: int) -> None:
+def test_a_failed_run_is_resumed(world: World, code: int) -> None:
     world.code = code
     assert world.launch().code == 3
     world.code = 0
@@ -95,7 +97,7 @@ def test_a_run_that_failed_goes_on(world: World, code: int) -> None:
     assert world.attempts() == ["0001.end.json", "0001.json", "0002.end.json", "0002.json"]
 
 
-def test_a_run_that_was_interrupted_goes_on_from_its_newest_complete_checkpoint(world: World) -> None:
+def test_an_interrupted_run_resumes_from_its_newest_complete_checkpoint(world: World) -> None:
     world.code = KeyboardInterrupt()
     assert world.launch().code == 130
     assert world.attempts() == ["0001.json"]
@@ -107,7 +109,7 @@ def test_a_run_that_was_interrupted_goes_on_from_its_newest_complete_checkpoint(
     assert "attempt 2 of this run; it resumes from its newest checkpoint (step 200)\n" in world.launch().err
 
 
-def test_of_a_script_of_the_users_nothing_is_claimed(world: World) -> None:
+def test_no_checkpoint_is_claimed_for_a_custom_script(world: World) -> None:
     (world.folder / "mine.py").write_text("")
     world.spec.write_text("name: mine\nmachine: {type: l4}\nrun: {script: mine.py}\n")
     world.code = 1
@@ -118,7 +120,7 @@ def test_of_a_script_of_the_users_nothing_is_claimed(world: World) -> None:
     assert "nothing to do" in world.launch().err
 
 
-def test_an_attempt_that_ended_for_good_is_told_and_tried_again(world: World) -> None:
+def test_a_permanent_failure_is_reported_and_retried(world: World) -> None:
     world.code = 2
     world.launch()
     (only_run(world.output) / contract.TERMINAL).write_text("no such data\n")
@@ -127,7 +129,7 @@ def test_an_attempt_that_ended_for_good_is_told_and_tried_again(world: World) ->
     assert not (only_run(world.output) / contract.TERMINAL).exists()
 
 
-def test_new_is_the_first_number_without_attempts(world: World) -> None:
+def test_new_takes_the_first_unused_number(world: World) -> None:
     for _ in range(3):
         assert world.launch("--new").code == 0
     run = min(path.name for path in world.output.iterdir())
@@ -153,27 +155,27 @@ def test_new_is_the_first_number_without_attempts(world: World) -> None:
         (("--preempt-after", "0s"), "invalid duration '0s'"),
     ],
 )
-def test_refused(world: World, argv: tuple[str, ...], words: str) -> None:
+def test_invalid_flag_combinations_are_refused(world: World, argv: tuple[str, ...], words: str) -> None:
     ran = world.launch(*argv)
     assert (ran.code, ran.out, world.jobs) == (2, "", [])
     assert words in ran.err
     assert not world.output.exists()
 
 
-def test_new_goes_with_a_spec(world: World, tmp_path: Path) -> None:
+def test_new_needs_a_spec(world: World, tmp_path: Path) -> None:
     world.launch()
     ran = launch("local", "--request", only_run(world.output) / "plan.json", "--new", cwd=tmp_path)
     assert (ran.code, len(world.jobs)) == (2, 1)
     assert "--output DIR" in ran.err
 
 
-def test_another_job_under_the_same_id_is_not_taken_for_ended(world: World) -> None:
+def test_a_finished_run_of_another_job_does_not_count(world: World) -> None:
     world.launch("--run-id", "mine")
     assert "attempt 2" in world.launch("--run-id", "mine", "--set", "run.config.steps=13").err
     assert "nothing to do" in world.launch("--run-id", "mine", "--set", "run.config.steps=13").err
 
 
-def test_a_request_is_known_again_by_what_it_computes_and_its_code(world: World, tmp_path: Path) -> None:
+def test_a_request_file_is_recognised_by_its_content_and_code(world: World, tmp_path: Path) -> None:
     world.launch()
     plan = only_run(world.output) / "plan.json"
     again = launch("local", "--request", plan, cwd=tmp_path)
@@ -188,7 +190,7 @@ def test_a_request_is_known_again_by_what_it_computes_and_its_code(world: World,
     assert "attempt 3" in launch(*argv).err
 
 
-def test_while_one_runs_a_second_is_refused_and_writes_nothing(world: World) -> None:
+def test_a_second_process_of_a_running_run_is_refused(world: World) -> None:
     world.code = 1
     world.launch()
     before = world.files()
@@ -203,7 +205,7 @@ def test_while_one_runs_a_second_is_refused_and_writes_nothing(world: World) -> 
     assert "attempt 2" in world.launch().err
 
 
-def test_how_it_ended_can_not_be_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_cannot_be_recorded_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job has ended: that it did is what counts."""
 
     def started(*_: Any, **__: Any) -> Ended:
@@ -216,10 +218,124 @@ def test_how_it_ended_can_not_be_noted(world: World, monkeypatch: pytest.MonkeyP
     assert "launch: cannot record how the attempt ended: " in ran.err
 
 
-def test_stopped_after_saving_is_told_as_such(world: World) -> None:
+def test_an_interruption_after_a_checkpoint_is_reported(world: World) -> None:
     world.code = int(contract.Exit.PREEMPTED)
     ran = world.launch()
     assert "error: the job was stopped: workerpool0-0 exited with 75 (interrupted; checkpoint saved" in ran.err
     assert "The same command resumes from there." in ran.err
     world.code = int(contract.Exit.SUPERSEDED)
     assert "exited with 77 (another start of this run took over)" in world.launch().err
+
+
+# --- A changed script ------------------------------------------------------------------------------------------------
+
+SCRIPT = """\
+name: ck
+machine: {type: l4}
+image: {code: .}
+run: {script: train.py}
+"""
+
+
+def row(run: Path, step: int) -> None:
+    """A row of the metrics, as a script writes it."""
+    (run / contract.METRICS).mkdir()
+    (run / contract.metrics_part(1, 0, 0, 0)).write_text(json.dumps({"step": step, "loss": 1.0}) + "\n")
+
+
+@pytest.fixture
+def script(world: World) -> World:
+    """A script in a folder without other files, that has failed after step 127."""
+    world.spec.write_text(SCRIPT)
+    world.output = world.folder / "runs"
+    (world.folder / "train.py").write_text("print(1)\n")
+    world.code = 1
+    assert launch("local", world.spec, cwd=world.folder).code == 3
+    row(only_run(world.output), 127)
+    world.code = 0
+    return world
+
+
+def edit(world: World, text: str = "print(2)\n") -> None:
+    """Change the script, a moment after its run began."""
+    path, begun = world.folder / "train.py", (only_run(world.output) / contract.PLAN).stat().st_mtime
+    path.write_text(text)
+    os.utime(path, (begun + 1, begun + 1))
+
+
+def test_a_changed_script_offers_the_run_it_would_have_been(script: World) -> None:
+    run = only_run(script.output)
+    edit(script)
+    ran = launch("local", script.spec, cwd=script.folder)
+    offer = f"train.py changed since {run.name} (step 127); --resume {run.name} continues it with the new code"
+    assert (ran.code, offer in " ".join(ran.err.replace("launch: ", "").split())) == (0, True), ran.shown
+    assert len([*script.output.iterdir()]) == 2
+    assert "--resume" not in launch("local", script.spec, cwd=script.folder).err, "its own run has begun"
+
+
+@pytest.mark.parametrize("case", ["unchanged", "succeeded", "no step", "other settings", "new", "running"])
+def test_no_run_is_offered(script: World, case: str) -> None:
+    run = only_run(script.output)
+    words: list[str] = []
+    lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if case != "unchanged":
+        edit(script)
+    if case == "succeeded":
+        (run / contract.attempt_end(1)).write_text('{"exit_codes": {"a": 0}, "seconds": 1, "time": 1}')
+    if case == "no step":
+        shutil.rmtree(run / contract.METRICS)
+    if case == "other settings":
+        words = ["--set", "env.LR=0.1"]
+    if case == "new":
+        words = ["--new"]
+    if case == "running":
+        lock = lock_run_folder(run)
+    with lock:
+        assert "--resume" not in launch("local", script.spec, *words, cwd=script.folder).err
+
+
+def test_a_resume_continues_with_the_new_code(script: World) -> None:
+    run = only_run(script.output)
+    edit(script)
+    ran = launch("local", script.spec, "--resume", "ck", "--set", "env.LR=0.1", cwd=script.folder)
+    assert (ran.code, script.attempts()) == (0, ["0001.end.json", "0001.json", "0002.end.json", "0002.json"])
+    assert "env.LR: (none) → 0.1" in ran.err
+    assert script.jobs[-1][contract.RUN_FOLDER] == str(run)
+    assert launch("local", script.spec, "--resume", f"runs/{run.name}", cwd=script.folder).code == 0
+    assert len(script.attempts()) == 6, "the spec without that setting is another job again"
+    refused = launch("local", "--resume", "ck", cwd=script.folder)
+    assert (refused.code, f"launch local SPEC --resume {run.name}" in refused.err) == (2, True)
+
+
+def test_a_resume_of_the_built_in_trainer_keeps_its_past_steps(world: World) -> None:
+    world.code = 1
+    world.launch()
+    world.code = 0
+    run = only_run(world.output)
+    moved = run.rename(run.parent.parent / run.name)
+    ran = launch("local", "--resume", moved, "--set", "run.config.steps=900", cwd=world.folder)
+    assert (ran.code, "steps: " in ran.err) == (0, True), ran.shown
+    assert world.jobs[-1][contract.RUN_FOLDER] == str(moved)
+    before = sorted(moved.rglob("*"))
+    for setting in ("run.config.seed=5", "run.config.batch_size=6"):
+        refused = launch("local", world.spec, "--resume", moved, "--set", setting, cwd=world.folder)
+        assert (refused.code, setting.partition("=")[0] in refused.err) == (2, True), refused.shown
+    assert sorted(moved.rglob("*")) == before
+
+
+def test_a_run_that_got_more_steps_is_not_continued_with_fewer(world: World) -> None:
+    world.launch()
+    run = only_run(world.output)
+    more = launch("local", world.spec, "--resume", run, "--set", "run.config.steps=900", cwd=world.folder)
+    assert more.code == 0, more.shown
+    before = sorted(run.rglob("*"))
+    ran = launch("local", world.spec, "--output", world.output, cwd=world.folder)
+    assert (ran.code, f"--resume {run.name}" in ran.err, "--new" in ran.err) == (2, True, True), ran.shown
+    assert sorted(run.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", [["--new"], ["--dry-run"], ["--output", "x"], ["--run-id", "x"], ["--request", "x"]])
+def test_flags_that_a_resume_excludes(script: World, words: list[str]) -> None:
+    ran = launch("local", script.spec, "--resume", "ck", *words, cwd=script.folder)
+    assert (ran.code, words[0] in ran.err) == (2, True)
+    assert launch("local", script.spec, "--resume", "nothing", cwd=script.folder).code == 2

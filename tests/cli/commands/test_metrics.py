@@ -23,22 +23,24 @@ STEPS = [{"step": n, "loss": 1 / n, "lr": 1e-3, "tokens_per_s": 12345.6, "time":
 EVAL = {"event": "eval", "step": 100, "loss": 0.25}
 
 
-def test_of_a_folder_here(tmp_path: Path) -> None:
+def test_metrics_of_a_local_folder(tmp_path: Path) -> None:
     folder = tmp_path / "tiny-1"
     (folder / contract.METRICS).mkdir(parents=True)
     (folder / contract.metrics_part(1, 0, 0, 0)).write_bytes(part({"event": "start"}, *STEPS, EVAL))
-    shown = launch("metrics", "tiny-1", cwd=tmp_path).out.splitlines()
+    shown = launch("metrics", "./tiny-1", cwd=tmp_path).out.splitlines()
     assert shown[0].split() == ["step", "loss", "lr", "tokens_per_s"]
     assert shown[1].split() == ["1", "1", "0.001", "12,346"]
     assert shown[ROWS].split() == ["100", "0.01", "0.001", "12,346"]
     assert shown[ROWS + 1] == f"{ROWS} of 100 steps (--all)"
     assert [line.split() for line in shown[ROWS + 2 :]] == [[], ["step", "eval_loss"], ["100", "0.25"]]
-    assert len(launch("metrics", "tiny-1", "--all", cwd=tmp_path).out.splitlines()) == 104
-    data = json.loads(launch("metrics", "tiny-1", "-o", "json", cwd=tmp_path).out)
+    assert len(launch("metrics", "./tiny-1", "--all", cwd=tmp_path).out.splitlines()) == 104
+    named = launch("metrics", "./tiny-1", "--metric", "eval_loss", cwd=tmp_path)
+    assert (named.code, "--metric loss" in named.err) == (2, True)
+    data = json.loads(launch("metrics", "./tiny-1", "-o", "json", cwd=tmp_path).out)
     assert (data["run"], data["rows"], data["events"][-1]) == ("tiny-1", STEPS, EVAL)
 
 
-def test_what_a_script_writes_of_its_own_fits_the_screen() -> None:
+def test_custom_metrics_fit_the_screen() -> None:
     rows = [{"step": 1, "note": "text", **{f"an_own_metric_{n}": n / 7 for n in range(9)}}]
     assert fitting(rows) == ["step", *(f"an_own_metric_{n}" for n in range(4))]
 
@@ -50,7 +52,7 @@ def test_the_first_and_the_last_step_are_shown(count: int) -> None:
     assert [row["step"] for row in shown] == sorted({row["step"] for row in shown})
 
 
-def test_of_a_job_on_vertex(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_vertex_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     run = job.data("vertex", "job.yaml")["run"]
     assert "has written no metrics yet" in job.launch("metrics", run, code=1).err
     for name, value in job.env.items():
@@ -60,14 +62,34 @@ def test_of_a_job_on_vertex(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert job.data("metrics", run)["rows"] == STEPS
 
 
-def test_of_a_run_that_is_not_there(job: Job, tmp_path: Path) -> None:
+def test_metrics_of_an_unknown_run(job: Job, tmp_path: Path) -> None:
     assert "no run nothing" in job.launch("metrics", "nothing", code=2).err
     assert str(tmp_path) not in job.launch("metrics", "nothing", code=2).err
 
 
-def test_of_a_folder_that_is_not_there_or_has_none(tmp_path: Path) -> None:
+def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
     missing = launch("metrics", "runs/nothing", cwd=tmp_path)
     assert (missing.code, missing.err.splitlines()[0]) == (2, "error: folder runs/nothing does not exist")
     (tmp_path / "failed-1" / "attempts").mkdir(parents=True)
     empty = launch("metrics", "failed-1", cwd=tmp_path)
     assert (empty.code, "failed-1 has written no metrics yet" in empty.err) == (1, True)
+
+
+def test_curves_in_the_width_of_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-1"
+    (folder / contract.METRICS).mkdir(parents=True)
+    broken = {"step": 101, "loss": None, "nonfinite": {"loss": "nan"}}
+    (folder / contract.metrics_part(1, 0, 0, 0)).write_bytes(part({"event": "start"}, *STEPS, EVAL, broken))
+    ran = launch("metrics", "./tiny-1", "--plot", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    shown = ran.out.splitlines()
+    assert max(map(len, shown)) == 80
+    assert "\x1b" not in ran.out
+    assert shown[-2].split() == ["1", "100"]
+    assert ran.out.count("o") > 1  # the evaluation
+    assert shown[-1].startswith("1 step of 101")
+    two = launch("metrics", "./tiny-1", "--metric", "lr", "--metric", "tokens_per_s", cwd=tmp_path).out
+    assert [line for line in two.splitlines() if "by step" in line] == ["lr by step", "tokens_per_s by step"]
+    for wrong, text in ((["--metric", "los"], "Did you mean loss?"), (["--plot", "-o", "json"], "-o json")):
+        ran = launch("metrics", "./tiny-1", *wrong, cwd=tmp_path)
+        assert (ran.code, text in ran.err) == (2, True)

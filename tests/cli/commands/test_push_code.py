@@ -66,7 +66,7 @@ def test_a_push(place: Place, source: Path) -> None:
         ("empty", "has no files to copy"),
     ],
 )
-def test_what_cant_be_pushed(place: Place, source: Path, text: str, words: str) -> None:
+def test_invalid_destinations_are_refused(place: Place, source: Path, text: str, words: str) -> None:
     (place.vms.folder / "empty").mkdir()
     assert words in place.launch("push-code", "dev", text, code=2).err
 

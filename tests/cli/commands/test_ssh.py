@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.testing.googlecloud import Fault, Status
 from tests.cli.place import Place
 from tests.cli.vms import Vms
-from tests.googlecloud import Fault, Status
 from tests.ssh import Relay, SshServer
 from tests.ssh.server import make_key
 
@@ -34,7 +34,7 @@ def test_a_command_and_its_exit_code(place: Place, capfd: pytest.CaptureFixture[
     assert shown.err == "trouble\n"
 
 
-def test_a_shell_where_nothing_is_named(place: Place) -> None:
+def test_without_a_command_a_shell_opens(place: Place) -> None:
     argv = [sys.executable, "-m", "launcher", "ssh", "dev", *place.there]
     ran = subprocess.run(
         argv,
@@ -81,7 +81,7 @@ def test_host_keys_come_from_google(place: Place) -> None:
     assert "the host key of dev has changed" in place.ssh("--", "true", code=1).err
 
 
-def test_a_vm_that_is_made_again_is_another_one(place: Place) -> None:
+def test_a_recreated_vm_has_new_host_keys(place: Place) -> None:
     """Its name and address are the same, its host keys are not: its number tells."""
     place.ssh("--", "true")
     known = place.settings / "known_hosts.d" / f"compute.{place.machine.id}"
@@ -120,11 +120,11 @@ def test_a_stopped_vm(place: Place) -> None:
     assert place.ssh("--", "true", code=1).err == "error: dev is stopped\nlaunch vm start dev\n"
 
 
-def test_a_vm_that_isnt_there(place: Place) -> None:
+def test_an_unknown_vm_is_refused(place: Place) -> None:
     assert "Did you mean dev?" in place.launch("ssh", "dve", code=2).err
 
 
-def test_no_way_to_it(place: Place, tmp_path: Path) -> None:
+def test_a_vm_without_a_route_is_refused(place: Place, tmp_path: Path) -> None:
     place.address("")
     place.env["PATH"] = str(tmp_path / "empty")
     ran = place.ssh("--", "true", code=1)
@@ -132,7 +132,7 @@ def test_no_way_to_it(place: Place, tmp_path: Path) -> None:
     assert "--external-ip" in ran.err
 
 
-def test_a_port_that_is_taken_is_told_before(place: Place) -> None:
+def test_a_port_in_use_is_refused_before_connecting(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = place.ssh("--port-forward", f"{port}:80", code=2)
@@ -140,19 +140,19 @@ def test_a_port_that_is_taken_is_told_before(place: Place) -> None:
     assert f"--port-forward {port + 1}:80" in ran.err
 
 
-def test_ports_are_told(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+def test_forwarded_ports_are_printed(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
     ran = place.ssh("--port-forward", "18889:8888", "--", "echo on")
     assert ran.err == "launch: http://127.0.0.1:18889 is port 8888 of dev\n"
     assert capfd.readouterr().out == "on\n"
 
 
-def test_nobody_listens(place: Place) -> None:
+def test_a_closed_ssh_port_is_reported(place: Place) -> None:
     server = place.server
     ran = place.launch("ssh", "dev", "--user", server.user, "--port", "1", "--", "true", code=1)
     assert "dev refuses SSH connections" in ran.err
 
 
-def test_os_login_that_is_off(place: Place) -> None:
+def test_disabled_os_login_is_reported(place: Place) -> None:
     place.vms.cloud.faults.add(Fault("oslogin.users.getLoginProfile", Status(403, info="SERVICE_DISABLED"), times=None))
     ran = place.launch("ssh", "dev", "--", "true", code=1)
     assert "gcloud services enable oslogin.googleapis.com" in ran.err

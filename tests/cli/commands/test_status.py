@@ -6,19 +6,20 @@ import json
 
 import pytest
 
-from launcher.cli.commands.status import SHOWN
+from launcher.cli.ui.run_table import SHOWN
 from launcher.clock import Clock
+from launcher.testing.googlecloud import FakeClock, Fault, Status
 from launcher.vertex.backend import Vertex
-from tests.cli.cloudjobs import RUNS, Job
-from tests.googlecloud import FakeClock, Fault, Status
+from tests.cli.cloudjobs import FULL, RUNS, WELL, Job, scripts
+from tests.command import launch
 
 
-def test_a_run_that_is_not_there(job: Job) -> None:
+def test_an_unknown_run_is_refused(job: Job) -> None:
     assert "no run nothing in 38 regions" in job.launch("status", "nothing", code=2).err
     assert job.launch("status").out == "No runs.\n"
-    assert job.data("status") == {"runs": []}
+    assert job.data("status") == {"runs": [], "sweeps": [], "unlisted": None}
     named = "projects/my-project/locations/us-central1/customJobs/7"
-    assert "there is no job" in job.launch("follow", named, code=1).err
+    assert "does not exist" in job.launch("follow", named, code=1).err
 
 
 def test_a_job_is_found_by_all_its_names(job: Job) -> None:
@@ -27,7 +28,34 @@ def test_a_job_is_found_by_all_its_names(job: Job) -> None:
         assert job.data("status", text)["job"] == shown["job"], text
 
 
-def test_a_region_that_cannot_be_read_is_told(job: Job) -> None:
+def test_a_spec_names_its_run_in_the_project_of_its_settings(job: Job) -> None:
+    """launch.yaml beside the spec counts, from any folder; one in the current folder alone does not."""
+    shown = job.data("vertex", "job.yaml")
+    (job.folder / "launch.yaml").write_text("project: {id: my-project}\n")
+    job.env["CLOUDSDK_CORE_PROJECT"] = ""
+    elsewhere = job.folder / "elsewhere"
+    elsewhere.mkdir()
+    for command in ("status", "logs", "follow", "metrics", "cancel"):
+        ran = launch(command, "../job.yaml", env=job.env, cwd=elsewhere)
+        assert ran.code == (1 if command == "metrics" else 0), ran.shown
+        assert (shown["run"] in ran.shown) or command == "logs"
+    assert "no Google Cloud project is set" in launch("status", "job", env=job.env, cwd=job.folder).err
+
+
+def test_the_story_of_a_run_with_two_attempts(job: Job, clock: FakeClock) -> None:
+    scripts(job.cloud, FULL, WELL)
+    run = job.data("vertex", "job.yaml")["run"]
+    found = job.data("status", run, "--events")
+    first, second = found["story"]
+    assert "Resources are insufficient" in first or "capacity" in first
+    assert second.endswith("succeeded")
+    assert (found["usd"] > 0, found["usd_at_most"] > found["usd"], found["events"]) == (True, True, [])
+    shown = job.launch("status", run).out
+    assert max(map(len, shown.rpartition("\n\n")[0].splitlines())) <= 80
+    assert f"launch report {run}" in shown
+
+
+def test_an_unreachable_region_is_reported(job: Job) -> None:
     shown = job.data("vertex", "job.yaml")
     job.cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.list", Status(403), times=1))
     ran = job.launch("status", shown["run"])
@@ -50,13 +78,13 @@ LIST = "aiplatform.projects.locations.customJobs.list"
 TWO = ("--region", "us-central1", "--region", "us-east4")
 
 
-def test_what_is_not_seen_is_not_said_to_be_missing(job: Job) -> None:
+def test_a_job_in_an_unreachable_region_is_not_called_missing(job: Job) -> None:
     job.cloud.faults.add(Fault(LIST, Status(403), name="us-east4", times=None))
     ran = job.launch("status", "nothing", code=1)
     assert "no run nothing was found, but 1 of 38 regions could not be read" in ran.err
 
 
-def test_a_cancel_that_has_not_seen_all_says_so(job: Job) -> None:
+def test_cancel_reports_unreachable_regions(job: Job) -> None:
     job.cloud.jobs.script = RUNS
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     job.cloud.faults.add(Fault(LIST, Status(403), name="us-east4", times=None))
@@ -69,7 +97,7 @@ def test_a_cancel_that_has_not_seen_all_says_so(job: Job) -> None:
     assert "nothing to do" in job.launch("cancel", run, *TWO).out
 
 
-def test_one_job_that_cannot_be_cancelled_keeps_no_other_alive(job: Job) -> None:
+def test_a_failed_cancel_does_not_block_the_others(job: Job) -> None:
     job.cloud.jobs.script = RUNS
     body = job.data("vertex", "job.yaml", "--dry-run")["attempts"][0]["request"]
     client = Vertex("my-project", job.env)
@@ -89,11 +117,12 @@ def test_data_is_not_cut(job: Job) -> None:
     assert len(job.data("status", "--region", "us-central1")["runs"]) == SHOWN + 2
     listed = job.launch("status", "--region", "us-central1").out.splitlines()
     assert len(listed) == SHOWN + 2
-    assert listed[-1] == "… and 2 older runs (--all)"
-    assert len(job.launch("status", "--region", "us-central1", "--all").out.splitlines()) == SHOWN + 3
+    assert listed[-1].startswith(f"{SHOWN + 2} runs, ")
+    assert listed[-1].endswith("2 older rows: --all")
+    assert len(job.launch("status", "--region", "us-central1", "--all").out.splitlines()) == SHOWN + 4
 
 
-def test_a_resource_name_leads_to_google_alone(job: Job) -> None:
+def test_a_resource_name_is_sent_to_google_only(job: Job) -> None:
     for region in ("evil.example", "us-central1@evil.example", "x#", "a:80"):
         ran = job.launch("status", f"projects/my-project/locations/{region}/customJobs/7", code=2)
         assert "no run projects/" in ran.err
@@ -134,13 +163,13 @@ def test_ctrl_c_ends_logs(job: Job, clock: FakeClock, monkeypatch: pytest.Monkey
     assert "Traceback" not in job.launch("logs", "job", "-f", code=130).err
 
 
-def test_logs_are_no_yaml(job: Job) -> None:
+def test_logs_refuse_yaml(job: Job) -> None:
     job.data("vertex", "job.yaml")
     assert "-o yaml is not available" in job.launch("logs", "job", "-o", "yaml", code=2).err
 
 
 @pytest.mark.parametrize("region", ["us-centrl1", "evil.example/#"])
-def test_a_region_that_is_none_is_asked_nothing(job: Job, region: str) -> None:
+def test_an_invalid_region_is_refused_without_a_request(job: Job, region: str) -> None:
     for command in ("status", "follow", "logs", "cancel"):
         ran = job.launch(command, *(("job",) if command != "status" else ()), "--region", region, code=2)
         assert f"training is not available in {region}" in ran.err
@@ -148,14 +177,14 @@ def test_a_region_that_is_none_is_asked_nothing(job: Job, region: str) -> None:
     assert "us-central1" in ran.err
 
 
-def test_any_region_is_all_of_them(job: Job) -> None:
+def test_region_any_means_all_regions(job: Job) -> None:
     job.launch("status", "--region", "any")
     vertex = {one.path for one in job.cloud.requests if one.path.endswith("/customJobs")}
     vms = {one.path for one in job.cloud.requests} - vertex
     assert (len(vertex), vms) == (38, {"/compute/v1/projects/my-project/aggregated/instances"})
 
 
-def test_ctrl_c_in_a_cancel_takes_nothing_back(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_does_not_undo_a_cancel(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     job.cloud.jobs.script = RUNS
     run = job.data("vertex", "job.yaml", "--detach")["run"]
 
@@ -167,7 +196,7 @@ def test_ctrl_c_in_a_cancel_takes_nothing_back(job: Job, clock: FakeClock, monke
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_vms_that_cant_be_read_are_told_unless_there_can_be_none(job: Job, told: bool) -> None:
+def test_unreadable_vms_are_reported_if_there_can_be_any(job: Job, told: bool) -> None:
     job.launch("vertex", "job.yaml", "--detach")
     reason = "forbidden" if told else "accessNotConfigured"
     words = "Required 'compute.instances.list' permission" if told else "API has not been used in project"

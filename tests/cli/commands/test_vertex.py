@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from launcher.testing.googlecloud import FakeClock, Fault, Reset, Stage, Status, parse_custom_job
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
 from tests.command import launch
-from tests.googlecloud import FakeClock, Fault, Reset, Stage, Status, parse_custom_job
 
 
-def test_what_is_sent_is_what_the_dry_run_shows(job: Job) -> None:
+def test_the_submitted_request_is_that_of_the_dry_run(job: Job) -> None:
     planned = job.data("vertex", "job.yaml", "--dry-run")
     assert not job.cloud.requests
     ran = job.launch("vertex", "job.yaml")
@@ -25,18 +25,20 @@ def test_what_is_sent_is_what_the_dry_run_shows(job: Job) -> None:
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
-def test_where_there_is_no_room_the_next_place_is_tried(job: Job) -> None:
+def test_without_capacity_the_next_placement_is_tried(job: Job) -> None:
     scripts(job.cloud, FULL, WELL)
     ran = job.launch("vertex", "job.yaml")
     assert [region for region, _ in job.created] == ["us-central1", "us-east4"]
     assert "no capacity for g2-standard-24 in us-central1" in ran.err
     assert ran.err.index("no capacity for g2-standard-24") < ran.err.index("us-east4")
-    shown = job.launch("status", "job").out
-    assert "attempts  1. standard in us-central1: no capacity for g2-standard-24" in shown
-    assert "2. standard in us-east4: done" in shown
+    first, second = job.data("status", "job")["story"]
+    assert "us-central1" in first
+    assert "no capacity for g2-standard-24" in first
+    assert "us-east4" in second
+    assert "succeeded" in second
 
 
-def test_no_room_anywhere_lists_all_that_was_tried(job: Job) -> None:
+def test_without_any_capacity_all_attempts_are_listed(job: Job) -> None:
     job.cloud.jobs.script = FULL
     ran = job.launch("vertex", "job.yaml", code=5)
     assert [region for region, _ in job.created] == ["us-central1", "us-east4"] * 2
@@ -46,7 +48,7 @@ def test_no_room_anywhere_lists_all_that_was_tried(job: Job) -> None:
     assert not ran.out
 
 
-def test_a_job_that_another_start_has_overtaken_is_no_failure(job: Job) -> None:
+def test_a_superseded_job_is_not_a_failure(job: Job) -> None:
     taken = "The replica workerpool0-0 exited with a non-zero status of 77."
     scripts(job.cloud, (*RUNS, Stage("JOB_STATE_FAILED", 60, (3, taken))), WELL)
     ran = job.launch("vertex", "job.yaml")
@@ -60,7 +62,7 @@ def test_resume_without_a_spec_changes_nothing(job: Job) -> None:
         assert f"{words[0]} requires a spec" in ran.err
 
 
-def test_a_users_error_ends_the_run_and_says_what_to_do(job: Job) -> None:
+def test_a_user_error_ends_the_run_with_a_hint(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     ran = job.launch("vertex", "job.yaml", code=3)
     assert "failed" in ran.out
@@ -73,7 +75,7 @@ def test_a_users_error_ends_the_run_and_says_what_to_do(job: Job) -> None:
     assert len(job.created) == 1
 
 
-def test_typed_again_it_is_followed(job: Job) -> None:
+def test_the_same_command_follows_the_active_run(job: Job) -> None:
     job.cloud.jobs.script = RUNS
     begun = job.data("vertex", "job.yaml", "--detach")
     assert begun["state"] == "QUEUED"
@@ -86,7 +88,7 @@ def test_typed_again_it_is_followed(job: Job) -> None:
     assert "nothing to do" in job.launch("cancel", "job").out
 
 
-def test_follow_takes_the_attempts_up_where_a_launch_left_them(job: Job, clock: FakeClock) -> None:
+def test_follow_continues_the_attempts_of_a_stopped_launch(job: Job, clock: FakeClock) -> None:
     scripts(job.cloud, FULL, WELL)
     begun = job.data("vertex", "job.yaml", "--detach")
     clock.advance(3600)
@@ -107,7 +109,7 @@ def test_a_job_that_waits_too_long_is_cancelled_before_the_next_is_made(job: Job
     assert [one["state"] for one in job.data("status", "job")["jobs"]] == ["SUCCEEDED", "CANCELLED"]
 
 
-def test_new_is_a_run_of_its_own_and_resume_the_same_one(job: Job) -> None:
+def test_new_starts_another_run_and_resume_the_same(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     job.launch("vertex", "job.yaml", code=3)
     first = job.data("status", "job")["run"]
@@ -123,11 +125,11 @@ def test_new_is_a_run_of_its_own_and_resume_the_same_one(job: Job) -> None:
         assert f"{first} succeeded" in ran.out
     runs = [body["labels"]["launch-run"] for _, body in job.created]
     assert runs == [first, f"{first}-2", first, first]
-    listed = job.launch("status").out.splitlines()
-    assert [line.split()[:2] for line in listed[1:]] == [[first, "SUCCEEDED"], [f"{first}-2", "RUNNING"]]
+    listed = {one["run"]: one["state"] for one in job.data("status")["runs"]}
+    assert listed == {first: "SUCCEEDED", f"{first}-2": "RUNNING"}
     ended = job.launch("cancel", f"{first}-2").out
     assert ended.startswith(f"{first}-2 cancelled")
-    assert "job matches 2 runs" in job.launch("logs", "job", code=2).err
+    assert "2 runs match job" in job.launch("logs", "job", code=2).err
 
 
 def test_a_run_id_belongs_to_one_computation(job: Job) -> None:
@@ -173,7 +175,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_nobody_else_would_do_better_stops_at_once(job: Job, name: str) -> None:
+def test_a_permanent_failure_stops_at_once(job: Job, name: str) -> None:
     effect, code, hint = REFUSALS[name]
     job.cloud.faults.add(Fault(CREATE, effect, times=None))
     ran = job.launch("vertex", "job.yaml", code=code)
@@ -184,7 +186,7 @@ def test_what_nobody_else_would_do_better_stops_at_once(job: Job, name: str) -> 
     assert "succeeded" in job.launch("vertex", "job.yaml").out
 
 
-def test_a_quota_is_told_with_its_name_and_figures(job: Job) -> None:
+def test_a_quota_error_has_its_name_and_numbers(job: Job) -> None:
     metric = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
     words = f"The following quota metrics exceed quota limits: {metric}"
     job.cloud.faults.add(Fault(CREATE, Status(429, message=words), times=None))
@@ -196,14 +198,14 @@ def test_a_quota_is_told_with_its_name_and_figures(job: Job) -> None:
 
 
 @pytest.mark.parametrize("effect", [Reset("after"), Reset(), Status(503), Status(500)])
-def test_a_lost_answer_makes_no_second_job(job: Job, effect: Any) -> None:
+def test_a_lost_response_creates_no_second_job(job: Job, effect: Any) -> None:
     job.cloud.faults.add(Fault(CREATE, effect))
     ran = job.launch("vertex", "job.yaml")
     assert "succeeded" in ran.out
     assert len(job.cloud.jobs.jobs) == 1
 
 
-def test_there_must_be_a_bucket(job: Job) -> None:
+def test_a_missing_bucket_is_refused(job: Job) -> None:
     job.write(output="gs://nobodys-bucket/runs")
     ran = job.launch("vertex", "job.yaml", code=2)
     assert "gcloud storage buckets create gs://nobodys-bucket" in ran.err
@@ -213,7 +215,7 @@ def test_there_must_be_a_bucket(job: Job) -> None:
 def test_no_credentials_at_all(job: Job) -> None:
     job.write(image={"uri": f"us-docker.pkg.dev/my-project/launch/train@sha256:{'1' * 64}"})
     keep = {"CLOUDSDK_CORE_PROJECT": "my-project", "NO_GCE_CHECK": "true", "HOME": str(job.folder)}
-    for argv in (("vertex", "job.yaml"), ("status",), ("cancel", "job")):
+    for argv in (("vertex", "job.yaml"), ("status", "job"), ("cancel", "job")):
         ran = launch(*argv, env={**keep, "DOCKER_CONFIG": "/nonexistent"}, cwd=job.folder)
         assert (ran.code, ran.out) == (4, "")
         assert "gcloud auth application-default login" in ran.err
@@ -230,7 +232,7 @@ def test_no_credentials_at_all(job: Job) -> None:
         (("--resume", "x", "--new"), "--resume cannot be combined with --new"),
     ],
 )
-def test_flags_that_do_not_go_together(job: Job, words: tuple[str, ...], problem: str) -> None:
+def test_conflicting_flags_are_refused(job: Job, words: tuple[str, ...], problem: str) -> None:
     assert problem in job.launch("vertex", "job.yaml", *words, code=2).err
     assert not job.cloud.requests
 
@@ -241,7 +243,7 @@ def test_only_a_run_that_was_launched_can_be_resumed(job: Job) -> None:
     assert not job.created
 
 
-def test_a_secret_that_cannot_be_read_ends_the_run_at_the_first_place(job: Job) -> None:
+def test_an_unreadable_secret_ends_the_run_at_the_first_attempt(job: Job) -> None:
     """What the node says at its end is what is told, and no other machine is paid for."""
     end = Stage("JOB_STATE_FAILED", 60, (3, "The replica workerpool0-0 exited with a non-zero status of 70."))
     job.cloud.jobs.script = (*RUNS, end)
@@ -258,7 +260,7 @@ def test_new_beside_an_active_run_says_so(job: Job) -> None:
     first = job.data("vertex", "job.yaml", "--detach")["run"]
     ran = job.launch("vertex", "job.yaml", "--new", "--detach")
     assert f"{first} is " in ran.err
-    assert "starting another run beside it" in ran.err
+    assert "starting another run" in ran.err
 
 
 def test_five_modules_lie_between_the_command_and_the_request(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_a_vm_is_found_by_all_its_names(vms: Vms) -> None:
         ("projects/others/zones/us-central1-a/instances/dev", None, "not in project", "gcloud config set project"),
     ],
 )
-def test_a_vm_that_is_not_there(vms: Vms, text: str, zone: str | None, problem: str, hint: str) -> None:
+def test_an_unknown_vm_is_refused(vms: Vms, text: str, zone: str | None, problem: str, hint: str) -> None:
     vms.make("dev")
     vms.make("theirs", labels={})
     with pytest.raises(UsageError) as caught:
@@ -58,7 +58,7 @@ def test_a_vm_that_is_not_there(vms: Vms, text: str, zone: str | None, problem: 
     assert hint in caught.value.hint
 
 
-def test_one_name_in_two_zones(vms: Vms) -> None:
+def test_an_ambiguous_name_needs_a_zone(vms: Vms) -> None:
     first, second = vms.make("dev"), vms.make("dev", "us-central1-c")
     with pytest.raises(UsageError) as caught:
         one_machine(vms.compute, "dev")
@@ -68,7 +68,7 @@ def test_one_name_in_two_zones(vms: Vms) -> None:
     assert one_machine(vms.compute, first.id).id == first.id
 
 
-def test_what_is_not_seen_is_not_said_to_be_missing(vms: Vms) -> None:
+def test_a_vm_in_an_unreadable_zone_is_not_called_missing(vms: Vms) -> None:
     vms.make("dev")
     vms.cloud.compute.unreachable.add("us-central1-a")
     with pytest.raises(UnreachableError, match="no VM dev was found in project my-project, but us-central1-a"):

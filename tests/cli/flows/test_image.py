@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from launcher import catalog
-from launcher.cli.flows.image import wanted
-from launcher.cli.gather import gather
+from launcher.api.image import wanted
+from launcher.cli.flows.plan import gather
 from launcher.cli.options import Flags
 from launcher.errors import LaunchError
 from launcher.images import pipeline
 from launcher.images.dependency_image import Report
 from launcher.plan.build import image
+from launcher.testing.registry import Bearer, OciRegistry, put_image
 from tests.command import WORLD, Ran, launch
-from tests.images.test_append import manifest_of, put, put_base
-from tests.registry import Bearer, OciRegistry
+from tests.images.test_append import manifest_of, put
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///no/such/socket", "DOCKER_CONFIG": "/no/such/folder"}
 CANARY = "canary-7d3f2c"
@@ -54,11 +54,7 @@ def with_base(registry: OciRegistry, spec: Path) -> str:
             patch.setenv(name, value)
         inputs = gather("vertex", spec, Flags(), image_only=True)
     tag = image(inputs.spec, catalog.load(), inputs.context).dependencies.rpartition(":")[2]
-    name = "p/r/dependencies"
-    if not registry.store.repository(name).tags:
-        put_base(registry, name=name)
-    old = manifest_of(registry, name, next(iter(registry.store.repository(name).tags)))
-    put(registry, name, dict(old.body), old.media_type, tag)
+    put_image(registry, "p/r/dependencies", tag)
     return tag
 
 
@@ -90,9 +86,7 @@ def files(registry: OciRegistry, digest: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("command", ["build", "push"])
-def test_an_edit_is_appended_and_the_same_again_is_nothing_to_do(
-    job: Path, registry: OciRegistry, command: str
-) -> None:
+def test_an_edit_is_appended_and_an_unchanged_image_is_reused(job: Path, registry: OciRegistry, command: str) -> None:
     first = pushed(job, command=command)
     assert (first["how"], first["pushed"]) == ("appended", True)
     assert first["reference"] == f"{registry.host}/p/r/train@{registry.tag('p/r/train', str(first['image'])[-16:])}"
@@ -133,7 +127,7 @@ def test_what_is_in_the_image(job: Path, registry: OciRegistry, monkeypatch: pyt
     assert not [data for data in everything if CANARY.encode() in data]
 
 
-def test_the_page(job: Path, registry: OciRegistry) -> None:
+def test_the_build_plan(job: Path, registry: OciRegistry) -> None:
     ran = launch("push", job, env=NO_ENGINE)
     lines = ran.out.splitlines()
     assert lines[0].startswith(f"image     {registry.host}/p/r/train:")
@@ -148,7 +142,7 @@ def test_the_page(job: Path, registry: OciRegistry) -> None:
     assert not again.err
 
 
-def test_without_a_dependency_image_each_way_says_what_to_do(job: Path, registry: OciRegistry) -> None:
+def test_each_builder_explains_a_missing_dependency_image(job: Path, registry: OciRegistry) -> None:
     (job.parent / "requirements.txt").write_text("einops\n")
     job.write_text(job.read_text().replace("code: .", "code: ., requirements: requirements.txt"))
     alone = refused(job, "--builder", "append")
@@ -163,7 +157,7 @@ def test_without_a_dependency_image_each_way_says_what_to_do(job: Path, registry
     assert pushed(job)["how"] == "appended"
 
 
-def test_an_image_of_ones_own(job: Path, registry: OciRegistry) -> None:
+def test_a_custom_image_is_not_built(job: Path, registry: OciRegistry) -> None:
     reference = str(pushed(job)["reference"])
     own = pushed(job, "--image", reference)
     assert (own["how"], own["reference"], own["dependencies"]) == ("own", reference, None)
@@ -171,7 +165,7 @@ def test_an_image_of_ones_own(job: Path, registry: OciRegistry) -> None:
     assert "launch doesn't build that one" in gone.err
 
 
-def test_a_builder_that_there_is_not(job: Path) -> None:
+def test_an_unknown_builder_is_refused(job: Path) -> None:
     ran = refused(job, "--builder", "kaniko")
     assert ran.code == 2
     assert "Use one of auto, docker, append, cloud-build." in ran.err
@@ -185,7 +179,7 @@ def test_a_project_is_needed_only_for_the_default_repository(job: Path, tmp_path
     assert "no Google Cloud project is set" in ran.err
 
 
-def test_wrong_credentials_and_none(tmp_path: Path) -> None:
+def test_wrong_and_missing_credentials(tmp_path: Path) -> None:
     with OciRegistry(access=Bearer({"me": "right"})) as registry:
         spec = tmp_path / "job.yaml"
         spec.write_text(f"name: job\nmachine: {{type: l4}}\nimage: {{repository: '{registry.host}/p/r'}}\n")
@@ -200,14 +194,14 @@ def test_wrong_credentials_and_none(tmp_path: Path) -> None:
         assert registry.host in ran.err
 
 
-def test_code_that_is_changed_meanwhile_gets_no_tag(job: Path, registry: OciRegistry) -> None:
+def test_code_changed_during_the_build_gets_no_tag(job: Path, registry: OciRegistry) -> None:
     """The tag is that of the content that was hashed: under it, another one would be taken for it for good."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WORLD.items():
             patch.setenv(name, value)
         made = wanted(gather("vertex", job, Flags(), image_only=True))
     (job.parent / "mine.py").write_text("print(2)\n")
-    with pytest.raises(LaunchError, match="the code was changed while its image was made"):
+    with pytest.raises(LaunchError, match="the code was changed while its image was built"):
         pipeline.push(made, NO_ENGINE, Report())
     assert not registry.store.repository("p/r/train").tags
     (job.parent / "mine.py").write_text("print(1)\n")
@@ -215,16 +209,16 @@ def test_code_that_is_changed_meanwhile_gets_no_tag(job: Path, registry: OciRegi
 
 
 @pytest.mark.parametrize("builder", ["auto", "docker", "cloud-build"])
-def test_a_missing_repository_is_told_before_anything_is_built(tmp_path: Path, builder: str) -> None:
+def test_a_missing_repository_is_reported_before_the_build(tmp_path: Path, builder: str) -> None:
     with OciRegistry(repositories=["p/other"]) as registry:
         spec = tmp_path / "job.yaml"
         spec.write_text(f"name: job\nmachine: {{type: l4}}\nimage: {{repository: '{registry.host}/p/r'}}\n")
         ran = refused(spec, "--builder", builder)
-    assert f"{registry.host}/p/r/dependencies: there is no such repository" in ran.err
+    assert f"{registry.host}/p/r/dependencies: the repository does not exist" in ran.err
     assert "socket" not in ran.err
 
 
-def test_a_protected_registry_takes_what_dockers_configuration_says(
+def test_credentials_come_from_dockers_configuration(
     job: Path, registry: OciRegistry, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     registry.access = Bearer({"me": "right"})
@@ -242,7 +236,7 @@ def test_a_protected_registry_takes_what_dockers_configuration_says(
     assert auth not in ran.shown
 
 
-def test_a_tag_that_moves_does_not_move_the_digest(job: Path, registry: OciRegistry) -> None:
+def test_a_moved_tag_does_not_change_the_digest(job: Path, registry: OciRegistry) -> None:
     first = pushed(job)
     tag = str(first["image"]).rpartition(":")[2]
     other = manifest_of(registry, "p/r/train", tag)

@@ -12,16 +12,17 @@ import pytest
 
 import launcher.clock
 from launch_train.common import contract
+from launcher.api.cloud import CloudContext
+from launcher.api.launching import RunWatcher
 from launcher.cli import stop_code
 from launcher.cli.flows import launch
-from launcher.cli.flows.cloud import CloudContext
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.clock import Clock
 from launcher.errors import LaunchError
 from launcher.signals import Stopped
+from launcher.testing.googlecloud import FakeClock, Fault, Stage, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
-from tests.googlecloud import FakeClock, Fault, Stage, Status
 
 Interrupt = Callable[[int, float], None]
 
@@ -93,13 +94,13 @@ class Gone(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
-def blind() -> launch.RunWatcher:
+def blind() -> RunWatcher:
     """One that has seen no job."""
     cloud = CloudContext(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # no backend is called
-    return launch.RunWatcher(cloud.service, cloud, EventPrinter(None), None)
+    return RunWatcher(cloud.service, cloud, EventPrinter(None), None)
 
 
-def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
     with (
         pytest.raises(Stopped) as stop,
@@ -111,7 +112,7 @@ def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stop_code(stop.value) == 129
 
 
-def test_nobody_reads_on() -> None:
+def test_a_closed_stdout_ends_the_watch() -> None:
     with (
         pytest.raises(Stopped) as stop,
         launch.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
@@ -123,7 +124,7 @@ def test_nobody_reads_on() -> None:
 # --- What scripts see --------------------------------------------------------------------------------------------
 
 
-def test_a_failure_as_data(job: Job) -> None:
+def test_a_failure_as_json(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     first = job.data("vertex", "job.yaml", code=3)
     assert (first["state"], first["seconds"], first["results"]["steps"]) == ("FAILED", 20.0, 0)
@@ -135,7 +136,7 @@ def test_a_failure_as_data(job: Job) -> None:
         assert {**again, "error": None} == {**first, "error": None}, words
 
 
-def test_what_ends_without_the_jobs_end_as_data(job: Job) -> None:
+def test_an_interrupted_watch_as_json(job: Job) -> None:
     scripts(job.cloud, RUNS, FULL)
     assert job.data("vertex", "job.yaml", "--watch-for", "1m", code=6)["state"] == "RUNNING"
     assert job.data("follow", "job", "--watch-for", "1m", code=6)["state"] == "RUNNING"
@@ -143,7 +144,7 @@ def test_what_ends_without_the_jobs_end_as_data(job: Job) -> None:
     assert (none["state"], none["run"][-2:]) == ("FAILED", "-2")
 
 
-def test_a_success_that_vertex_ai_has_forgotten(job: Job) -> None:
+def test_a_finished_job_that_vertex_ai_has_deleted(job: Job) -> None:
     run = job.data("vertex", "job.yaml")["run"]
     job.cloud.jobs.jobs.clear()
     again = job.data("vertex", "job.yaml")
@@ -157,7 +158,7 @@ def test_a_success_that_vertex_ai_has_forgotten(job: Job) -> None:
 # --- A run folder that can't be used -----------------------------------------------------------------------------
 
 
-def test_the_folder_fails_once_there_is_a_job(job: Job) -> None:
+def test_the_run_folder_fails_after_the_job_was_created(job: Job) -> None:
     job.write(limits={"wait": "10m"})
     job.cloud.faults.add(Fault("storage.objects.insert", Status(400), name=f"verdict|{contract.NOW}", times=None))
     ran = job.launch("vertex", "job.yaml")
@@ -166,7 +167,7 @@ def test_the_folder_fails_once_there_is_a_job(job: Job) -> None:
     assert "Nothing was created" not in ran.err
 
 
-def test_a_wait_whose_end_cannot_be_noted_goes_on(job: Job) -> None:
+def test_waiting_continues_if_its_end_cannot_be_recorded(job: Job) -> None:
     job.write(limits={"wait": "10m"})
     job.cloud.jobs.script = WAITS
     job.cloud.faults.add(Fault("storage.objects.insert", Status(400), name="verdict", times=None))
@@ -178,7 +179,7 @@ def test_a_wait_whose_end_cannot_be_noted_goes_on(job: Job) -> None:
     assert "succeeded" in job.launch("follow", "job").out
 
 
-def test_a_folder_that_may_not_be_read(job: Job) -> None:
+def test_an_unreadable_run_folder(job: Job) -> None:
     job.cloud.jobs.script = RUNS
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     job.cloud.faults.add(Fault("storage.*", Status(403), times=None))
@@ -192,7 +193,7 @@ def test_a_folder_that_may_not_be_read(job: Job) -> None:
     assert new["run"] == f"{run}-2"
 
 
-def test_a_failure_of_launchs_own_shows_no_page() -> None:
+def test_a_failure_of_launch_shows_no_summary() -> None:
     with (
         pytest.raises(LaunchError, match="odd"),
         launch.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.json),
@@ -204,7 +205,7 @@ def test_a_failure_of_launchs_own_shows_no_page() -> None:
     ("end", "words"),
     [("CANCELLED", "was cancelled after 50 s"), ("EXPIRED", "expired after 50 s"), ("FAILED", "failed in 50 s")],
 )
-def test_how_it_ended_in_words(job: Job, end: str, words: str) -> None:
+def test_the_text_of_each_end(job: Job, end: str, words: str) -> None:
     job.cloud.jobs.script = (*RUNS, Stage(f"JOB_STATE_{end}", 60))
     ran = job.launch("vertex", "job.yaml", code=3)
     run = job.data("status", "job")["run"]
@@ -213,7 +214,7 @@ def test_how_it_ended_in_words(job: Job, end: str, words: str) -> None:
     assert ran.err.count(f"launch logs {run}") == 1
 
 
-def test_cancel_keeps_a_run_between_two_attempts_from_another(job: Job, clock: FakeClock) -> None:
+def test_cancel_between_two_attempts_prevents_the_next(job: Job, clock: FakeClock) -> None:
     scripts(job.cloud, FULL, WELL)
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     clock.advance(3600)
@@ -224,12 +225,14 @@ def test_cancel_keeps_a_run_between_two_attempts_from_another(job: Job, clock: F
         assert "cancelled before a job was created (launch cancel)" in ran.err
         assert f"--resume {run}" in ran.err
     assert len(job.created) == 1
-    assert "2. standard in us-central1: cancelled before a job was created" in job.launch("status", run).out
+    assert "2. Cancelled before a job was created (launch cancel)" in job.launch("status", run).out
     job.launch("vertex", "job.yaml", "--resume", run)
     assert len(job.created) == 2
 
 
-def test_cancel_reaches_a_launch_that_backs_off(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_stops_a_launch_that_is_waiting_to_retry(
+    job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While a launch waits before it tries again, somebody cancels the run elsewhere: the launch makes nothing more."""
     scripts(job.cloud, FULL, WELL)
     busy = Status(429, message="Quota exceeded: requests per minute", info="RATE_LIMIT_EXCEEDED")
@@ -251,14 +254,14 @@ def test_cancel_reaches_a_launch_that_backs_off(job: Job, clock: FakeClock, monk
     assert len(job.created) == 2
 
 
-def test_cancel_has_nothing_to_do_where_the_run_has_ended_by_itself(job: Job) -> None:
+def test_cancelling_a_finished_run_does_nothing(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     job.launch("vertex", "job.yaml", "--detach")
     job.cloud.jobs.clock.advance(3600)  # type: ignore[attr-defined]
     assert job.launch("cancel", "job").out.startswith("nothing to do: ")
 
 
-def test_a_chain_of_causes_without_an_end_stops_nothing() -> None:
+def test_a_cyclic_exception_chain_is_handled() -> None:
     error = LaunchError("it failed")
     error.__cause__ = error
     assert stop_code(error) == 0

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
+from launcher.api import local_cancel
+from launcher.api.find_local_run import LocalRun
+from launcher.clock import Clock
+from launcher.errors import LaunchError
 from launcher.rehearsal.attempts import End, lock, write_end
 from launcher.rehearsal.folder_lock import lock_run_folder
+from launcher.signals import Stopped, signals_stop
 from tests.cli.cloudjobs import Job
-from tests.command import launch
+from tests.command import Ran, launch
 
 ROW = {"step": 3, "loss": 0.5, "time": 1.7e9}
 NO_CLOUD = {"CLOUDSDK_CORE_PROJECT": ""}
@@ -56,19 +63,37 @@ def test_a_name_that_is_too_long_for_a_path_is_an_error_without_a_traceback(
 
 
 @pytest.mark.parametrize("command", ["metrics", "status"])
-def test_an_id_asks_the_cloud_nothing_and_a_name_means_the_cloud_first(job: Job, command: str) -> None:
+def test_a_run_id_is_found_without_the_cloud_but_a_name_asks_it_first(job: Job, command: str) -> None:
     make(job.folder / "runs" / "job-0123abcd", ended(0))
     assert job.data(command, "job-0123abcd")["run"] == "job-0123abcd"
     assert not job.cloud.requests
     assert job.data(command, "job")["run"] == "job-0123abcd"
     assert job.cloud.requests
-    run = job.data("vertex", "job.yaml")["run"]
-    assert job.data("status", "job")["run"] == run
-    assert "job-0123abcd" in job.launch("status", "job").err
     job.launch(command, "job-0123abcd", "--region", "us-central1", code=2)
 
 
-def test_without_credentials_a_name_means_the_run_here(tmp_path: Path) -> None:
+def test_a_name_of_runs_here_and_in_the_cloud_lists_a_command_for_each(job: Job) -> None:
+    make(job.folder / "runs" / "job-0123abcd", ended(0))
+    run = job.data("vertex", "job.yaml")["run"]
+    for words in (["logs", "job", "--tail", "3"], ["cancel", "job"], ["follow", "job"], ["rm", "job", "--yes"]):
+        hint = job.launch(*words, code=2).err
+        commands = [line.partition("  #")[0].strip() for line in hint.splitlines() if line.startswith("launch ")]
+        rest = " ".join(words[2:])
+        assert commands == [f"launch {words[0]} {name} {rest}".strip() for name in ("runs/job-0123abcd", run)]
+    assert job.data("status", "runs/job-0123abcd")["region"] == "local"
+    assert job.data("status", run)["region"] == "us-central1"
+
+
+def test_an_id_without_a_digest_may_be_in_both_places(job: Job) -> None:
+    make(job.folder / "runs" / "exp1", ended(0))
+    job.data("vertex", "job.yaml", "--run-id", "exp1")
+    hint = job.launch("cancel", "exp1", code=2).err
+    assert "launch cancel runs/exp1" in hint
+    assert "launch cancel exp1 --region us-central1" in hint
+    assert "nothing to do" in job.launch("cancel", "exp1", "--region", "us-central1").out
+
+
+def test_without_credentials_a_name_means_the_local_run(tmp_path: Path) -> None:
     make(tmp_path / "runs" / "tiny-0123abcd", ended(0))
     ran = launch("metrics", "tiny", "-o", "json", cwd=tmp_path)
     assert (ran.code, json.loads(ran.out)["run"]) == (0, "tiny-0123abcd"), ran.shown
@@ -99,7 +124,7 @@ def test_the_state_is_that_of_the_newest_attempt(
     assert max(map(len, shown.out.splitlines())) <= 80
 
 
-def test_a_run_that_is_under_way_runs(tmp_path: Path) -> None:
+def test_an_active_local_run_is_shown_as_running(tmp_path: Path) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
     with lock_run_folder(folder) as ours:
         assert ours
@@ -109,7 +134,7 @@ def test_a_run_that_is_under_way_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["metrics", "status"])
 @pytest.mark.parametrize("text", ["/etc", "runs", ".", "runs/nothing", "/etc/hostname"])
-def test_a_path_that_is_no_run_folder_is_refused(tmp_path: Path, command: str, text: str) -> None:
+def test_a_path_without_a_run_is_refused(tmp_path: Path, command: str, text: str) -> None:
     make(tmp_path / "runs" / "tiny-0123abcd", ended(0))
     ran = launch(command, text, cwd=tmp_path)
     assert (ran.code, ran.out, text in ran.err) == (2, "", True)
@@ -123,21 +148,109 @@ def test_a_name_of_several_runs_lists_them(tmp_path: Path, command: str) -> None
     ran = launch(command, "tiny", cwd=tmp_path, env=NO_CLOUD)
     assert (ran.code, ran.err.count("tiny-"), "tiny-other" in ran.err) == (2, 3, False)
     assert launch(command, "tiny-other", cwd=tmp_path, env=NO_CLOUD).code == 0
+    with lock_run_folder(tmp_path / "runs" / "tiny-0123abcd-2"):  # as in the cloud, the active one is meant
+        assert "tiny-0123abcd-2" in launch(command, "tiny", "-o", "json", cwd=tmp_path, env=NO_CLOUD).out
 
 
-def test_a_folder_of_code_with_a_runs_name_is_not_in_its_way(job: Job) -> None:
+def test_a_code_folder_with_the_runs_name_is_not_mistaken_for_it(job: Job) -> None:
     (job.folder / "job").mkdir()
     run = job.data("vertex", "job.yaml")["run"]
     assert job.data("status", "job")["run"] == run
 
 
-@pytest.mark.parametrize("command", ["follow", "logs", "cancel"])
-def test_the_commands_for_the_cloud_say_that_a_run_is_here(job: Job, command: str) -> None:
-    make(job.folder / "runs" / "tiny-0123abcd", ended(0))
-    ran = job.launch(command, "tiny-0123abcd", code=2)
-    assert "launch status tiny-0123abcd" in ran.err
+def test_the_commands_for_a_run_take_one_here(tmp_path: Path) -> None:
+    folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(0), ended(1), rows=())
+    storage = open_storage(str(folder))
+    storage.write(contract.text_part(1, 0, 0), b"old\n")
+    storage.write(contract.text_part(2, 0, 0), b"one\ntwo\nthr")
+    storage.write(contract.text_part(2, 0, 1), b"ee\n")
+
+    def run(*words: str) -> Ran:
+        return launch(*words, cwd=tmp_path, env=NO_CLOUD)
+
+    assert run("logs", "tiny").out == "".join(f"[workerpool0-0] {text}\n" for text in ("one", "two", "three"))
+    tail = run("logs", "tiny-0123abcd", "--tail", "1", "-o", "json").out
+    assert json.loads(tail)["text"] == "three"
+    assert run("logs", str(folder), "--follow").out.count("\n") == 3
+    assert run("logs", "tiny", "-o", "yaml").code == 2
+    followed = run("follow", "tiny", "-o", "json")
+    assert (followed.code, json.loads(followed.out)["state"], json.loads(followed.out)["error"]["exit_code"]) == (
+        *(3, "FAILED"),
+        3,
+    )
+    assert run("cancel", "tiny").out.startswith("nothing to do: tiny-0123abcd failed")
+    assert json.loads(run("cancel", "tiny", "-o", "json").out)["state"] == "FAILED"
+    assert not (folder / contract.attempt_cancel(2)).exists()
 
 
-def test_a_run_that_is_nowhere_without_a_project(tmp_path: Path) -> None:
+def test_a_run_that_is_running_is_followed_for_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.sleep))
+    folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
+    storage = open_storage(str(folder))
+    clock.at[3] = lambda: storage.write(contract.text_part(1, 0, 0), b"new\n")
+    with lock_run_folder(folder):
+        ran = launch("follow", "tiny", "--watch-for", "10s", cwd=tmp_path, env=NO_CLOUD)
+    assert (ran.code, ran.err.count("[workerpool0-0] new\n")) == (6, 1), ran.shown
+
+
+class FakeTime:
+    """A clock that does things at times."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.at: dict[float, Callable[[], object]] = {}
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for moment in [one for one in self.at if one <= self.now]:
+            self.at.pop(moment)()
+
+
+def test_a_cancelled_run_is_stopped_by_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_cancel, "POLL_SECONDS", 0.01)
+    folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(1), None)
+    done: list[bool] = []
+    thread = threading.Thread(target=lambda: done.append(local_cancel.cancel_local(LocalRun(folder), Clock())))
+
+    def work() -> None:
+        with signals_stop():
+            thread.start()
+            time.sleep(20)
+
+    storage = open_storage(str(folder))
+    with lock_run_folder(folder), local_cancel.stopped_by_cancel(storage, 2) as cancelled:
+        with pytest.raises(Stopped):
+            work()
+        assert (cancelled.is_set(), done) == (True, [])
+    thread.join(20)
+    assert done == [True]
+    assert json.loads(launch("status", "tiny", "-o", "json", cwd=tmp_path, env=NO_CLOUD).out)["state"] == "CANCELLED"
+
+
+def test_a_run_that_does_not_stop_is_reported(tmp_path: Path) -> None:
+    clock = FakeTime()
+    folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
+    with lock_run_folder(folder), pytest.raises(LaunchError, match="still running 60 s after it was cancelled"):
+        local_cancel.cancel_local(LocalRun(folder), Clock(clock, clock.sleep))
+
+
+def test_an_unknown_run_without_a_project(tmp_path: Path) -> None:
     ran = launch("status", "tiny", cwd=tmp_path, env=NO_CLOUD)
     assert (ran.code, "tiny" in ran.err, "gcloud config set project" in ran.err) == (2, True, True)
+
+
+def test_status_says_why_a_run_failed_and_what_to_do(tmp_path: Path) -> None:
+    folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(1))
+    open_storage(str(folder)).write(contract.text_part(1, 0, 0), b"Traceback\nValueError: bad learning rate\n")
+    shown = launch("status", "tiny-0123abcd", "--events", cwd=tmp_path)
+    assert (shown.code, shown.err) == (0, "")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "[workerpool0-0] ValueError: bad learning rate" in " ".join(shown.out.split())
+    assert "repeat its launch local command" in " ".join(shown.out.split())
+    data = json.loads(launch("status", "tiny-0123abcd", "--events", "-o", "json", cwd=tmp_path).out)
+    assert (len(data["story"]), data["usd"], data["events"][0]["kind"]) == (1, None, "start")
+    assert launch("status", "--events", cwd=tmp_path).code == 2

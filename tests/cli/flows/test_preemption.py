@@ -31,7 +31,7 @@ class Platform:
         return ended
 
 
-def test_a_preempted_job_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preempted_job_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 75, "b": 75}, 2.34), Ended({"a": 0, "b": 0}))
     assert run(platform.start, 15) == Ran(exit_codes={"a": 0, "b": 0}, preempted={"a": 75, "b": 75})
     assert platform.preemptions == [15, None]
@@ -42,7 +42,7 @@ def test_a_preempted_job_is_started_again(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_what_saved_nothing_is_started_again_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_preempted_before_a_checkpoint_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     codes = {"a": -9, "b": 143, "c": 0, "d": -9, "e": -9, "f": -9}
     platform = Platform(Ended(codes, 30.0), Ended({"a": 3}))
     assert run(platform.start, 60) == Ran(exit_codes={"a": 3}, preempted=codes)
@@ -52,7 +52,7 @@ def test_what_saved_nothing_is_started_again_too(capsys: pytest.CaptureFixture[s
     ) in capsys.readouterr().err
 
 
-def test_what_ended_well_in_spite_of_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_succeeds_despite_preemption_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 0}, 0.1))
     assert run(platform.start, 15) == Ran(exit_codes={"a": 0}, preempted={"a": 0})
     assert "not restarting" in capsys.readouterr().err
@@ -67,12 +67,14 @@ def test_what_ended_well_in_spite_of_it_is_done(capsys: pytest.CaptureFixture[st
         ({"a": 0, "b": -9}, "a replica failed within 2 h"),
     ],
 )
-def test_a_job_that_ends_before(codes: dict[str, int], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_ends_before_the_preemption(
+    codes: dict[str, int], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(Platform(Ended(codes)).start, 7200) == Ran(exit_codes=codes)
     assert capsys.readouterr().err == f"launch: {what}; the job was not preempted\n"
 
 
-def test_without_it_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_preemption_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 75}))
     assert run(platform.start, None) == Ran(exit_codes={"a": 75})
     assert (platform.preemptions, capsys.readouterr().err) == ([None], "")
@@ -99,7 +101,7 @@ def test_the_line_of_the_summary(went_on: Resumption, text: str) -> None:
     assert Preempted(after=15, exit_codes={"a": 75}, went_on=went_on).text() == text
 
 
-def test_the_line_about_a_job_that_was_done() -> None:
+def test_the_summary_of_a_job_that_was_already_done() -> None:
     text = Preempted(after=120, exit_codes={"a": 0}, went_on=UNKNOWN).text()
     assert text == "after 2 min; all processes still exited with 0, so the job was not restarted"
 
@@ -156,7 +158,7 @@ def test_the_same_request_as_the_same_attempt_on_other_ports(tmp_path: Path) -> 
     assert "3 steps; last (step 3): loss 0.25" in ran.out
 
 
-def test_figures_as_data_and_an_end_that_is_the_second_starts(tmp_path: Path) -> None:
+def test_json_has_the_preemption_and_the_end_of_the_second_start(tmp_path: Path) -> None:
     output = tmp_path / "run"
     output.mkdir()
     ran = launch("local", "--request", by_hand(tmp_path, output), "--preempt-after", "2s", "-o", "json")

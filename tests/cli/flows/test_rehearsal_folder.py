@@ -10,12 +10,13 @@ import pytest
 from launch_train.common.contract import metrics_part
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.common.storage.client import open_client
+from launcher.api.run_folder import read_results
 from launcher.cli.flows import rehearsal_folder
 from launcher.errors import NotAuthorised
-from tests.googlecloud import GoogleCloud
+from launcher.testing.googlecloud import GoogleCloud
 
 
-def test_a_folder_that_the_console_made_is_no_part(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_object_of_the_console_is_ignored(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cloud Storage's console shows folders by empty objects whose names end with a slash."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     storage = open_storage("gs://my-bucket/runs/r")
@@ -23,7 +24,7 @@ def test_a_folder_that_the_console_made_is_no_part(cloud: GoogleCloud, monkeypat
     for name in ("runs/r/", "runs/r/metrics/", "runs/r/metrics/x/"):
         open_client().bucket("my-bucket").blob(name).upload_from_string(b"")
     assert storage.list() == [metrics_part(1, 0, 0, 0)]
-    found = rehearsal_folder.read_results(storage)
+    found = read_results(storage)
     assert found
     assert [row["loss"] for row in found.rows] == [0.5]
 
@@ -42,22 +43,22 @@ def test_parts_are_read_eight_at_a_time(tmp_path: Path) -> None:
     storage = Together(tmp_path)
     for part in range(16):
         storage.write(metrics_part(1, 0, 0, part), b'{"step": %d}\n' % (part + 1))
-    found = rehearsal_folder.read_results(storage)
+    found = read_results(storage)
     assert found
     assert [row["step"] for row in found.rows] == list(range(1, 17))
 
 
 def test_a_run_without_metrics(tmp_path: Path) -> None:
-    assert rehearsal_folder.read_results(None) is None
-    assert rehearsal_folder.read_results(LocalFolder(tmp_path)) is None
+    assert read_results(None) is None
+    assert read_results(LocalFolder(tmp_path)) is None
 
 
-def test_without_credentials_a_folder_here_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_a_local_folder_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with pytest.raises(NotAuthorised) as caught, rehearsal_folder.opened("gs://my-bucket/runs/r"):
         pass
-    assert "gcloud auth application-default login" in caught.value.problem
+    assert "gcloud auth application-default login" in caught.value.hint
     assert "--output runs" in caught.value.hint

@@ -12,8 +12,9 @@ from launch_train.common.storage import open_storage
 from launcher.cli.flows.rehearsal_folder import prepare
 from launcher.cli.flows.rehearse import Rehearsal, content, failure, meaning, page, run, show
 from launcher.cli.options import Flags, Output, words
-from launcher.cli.ui.line_printer import Cause, LinePrinter
+from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training
+from launcher.diagnosis.output_cause import Cause
 from launcher.rehearsal import on_host
 from launcher.rehearsal.attempts import End
 from launcher.rehearsal.request import parse_request, with_image
@@ -30,7 +31,7 @@ NASTY = (
 )
 
 
-def test_the_spec_beside_the_plan_says_the_same(tmp_path: Path) -> None:
+def test_the_stored_spec_gives_the_same_plan(tmp_path: Path) -> None:
     config = {"data": "1e-4", "optimizer": {"lr": 1e-5, "min_lr": 1e-300, "betas": [0.9, 1e-7]}, "steps": 10}
     plan = planned(
         "local",
@@ -47,7 +48,7 @@ def test_the_spec_beside_the_plan_says_the_same(tmp_path: Path) -> None:
     assert again == msgspec.convert(plan.spec, JobSpec)
 
 
-def test_an_interrupt_says_what_is_left(
+def test_an_interrupt_reports_what_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -62,7 +63,7 @@ def test_an_interrupt_says_what_is_left(
     assert not shown.out
 
 
-def test_in_containers_the_image_stands_for_the_code() -> None:
+def test_with_docker_the_image_identifies_the_code() -> None:
     plan = planned("local")
     body = with_image(plan.attempts[0].request, "host/image:1")
     request = parse_request(body)
@@ -72,7 +73,7 @@ def test_in_containers_the_image_stands_for_the_code() -> None:
     assert content(Rehearsal(request=body, content="digest", docker=True, plan=plan), request) == "digest"
 
 
-def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_names_the_image(capsys: pytest.CaptureFixture[str]) -> None:
     request = parse_request(with_image(planned("local").attempts[0].request, "host/image:1"))
     for docker in (True, False):
         job = Rehearsal(request={}, docker=docker)
@@ -135,7 +136,7 @@ ABORT = "launch: rank 1 failed first: SIGABRT (abort in native code)"
         (["launch: rank 1 failed: ValueError: bad (a.py:3)", GLOO, ENDED], "ValueError: bad (a.py:3)"),
     ],
 )
-def test_the_cause_is_an_error_that_is_not_about_a_peer(
+def test_an_error_about_a_lost_peer_is_not_the_cause(
     lines: list[str], cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printer = LinePrinter()
@@ -145,7 +146,7 @@ def test_the_cause_is_an_error_that_is_not_about_a_peer(
     assert capsys.readouterr().err.count("[workerpool0-0] ") == len(lines)
 
 
-def test_nothing_is_a_cause_where_no_line_names_one() -> None:
+def test_without_an_error_line_there_is_no_cause() -> None:
     printer = LinePrinter()
     printer("workerpool0-0", "step 1/3  loss 1.0")
     assert printer.cause is None
@@ -154,14 +155,14 @@ def test_nothing_is_a_cause_where_no_line_names_one() -> None:
     )
 
 
-def test_the_cause_comes_with_the_replica_that_said_it() -> None:
+def test_the_cause_has_its_replicas_name() -> None:
     end = End(exit_codes={"a": 1, "b": 2}, seconds=1, time=0)
     assert str(failure(end, None, Cause("b", "model: no such thing"))) == (
         "the job failed: model: no such thing\nb exited with 2 (invalid config or code)\nSee the output above."
     )
 
 
-def test_the_flags_are_typed_again() -> None:
+def test_the_suggested_command_repeats_the_flags() -> None:
     typed = words(Flags(gpus=2, spot=True, set=["env.A=x y"], output="elsewhere"))
     assert typed == ["--gpus", "2", "--spot", "--set", "env.A=x y"]
 
@@ -174,7 +175,7 @@ def test_the_flags_are_typed_again() -> None:
         (11, "4.0000 → 2.0000 (mean of the first and of the last 5 of 11 steps)"),
     ],
 )
-def test_one_mean_loss_is_told_once(step: int, text: str) -> None:
+def test_a_single_mean_loss_is_printed_once(step: int, text: str) -> None:
     end = {"step": step, "train_loss_first": 4.0, "train_loss_last": 2.0, "train_loss_steps": 5}
     assert list(training(end)) == [("loss", text)]
 
@@ -187,5 +188,5 @@ def test_one_step_is_singular() -> None:
 @pytest.mark.parametrize(
     ("code", "words"), [(1, ""), (137, " (SIGKILL)"), (143, " (SIGTERM)"), (128, ""), (255, ""), (-9, "")]
 )
-def test_a_container_that_a_signal_has_ended(code: int, words: str) -> None:
+def test_a_container_ended_by_a_signal(code: int, words: str) -> None:
     assert meaning(code) == words

@@ -10,7 +10,7 @@ import torch
 
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
-from launcher.cli.flows.rehearsal_folder import restarts
+from launcher.api.run_folder import restarts
 from tests.command import launch
 
 FAILS_AT_STEP_3 = """
@@ -34,8 +34,9 @@ def job(folder: Path, script: str, run: str = "{script: work.py, launcher: pytho
     return folder / "job.yaml"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("output", [(), ("--output", "runs")])
-def test_a_repaired_failure_is_counted(tmp_path: Path, output: tuple[str, ...]) -> None:
+def test_a_recovered_failure_counts_as_a_restart(tmp_path: Path, output: tuple[str, ...]) -> None:
     spec = job(tmp_path, FAILS_ONCE)
     ran = launch("local", spec, *output, "-o", "json", cwd=tmp_path)
     assert (ran.code, json.loads(ran.out)["restarts"]) == (0, 1), ran.err
@@ -44,12 +45,12 @@ def test_a_repaired_failure_is_counted(tmp_path: Path, output: tuple[str, ...]) 
         assert "restarts  1\n" in again.out
 
 
-def test_what_ends_well_at_once_has_no_restarts(tmp_path: Path) -> None:
+def test_an_immediate_success_has_no_restarts(tmp_path: Path) -> None:
     ran = launch("local", job(tmp_path, "pass"), "--output", "runs", "-o", "json", cwd=tmp_path)
     assert json.loads(ran.out)["restarts"] == 0
 
 
-def test_a_failure_that_repeats_itself_is_started_twice_and_told_once(tmp_path: Path) -> None:
+def test_a_repeated_failure_is_restarted_once_and_reported_once(tmp_path: Path) -> None:
     ran = launch("local", job(tmp_path, FAILS_AT_STEP_3), "--output", "runs", cwd=tmp_path)
     assert ran.code == 3
     assert "restarts  1\n" in ran.out
@@ -66,6 +67,7 @@ def test_arguments_that_argparse_refuses_are_the_reason(tmp_path: Path) -> None:
     assert "error: the job failed: unrecognized arguments: --x 1\n" in ran.err
 
 
+@pytest.mark.rotates
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_script_that_needs_a_gpu(tmp_path: Path) -> None:
     ran = launch("local", job(tmp_path, "import torch; torch.cuda.set_device(0)"), cwd=tmp_path)

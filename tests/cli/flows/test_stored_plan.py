@@ -20,12 +20,12 @@ from launcher.plan.binding import Stored
 from launcher.runs.identity import request_id
 from launcher.runs.ledger import BucketLedger
 from launcher.runs.stored_plan import is_bound
+from launcher.testing.googlecloud import FakeClock
+from launcher.testing.googlecloud.compute import YOU
 from launcher.vertex.backend import Vertex, endpoint_of
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts
 from tests.cli.commands.vm.test_run import RUN, inserts
 from tests.compute.vm_site import ZONE, work_body
-from tests.googlecloud import FakeClock
-from tests.googlecloud.compute import YOU
 from tests.runs.vm_runs import VmSite, exits, is_preempted
 
 EVIL = "registry.example.com/p/train@sha256:" + "e" * 64
@@ -82,8 +82,9 @@ def tamper(job: Job, run: str, change: Change) -> None:
     job.cloud.objects.put("my-bucket", name, json.dumps(plan).encode())
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_plan_is_never_sent(job: Job, name: str) -> None:
+def test_a_changed_plan_is_never_submitted(job: Job, name: str) -> None:
     change, shown = CHANGES[name]
     scripts(job.cloud, FULL, WELL)
     run = job.data("vertex", "job.yaml", "--detach")["run"]
@@ -107,14 +108,14 @@ def test_a_run_with_a_changed_plan_is_watched_to_its_end(job: Job) -> None:
     assert f"{run} succeeded" in job.launch("follow", run).out
 
 
-def test_a_jobs_own_failure_stays_one(job: Job) -> None:
+def test_a_failed_job_stays_failed_despite_a_changed_plan(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     tamper(job, run, CHANGES["command"][0])
     job.launch("follow", run, code=3)
 
 
-def test_a_planted_job_vouches_for_nothing_that_it_is_not_itself(job: Job) -> None:
+def test_a_planted_job_vouches_only_for_itself(job: Job) -> None:
     """Who may create jobs, but not as the victim's account, copies the labels of a plan of his own."""
     scripts(job.cloud, FULL, FULL, WELL)
     run = job.data("vertex", "job.yaml", "--detach")["run"]
@@ -202,7 +203,7 @@ OLD = Path(__file__).with_name("plan_before_binding.json")
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_a_plan_of_an_older_launch_is_watched_and_not_sent(job: Job, full: bool) -> None:
+def test_a_plan_of_an_older_launch_is_watched_but_not_submitted(job: Job, full: bool) -> None:
     old = json.loads(OLD.read_bytes())
     run = old["run"]
     assert "usd_ceiling" not in old["attempts"][0]
@@ -291,8 +292,9 @@ def take_away(job: Job, site: VmSite) -> None:
     site.clock.advance(60)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("name", "nodes"), [*((name, 1) for name in VM_CHANGES), ("command", 2), ("zone", 2)])
-def test_a_changed_plan_makes_no_vm(job: Job, site: VmSite, name: str, nodes: int) -> None:
+def test_a_changed_plan_creates_no_vm(job: Job, site: VmSite, name: str, nodes: int) -> None:
     on_nodes(job, nodes)
     run = job.data(*RUN, "--detach")["run"]
     folder = f"gs://my-bucket/runs/{run}"
@@ -307,7 +309,7 @@ def test_a_changed_plan_makes_no_vm(job: Job, site: VmSite, name: str, nodes: in
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_an_untouched_plan_makes_the_next_vm(job: Job, site: VmSite, nodes: int) -> None:
+def test_an_unchanged_plan_creates_the_next_vm(job: Job, site: VmSite, nodes: int) -> None:
     on_nodes(job, nodes)
     run = job.data(*RUN, "--detach")["run"]
     take_away(job, site)
@@ -348,7 +350,7 @@ def test_a_vm_that_google_has_forgotten_vouches_for_nothing(job: Job, site: VmSi
     assert len(site.zones) == 1
 
 
-def test_what_the_vm_says_of_its_image_is_not_believed(job: Job, site: VmSite) -> None:
+def test_the_vms_own_statement_about_its_image_is_not_trusted(job: Job, site: VmSite) -> None:
     """Its own account may change its metadata."""
     job.data(*RUN, "--detach")
     (name,) = job.cloud.compute.names()
@@ -391,7 +393,7 @@ def test_a_folder_sends_no_credentials_elsewhere(job: Job) -> None:
     assert "evil" not in str([one.path for one in job.cloud.requests])
 
 
-def test_what_the_folder_says_moves_no_cursor(job: Job) -> None:
+def test_control_characters_in_the_run_folder_are_removed(job: Job) -> None:
     run = "job-01234567"
     lock = {"round": 1, "region": "us-central1", "zone": None, "provisioning": "spot", "machine": "m", "identity": ""}
     end = {"state": "FAILED", "kind": "user", "scope": "permanent", "cause": "a\x1b[2Jb", "fix": "one\ntwo\x07"}

@@ -36,11 +36,12 @@ def typed(command: str, folder: Path, env: Mapping[str, str]) -> Ran | None:
     return launch(*words[1:], env={**env, **more}, cwd=folder)
 
 
-def assert_they_work(ran: Ran, folder: Path, env: Mapping[str, str], least: int = 1) -> list[str]:
+def assert_they_work(ran: Ran, folder: Path, env: Mapping[str, str], least: int = 1, *, dry: bool = False) -> list[str]:
+    """Run each suggested command; with `dry`, those that start processes only as a dry run."""
     found = suggested(ran)
     assert len(found) >= least, ran.shown
     for command in found:
-        done = typed(command, folder, env)
+        done = typed(f"{command} --dry-run" if dry and " local " in command else command, folder, env)
         assert done is None or done.code == 0, f"{command}\n{done.shown}"
     return found
 
@@ -52,6 +53,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "flags",
     [
@@ -60,16 +62,17 @@ def own(tmp_path: Path) -> Path:
         ("--output", "out here", "--run-id", "by-hand", "--type", "t4", "--name", "other"),
     ],
 )
-def test_after_a_run_of_ones_own_without_a_cloud(own: Path, flags: tuple[str, ...]) -> None:
+def test_after_a_local_run_without_a_cloud(own: Path, flags: tuple[str, ...]) -> None:
     ran = launch("local", "my job.yaml", *flags, cwd=own, env=NO_PROJECT)
     assert ran.code == 0, ran.shown
-    found = assert_they_work(ran, own, NO_PROJECT, least=2)
+    found = assert_they_work(ran, own, NO_PROJECT, least=2, dry=bool(flags))
     assert [one for one in found if " init" in one] == []
     assert any(" vertex " in one for one in found)
     assert any("--nodes 2" in one for one in found)
 
 
-def test_what_cannot_be_planned_is_not_suggested(own: Path) -> None:
+@pytest.mark.rotates
+def test_an_invalid_plan_is_not_suggested(own: Path) -> None:
     (own / "my job.yaml").write_text(OWN % ", gpus: 3")  # three L4s exist nowhere; this machine takes any number
     found = suggested(launch("local", "my job.yaml", cwd=own))
     assert [one for one in found if " vertex " in one] == []
@@ -78,7 +81,8 @@ def test_what_cannot_be_planned_is_not_suggested(own: Path) -> None:
     assert [one for one in again if "--nodes" in one] == []
 
 
-def test_a_starter_spec_is_offered_to_who_has_none(tmp_path: Path) -> None:
+@pytest.mark.rotates
+def test_without_a_spec_init_is_suggested(tmp_path: Path) -> None:
     small = [f"--set=run.config.{one}" for one in ("steps=1", "batch_size=2", "model.n_layer=1", "eval.every=0")]
     ran = launch("local", *small, cwd=tmp_path, env={**NO_PROJECT, "OMP_NUM_THREADS": "1"})
     assert ran.code == 0, ran.shown

@@ -31,7 +31,7 @@ def below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_only_what_the_image_has_is_there(tmp_path: Path) -> None:
+def test_the_working_folder_has_only_the_images_files(tmp_path: Path) -> None:
     """nanoGPT's train.bin is ignored by git: the job does not have it, and so neither has the rehearsal."""
     project(tmp_path, "print(open('train.bin').read())", train__bin="data", __gitignore="*.bin\n")
     assert (tmp_path / ".gitignore").exists()
@@ -50,7 +50,7 @@ def test_the_plan_counts_the_files_that_are_copied(tmp_path: Path) -> None:
     assert code[1:3] == ["2", "files,"]  # work.py and .gitignore
 
 
-def test_nothing_that_a_start_wrote_is_found_by_the_next(tmp_path: Path) -> None:
+def test_files_of_one_start_are_not_seen_by_the_next(tmp_path: Path) -> None:
     """Neither a snapshot beside the script nor a change of a file of the code; and it is no code of the next run."""
     script = (
         "import os\nprint('resumed' if os.path.exists('out/ckpt.pt') else 'fresh', open('notes.txt').read())\n"
@@ -74,6 +74,7 @@ def test_nothing_that_a_start_wrote_is_found_by_the_next(tmp_path: Path) -> None
     assert len({name.name.removesuffix("-2") for name in (tmp_path / "runs").iterdir()}) == 1  # the same code
 
 
+@pytest.mark.rotates
 def test_after_a_preemption_the_folder_is_fresh_and_the_code_is_the_same(tmp_path: Path) -> None:
     """As on another machine: what the first start wrote has gone, and an edit in between is not in the image."""
     script = (
@@ -93,7 +94,7 @@ def test_after_a_preemption_the_folder_is_fresh_and_the_code_is_the_same(tmp_pat
     assert below(only_run(tmp_path / "runs") / "workdirs") == {f"{number}/workerpool0-0/mine" for number in (1, 2)}
 
 
-def test_a_restart_in_the_same_container_finds_what_is_there(tmp_path: Path) -> None:
+def test_a_restart_in_the_same_container_keeps_its_files(tmp_path: Path) -> None:
     script = (
         "import os, sys\nfound = os.path.exists('mine')\nprint('found', found)\nopen('mine', 'w')\nsys.exit(not found)"
     )
@@ -104,7 +105,8 @@ def test_a_restart_in_the_same_container_finds_what_is_there(tmp_path: Path) -> 
     assert "[workerpool0-0] found True\n" in ran.err
 
 
-def test_each_node_has_a_folder_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.rotates
+def test_each_node_has_its_own_folder(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, time\nnode = os.environ['LAUNCH_NODE']\nopen(f'of-{node}', 'w')\n"
         "run = pathlib.Path(os.environ['LAUNCH_RUN_FOLDER'])\n(run / f'here-{node}').touch()\n"
@@ -130,7 +132,7 @@ def test_a_request_runs_in_a_copy_of_its_code_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argv", [("--docker", "--in-place")])
-def test_in_place_goes_with_no_image(tmp_path: Path, argv: tuple[str, ...]) -> None:
+def test_in_place_excludes_docker(tmp_path: Path, argv: tuple[str, ...]) -> None:
     project(tmp_path, "")
     ran = local(tmp_path, *argv)
     assert (ran.code, ran.out, "--in-place" in ran.err) == (2, "", True)

@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 import pytest
-from msgspec.structs import replace
 
-from launcher.cli.ui.event_printer import EVERY_SECONDS, EventPrinter, attempted, progress_text
+from launcher.cli.ui.event_printer import EVERY_SECONDS, EventPrinter, progress_text
 from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import Job
-from launcher.runs.attempts import Entry, EntryEnd
 from launcher.runs.driver import AttemptFailed, AttemptStarted
 from launcher.runs.watch.loop import (
     Line,
@@ -91,7 +89,7 @@ def test_progress_stays_below_all_other_lines(monkeypatch: pytest.MonkeyPatch) -
     assert terminal.rows[3:] == rows
 
 
-def test_at_the_end_it_is_left_and_what_follows_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_progress_line_stays_and_output_continues_below(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = shown_on(monkeypatch)
     tell = EventPrinter(None)
     tell(went(400))
@@ -139,7 +137,7 @@ LONG = {"loss": 2.96, "rate": 123_456_789.0, "unit": "tokens", "eta_seconds": 40
 
 
 @pytest.mark.parametrize(("columns", "seen"), [(50, 49), (80, 79), (0, 79), (200, 90)])
-def test_a_line_that_would_be_wrapped_is_cut(columns: int, seen: int, tty: Callable[[int], int]) -> None:
+def test_a_long_progress_line_is_truncated(columns: int, seen: int, tty: Callable[[int], int]) -> None:
     other = tty(columns)
     EventPrinter(None)(went(123_456_789, **LONG))
     text = os.read(other, 1000).decode()
@@ -147,7 +145,7 @@ def test_a_line_that_would_be_wrapped_is_cut(columns: int, seen: int, tty: Calla
     assert len(text.removeprefix("\r\x1b[K")) == min(seen, len(progress_text(went(123_456_789, **LONG).progress)) + 10)
 
 
-def test_without_a_terminal_progress_is_a_line_now_and_then(
+def test_without_a_terminal_progress_is_printed_at_intervals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -162,9 +160,9 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     assert "\x1b" not in "".join(shown)
 
 
-def test_trouble_and_its_end_fit_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outages_fit_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     tell = EventPrinter(None)
-    tell(OutageStarted(0.0, f"Vertex AI gives no answer: {'why ' * 40}\nTry again in a moment.", "lines"))
+    tell(OutageStarted(0.0, f"Vertex AI does not respond: {'why ' * 40}\nTry again in a moment.", "lines"))
     tell(OutageEnded(400_000.0, "lines"))
     shown = capsys.readouterr().err.splitlines()
     assert max(map(len, shown)) <= 80
@@ -173,7 +171,7 @@ def test_trouble_and_its_end_fit_into_80_columns(capsys: pytest.CaptureFixture[s
     assert shown[-1].endswith("log lines available again after 4 d 15 h")
 
 
-def test_what_a_terminal_would_act_upon_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = shown_on(monkeypatch)
     tell = EventPrinter(None)
     tell(Note("\x1b]0;title\x07"))
@@ -181,16 +179,7 @@ def test_what_a_terminal_would_act_upon_is_spelled_out(monkeypatch: pytest.Monke
     assert terminal.rows[:2] == ["note      \\x1b]0;title\\x07", "ended     \\x1b[2J"]
 
 
-def test_attempts_in_a_line() -> None:
-    facts = {"round": 1, "zone": None, "machine": "", "identity": "", "writer": "", "time": 0.0}
-    entry = Entry(number=2, region="us-east4", provisioning="spot", **facts)  # type: ignore[arg-type]
-    end = EntryEnd(state=None, kind="stockout", scope="region", cause="no room")
-    assert attempted(entry) == "2. spot in us-east4: being created"
-    assert attempted(replace(entry, job="x")) == "2. spot in us-east4: in progress"
-    assert attempted(replace(entry, end=end)) == "2. spot in us-east4: no room"
-
-
-def test_elsewhere_the_last_step_is_always_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_last_step_is_always_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A short job is over before another line about its progress is due."""
     tell = EventPrinter(None)
     for step in (20, 120, 400):

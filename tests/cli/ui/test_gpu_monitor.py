@@ -11,7 +11,8 @@ import pytest
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder, open_storage
 from launcher.cli.commands.metrics import event_texts
-from launcher.cli.ui.gpu_monitor import ALL, EACH, Node, lines, newest, nodes, read_nodes
+from launcher.cli.ui.gpu_monitor import lines
+from launcher.runs.metrics.gpu_nodes import ALL, EACH, Node, newest, nodes, read_nodes
 from tests.cli.cloudjobs import Job
 from tests.command import launch
 
@@ -43,7 +44,7 @@ def test_the_newest_parts_of_the_newest_start() -> None:
     assert newest([]) == newest(["monitor/notes.txt"]) == []
 
 
-def test_a_node_that_is_well_is_a_sentence() -> None:
+def test_a_healthy_node_is_one_sentence() -> None:
     [node] = nodes(looks(0, {}, {"gpu": 1, "temp_c": 70}))
     assert (node.number, node.gpus, node.seconds, node.wrong, node.errors) == (0, 2, 60.0, (), ())
     said = "node 0, last 60 s: 2 GPUs, 97% busy, up to 60.0 GB, 70 °C, 653 W; CPUs 35%, RAM up to 120.3 GB"
@@ -51,7 +52,7 @@ def test_a_node_that_is_well_is_a_sentence() -> None:
     assert node.to_dict()["gpu_util_mean"] == 0.97
 
 
-def test_looks_count_in_the_order_of_their_times() -> None:
+def test_samples_are_ordered_by_time() -> None:
     [(name, text)] = looks(0, {}).items()
     early, late = text.splitlines(keepends=True)[:6], text.splitlines(keepends=True)[6:]
     variant = name.replace(".jsonl", "-1.jsonl")  # it comes before the name that had been taken
@@ -73,7 +74,7 @@ def test_a_slow_and_a_failing_gpu_are_named() -> None:
     assert [*lines(found, reported={1})] == text[:3]
 
 
-def test_of_many_nodes_the_worst_are_shown() -> None:
+def test_the_worst_of_many_nodes_are_shown() -> None:
     found = [Node(n, 60.0, 8, {"gpu_util_mean": 0.9 - n / 100}) for n in range(6)]
     found[2] = found[2]._replace(wrong=("node 2: the disk is nearly full",))
     shown = [*lines(found)]
@@ -82,7 +83,7 @@ def test_of_many_nodes_the_worst_are_shown() -> None:
     assert [*lines([Node(0, 60.0, 0, {"cpu_mean": 1.0})])] == [], "without GPUs there is nothing to say of them"
 
 
-def test_what_happened_is_told_once() -> None:
+def test_each_event_is_printed_once() -> None:
     xid = {"event": "gpu_error", "node": 1, "gpu": 3, "xid": 63, "meaning": "a row", "doubtful": False}
     events: list[dict[str, Any]] = [
         {"event": "start"},
@@ -110,7 +111,7 @@ def folder(tmp_path: Path) -> LocalFolder:
     return storage
 
 
-def test_metrics_of_a_folder_say_how_the_gpus_do(folder: LocalFolder) -> None:
+def test_metrics_of_a_folder_show_the_gpus(folder: LocalFolder) -> None:
     shown = launch("metrics", "hot-1", cwd=folder.folder.parent).out
     assert "node 0, last 60 s: 1 GPU, 97% busy" in shown
     assert "too hot (sw_thermal)" in " ".join(shown.split())
@@ -124,7 +125,7 @@ def test_metrics_of_a_folder_say_how_the_gpus_do(folder: LocalFolder) -> None:
     assert [node["node"] for node in data["nodes"]] == [one.number for one in read_nodes(folder)]
 
 
-def test_status_says_how_the_gpus_do(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_shows_the_gpus(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     run = job.data("vertex", "job.yaml")["run"]
     assert "GPUs" not in job.launch("status", run).out
     for name, value in job.env.items():

@@ -12,7 +12,7 @@ import pytest
 from launcher.cli.ui.progress_bars import Bars, Lines, progress
 
 
-def test_lines_tell_a_layer_once_when_it_has_gone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_each_finished_layer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with progress() as shown:
         assert type(shown) is Lines  # nobody looks: stderr is no terminal here
         shown.line("appending")

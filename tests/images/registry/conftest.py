@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.images.registry import Registry
+from launcher.testing.registry import FakeTime, OciRegistry
 from tests.images.registry.helpers import client
-from tests.registry import FakeTime, OciRegistry
 
 
 @pytest.fixture

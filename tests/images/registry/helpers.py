@@ -12,7 +12,7 @@ from typing import BinaryIO
 from launcher.clock import Clock
 from launcher.images.registry import Registry
 from launcher.images.registry.retry import Patience
-from tests.registry import FakeTime, OciRegistry, digest
+from launcher.testing.registry import FakeTime, OciRegistry, digest
 
 REPOSITORY = "my-project/launch/train"
 OCI = "application/vnd.oci.image.manifest.v1+json"

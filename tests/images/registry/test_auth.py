@@ -14,9 +14,9 @@ from launcher.errors import NotAuthorised
 from launcher.images.registry import Registry, RegistryError
 from launcher.images.registry.auth import Challenge, challenges
 from launcher.images.registry.credentials import credentials
+from launcher.testing.registry import Basic, Bearer, FakeTime, Fault, OciRegistry, Refuse, Reset, digest
+from launcher.testing.registry.access import Access
 from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, opens, send, some
-from tests.registry import Basic, Bearer, FakeTime, Fault, OciRegistry, Refuse, Reset, digest
-from tests.registry.access import Access
 
 USERS = {"me": "s3cret"}
 Home = Callable[..., Mapping[str, str]]
@@ -75,7 +75,7 @@ def test_no_credentials(access: Access, time: FakeTime) -> None:
             made.head(REPOSITORY, "t")
 
 
-def test_what_is_public_needs_no_login(time: FakeTime) -> None:
+def test_a_public_image_needs_no_login(time: FakeTime) -> None:
     access = Bearer(USERS, reads={None: frozenset({"public/base"})})
     with OciRegistry(access=access) as registry, client(registry, time) as made:
         registry.store.add("public/base", b"layer")
@@ -148,7 +148,7 @@ def test_a_token_service_is_given_time(time: FakeTime, home: Home) -> None:
             made.head("other", "t")
 
 
-def test_a_token_service_that_gives_none(time: FakeTime, home: Home) -> None:
+def test_a_token_service_without_a_token(time: FakeTime, home: Home) -> None:
     with OciRegistry(access=Bearer(USERS)) as registry, client(registry, time, home(registry)) as made:
         registry.faults.add(Fault("token", Refuse(418)))
         with pytest.raises(RegistryError, match=r"ask for a token at .* HTTP 418"):
@@ -203,7 +203,7 @@ def test_a_password_goes_nowhere_in_the_clear(time: FakeTime, home: Home, realm:
         assert registry.steps == ["manifest.head"]
 
 
-def test_a_registry_that_asks_for_something_else(made: Registry, registry: OciRegistry) -> None:
+def test_an_unknown_challenge_is_refused(made: Registry, registry: OciRegistry) -> None:
     registry.faults.add(Fault("manifest.head", Refuse(401)))
     with pytest.raises(RegistryError, match="it asks for 'nothing', not for Basic or Bearer"):
         made.head(REPOSITORY, "t")

@@ -12,8 +12,8 @@ import pytest
 from launcher.errors import LaunchError
 from launcher.images.registry import Registry, RegistryError, RepositoryMissing
 from launcher.images.registry.client import LARGEST
+from launcher.testing.registry import FakeTime, Fault, Lost, OciRegistry, Refuse, Reset, Says, Torn, digest
 from tests.images.registry.helpers import OCI, REPOSITORY, client, manifest, send, some
-from tests.registry import FakeTime, Fault, Lost, OciRegistry, Refuse, Reset, Says, Torn, digest
 
 CONFIG = b"{}"
 
@@ -39,7 +39,7 @@ def test_a_pushed_image_is_read_back(made: Registry, registry: OciRegistry) -> N
     assert made.sent == registry.received == len(raw) + len(b"layer") + len(CONFIG)
 
 
-def test_what_isnt_there(made: Registry) -> None:
+def test_missing_manifests_and_blobs(made: Registry) -> None:
     assert made.head(REPOSITORY, "t") is None
     assert made.manifest(REPOSITORY, "t") is None
     assert not made.has(REPOSITORY, digest(b"layer"))
@@ -91,9 +91,9 @@ def test_what_would_fill_the_memory_is_refused(made: Registry, registry: OciRegi
         made.blob(REPOSITORY, found)
 
 
-def test_a_manifest_that_is_none(made: Registry, registry: OciRegistry) -> None:
+def test_an_invalid_manifest_is_refused(made: Registry, registry: OciRegistry) -> None:
     registry.store.repository(REPOSITORY).manifests[digest(b"[]")] = (OCI, b"[]")
-    with pytest.raises(RegistryError, match="no manifest"):
+    with pytest.raises(RegistryError, match="not a manifest"):
         made.manifest(REPOSITORY, digest(b"[]"))
 
 
@@ -103,10 +103,10 @@ def test_a_manifest_whose_blobs_are_missing_changes_nothing(made: Registry, regi
     assert registry.tag(REPOSITORY, "t") is None
 
 
-def test_a_missing_repository_is_named_with_the_way_to_it(time: FakeTime) -> None:
+def test_a_missing_repository_is_named_with_the_fix(time: FakeTime) -> None:
     with OciRegistry(repositories=["my-project/other"]) as registry, client(registry, time) as made:
         assert made.head(REPOSITORY, "t") is None
-        with pytest.raises(RepositoryMissing, match=rf"{registry.host}/{REPOSITORY}: there is no such repository"):
+        with pytest.raises(RepositoryMissing, match=rf"{registry.host}/{REPOSITORY}: the repository does not exist"):
             send(made, b"layer")
         with pytest.raises(RepositoryMissing):
             made.put_manifest(REPOSITORY, "t", manifest(), OCI)
@@ -115,7 +115,7 @@ def test_a_missing_repository_is_named_with_the_way_to_it(time: FakeTime) -> Non
         assert not time.waited
 
 
-def test_a_lost_answer_is_no_lost_manifest(made: Registry, registry: OciRegistry) -> None:
+def test_a_lost_response_does_not_lose_the_manifest(made: Registry, registry: OciRegistry) -> None:
     fault = registry.faults.add(Fault("manifest.put", Lost()))
     raw = manifest()
     assert push(made, raw) == registry.tag(REPOSITORY, "t")
@@ -134,14 +134,14 @@ def test_a_tag_that_cant_be_moved(time: FakeTime) -> None:
         assert registry.tag(REPOSITORY, "t") == digest(raw)
 
 
-def test_a_manifest_that_is_understood_as_another(made: Registry, registry: OciRegistry) -> None:
+def test_a_manifest_stored_under_another_digest(made: Registry, registry: OciRegistry) -> None:
     send(made, CONFIG)
     registry.faults.add(Fault("manifest.put", Says("Docker-Content-Digest", digest(b"other"))))
-    with pytest.raises(RegistryError, match=rf"understood {digest(b'other')} where {digest(manifest())} was sent"):
+    with pytest.raises(RegistryError, match=rf"stored {digest(b'other')} instead of {digest(manifest())}"):
         made.put_manifest(REPOSITORY, "t", manifest(), OCI)
 
 
-def test_a_blob_is_taken_over_from_another_repository(made: Registry, registry: OciRegistry) -> None:
+def test_a_blob_is_mounted_from_another_repository(made: Registry, registry: OciRegistry) -> None:
     layer = some(100_000)
     send(made, layer, "my-project/launch/dependencies")
     sent = made.sent
@@ -150,7 +150,7 @@ def test_a_blob_is_taken_over_from_another_repository(made: Registry, registry: 
     assert made.sent == sent
 
 
-def test_a_blob_that_cant_be_taken_over_leaves_no_upload(made: Registry, registry: OciRegistry) -> None:
+def test_a_failed_mount_leaves_no_upload(made: Registry, registry: OciRegistry) -> None:
     assert not made.mount(REPOSITORY, digest(b"layer"), "my-project/launch/dependencies")
     assert registry.steps == ["mount", "upload.cancel"]
     assert not registry.api.uploads
@@ -166,14 +166,14 @@ def test_a_mount_within_a_repository_only_looks(made: Registry, registry: OciReg
     assert registry.steps[-2:] == ["blob.head", "blob.head"]
 
 
-def test_a_registry_that_asks_for_patience_gets_it(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_retry_after_is_obeyed(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
     registry.faults.add(Fault("manifest.head", Refuse(429, "TOOMANYREQUESTS", retry_after=7), times=2))
     registry.faults.add(Fault("manifest.head", Refuse(503)))
     assert made.head(REPOSITORY, "t") is None
     assert time.waited == [7.0, 7.0, 2.0]
 
 
-def test_patience_has_an_end(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_retries_are_bounded(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
     registry.faults.add(Fault("manifest.head", Refuse(503, "UNAVAILABLE"), times=None))
     with pytest.raises(RegistryError, match=r"look for t: HTTP 503 .*\(tried 5 times\)"):
         made.head(REPOSITORY, "t")
@@ -212,7 +212,7 @@ def test_a_reset_at_first_contact_is_tried_again(made: Registry, registry: OciRe
     assert time.waited == [0.5]
 
 
-def test_a_registry_that_isnt_there_is_not_waited_for(time: FakeTime) -> None:
+def test_a_refused_first_connection_is_not_retried(time: FakeTime) -> None:
     with socket.socket() as taken:  # bound, and not listening: nobody else gets the port
         taken.bind(("127.0.0.1", 0))
         made = Registry(f"127.0.0.1:{taken.getsockname()[1]}", {})
@@ -220,7 +220,7 @@ def test_a_registry_that_isnt_there_is_not_waited_for(time: FakeTime) -> None:
             made.head(REPOSITORY, "t")
 
 
-def test_a_registry_that_goes_away_is_waited_for(time: FakeTime) -> None:
+def test_a_refused_later_connection_is_retried(time: FakeTime) -> None:
     with ExitStack() as stack:
         with OciRegistry() as registry:
             made = stack.enter_context(client(registry, time))
@@ -238,7 +238,7 @@ def test_no_other_credentials_are_sent(registry: OciRegistry, time: FakeTime, mo
     assert registry.requests[0].headers["accept-encoding"] == "identity"
 
 
-def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "requests", None)
-    with pytest.raises(LaunchError, match=r'needs requests\npip install "gcp-launch\[docker\]"'):
+    with pytest.raises(LaunchError, match=r'needs the package requests\npip install "gcp-launch\[docker\]"'):
         Registry("127.0.0.1:1", {})

@@ -61,7 +61,7 @@ def login(user: str, password: str) -> dict[str, str]:
     return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-def test_the_order_of_the_places() -> None:
+def test_the_order_of_the_sources() -> None:
     names = [source.name for source in sources(GOOGLES, {})]
     docker, nobody = "docker's configuration", "no credentials"
     assert names == ["CLOUDSDK_AUTH_ACCESS_TOKEN", docker, "application default credentials", "gcloud", nobody]
@@ -72,14 +72,14 @@ def test_the_order_of_the_places() -> None:
     ]
 
 
-def test_the_first_place_that_has_some(config: Config) -> None:
+def test_the_first_source_with_credentials_wins(config: Config) -> None:
     environ = config({"auths": {GOOGLES: login("me", "docker's")}})
     assert credentials(GOOGLES, {**environ, "CLOUDSDK_AUTH_ACCESS_TOKEN": "t0ken\n"}) == Credentials(OAUTH2, "t0ken")
     assert credentials(GOOGLES, environ) == Credentials("me", "docker's")
     assert credentials(OTHER, {**environ, "CLOUDSDK_AUTH_ACCESS_TOKEN": "t0ken"}) is None, "Google's is for Google"
 
 
-def test_a_place_that_cant_be_read_hides_no_other(config: Config, command: Command) -> None:
+def test_an_unreadable_source_hides_no_other(config: Config, command: Command) -> None:
     path = command("gcloud", "echo t0ken").parent
     assert credentials(GOOGLES, {**config("{broken"), "PATH": f"{path}:/usr/bin:/bin"}) == Credentials(OAUTH2, "t0ken")
 
@@ -223,7 +223,7 @@ def test_the_real_gcloud_says_that_nobody_is_logged_in(gcloud: str, tmp_path: Pa
         from_gcloud({**environ, "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false"})
 
 
-def test_a_source_is_asked_once_until_it_is_asked_anew() -> None:
+def test_a_source_is_read_once_until_a_refresh() -> None:
     passwords = iter(["one", "two"])
     source = Source("test", lambda: Credentials("me", next(passwords)))
     assert [source.credentials(), source.credentials(), source.credentials(anew=True)] == [

@@ -19,10 +19,10 @@ from launcher.images.registry import Registry, RegistryError, RepositoryMissing
 from launcher.images.registry.http import Ask, Http
 from launcher.images.registry.retry import Patience
 from launcher.images.registry.session import Wire
+from launcher.testing.registry import Bearer, FakeTime, Fault, OciRegistry, Refuse, Says, digest
+from launcher.testing.registry.faults import Serve
+from launcher.testing.registry.wire import Request, Response
 from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, send, some
-from tests.registry import Bearer, FakeTime, Fault, OciRegistry, Refuse, Says, digest
-from tests.registry.faults import Serve
-from tests.registry.wire import Request, Response
 
 
 def push(made: Registry, raw: bytes, tag: str = "t") -> str:

@@ -47,12 +47,12 @@ def test_a_reference_has_four_parts(text: str, expected: Reference) -> None:
         (f"host.io/a@{DIGEST}0", "is not a digest"),
         ("host.io/a//b", "is not a name"),
         ("-host.io/a", "is not a host"),
-        ("https://host.io/a", "Leave the scheme out"),
+        ("https://host.io/a", "Remove the scheme"),
         ("host.io/" + "a" * 300, "more than 255 characters"),
         ("host.io/a\n", "is not a name"),
     ],
 )
-def test_what_is_no_reference_is_refused(text: str, says: str) -> None:
+def test_invalid_references_are_refused(text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert says in str(caught.value)
@@ -82,7 +82,7 @@ def test_this_machine_needs_no_tls(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["docker.io", "localhost.evil.com", "127.0.0.1.evil.com", "10.0.0.1:5000", "[2001:db8::1]:5000", ""]
 )
-def test_all_others_do(host: str) -> None:
+def test_other_hosts_need_tls(host: str) -> None:
     assert Reference(host, "a").scheme == "https"
 
 
@@ -113,7 +113,7 @@ def test_whose_credentials_are_for_google(host: str, expected: bool) -> None:
         "me/launch",
     ],
 )
-def test_places_that_take_images(text: str) -> None:
+def test_repositories_that_are_accepted(text: str) -> None:
     check_repository(text)
 
 
@@ -131,7 +131,7 @@ def test_places_that_take_images(text: str) -> None:
         ("eu.gcr.io/my-project/train", "europe-docker.pkg.dev/my-project/launch"),
     ],
 )
-def test_places_that_take_none(text: str, says: str) -> None:
+def test_repositories_that_are_refused(text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_repository(text)
     assert says in str(caught.value)

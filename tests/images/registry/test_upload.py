@@ -10,8 +10,20 @@ import pytest
 
 from launcher.images.registry import Registry, RegistryError
 from launcher.images.registry.upload import BLOCK
+from launcher.testing.registry import (
+    CutOff,
+    FakeTime,
+    Fault,
+    Forgets,
+    Lost,
+    OciRegistry,
+    Refuse,
+    Reset,
+    Says,
+    Torn,
+    digest,
+)
 from tests.images.registry.helpers import MIB, REPOSITORY, client, opens, send, some
-from tests.registry import CutOff, FakeTime, Fault, Forgets, Lost, OciRegistry, Refuse, Reset, Says, Torn, digest
 
 LARGE = some(10 * MIB)
 """Three pieces of 4 MiB, the last one smaller."""
@@ -32,7 +44,7 @@ def test_a_small_blob_takes_two_requests(made: Registry, registry: OciRegistry, 
     assert made.sent == registry.received == size
 
 
-def test_a_large_one_goes_in_pieces(made: Registry, registry: OciRegistry) -> None:
+def test_a_large_blob_is_sent_in_chunks(made: Registry, registry: OciRegistry) -> None:
     assert send(made, LARGE) == [0, 4 * MIB, 8 * MIB, 10 * MIB, 10 * MIB]
     assert stored(registry, LARGE)
     assert registry.steps == PIECES
@@ -44,7 +56,7 @@ def test_a_large_one_goes_in_pieces(made: Registry, registry: OciRegistry) -> No
     assert made.sent == registry.received == len(LARGE)
 
 
-def test_or_whole(registry: OciRegistry, time: FakeTime) -> None:
+def test_a_blob_can_be_sent_in_one_request(registry: OciRegistry, time: FakeTime) -> None:
     with client(registry, time, chunk=None) as made:
         send(made, LARGE)
     assert stored(registry, LARGE)
@@ -86,7 +98,7 @@ def test_a_piece_that_is_cut_off_goes_on_at_its_byte(made: Registry, registry: O
     assert time.waited == [0.5]
 
 
-def test_one_byte_looks_like_none(made: Registry, registry: OciRegistry) -> None:
+def test_an_upload_cut_off_after_one_byte_starts_from_scratch(made: Registry, registry: OciRegistry) -> None:
     """Both are "0-0": such an upload is begun anew rather than continued at a byte too early."""
     registry.faults.add(Fault("upload.chunk", CutOff(1)))
     send(made, LARGE)
@@ -95,7 +107,7 @@ def test_one_byte_looks_like_none(made: Registry, registry: OciRegistry) -> None
     assert registry.steps[4:] == PIECES
 
 
-def test_a_registry_that_loses_a_broken_upload_gets_it_anew(time: FakeTime) -> None:
+def test_a_lost_broken_upload_starts_from_scratch(time: FakeTime) -> None:
     """As Docker's registry 2.8, in which a broken piece makes the upload's own address invalid."""
     with OciRegistry(resumes=False) as registry, client(registry, time) as made:
         registry.faults.add(Fault("upload.chunk", CutOff(5), after=1))
@@ -124,7 +136,7 @@ def test_a_lost_answer_costs_no_byte(made: Registry, registry: OciRegistry) -> N
 
 
 @pytest.mark.parametrize("step", ["upload.chunk", "upload.finish", "upload.status"])
-def test_a_forgotten_upload_is_begun_anew(made: Registry, registry: OciRegistry, step: str) -> None:
+def test_a_forgotten_upload_starts_from_scratch(made: Registry, registry: OciRegistry, step: str) -> None:
     if step == "upload.status":
         registry.faults.add(Fault("upload.chunk", Reset(), after=1))
     fault = registry.faults.add(Fault(step, Forgets()))
@@ -224,7 +236,7 @@ def test_two_send_the_same_at_once(made: Registry, registry: OciRegistry, time: 
     assert not registry.api.uploads
 
 
-def test_an_upload_that_may_not_is_not_tried_again(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_a_denied_upload_is_not_retried(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
     registry.faults.add(Fault("upload.begin", Refuse(405, "UNSUPPORTED")))
     with pytest.raises(RegistryError, match="HTTP 405 UNSUPPORTED"):
         send(made, b"x")

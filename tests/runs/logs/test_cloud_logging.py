@@ -14,9 +14,9 @@ from launcher.gcp.api import UnreachableError, retry_after, status_of
 from launcher.jobs.job import Job
 from launcher.runs.logs import cloud_logging
 from launcher.runs.logs.cloud_logging import CloudLogReader, format_rfc3339, parse_entry, parse_rfc3339
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
-from tests.googlecloud.effects import Effect, Serve, Step
-from tests.googlecloud.wire import Call, Response
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
+from launcher.testing.googlecloud.effects import Effect, Serve, Step
+from launcher.testing.googlecloud.wire import Call, Response
 
 LIST = "logging.entries.list"
 BEGAN = 1_700_000_000.0
@@ -157,7 +157,7 @@ def test_pages_without_entries_are_not_the_end(cloud: GoogleCloud, log: CloudLog
     assert texts(log.read_new()) == ["a"]
 
 
-def test_a_token_that_has_gone(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_page_token(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloud_logging, "PAGE_SIZE", 10)
     write(cloud, *map(str, range(35)))
     cloud.faults.add(Fault(LIST, Status(400, message="page_token is invalid"), step="page", after=1))
@@ -181,14 +181,14 @@ def test_too_many_reads(cloud: GoogleCloud, log: CloudLogReader) -> None:
 
 @pytest.mark.parametrize("body", [b'{"error": "nope"}', b"[]", b'"x"', b"\xff<html>", b""])
 @pytest.mark.parametrize("status", [403, 503])
-def test_refusals_in_no_shape_of_googles(cloud: GoogleCloud, log: CloudLogReader, body: bytes, status: int) -> None:
+def test_malformed_refusals(cloud: GoogleCloud, log: CloudLogReader, body: bytes, status: int) -> None:
     cloud.faults.add(Fault(LIST, Say(body, status)))
     with pytest.raises(NotAuthorised if status == 403 else UnreachableError):
         log.read_new()
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'{"entries": {}}', b'{"entries": [1, {}, {"timestamp": 5}]}'])
-def test_answers_in_no_shape_of_googles(cloud: GoogleCloud, log: CloudLogReader, body: bytes) -> None:
+def test_malformed_responses(cloud: GoogleCloud, log: CloudLogReader, body: bytes) -> None:
     cloud.faults.add(Fault(LIST, Say(body)))
     write(cloud, "a")
     assert log.read_new() == []
@@ -363,7 +363,7 @@ def test_what_a_line_may_hold(cloud: GoogleCloud, log: CloudLogReader) -> None:
         line.encode("utf-8")
 
 
-def test_bytes_that_are_no_text(cloud: GoogleCloud, log: CloudLogReader) -> None:
+def test_invalid_utf_8(cloud: GoogleCloud, log: CloudLogReader) -> None:
     entry = b'{"timestamp": "2023-11-14T22:13:20Z", "insertId": "1", "textPayload": "caf\xe9 \x01 \x00"}'
     cloud.faults.add(Fault(LIST, Say(b'{"entries": [' + entry + b"]}")))
     assert texts(log.read_new()) == ["caf\ufffd \\x01 \\x00"]

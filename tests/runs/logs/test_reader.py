@@ -20,7 +20,7 @@ from launcher.runs.logs import run_folder
 from launcher.runs.logs.line import clean_text, split_lines
 from launcher.runs.logs.reader import Line, LogReader
 from launcher.runs.logs.run_folder import decode_line
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 
 LIST = "logging.entries.list"
 BEGAN = 1_700_000_000.0
@@ -84,7 +84,7 @@ def test_cloud_logging_is_enough(cloud: GoogleCloud, said: Said, folder: LocalFo
         (Status(404), "Not Found"),
     ],
 )
-def test_what_is_closed_to_us_is_told_once(
+def test_a_denied_source_is_reported_once(
     cloud: GoogleCloud, said: Said, folder: LocalFolder, effect: Status, hint: str
 ) -> None:
     cloud.faults.add(Fault(LIST, effect, times=None))
@@ -143,7 +143,7 @@ def test_a_token_that_is_renewed(said: Said, clock: FakeClock) -> None:
         cloud.logs.write("7", "workerpool0-0", "a")
         assert texts(lines.read_new()) == ["a"]
         cloud.tokens = {"new"}
-        with pytest.raises(NotAuthorised, match="is refused, and no other has come"):
+        with pytest.raises(NotAuthorised, match="was rejected, and the file has no newer one"):
             lines.read_new()
         cloud.let_in("new")
         cloud.logs.write("7", "workerpool0-0", "b")
@@ -170,7 +170,7 @@ def test_past_and_what_follows(cloud: GoogleCloud, said: Said) -> None:
     assert list(open_lines(cloud, said, since=BEGAN + 9).read_existing()) == []
 
 
-def test_past_turns_too(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
+def test_read_existing_also_falls_back_to_the_run_folder(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
     cloud.logs.denied = True
     for number in range(20):
         part(folder, number, b"%d\n" % number)
@@ -213,7 +213,7 @@ def test_a_line_without_an_end_is_shown_when_nothing_follows(
     assert [texts(lines.read_new()) for _ in range(3)] == [[], ["Password: "], []]
 
 
-def test_a_look_takes_not_all_at_once(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
+def test_one_poll_reads_a_bounded_amount(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
     cloud.logs.denied = True
     for number in range(20):
         part(folder, number, b"%d\n" % number)

@@ -18,7 +18,7 @@ from launcher.clock import Clock
 from launcher.jobs.job import Job
 from launcher.runs.logs.cloud_logging import CloudLogReader, entry_filter, to_nanoseconds
 from launcher.runs.logs.reader import LogReader
-from tests.googlecloud import FakeClock, GoogleCloud
+from launcher.testing.googlecloud import FakeClock, GoogleCloud
 
 BEGAN = 1_700_000_000.0
 

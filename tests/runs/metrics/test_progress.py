@@ -19,7 +19,7 @@ from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.plan.container import escaped
 from launcher.runs.metrics.progress import MAX_PARTS, Progress, ProgressReader, requested_steps, summarize_rows
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status
 
 BEGAN = 1_700_000_000.0
 
@@ -101,7 +101,7 @@ def test_few_requests(folder: Counting, meter: ProgressReader, clock: FakeClock)
     assert folder.reads == 12
 
 
-def test_what_came_at_once_is_read_over_several_looks(folder: Counting, meter: ProgressReader) -> None:
+def test_a_large_backlog_is_read_over_several_polls(folder: Counting, meter: ProgressReader) -> None:
     write(folder, 0, start())
     meter.read_new()
     for part in range(1, 50):
@@ -220,10 +220,10 @@ def test_a_bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, clock: Fa
     assert found.step == 2, "a look that failed has lost nothing"
 
 
-def test_a_bucket_that_gives_no_answer(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+def test_an_unreachable_bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     for name, value in cloud.environ().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("launcher.runs.metrics.progress.ANSWER_SECONDS", 0.2)
     cloud.faults.down(until=clock() + 1)
-    with pytest.raises(UnreachableError, match="the run folder does not answer"):
+    with pytest.raises(UnreachableError, match="the run folder is unreachable"):
         ProgressReader(GcsFolder("gs://my-bucket/runs/a"), clock=Clock(clock, clock.advance)).read_new()

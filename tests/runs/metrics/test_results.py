@@ -65,6 +65,11 @@ def test_other_names_are_passed_over() -> None:
     assert results({"metrics/readme.jsonl": b'{"step": 1, "loss": 1.0}\n'}).rows == ()
 
 
+def test_a_line_that_no_parser_can_read_is_passed_over() -> None:
+    text = b"[" * 200_000 + b'\n{"step": 1, "loss": 1.0}\n{"step": 2'
+    assert losses(results({"metrics/0001-0000-0000-000001.jsonl": text})) == {1: 1.0}
+
+
 @pytest.mark.parametrize(
     ("newer", "expected"),
     [

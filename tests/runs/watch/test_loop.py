@@ -27,7 +27,7 @@ from launcher.runs.watch.loop import (
 )
 
 NAME = "projects/1/locations/us-central1/customJobs/7"
-AWAY = UnreachableError("Vertex AI gives no answer: reset", "Try again in a moment.")
+AWAY = UnreachableError("Vertex AI does not respond: reset", "Try again in a moment.")
 REFUSED = NotAuthorised("Vertex AI: the credentials are not accepted", "gcloud auth application-default login")
 
 
@@ -138,7 +138,7 @@ def test_every_end_is_one(end: str) -> None:
     assert (watched.reason, watched.job.state) == ("ended", end)
 
 
-def test_pace() -> None:
+def test_poll_intervals() -> None:
     world = World(life(at=2000))
     world.watch()
     looks = world.at("job")
@@ -159,7 +159,7 @@ def test_what_comes_with_the_start_is_looked_for_at_once() -> None:
 
 
 @pytest.mark.parametrize("what", ["everything", "job"])
-def test_an_outage_is_told_twice_and_ends_nothing(what: str) -> None:
+def test_an_outage_is_reported_twice_and_ends_nothing(what: str) -> None:
     hidden = ["job", "lines", "progress"] if what == "everything" else ["job"]
     world = World(life(at=1000), faults=[(100, 400, name, AWAY) for name in hidden])
     watched = world.watch(wait=200)
@@ -179,7 +179,7 @@ def test_an_outage_is_told_twice_and_ends_nothing(what: str) -> None:
     )
 
 
-def test_each_outage_is_told() -> None:
+def test_each_outage_is_reported() -> None:
     world = World(life(at=1000), faults=[(100, 200, "job", AWAY), (500, 600, "job", AWAY)])
     world.watch()
     assert [type(event) for event in world.of((OutageStarted, OutageEnded))] == [
@@ -248,7 +248,7 @@ def test_a_refusal_after_an_outage_is_told_too_and_has_its_own_time() -> None:
 
 
 @pytest.mark.parametrize("error", [REFUSED, LaunchError("the Vertex AI API is disabled in project p")])
-def test_who_was_never_let_in_is_told_at_once(error: LaunchError) -> None:
+def test_denied_access_is_reported_at_once(error: LaunchError) -> None:
     world = World(life(), faults=[(0, 1e9, "job", error)])
     with pytest.raises(type(error)):
         world.watch()
@@ -287,7 +287,7 @@ def test_running_is_not_waiting() -> None:
     assert World([(0, "PENDING"), (90, "RUNNING"), (5000, "SUCCEEDED")]).watch(wait=100).reason == "ended"
 
 
-def test_a_restart_waits_anew() -> None:
+def test_waiting_is_counted_from_the_restart() -> None:
     states: list[tuple[float, str]] = [
         (0, "PENDING"),
         (90, "RUNNING"),

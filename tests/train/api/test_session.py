@@ -173,6 +173,7 @@ print("saved", expected())
 """
 
 
+@pytest.mark.rotates
 def test_a_checkpoint_is_no_silence_of_the_script(tmp_path: Path) -> None:
     """The node's hang detection counts what the script does; a save alone may take 30 minutes."""
     heartbeat.create(tmp_path)
@@ -194,6 +195,7 @@ def test_without_a_run_folder_it_does_nothing_and_loads_no_torch() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("[1, 2, 3]\n", "", 0)
 
 
+@pytest.mark.rotates
 def test_a_save_that_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None:
     text = PLAIN.replace("checkpoint.save(3, state, wait=True)", "checkpoint.save(3, state)")
     late = "import time; from launch_train.checkpointing import manifest as c; real = c.commit\n"
@@ -230,6 +232,7 @@ def test_a_state_that_is_not_the_checkpoints(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.rotates
 def test_a_run_of_the_trainer_is_no_scripts(tmp_path: Path, one_thread: None) -> None:
     trials.preempted(tmp_path / "run", 2)
     done = run(PLAIN, tmp_path / "run", 1)
@@ -256,10 +259,12 @@ def test_a_forked_child_keeps_nothing_of_it(tmp_path: Path) -> None:
     """A worker that is told to end does so, with a handler of its own or none; its parent doesn't take it to itself."""
     text = (
         "import os, signal, time, launch_train.api.signals\nfrom launch_train import checkpoint as c\n"
-        "c.restore({}); launch_train.api.signals.PEER_SECONDS = 0\nfor own in (True, False):\n"
+        "c.restore({}); launch_train.api.signals.PEER_SECONDS = 0\nreading, writing = os.pipe()\n"
+        "for own in (True, False):\n"
         "    child = os.fork()\n"
-        "    if not child: own and signal.signal(15, lambda *_: os._exit(3)); time.sleep(30)\n"
-        "    time.sleep(0.3); os.kill(child, 15); print(os.waitpid(child, 0)[1])\n"
+        "    if not child:\n"
+        "        own and signal.signal(15, lambda *_: os._exit(3)); os.write(writing, b'.'); time.sleep(30)\n"
+        "    os.read(reading, 1); os.kill(child, 15); print(os.waitpid(child, 0)[1])\n"
         "time.sleep(0.3); print(c.due(1), c.preempted())"
     )
     done = run(text, tmp_path / "run")
@@ -365,7 +370,7 @@ def test_the_example_with_torch(tmp_path: Path) -> None:
     alone, halves = tmp_path / "alone", tmp_path / "halves"
     assert run(example, alone).code == 0
     assert run(stopped, halves).code == 75
-    assert run(example, halves, 1).out.startswith("resumed at step 23 from ")
+    assert run(example, halves, 1).out.startswith("resumed from step 23 (")
     assert trials.losses(alone) == trials.losses(halves)
     assert sorted(trials.losses(alone)) == [10, 20, 30, 40]
     ends = [checkpoint.load(str(folder)) for folder in (alone, halves)]

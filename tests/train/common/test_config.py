@@ -25,6 +25,7 @@ from launch_train.common.config import (
     local_paths,
     parse,
     problems,
+    user_functions,
 )
 from launch_train.common.errors import ConfigError
 
@@ -67,7 +68,13 @@ def test_the_settings_as_data_are_those_that_were_given() -> None:
     for key, value in given.items():
         assert data[key] | value == data[key] if isinstance(value, dict) else data[key] == value
     assert as_data(parse({"model": "resnet50"}))["model"]["width"] == 64
-    assert json.loads(json.dumps(data))["checkpoint"] == {"minutes": "auto", "keep_last": 3, "keep_every": 0}
+    assert json.loads(json.dumps(data))["checkpoint"] == {
+        "minutes": "auto",
+        "keep_last": 3,
+        "keep_every": 0,
+        "keep_best": 0,
+        "keep_metric": "eval_loss",
+    }
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -154,6 +161,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": {"name": "bert", "masked": 1}}, "model.masked", "0.9"),
     ({"data": {"path": "corpus", "settings": {"a": 1}}}, "data.settings", "custom function"),
     ({"data": {"block_size": 1}}, "data.block_size", "from 2"),
+    ({"data": {"path": "a", "train": "b"}}, "data.train", "remove one of them"),
+    ({"data": {"train": 3}}, "data.train", "a file or a folder"),
+    ({"data": {"train": "a", "val": "synthetic"}}, "data.val", "a file or a folder"),
+    ({"data": {"train": "a", "val": "my.data:build"}}, "data.val", "a file or a folder"),
+    ({"data": {"train": "my.data:build", "val": "a"}}, "data.val", "split='held_out'"),
+    ({"data": {"train": "synthetic", "val": "a"}}, "data.val", "set data.train"),
+    ({"data": {"val": "a"}}, "data.val", "set data.train"),
+    ({"data": {"path": "a", "dtype": "float32"}}, "data.dtype", "uint16"),
     ({"loss": "cross_entropy"}, "loss", "my_pkg.losses:loss"),
     ({"loader": {"workers": -1}}, "loader.workers", "auto"),
     ({"ddp": {"bucket_mib": 0}}, "ddp.bucket_mib", "auto"),
@@ -169,6 +184,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"profile": {"active": 0}}, "profile", "{wait: 5"),
     ({"profile": {"steps": 3}}, "profile", "{wait: 5"),
     ({"non_finite": -1}, "non_finite", "from 0"),
+    ({"loggers": "wandb"}, "loggers", "a list of tensorboard, wandb, mlflow, vertex"),
+    ({"loggers": ["wandb", "weights"]}, "loggers.1", "use tensorboard"),
+    ({"loggers": ["wandb", "mflow"]}, "loggers.1", "did you mean mlflow?"),
+    ({"loggers": ["wandb", "wandb"]}, "loggers.1", "listed twice"),
     *(({"hang_after": value}, "hang_after", "auto, off") for value in (0, -1, 1e6, "soon", True, None, [60])),
     ({"data": ""}, "data", "a file or a folder"),
     ({"data": "s3://bucket/corpus"}, "data", "gs://BUCKET/"),
@@ -201,6 +220,9 @@ def test_one_problem_is_one_line() -> None:
 
 def test_the_paths_of_a_config_are_those_of_files() -> None:
     assert local_paths({"data": "corpus/"}) == {"data": "corpus/"}
+    assert local_paths({"data": {"train": "a", "val": "b"}}) == {"data": "a", "data.val": "b"}
+    assert user_functions({"data": {"train": "my.data:build"}}) == {"data": "my.data:build"}
+    assert parse({"data": {"train": "a", "val": "b"}}).data == parse({"data": "a"}).data._replace(val="b")
     named = {"path": "a.txt", "tokenizer": "t.json"}
     assert local_paths({"data": named}) == {"data": "a.txt", "data.tokenizer": "t.json"}
     for path in ("gs://bucket/x", "synthetic", "python-stdlib", "my.data:build"):

@@ -14,7 +14,7 @@ from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.common.errors import UsageError
 from launch_train.common.secrets import SecretError, SecretReader, UnavailableError, read_secrets
-from tests.googlecloud import Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
+from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
 from tests.train.nodes import Machines, Node, machines
 
 CANARY = "canary-7f3a91c2d4"

@@ -214,7 +214,7 @@ def test_a_model_of_ours_with_a_loss_of_the_users(write: Write) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("frozen", "returned a Model all of whose parameters are frozen"),
+        ("frozen", "returned a Model with all parameters frozen"),
         ("empty", "returned a Identity without parameters"),
         ("text", "returned a str, not a torch.nn.Module"),
         ("nothing", "returned None, not a torch.nn.Module"),

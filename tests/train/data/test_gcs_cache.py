@@ -17,7 +17,7 @@ from launch_train.common.storage.objects import Objects
 from launch_train.common.storage.retry import RetryClock
 from launch_train.data import gcs_cache, open_data
 from launch_train.distributed.process_group import Ranks
-from tests.googlecloud import Fault, GoogleCloud, Status
+from launcher.testing.googlecloud import Fault, GoogleCloud, Status
 
 GET, LIST = "storage.objects.get", "storage.objects.list"
 TREE = {"images/a/1.jpg": b"one", "images/a/2.jpg": b"two", "images/b/1.jpg": b"", "images-old/x": b"old"}
@@ -118,8 +118,8 @@ def test_after_an_error_what_has_come_is_not_read_again(cloud: GoogleCloud, tmp_
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("gs://my-bucket/nothing", "^data: there is no object and no folder gs://my-bucket/nothing$"),
-        ("gs://my-bucket/image", "there is no object and no folder"),
+        ("gs://my-bucket/nothing", "^data: gs://my-bucket/nothing does not exist$"),
+        ("gs://my-bucket/image", "does not exist"),
         ("gs://no-such-bucket/x", "^data: gs://no-such-bucket: bucket no-such-bucket does not exist"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_disk_that_is_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_name_that_leads_elsewhere_is_refused(cloud: GoogleCloud, tmp_path: Path) -> None:
     cloud.objects.put("my-bucket", "odd/../../../x", b"x")
-    with pytest.raises(UsageError, match=r"is no name of a file"):
+    with pytest.raises(UsageError, match=r"is not a valid file name"):
         gcs_cache.fetch("gs://my-bucket/odd", tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_a_run_reads_text_from_a_bucket() -> None:
     source = open_data(parse({"data": "gs://my-bucket/text"}), Ranks())
     assert source.facts["data"] == "gs://my-bucket/text"
     assert source.facts["data_bytes"] == 3800
-    with pytest.raises(UsageError, match=r"there is no object"):
+    with pytest.raises(UsageError, match=r"does not exist"):
         open_data(parse({"data": "gs://my-bucket/texts"}), Ranks())
 
 

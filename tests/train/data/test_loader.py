@@ -180,7 +180,7 @@ def test_a_process_that_dies_is_an_error_in_words() -> None:
         feed.train(1)
         assert feed._pool is not None
         pids = feed._pool.pids
-        with pytest.raises(TrainError, match="a loader process has ended by itself"):
+        with pytest.raises(TrainError, match="a loader process exited unexpectedly"):
             train(feed, 4)
     assert len(pids) == 2
     assert not any(_is_there(pid) for pid in pids)

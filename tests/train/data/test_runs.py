@@ -52,6 +52,7 @@ def run(forked: Forked, folder: Path, ranks: int, workers: int, steps: int = 9, 
         "batch_size": 8,
         "eval": {"every": 4, "batches": 2},
         "log_every": 2,
+        "monitor": 0,  # its warnings are about this machine
         "optimizer": {"warmup_steps": 0, "min_lr": 1e-2, "lr": 1e-2},
     }
     env = environment(folder, config) | {contract.CODE: str(folder.parent)}

@@ -101,9 +101,9 @@ def test_a_folder_is_its_text_files_in_the_order_of_their_names(tmp_path: Path) 
     (folder / "b" / ".git").mkdir()
     (folder / "b" / ".git" / "config").write_bytes(b"hidden too")
     corpus = prepare(str(folder), tmp_path / "cache")
-    assert corpus.path.read_bytes() == "först second third".encode()
+    assert corpus.shards[0].path.read_bytes() == "först second third".encode()
     assert corpus.files == 3
-    assert corpus.path.name == f"{corpus.sha256}.bin"
+    assert corpus.shards[0].path.name == f"{corpus.sha256}.bin"
 
 
 def test_a_long_file_whose_first_block_ends_within_a_character_is_text(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_preparing_again_gives_the_same_file_and_leaves_nothing_behind(tmp_path:
     (tmp_path / "folder" / "a").write_bytes(TEXT)
     first, second = (prepare(str(tmp_path / "folder"), tmp_path / "cache") for _ in range(2))
     assert first == second
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [first.path.name]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [first.shards[0].path.name]
 
 
 def test_python_stdlib_is_megabytes_of_source_without_tests(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_python_stdlib_is_megabytes_of_source_without_tests(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path: None, "no file or folder"),
+        (lambda path: None, "does not exist"),
         (lambda path: path.mkdir(), "no text files"),
         (lambda path: path.write_bytes(b""), "block_size 64 needs 650"),
         (lambda path: path.write_bytes(b"x" * 649), "has 649 bytes"),

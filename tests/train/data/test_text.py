@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,17 +18,28 @@ from hypothesis import strategies as st
 
 from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
-from launch_train.data import open_data, text
+from launch_train.data import files, open_data
 from launch_train.data import tokenize as made
 from launch_train.data.masked_lm import Masked, Rule, bits, hide
 from launch_train.data.source import IGNORED, MASK, share
 from launch_train.data.synthetic import SyntheticTokens
 from launch_train.data.text import Text, prepare
-from launch_train.data.token_file import Corpus
+from launch_train.data.token_file import Corpus, count
 from launch_train.data.tokenizers import Tokenizer, open_tokenizer
 from launch_train.distributed.process_group import Ranks
 
 CPU = torch.device("cpu")
+
+
+def packed(name: str, content: bytes) -> bytes:
+    """Compress by the name's suffix. Zstandard in two frames, as pzstd and appending write it."""
+    if name.endswith(".zst"):
+        zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
+        half = len(content) // 2
+        return bytes(zstd.compress(content[:half]) + zstd.compress(content[half:]))
+    return gzip.compress(content, mtime=0) if name.endswith(".gz") else content
+
+
 WORDS = ["to be or not to be", "that is the question", "whether 'tis nobler in the mind", "to suffer"] * 8
 
 
@@ -68,21 +80,24 @@ def test_text_becomes_tokens_and_comes_back(tmp_path: Path, tokenizer_file: Path
     (tmp_path / "text" / "a.txt").write_text("to be or not\r\nto be")
     (tmp_path / "text" / "b.txt").write_text("the question")
     corpus = made.prepare(str(tmp_path / "text"), open_tokenizer(str(tokenizer_file)), cache)
-    assert decode(tokenizer_file, corpus.tokens()) == "to be or not\r\nto be<|endoftext|>the question<|endoftext|>"
-    assert (corpus.files, corpus.bytes, corpus.dtype, corpus.unit) == (2, 31, "uint16", "token")
+    assert (
+        decode(tokenizer_file, corpus.shards[0].tokens())
+        == "to be or not\r\nto be<|endoftext|>the question<|endoftext|>"
+    )
+    assert (corpus.files, corpus.bytes, corpus.shards[0].dtype, corpus.unit) == (2, 31, "uint16", "token")
     assert corpus.vocab_size == 300 or corpus.vocab_size > 258
-    assert corpus.held_out == corpus.length - corpus.length // 10
+    assert count(corpus.parts()[1]) == corpus.length // 10
     assert 0 < corpus.unigram_entropy < 10
     assert corpus.mask == 1
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_jsonl_has_a_document_a_line(tmp_path: Path, tokenizer_file: Path, cache: Path, packed: bool) -> None:
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".ZST"])
+def test_jsonl_has_a_document_a_line(tmp_path: Path, tokenizer_file: Path, cache: Path, suffix: str) -> None:
     content = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in ("to be\nor", "", "not")) + "\n"
-    path = tmp_path / ("docs.jsonl" + ".gz" * packed)
-    path.write_bytes(gzip.compress(content.encode(), mtime=0) if packed else content.encode())
+    path = tmp_path / f"docs.jsonl{suffix}"
+    path.write_bytes(packed(suffix.lower(), content.encode()))
     corpus = made.prepare(str(path), open_tokenizer(str(tokenizer_file)), cache)
-    assert decode(tokenizer_file, corpus.tokens()) == "to be\nor<|endoftext|>not<|endoftext|>"
+    assert decode(tokenizer_file, corpus.shards[0].tokens()) == "to be\nor<|endoftext|>not<|endoftext|>"
 
 
 def test_it_is_made_once_and_again_for_what_has_changed(tmp_path: Path, tokenizer_file: Path, cache: Path) -> None:
@@ -99,13 +114,13 @@ def test_it_is_made_once_and_again_for_what_has_changed(tmp_path: Path, tokenize
     assert made.prepare(str(tmp_path / "text"), counted, cache) == first
     assert asked == [1]
     assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".tokens"]
-    first.path.write_bytes(first.path.read_bytes()[:-2])  # cut short: it isn't taken
+    first.shards[0].path.write_bytes(first.shards[0].path.read_bytes()[:-2])  # cut short: it isn't taken
     assert made.prepare(str(tmp_path / "text"), counted, cache) == first
     (tmp_path / "text").write_text("to be or not to bo")
-    assert made.prepare(str(tmp_path / "text"), counted, cache).path != first.path
+    assert made.prepare(str(tmp_path / "text"), counted, cache).shards != first.shards
     assert asked == [1, 1, 1]
     other = counted._replace(digest="another", end=None)
-    assert made.prepare(str(tmp_path / "text"), other, cache).path != first.path
+    assert made.prepare(str(tmp_path / "text"), other, cache).shards != first.shards
 
 
 CHARACTERS = Tokenizer("characters", "c", 1 << 20, None, None, lambda texts: [[ord(one) for one in t] for t in texts])
@@ -133,7 +148,7 @@ def test_cutting_a_document_loses_nothing_and_cuts_between_lines(text: str, size
 def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "text").write_text("é\U0001f600" * 400)
     corpus = made.prepare(str(tmp_path / "text"), CHARACTERS, cache)
-    assert (corpus.dtype, corpus.path.stat().st_size, corpus.mask) == ("uint32", 3200, 1 << 20)
+    assert (corpus.shards[0].dtype, corpus.shards[0].path.stat().st_size, corpus.mask) == ("uint32", 3200, 1 << 20)
     inputs, targets = Text(corpus, 4, 1, 2, CPU).train(1, slice(0, 2))
     assert inputs.dtype == targets.dtype == torch.int64
     assert set(inputs.flatten().tolist()) == {0xE9, 0x1F600}
@@ -155,9 +170,13 @@ def test_how_far_it_is_is_told_now_and_then_in_short_lines() -> None:
         ("a.txt", b"abc\xff\xfe" * 10, "is not UTF-8"),
         ("a.txt.gz", b"not packed", "can't be unpacked"),
         ("a.txt.gz", gzip.compress(b"x" * 1000, mtime=0)[:-8], "can't be unpacked"),
+        ("a.txt.zst", b"", "a.txt.zst can't be unpacked"),
+        ("a.txt.zst", b"not packed", "a.txt.zst can't be unpacked"),
+        ("a.jsonl.zst", bytes.fromhex("28b52ffd2003190000") + b'{"', "a.jsonl.zst can't be unpacked"),
     ],
 )
 def test_text_that_is_none_is_refused(tmp_path: Path, cache: Path, name: str, content: bytes, words: str) -> None:
+    packed(name, b"")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=words):
         made.prepare(str(tmp_path / name), CHARACTERS, cache)
@@ -169,13 +188,13 @@ PREPARED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "A.JSONL", "a.ndjson"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "A.JSONL", "a.ndjson"])
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
 def test_records_are_texts_for_bytes_too(tmp_path: Path, cache: Path, name: str, start: bytes) -> None:
     content = start + b'{"id": 1, "text": "to be\\nor"}\n\n{"text": ""}\r\n{"text": "n\\u00f6t"}'
-    (tmp_path / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith("gz") else content)
+    (tmp_path / name).write_bytes(packed(name, content))
     corpus = prepare(str(tmp_path / name), cache, "mine")
-    assert corpus.path.read_bytes() == "to be\nor\nnöt\n".encode()
+    assert corpus.shards[0].path.read_bytes() == "to be\nor\nnöt\n".encode()
     assert (corpus.bytes, corpus.name, corpus.unit) == (14, "mine", "byte")
 
 
@@ -185,7 +204,32 @@ def test_records_beside_plain_text(tmp_path: Path, cache: Path) -> None:
     (folder / "a.jsonl").write_text('{"text": "one"}\n')
     (folder / "b.jsonl.txt").write_text("{two}\n")
     (folder / "c.json").write_text("[3]\n")
-    assert prepare(str(folder), cache).path.read_bytes() == b"one\n{two}\n[3]\n"
+    assert prepare(str(folder), cache).shards[0].path.read_bytes() == b"one\n{two}\n[3]\n"
+
+
+def test_several_files_by_a_pattern_or_a_folder(tmp_path: Path, cache: Path) -> None:
+    for number, name in enumerate(("a.jsonl.gz", "b.jsonl.zst", "sub/c.jsonl", "d.txt.zst")):
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        content = f"text {number}" if name.startswith("d") else json.dumps({"text": f"text {number}"})
+        (tmp_path / "texts" / name).write_bytes(packed(name, content.encode()))
+
+    def read(path: str) -> bytes:
+        return prepare(str(tmp_path / path), cache).shards[0].path.read_bytes()
+
+    assert read("texts") == b"text 0\ntext 1\ntext 3text 2\n"
+    assert read("texts/*.jsonl*") == b"text 0\ntext 1\n"
+    assert read("texts/**/*.jsonl*") == b"text 0\ntext 1\ntext 2\n"
+    assert read("texts/s*") == b"text 2\n"
+    with pytest.raises(UsageError, match=r"\*\.csv does not exist on this machine"):
+        read("texts/*.csv")
+
+
+def test_the_package_for_zst_is_named(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("backports.zstd", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "a.jsonl.zst").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"need the package backports\.zstd .*pip install .*image\.requirements"):
+        prepare(str(tmp_path / "a.jsonl.zst"), cache)
 
 
 @pytest.mark.parametrize("prepared", PREPARED.values(), ids=PREPARED)
@@ -227,7 +271,7 @@ def test_a_file_of_plain_json_is_no_text(tmp_path: Path, cache: Path, prepared: 
 
 def test_packed_text_is_unpacked_for_bytes_too(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0))
-    assert prepare(str(tmp_path / "a.txt.gz"), cache).path.read_bytes() == b"to be " * 100
+    assert prepare(str(tmp_path / "a.txt.gz"), cache).shards[0].path.read_bytes() == b"to be " * 100
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0)[:-9])
     with pytest.raises(UsageError, match=r"can't be unpacked"):
         prepare(str(tmp_path / "b.gz"), cache)
@@ -242,24 +286,46 @@ def test_a_run_with_a_tokenizer(tmp_path: Path, tokenizer_file: Path) -> None:
     assert source.facts["data_tokens"] > 10 * source.facts["data_held_out_tokens"] - 10
     inputs, targets = source.held_out(0, 1, slice(0, 24))
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    with pytest.raises(UsageError, match=r"json has \d+ tokens; the model's vocab_size, 256, must be no less"):
+    with pytest.raises(UsageError, match=r"json has \d+ tokens; the model's vocab_size, 256, must be at least that"):
         open_data(parse({"data": data, "model": {"block_size": 16}}), Ranks())
     with pytest.raises(UsageError, match=r"has \d+ tokens; block_size 10000 needs 100010"):
         open_data(parse({"data": data, "model": {"vocab_size": 320, "block_size": 10000}}), Ranks())
+
+
+@pytest.mark.parametrize("tokenized", [False, True])
+def test_separate_validation_text(tmp_path: Path, tokenizer_file: Path, tokenized: bool) -> None:
+    (tmp_path / "a.txt").write_text("a" * 300)
+    (tmp_path / "b.txt").write_text("b" * 100)
+    data = {"train": str(tmp_path / "a.txt"), "val": str(tmp_path / "b.txt")}
+    data |= {"tokenizer": str(tokenizer_file)} if tokenized else {}
+    settings = {"data": data, "model": {"block_size": 16, "vocab_size": 320}}
+    source = open_data(parse(settings), Ranks())
+    other = [open_data(parse({**settings, "data": data | {"val": data[key]}}), Ranks()) for key in ("train", "val")]
+    trained = {int(one) for step in range(20) for one in source.train(step, slice(0, 24))[0].flatten()}
+    held_out = set(source.held_out(0, 1, slice(0, 24))[0].flatten().tolist())
+    assert not trained & held_out
+    assert source.facts["data"] == f"{data['train']}, val: {data['val']}"
+    assert source.facts["data_files"] == 2
+    assert len({one.facts["data_sha256"] for one in (source, *other)}) == 2  # the latter is the same
+    assert source.unigram_entropy is not None
+    assert source.unigram_entropy > 4  # training never saw a b
+    (tmp_path / "b.txt").write_text("b" * 15)
+    with pytest.raises(UsageError, match=r"longest validation file has 1[56] (byte|token)s; block_size 16 needs 17"):
+        open_data(parse(settings), Ranks())
 
 
 def test_tokenizers_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"no/tokenizer.json can't be read: No such file"):
         open_tokenizer("no/tokenizer.json")
     (tmp_path / "odd.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"is no tokenizer.json"):
+    with pytest.raises(UsageError, match=r"is not a tokenizer.json"):
         open_tokenizer(str(tmp_path / "odd.json"))
     with pytest.raises(UsageError, match=r"tiktoken has no gpt7, only .*gpt2"):
         open_tokenizer("tiktoken:gpt7")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    with pytest.raises(UnfitError, match=r"tiktoken's table of p50k_base can't be had .*TIKTOKEN_CACHE_DIR"):
+    with pytest.raises(UnfitError, match=r"tiktoken's table of p50k_base is unavailable .*TIKTOKEN_CACHE_DIR"):
         open_tokenizer("tiktoken:p50k_base")
 
 
@@ -341,7 +407,7 @@ def test_synthetic_tokens_for_bert_leave_room_for_the_mask() -> None:
 def test_a_model_of_others_needs_a_block_size(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"to be or not to be " * 100)
     config = {"model": "hf:llama", "data": {"path": str(tmp_path / "text")}}
-    with pytest.raises(UsageError, match=r"block_size, how many tokens a sample has, must be given"):
+    with pytest.raises(UsageError, match=r"block_size \(tokens per sample\) is required"):
         open_data(parse(config), Ranks())
     config["data"]["block_size"] = 32  # type: ignore[index]  # it is a mapping here
     assert open_data(parse(config), Ranks()).train(1, slice(0, 24))[0].shape == (24, 32)
@@ -362,10 +428,10 @@ def test_text_that_can_not_be_read_is_not_blamed_on_the_cache(
 ) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0))
 
-    def opened(path: Path) -> Any:
+    def refuse(path: Path) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(made if tokenized else text, "opened", opened)
+    monkeypatch.setattr(files, "_open", refuse)
     work = partial(made.prepare, tokenizer=CHARACTERS) if tokenized else prepare
     with pytest.raises(UsageError, match=r"^data: .*a.txt.gz can't be read: Permission denied$"):
         work(str(tmp_path / "a.txt.gz"), cache=cache)

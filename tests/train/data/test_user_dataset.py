@@ -154,7 +154,9 @@ def test_what_is_no_dataset_is_refused(code: str, function: str, words: str) -> 
 def test_samples_that_differ_are_named(code: str) -> None:
     source = open_data(config(f"{code}:odd"), Ranks())
     one = rf"{code}:odd\[\d\] is float32\[\d\]"
-    with pytest.raises(UsageError, match=f"data: {one}, and {one}: all must be alike") as caught:
+    with pytest.raises(
+        UsageError, match=f"data: {one}, and {one}: all samples must have the same shape and type"
+    ) as caught:
         [source.train(step, slice(0, 4)) for step in range(1, 5)]
     assert "float32[5]" in str(caught.value)
     with pytest.raises(UsageError, match=r"text\[\d\] holds str; a batch is made of tensors, arrays and numbers"):
@@ -205,5 +207,5 @@ def test_ranks_whose_datasets_differ_are_told_so(code: str, monkeypatch: pytest.
 def test_numbers_and_tensors_that_make_no_batch(code: str) -> None:
     with pytest.raises(UsageError, match="it holds int; a batch is made of"):
         tensor(1 << 63, "it")
-    with pytest.raises(UsageError, match=r"^data: 0 and others are no batch: "):
+    with pytest.raises(UsageError, match=r"^data: 0 and others cannot be stacked into a batch: "):
         batch([torch.eye(2), torch.eye(2).to_sparse()], str)

@@ -39,14 +39,14 @@ def test_what_a_model_takes(batch: Any, requirements: BatchRequirements) -> None
 @pytest.mark.parametrize(
     ("batch", "requirements", "sample", "why"),
     [
-        ((ints([1, 2], [3, 10]), ints([1, 2], [3, 4])), TOKENS, 1, "has the token 10, and gpt knows 0 to 9"),
-        ((ints([1, 2], [3, -1]), ints([1, 2], [3, 4])), TOKENS, 1, "has the token -1, and gpt knows 0 to 9"),
-        ((ints([1, 2]), ints([1, 10])), TOKENS, 0, "has the target: the token 10, and gpt knows 0 to 9"),
+        ((ints([1, 2], [3, 10]), ints([1, 2], [3, 4])), TOKENS, 1, "has the token 10, and gpt accepts 0 to 9"),
+        ((ints([1, 2], [3, -1]), ints([1, 2], [3, 4])), TOKENS, 1, "has the token -1, and gpt accepts 0 to 9"),
+        ((ints([1, 2]), ints([1, 10])), TOKENS, 0, "has the target: the token 10, and gpt accepts 0 to 9"),
         ((ints([1, 2]), torch.tensor([1])), TOKENS, 0, "has the target int64[], and gpt takes int64[tokens]"),
         ((ints([1, 2, 3, 4, 5]), ints([1] * 5)), TOKENS, 0, "has 5 tokens, and gpt takes 4 at most"),
         ((torch.zeros(2, 3), ints([1, 2])), TOKENS, 0, "is float32[3], and gpt takes int64[tokens]"),
-        (({"input_ids": ints([1, 10])}, ints([1, 2])), TOKENS, 0, "has the token 10, and gpt knows 0 to 9"),
-        ((ints([1, -3]), ints([1, 2])), TOKENS._replace(known=None), 0, "has the token -3, and gpt knows none below 0"),
+        (({"input_ids": ints([1, 10])}, ints([1, 2])), TOKENS, 0, "has the token 10, and gpt accepts 0 to 9"),
+        ((ints([1, -3]), ints([1, 2])), TOKENS._replace(known=None), 0, "has the token -3, and gpt accepts 0 or more"),
         (
             (torch.zeros(1, 8, 8, 3), torch.tensor([1])),
             IMAGES,
@@ -57,7 +57,7 @@ def test_what_a_model_takes(batch: Any, requirements: BatchRequirements) -> None
             (torch.zeros(2, 3, 8, 8), torch.tensor([2, 3])),
             IMAGES,
             1,
-            "has the target: the class 3, and resnet50 knows 0 to 2",
+            "has the target: the class 3, and resnet50 accepts 0 to 2",
         ),
     ],
 )

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
 from launch_train.common import contract
-from launch_train.common.errors import TrainError, UnfitError
+from launch_train.common.errors import TrainError, UnfitError, UsageError
 from launch_train.distributed import process_group
 from launch_train.distributed.process_group import Ranks, barrier, run_once_per_node, should_report
 
@@ -48,6 +49,24 @@ def test_a_process_without_a_gpu_of_its_own_is_unfit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UnfitError, match="process 1 of this node has no GPU: only 1"):
         process_group.join({"LOCAL_RANK": "1", contract.VISIBLE_GPUS: "1"})
+
+
+@pytest.mark.parametrize(("gb", "fraction"), [("20", 0.25), ("12.5", 0.15625), ("81", 1.0), ("", None)])
+def test_a_memory_limit_is_a_fraction_of_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, gb: str, fraction: float | None
+) -> None:
+    found: list[float] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _device: found.append(share))
+    process_group.limit_memory(torch.device("cuda", 1), {contract.GPU_MEMORY: gb})
+    process_group.limit_memory(torch.device("cpu"), {contract.GPU_MEMORY: gb})
+    assert found == ([] if fraction is None else [fraction])
+
+
+@pytest.mark.parametrize("gb", ["0", "-1", "much", "nan"])
+def test_a_bad_memory_limit_is_refused_in_words(gb: str) -> None:
+    with pytest.raises(UsageError, match=r"machine\.gpu_memory_gb"):
+        process_group.limit_memory(torch.device("cuda", 0), {contract.GPU_MEMORY: gb})
 
 
 def test_ranks_wait_for_each_other_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from launch_train.common.errors import UsageError
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
 from launch_train.models import blocks, build_model, flops_per_sample, hub, resolve_task
-from tests.httpserver import Server
+from launcher.testing.httpserver import Server
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -346,7 +346,7 @@ def test_a_model_of_the_hub_with_its_weights_and_with_fresh_ones(
 
 def test_what_the_hub_does_not_have(served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]) -> None:
     url, silent = served[0], answers["silent"]
-    assert f"{url} has no such model, or it is private: give a token in HF_TOKEN" in answers["nothing"]["error"]
+    assert f"model not found at {url}, or it is private: give a token in HF_TOKEN" in answers["nothing"]["error"]
     assert f"is gated: accept its terms at {url}/org/gated" in answers["gated"]["error"]
     assert f"{url} can't be reached (no answer within 1 s), and nothing is cached here" in silent["error"]
     assert silent["seconds"] < 8
@@ -370,6 +370,6 @@ def test_a_pretrained_model_whose_name_has_no_organisation_is_one_of_the_hub(
     served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
 ) -> None:
     assert answers["short"] == answers["pretrained"]
-    assert f"hf:llama: {served[0]} has no such model" in answers["type"]["error"]
+    assert f"hf:llama: model not found at {served[0]}" in answers["type"]["error"]
     assert "hf:ORG/NAME" in answers["type"]["error"]
     assert f"hf:distilgpt2: {served[0]}/broken can't be reached" in answers["unreachable"]["error"]

@@ -103,6 +103,12 @@ def test_memory_and_disk_of_the_host() -> None:
     assert alarms.check(full) == []
 
 
+def test_a_large_disk_with_gigabytes_left_has_no_alert() -> None:
+    alarms = Alerts(0)
+    assert alarms.check({"time": 0.0, "host": {"disk_free_gb": 13.2, "disk_gb": 270.6}}) == []
+    assert alarms.check({"time": 1.0, "host": {"disk_free_gb": 4.9, "disk_gb": 270.6}})
+
+
 def test_a_driver_that_does_not_answer() -> None:
     alarms = Alerts(0)
     assert alarms.check_driver(5.0) == []

@@ -25,7 +25,7 @@ from launch_train.telemetry.upload_queue import sweep
 from tests.train.monitoring.fakenvml import Device, FakeNvml
 
 if TYPE_CHECKING:  # a GPU machine has no Google libraries
-    from tests.googlecloud import FakeClock, GoogleCloud
+    from launcher.testing.googlecloud import FakeClock, GoogleCloud
 
 
 class Kept(Null):
@@ -42,6 +42,11 @@ def gpus_of(*devices: Device, **more: Any) -> Callable[[], list[Row]]:
     gpus = open_gpus({}, FakeNvml(list(devices), **more))
     assert gpus is not None
     return gpus.sample
+
+
+@pytest.fixture(autouse=True)
+def _no_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "FIRST_SECONDS", 3600.0)
 
 
 @contextmanager
@@ -197,6 +202,13 @@ def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     time.sleep(0.02)
     assert len(rows.rows) == seen, "after the end no more"
     watch.close()
+
+
+def test_a_short_run_has_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "FIRST_SECONDS", 0.001)
+    rows = Kept()
+    with watching(rows=rows):
+        until(lambda: rows.rows)
 
 
 def test_one_a_node_and_none_for_zero_seconds() -> None:

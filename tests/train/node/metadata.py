@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
-from tests.httpserver import Server
+from launcher.testing.httpserver import Server
 
 QUIET = {"instance/preempted": "FALSE", "instance/maintenance-event": "NONE"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from launch_train.node.command import (
     Task,
     child_env,
     command,
+    framework_env,
     machine_env,
     missing_target,
     parse_args,
@@ -153,3 +155,25 @@ def test_a_rehearsal_leaves_the_clouds_network_out() -> None:
     assert env == kept
     assert line.endswith("(NCCL_ALGO, LAUNCH_NCCL_SCRIPT, LAUNCH_LIBRARY_PATH)")
     assert rehearsal_env(kept) == (kept, "")
+
+
+PYTHON = Task("python", "script", "fit.py", ())
+
+
+def test_tensorflow_and_jax_find_the_nodes() -> None:
+    env = framework_env(PYTHON, PAIR, ORDER, {"TF_CONFIG": "Vertex AI's"})
+    workers = {"worker": ["host-a:31000", "host-b:2222"]}  # node 0's 2222 is the control store's
+    assert json.loads(env.pop("TF_CONFIG")) == {"cluster": workers, "task": {"type": "worker", "index": 1}}
+    assert env == {"JAX_COORDINATOR_ADDRESS": "host-a:31000", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+
+
+def test_one_node_is_a_worker_by_itself() -> None:
+    env = framework_env(PYTHON, Cluster(("h:1",), 0), ORDER, {})
+    assert env == {"JAX_COORDINATOR_ADDRESS": "localhost:31000", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}
+
+
+def test_frameworks_get_nothing_where_it_would_be_wrong() -> None:
+    assert framework_env(replace(PYTHON, launcher="torchrun"), PAIR, ORDER, {}) == {}
+    assert framework_env(PYTHON, Cluster(("host:2222", ""), 0), ORDER, {}) == {}  # the others' hosts are not known
+    own = framework_env(PYTHON, PAIR, ORDER, {"JAX_COORDINATOR_ADDRESS": "h:1"})
+    assert own.keys() == {"TF_CONFIG"}

@@ -14,8 +14,8 @@ from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.node.gce_vm import Machine, log_source, machine_of
 from launcher.runs.metrics.results import results
-from tests.googlecloud import Fault, GoogleCloud, Stalled, Status
-from tests.googlecloud.logs import WRITE
+from launcher.testing.googlecloud import Fault, GoogleCloud, Stalled, Status
+from launcher.testing.googlecloud.logs import WRITE
 from tests.train.node.metadata import Metadata
 from tests.train.nodes import Machines, Node, cluster_spec, free_port, machines, until
 
@@ -174,6 +174,7 @@ def train(one: Machines, environ: Mapping[str, str], disk: str, number: str) -> 
     return one.start("--launcher", "torchrun", "--script", script, env={**environ, **own}, timing={"text": 0.2})
 
 
+@pytest.mark.rotates
 def test_a_preempted_vm_saves_and_another_goes_on_without_a_step_lost(one: Machines, metadata: Metadata) -> None:
     with GoogleCloud() as cloud:
         (one.folder / "slow").touch()
@@ -195,7 +196,7 @@ def test_a_preempted_vm_saves_and_another_goes_on_without_a_step_lost(one: Machi
         with Metadata().serving() as another:
             second = train(one, vm(another, cloud, instance="4343"), "disk-2", "4343")
             assert second.wait() == Exit.OK, second.text
-        assert f"resumed at step {stopped['step']}" in second.text
+        assert f"resumed from step {stopped['step']}" in second.text
         assert json.loads(objects(cloud)[contract.claim(2)]) == {"job": "4343"}
         rows = [json.loads(line) for data in objects(cloud, "metrics/").values() for line in data.splitlines()]
         assert sorted(row["step"] for row in rows if "event" not in row) == list(range(1, STEPS + 1))
@@ -206,6 +207,7 @@ def test_a_preempted_vm_saves_and_another_goes_on_without_a_step_lost(one: Machi
 # --- Several VMs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 def test_of_several_vms_the_first_claims_the_attempt(tmp_path: Path, metadata: Metadata) -> None:
     """The others don't know the first one's number, and are part of whatever it takes."""
     with machines(tmp_path, 2) as two, GoogleCloud() as cloud:

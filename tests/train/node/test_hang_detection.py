@@ -17,6 +17,7 @@ from launch_train.common.contract import Exit
 from launch_train.common.heartbeat import Beat, Heartbeat
 from launch_train.node import hang_detection
 from launch_train.node.hang_detection import HangDetector
+from tests.train.node.test_notify import listening
 from tests.train.nodes import REPOSITORY, Machines, machines
 from tests.train.trials import CONFIG, losses
 
@@ -65,25 +66,26 @@ def test_a_process_that_hangs_is_started_again(one: Machines, how: str) -> None:
     assert not (one.run_folder / contract.TERMINAL).exists()
 
 
+@pytest.mark.rotates
 def test_ranks_that_hang_all_write_their_stacks(tmp_path: Path) -> None:
     """On every node, though the first that notices ends the others."""
     with machines(tmp_path, 2) as two:
         script = two.script(SCRIPT.replace("HOW", "time.sleep(60)"))
-        env = environ(LAUNCH_PROCESSES="2", EXPECTED="2")
+        env = environ(LAUNCH_PROCESSES="2", LAUNCH_RESTARTS="0", EXPECTED="2")
         nodes = [two.start("--script", script, node=node, env=env, timing=QUICK) for node in (0, 1)]
-        assert [node.wait() for node in nodes] == [Exit.OK, Exit.OK], nodes[0].text + nodes[1].text
+        assert [node.wait() for node in nodes] == [Exit.FAILED, Exit.FAILED], nodes[0].text + nodes[1].text
         assert [stacks(two, node).count("in stuck") for node in (0, 1)] == [2, 2]
         ranks = [re.findall(r"^rank (\d)", stacks(two, node), re.MULTILINE) for node in (0, 1)]
         assert [sorted(found) for found in ranks] == [["0", "1"], ["2", "3"]]
 
 
-@pytest.mark.parametrize(("after", "restarts"), [("", 0), ("1.5", 1)])
+@pytest.mark.parametrize(("after", "restarts"), [("", 0), ("4", 1)])
 def test_a_script_hangs_only_by_its_own_setting(one: Machines, after: str, restarts: int) -> None:
     """After its last line, or its last row."""
     text = (
         "import os, time\nprint('started')\n"
         "for _ in range(4): time.sleep(0.6); print('works')\n"
-        "time.sleep(0 if os.environ['LAUNCH_GENERATION'] != '0' else 4)"
+        f"time.sleep(0 if os.environ['LAUNCH_GENERATION'] != '0' else {20 if after else 4})"
     )
     env = environ() | ({contract.HANG_AFTER: after} if after else {})
     node = one.start("--launcher", "python", "--script", one.script(text), env=env, timing=QUICK)
@@ -94,23 +96,28 @@ def test_a_script_hangs_only_by_its_own_setting(one: Machines, after: str, resta
 
 def test_a_command_that_is_no_python_is_started_again_too(one: Machines) -> None:
     command = ("sh", "-c", "echo started; [ $LAUNCH_GENERATION != 0 ] || sleep 60")
-    node = one.start("--command", "--", *command, env={contract.HANG_AFTER: "1"}, timing=QUICK)
-    assert node.wait() == Exit.OK, node.text
+    with listening() as hook:
+        told = json.dumps({"webhook": hook.url, "on": ["stalled", "finished"]})
+        env = {contract.HANG_AFTER: "1", contract.NOTIFY: told}
+        node = one.start("--command", "--", *command, env=env, timing=QUICK)
+        assert node.wait() == Exit.OK, node.text
     assert node.text.count("hung: no progress for") == 1
+    assert [body["event"] for body in hook.bodies] == ["stalled", "finished"]
     assert not (one.run_folder / "stacks").exists()
 
 
 def test_a_silent_script_that_logs_metrics_does_not_hang(one: Machines) -> None:
     text = (
         "import os, sys, time\nsys.path.append(os.environ['REPOSITORY'])\nfrom launch_train import metrics\n"
-        "for step in range(1, 5): metrics.log(step, loss=1.0); time.sleep(0.8)\n"
+        "for step in range(1, 11): metrics.log(step, loss=1.0); time.sleep(0.5)\n"
     )
-    env = environ() | {contract.HANG_AFTER: "1.5"}
+    env = environ() | {contract.HANG_AFTER: "4"}
     node = one.start("--launcher", "python", "--script", one.script(text), env=env, timing=QUICK)
     assert node.wait() == Exit.OK, node.text
     assert "hung" not in node.text
 
 
+@pytest.mark.rotates
 def test_the_trainer_hangs_in_a_step_and_goes_on_from_its_checkpoint(one: Machines) -> None:
     hook = (
         "import os, sys, time\n"

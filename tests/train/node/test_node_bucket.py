@@ -15,7 +15,7 @@ from launch_train.common.contract import Exit
 from tests.train.nodes import Machines, Node, machines, until
 
 if TYPE_CHECKING:
-    from tests.googlecloud import GoogleCloud
+    from launcher.testing.googlecloud import GoogleCloud
 
 RUN = "runs/demo-1"
 PART = "metrics/0001-0000-0000-000000.jsonl"
@@ -85,14 +85,14 @@ def test_what_a_killed_process_left_is_sent_before_the_next_start(bucket: Bucket
 
 
 def test_what_can_not_be_sent_is_said_and_the_next_start_sends_it(bucket: Bucket) -> None:
-    from tests.googlecloud import Fault, Status
+    from launcher.testing.googlecloud import Fault, Status
 
     fault = bucket.cloud.faults.add(Fault("storage.objects.insert", Status(403), name="metrics/", times=None))
     node = bucket.start(DIES_WITH_A_ROW, sweep=0.3, final=0.3)
     assert node.wait() == Exit.OK, node.text
     assert bucket.cloud.faults.used[fault] > 0
     assert bucket.objects("metrics/") == {}
-    assert f"1 file did not reach gs://my-bucket/{RUN} and lies in {bucket.spools}/" in node.text
+    assert f"1 file did not reach gs://my-bucket/{RUN} and is in {bucket.spools}/" in node.text
     bucket.cloud.faults.clear()
     again = bucket.start("")
     assert again.wait() == Exit.OK
@@ -114,7 +114,7 @@ def test_a_bucket_that_is_gone_does_not_hold_up_a_preempted_node(bucket: Bucket)
 
 def test_a_bucket_that_is_away_for_a_while_costs_no_text_and_no_time(bucket: Bucket) -> None:
     script = "import time\nfor i in range(20):\n    print('line', i, flush=True)\n    time.sleep(0.05)\n"
-    from tests.googlecloud import Fault, Status
+    from launcher.testing.googlecloud import Fault, Status
 
     bucket.cloud.faults.add(Fault("storage.objects.insert", Status(503), name="text/", times=2))
     node = bucket.start(script)

@@ -50,6 +50,7 @@ def generations(node: Node) -> list[str]:
     return re.findall(r"^node \d generation (\d+)$", node.text, re.M)
 
 
+@pytest.mark.rotates
 def test_two_nodes_of_two_ranks_survive_a_killed_worker(two: Machines) -> None:
     script = two.script(MEET)
     nodes = [two.start("--script", script, node=n, env={"LAUNCH_PROCESSES": "2", "DIES": "3"}) for n in (1, 0)]
@@ -159,6 +160,7 @@ def test_a_frozen_node_0_is_given_up_and_joined_again_when_it_wakes(two: Machine
     assert (primary.wait(), worker.wait()) == (0, 0)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("told", [0, 1])
 def test_a_signal_to_one_node_ends_both_without_success(two: Machines, told: int) -> None:
     script = two.script(

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from launch_train.common import contract
-from launch_train.node import torchrun
+from launch_train.node import torchrun_wrapper
 
 NONE = "<N/A>"
 """torch's name for no error file."""
@@ -47,25 +47,25 @@ def test_the_first_rank_is_named_unless_it_has_said_why(
     codes: dict[str, int], lines: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "exit").write_text("2\n")
-    assert list(torchrun.lines(failed(**codes), str(tmp_path / "exit"))) == lines
+    assert list(torchrun_wrapper.lines(failed(**codes), str(tmp_path / "exit"))) == lines
 
 
 def test_without_an_exit_file_every_failure_is_named(tmp_path: Path) -> None:
     for missing in ("", str(tmp_path / "none")):
-        assert list(torchrun.lines(failed(r0=2), missing)) == ["rank 0 failed first: exit code 2"]
+        assert list(torchrun_wrapper.lines(failed(r0=2), missing)) == ["rank 0 failed first: exit code 2"]
 
 
 def test_the_exit_file_is_the_contracts() -> None:
-    assert torchrun.EXIT_FILE == contract.EXIT_FILE
+    assert torchrun_wrapper.EXIT_FILE == contract.EXIT_FILE
 
 
 def test_a_line_of_a_signal_fits_80_columns_behind_its_replicas_name() -> None:
-    for name, words in torchrun.MEANINGS.items():
+    for name, words in torchrun_wrapper.MEANINGS.items():
         assert len(f"[workerpool0-0] launch: rank 7 failed first: {name} ({words})") <= 80
 
 
 def test_the_loggers_that_are_quiet_are_torchs() -> None:
-    for name in torchrun.QUIET:
+    for name in torchrun_wrapper.QUIET:
         assert importlib.import_module(name).logger.name == name
 
 
@@ -74,7 +74,12 @@ def test_an_older_torch_is_not_told_what_it_does_not_know(monkeypatch: pytest.Mo
     monkeypatch.setattr(PContext.close, "__defaults__", (None, 30))
     known, argv = ArgumentParser(), ["--nnodes=1", "--shutdown-timeout=18", "-m", "launch_train", "--x=1"]
     known.add_argument("--shutdown-timeout")
-    assert torchrun._supported_arguments(argv, known) == argv
+    assert torchrun_wrapper._supported_arguments(argv, known) == argv
     assert PContext.close.__defaults__ == (None, 30)
-    assert torchrun._supported_arguments(argv, ArgumentParser()) == ["--nnodes=1", "-m", "launch_train", "--x=1"]
+    assert torchrun_wrapper._supported_arguments(argv, ArgumentParser()) == [
+        "--nnodes=1",
+        "-m",
+        "launch_train",
+        "--x=1",
+    ]
     assert PContext.close.__defaults__ == (None, 18)

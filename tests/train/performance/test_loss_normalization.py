@@ -41,6 +41,7 @@ def numbers(folder: Path) -> list[float]:
     return [*found, *(event["loss"] for event in events(rows, "eval"))]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", sorted(weighing.CASES.keys() - {"two"}))
 def test_neither_micro_batch_nor_ranks_change_a_step(base: Path, name: str) -> None:
     whole = numbers(base / f"{name}-12x1")

@@ -27,6 +27,31 @@ def analysed(one: One, number: int = 4) -> Analysis:
     return found
 
 
+def test_the_costliest_kernels() -> None:
+    def one(at: float) -> list[Event]:
+        adds = [
+            event
+            for place in range(3)
+            for event in launched(ADD, at + 300, at + 8000 + place * 500, at + 8400 + place * 500)
+        ]
+        return [*phases(at, 100, 300, 500, 900), *launched(GEMM, at + 150, at + 200, at + 7800), *adds]
+
+    matrix, add = analysed(one).kernels
+    assert (matrix.name, matrix.calls, add.name, add.calls) == (GEMM, 1, ADD, 3)
+    assert [matrix.seconds, add.seconds] == pytest.approx([0.0076, 0.0012])
+
+
+def test_the_costliest_operators_without_a_gpu() -> None:
+    def one(at: float) -> list[Event]:
+        outer = host("aten::linear", at + 1000, at + 6000, kind="cpu_op")
+        inner = host("aten::addmm", at + 1500, at + 5500, kind="cpu_op")
+        other = host("aten::relu", at + 6000, at + 6500, kind="cpu_op")
+        return [*phases(at, 100, 8000, 9000, 9500), outer, inner, other]
+
+    found = {kernel.name: (round(kernel.seconds * 1e6), kernel.calls) for kernel in analysed(one).kernels}
+    assert found == {"aten::addmm": (4000, 1), "aten::linear": (1000, 1), "aten::relu": (500, 1)}
+
+
 # --- A step of 10 ms for each cause -----------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from launch_train.common.errors import PreemptedError
 from launch_train.common.storage import LocalFolder
 from launch_train.data.loader import Feed
 from launch_train.distributed.process_group import Ranks
+from launch_train.monitoring import alerts
 from launch_train.profiling import __main__, report
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import Off, Recording, open_profiler, setup_of
@@ -82,7 +83,10 @@ def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return events
 
 
-def test_a_run_with_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_a_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts, "DISK_GB", 0.0)  # how full this machine's disk is must not matter
     (said,) = run(tmp_path / "run")["profile"]
     assert (said["step"], said["steps"], len(said["sentences"])) == (6, 3, len(said["sentences"]))
     assert sum(said["shares"].values()) == pytest.approx(1, abs=0.001)
@@ -292,7 +296,7 @@ def test_after_an_error_nobody_waits_for_the_verdict(rows: Rows, monkeypatch: py
         raise RuntimeError
     except RuntimeError:
         recording.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # not the 30 s of the verdict
     for_ever.set()
 
 
@@ -354,10 +358,10 @@ def test_any_trace_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("content", "words"),
     [
         ("{", "a.json can't be used: "),
-        ("{}", "it has no traceEvents"),
+        ("{}", "no traceEvents"),
         ('{"traceEvents": []}', "no whole step is in the trace"),
-        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op"}]}', "an event is not as it writes them"),
-        ('{"traceEvents": [1]}', "an event is not as it writes them"),
+        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op"}]}', "unexpected event"),
+        ('{"traceEvents": [1]}', "unexpected event"),
         (None, "No such file"),
     ],
 )

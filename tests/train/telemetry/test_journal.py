@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from launch_train.telemetry import cloud_logging, log_entry
 from launch_train.telemetry.cloud_logging import Journal
 from launch_train.telemetry.log_entry import Chunk, Entries, Source, batches, rfc3339
-from tests.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
-from tests.googlecloud.logs import WRITE
+from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
+from launcher.testing.googlecloud.logs import WRITE
 from tests.train.nodes import until
 
 RESOURCE = {"project_id": "my-project", "instance_id": "4242", "zone": "us-central1-a"}

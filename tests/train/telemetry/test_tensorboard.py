@@ -13,9 +13,10 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.telemetry import tensorboard
-from launch_train.telemetry.tensorboard import Board, open_board, scalars
+from launch_train.telemetry.rows import scalars
+from launch_train.telemetry.tensorboard import Board, open_board
 from launch_train.telemetry.upload_queue import Direct, Outbox, sweep
-from tests.googlecloud import GoogleCloud
+from launcher.testing.googlecloud import GoogleCloud
 
 Points = list[tuple[int, float]]
 
@@ -172,6 +173,9 @@ class Copies:
     def put_file(self, name: str, path: Path) -> None:
         self.sizes.append(path.stat().st_size)
         self.copies.write_file(name, path)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.copies.write(name, data)
 
     def wait(self, seconds: float) -> bool:
         return True

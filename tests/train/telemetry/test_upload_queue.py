@@ -23,7 +23,7 @@ from launch_train.common.storage.retry import RetryClock
 from launch_train.telemetry import throttled_warning, upload_queue
 from launch_train.telemetry.upload_dir import Entry, new_folder, taken_over
 from launch_train.telemetry.upload_queue import Direct, Spool, open_outbox, sweep
-from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status
+from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status
 
 INSERT = "storage.objects.insert"
 URL = "gs://my-bucket/runs/r-1"
@@ -311,7 +311,7 @@ def test_the_end_says_what_is_left_and_where(bucket: Bucket, tmp_path: Path) -> 
     outbox.put("m/1", bytes(1_500_000))
     outbox.put("m/2", bytes(1_500_000))
     with pytest.raises(
-        OutputError, match=r"2 objects \(3\.000 MB\) did not reach gs://.* they lie in /.*/launch-spool-"
+        OutputError, match=r"2 objects \(3\.000 MB\) did not reach gs://.* they are in /.*/launch-spool-"
     ):
         outbox.close(0.05)
     outbox.close(0.05)

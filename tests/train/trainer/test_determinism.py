@@ -92,6 +92,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> dict[str, 
     return {name: base / name for name in ("two", "again", "one")}
 
 
+@pytest.mark.rotates
 def test_the_same_seed_and_ranks_give_the_same_bits(runs: dict[str, Path]) -> None:
     two, again = losses(runs["two"]), losses(runs["again"])
     assert two[:2] == again[:2]
@@ -116,7 +117,7 @@ def test_the_ranks_agree_and_say_so_once(runs: dict[str, Path]) -> None:
 def test_a_users_error_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path, forked: Forked) -> None:
     """Apart: torchrun would end the second rank before it can say how it ends."""
     done = forked(environment(tmp_path / "run", {**CONFIG, "data": str(tmp_path / "nothing")}), 2, apart=True)
-    assert done.errors == [f"train: data: there is no file or folder {tmp_path / 'nothing'} on this machine\n", ""]
+    assert done.errors == [f"train: data: {tmp_path / 'nothing'} does not exist on this machine\n", ""]
     assert done.codes == [2, 2]
     assert Path(f"{tmp_path / 'run'}.exit").read_text().split() == ["2", "2"]
 
@@ -129,6 +130,7 @@ def test_ranks_that_disagree_say_so_and_save_nothing(switches: Path, rank: int) 
     assert DisagreementError.exit == 76
 
 
+@pytest.mark.rotates
 def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> None:
     env = environment(tmp_path / "run", {**CONFIG, "data": "synthetic"})
     ranks = by_hand(env, {}, {contract.RUN_FOLDER: "s3://bucket"})

@@ -155,15 +155,20 @@ def test_resnet_learns_synthetic_images(tmp_path: Path) -> None:
     assert end["images_per_s"] > 0
     assert "tokens_per_s" not in end
     assert end["unigram_entropy"] is None
+    assert end["eval_accuracy"] > 0.5
+    assert end["eval_accuracy_top5"] == 1, "there are four classes"
+    evaluation = events(rows, "eval")[-1]
+    assert (evaluation["accuracy"], evaluation["accuracy_top5"]) == (end["eval_accuracy"], 1)
 
 
 def test_bf16_on_the_cpu_and_synthetic_tokens(tmp_path: Path) -> None:
-    rows = run(tmp_path / "run", {"data": "synthetic", "precision": "bf16", "eval": {"every": 0}})
+    rows = run(tmp_path / "run", {"data": "synthetic", "precision": "bf16", "eval": {"every": 0}, "loggers": []})
     (end,) = events(rows, "end")
     assert end["precision"] == "bf16"
     assert end["train_loss_last"] < end["train_loss_first"]
     assert end["eval_loss"] is None
     assert events(rows, "eval") == []
+    assert not (tmp_path / "run" / "logs").exists()
 
 
 def test_rows_are_complete_after_an_error(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-exports it, untyped
 
 from launch_train import metrics
 from launch_train.api import state_dict
@@ -33,7 +32,7 @@ from launch_train.common.errors import OutputError, PreemptedError, SupersededEr
 from launch_train.common.process_exit import PREEMPTION_SECONDS, ShutdownSignal, leave
 from launch_train.common.storage import Storage, open_storage
 from launch_train.distributed.consensus import VOTE_SECONDS, Agreement, StepVote
-from launch_train.distributed.process_group import Ranks, barrier, gather, should_report
+from launch_train.distributed.process_group import Ranks, barrier, gather, joined, should_report
 from launch_train.telemetry.metric_sink import Null
 
 P = ParamSpec("P")
@@ -116,8 +115,8 @@ class Script:
 
     def finish(self, seconds: float) -> None:
         """Wait for this rank's part of the running save."""
-        if self.saver and (save := self.saver._current) and save.thread:
-            save.thread.join(seconds)
+        if self.saver:
+            self.saver.finish(seconds)
 
     def _measure_interval(self) -> None:
         """Measure the interval of calls at the second, fourth, eighth … call; the ranks must agree on it."""
@@ -290,16 +289,11 @@ def _open_script(
 
 def _ranks_of(env: Mapping[str, str]) -> Ranks:
     """Return this process's ranks in the script's process group."""
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    if dist.is_initialized():
-        if (world := dist.get_world_size()) > 1:
-            store = PrefixStore("launch", dist.distributed_c10d._get_default_store())
-            return Ranks(dist.get_rank(), world, int(env.get("LOCAL_RANK") or 0), device, dist.get_backend(), store)
-    elif "RANK" in env and int(env.get("WORLD_SIZE") or 1) > 1:
+    if not dist.is_initialized() and "RANK" in env and int(env.get("WORLD_SIZE") or 1) > 1:
         raise UsageError(
             "call checkpoint.restore after torch.distributed.init_process_group: it synchronises the ranks"
         )
-    return Ranks(device=device)
+    return joined(env)
 
 
 def _open_saver(ranks: Ranks, storage: Storage, settings: Checkpoint, env: Mapping[str, str]) -> Saver:
@@ -318,7 +312,7 @@ def _manifest_fields(ranks: Ranks) -> dict[str, Any]:
 def _report_resume(ranks: Ranks, step: int, folder: str, changed: list[str]) -> None:
     metrics.event("resumed", step=step, path=folder)
     if ranks.rank == 0:
-        print(f"resumed at step {step} from {folder}", flush=True)
+        print(f"resumed from step {step} ({folder})", flush=True)
         for line in changed:
             print(f"since the checkpoint was written: {line}", flush=True)
 

@@ -112,6 +112,12 @@ class Saver:
         self._serial = 0
         self._last = time.monotonic()
         self._requested = False
+        self._metrics: dict[int, float] | None = None
+        """`keep_metric` by step, once it is known (rank 0, with `keep_best`)."""
+        self.best: list[float] = []
+        """The lowest values of `keep_metric`, `keep_best` at most, the lowest first. The same on all ranks."""
+        self.postponed = False
+        """A save that the ranks have agreed on waits for the evaluation of this step. The same on all ranks."""
         self.seconds = FIRST_SECONDS
         """Duration of the last save, until it was written."""
         self.superseded: SupersededError | None = None
@@ -132,6 +138,16 @@ class Saver:
         save = self._snapshot(step, snapshot, LIMIT_SECONDS)
         save.thread = threading.Thread(target=self._run_in_background, args=(save,), name="checkpoint", daemon=True)
         save.thread.start()
+
+    def finish(self, seconds: float = LIMIT_SECONDS) -> None:
+        """Wait for this rank's part of the running save."""
+        if self._current and self._current.thread:
+            self._current.thread.join(seconds)
+
+    def finish_best(self, seconds: float = LIMIT_SECONDS) -> None:
+        """Wait for this rank's part of the running save if it has a metric: no later save could replace it."""
+        if self._settings.keep_best and self._current and self._settings.keep_metric in self._current.about:
+            self.finish(max(0.0, seconds))
 
     def save(self, step: int, snapshot: Snapshot, *, limit: float = LIMIT_SECONDS) -> None:
         """Save now and wait. A running save of this step is awaited instead; one of an older step is cancelled.
@@ -281,10 +297,25 @@ class Saver:
                 self._start,
                 last=self._settings.keep_last,
                 every=self._settings.keep_every,
+                best=self._best_steps(save),
                 cancelled=save.cancelled.is_set,
             )
         except (OSError, TrainError) as error:
             _print(f"old checkpoints can't be removed: {error}")
+
+    def _best_steps(self, save: Save) -> list[int]:
+        """Return the steps up to this one that `keep_best` keeps. Other starts' are known from their manifests."""
+        count, metric = self._settings.keep_best, self._settings.keep_metric
+        if not count:
+            return []
+        if self._metrics is None:
+            self._metrics = manifests.metrics(self._storage.within(PRUNE_SECONDS), metric)
+        elif metric in save.about:
+            self._metrics[save.step] = save.about[metric]
+        else:
+            self._metrics.pop(save.step, None)  # of an earlier start
+        past = {step: value for step, value in self._metrics.items() if step <= save.step}
+        return retention.best_steps(past, count)
 
     def cancel(self) -> None:
         """Cancel the running save after an error elsewhere: it ends at the next part."""

@@ -20,6 +20,7 @@ from launch_train.checkpointing.lease import Lease
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.checkpointing.partition import State, join
 from launch_train.common import contract
+from launch_train.common.config import CHANGEABLE, default_warmup
 from launch_train.common.errors import OutputError, UsageError
 from launch_train.common.storage import Storage
 from launch_train.distributed import dtensor
@@ -29,7 +30,7 @@ PATIENT_SECONDS = 900.0
 """Time limit of each request while a run resumes: nothing else can be done than wait for the bucket."""
 
 FIXED = ("model", "steps", "batch_size", "optimizer", "seed")
-"""Settings of run.config that can't change within a run; the data can't either."""
+"""Settings of run.config that can't change within a run, except that `steps` may grow; the data can't change either."""
 
 
 class Resumed(NamedTuple):
@@ -176,20 +177,61 @@ def require_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: st
     if not isinstance(config, Mapping) or not {*FIXED, "data"} <= config.keys():
         raise UsageError(f"{url} contains checkpoints of another program; use another output or another name")
     before, now = _fixed_settings(theirs["config"]), _fixed_settings(json.loads(json.dumps(ours["config"])))
+    if _is_extended(before, now):
+        before = _with_end_of(before, now)
     changed = [
         f"{key} was {_format_value(before[key])} and is {_format_value(now[key])}"
         for key in FIXED
         if before[key] != now[key]
     ]
+    if before.get("init_from") != now.get("init_from"):
+        changed.append(
+            f"init_from was {_format_value(before.get('init_from'))} and is {_format_value(now['init_from'])}"
+        )
     if theirs.get("data_sha256") != ours.get("data_sha256"):
         changed.append(f"the data was {theirs.get('data')} with other content")
-    elif not ours.get("data_sha256") and before["data"] != now["data"]:
+    elif not ours.get("data_sha256") and _data_settings(before) != _data_settings(now):
         changed.append(f"data was {before['data']} and is {now['data']}")
     if changed:
         raise UsageError(
             f"{url} belongs to another spec: {'; '.join(changed)}. "
             "Change it back to resume, or start a fresh run (--new, or another name)"
         )
+
+
+def _is_extended(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return isinstance(before["steps"], int) and isinstance(now["steps"], int) and now["steps"] > before["steps"]
+
+
+def _with_end_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with the end of `now`, and with its warm-up if both are the default, which depends on it."""
+    optimizer = dict(before["optimizer"])
+    is_default = all(each["optimizer"]["warmup_steps"] == default_warmup(each["steps"]) for each in (before, now))
+    if is_default:
+        optimizer["warmup_steps"] = now["optimizer"]["warmup_steps"]
+    return {**before, "steps": now["steps"], "optimizer": optimizer}
+
+
+def describe_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Describe the changed settings that leave the steps so far as they are: `steps: 300 before, 600 now`."""
+    before, now = theirs.get("config", {}), json.loads(json.dumps(ours["config"]))
+    if not isinstance(now.get("steps"), int):
+        return []
+    lines = []
+    for key in ("steps", *CHANGEABLE):
+        if key in before and _known(before[key], now[key]) != _known(now[key], before[key]):
+            lines.append(f"{key}: {_format_value(before[key])} before, {_format_value(now[key])} now")
+    optimizer = now["optimizer"]
+    if before.get("steps") != now["steps"] and optimizer["min_lr"] != optimizer["lr"]:
+        lines[0] += "; the learning rate follows the new end from here on"
+    return lines
+
+
+def _known(value: Any, other: Any) -> Any:
+    """Return a setting without the keys that the other version of launch does not have."""
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return {key: item for key, item in value.items() if key in other}
+    return value
 
 
 def _fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +241,12 @@ def _fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(optimizer, Mapping):
         return dict(config)
     return {**config, "optimizer": {key: item for key, item in optimizer.items() if key != "fused"}}
+
+
+def _data_settings(config: Mapping[str, Any]) -> Any:
+    """Return the data's settings without unset ones: an older checkpoint lacks settings that have been added since."""
+    data = config["data"]
+    return {key: item for key, item in data.items() if item is not None} if isinstance(data, Mapping) else data
 
 
 def _format_value(value: Any) -> str:

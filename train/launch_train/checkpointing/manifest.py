@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -87,6 +88,25 @@ def _other_version(name: str, version: object) -> str:
         f"{name} was written by another version of launch (format {version}, this one reads {FORMAT}): "
         "resume with that version, or start a fresh run (--new)"
     )
+
+
+def metrics(storage: Storage, metric: str) -> dict[int, float]:
+    """Return the value of a metric (`eval_loss`) by step, of the newest start of each, for those that have one.
+
+    Damaged manifests are skipped.
+    """
+    found: dict[int, float] = {}
+    seen: set[int] = set()
+    for name in manifest_names(storage.list(f"{contract.CHECKPOINTS}/")):
+        try:
+            manifest = read(storage, name)
+        except CheckpointError:
+            continue
+        value = manifest.about.get(metric)
+        if manifest.step not in seen and isinstance(value, int | float) and math.isfinite(value):
+            found[manifest.step] = float(value)
+        seen.add(manifest.step)
+    return found
 
 
 def read(storage: Storage, name: str) -> Manifest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launch_train.checkpointing.multipart_writer import WORKERS
@@ -11,15 +11,23 @@ from launch_train.common.storage import Storage
 
 
 def prune(
-    storage: Storage, step: int, start: str, *, last: int, every: int, cancelled: Callable[[], bool] = lambda: False
+    storage: Storage,
+    step: int,
+    start: str,
+    *,
+    last: int,
+    every: int,
+    best: Collection[int] = (),
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """Remove checkpoints after `start` has saved `step`; return the removed folders.
 
-    Of the steps up to this one the `last` newest and the multiples of `every` (0: none) stay. Later steps belong to a
-    checkpoint that was skipped as broken, and are removed like unfinished ones. A manifest is deleted before its parts.
+    Of the steps up to this one the `last` newest, the multiples of `every` (0: none) and those in `best` stay. Later
+    steps belong to a checkpoint that was skipped as broken, and are removed like unfinished ones. A manifest is deleted
+    before its parts.
     """
     names = storage.list(f"{contract.CHECKPOINTS}/")
-    folders = folders_to_remove(names, step, start, last=last, every=every)
+    folders = folders_to_remove(names, step, start, last=last, every=every, best=best)
 
     def delete(name: str) -> None:
         if not cancelled():
@@ -33,17 +41,25 @@ def prune(
     return folders
 
 
-def folders_to_remove(names: Sequence[str], step: int, start: str, *, last: int, every: int) -> list[str]:
+def folders_to_remove(
+    names: Sequence[str], step: int, start: str, *, last: int, every: int, best: Collection[int] = ()
+) -> list[str]:
     """Return the folders, of one start and step each, that `prune` removes. Pure."""
     complete = {name.rpartition("/")[0] for name in names if contract.MANIFEST.match(name)}
     complete = {folder for folder in complete if folder.rpartition("/")[2] <= start}
     newest: dict[int, str] = {}
     for folder in sorted(folder for folder in complete if _step(folder) <= step):
         newest[_step(folder)] = folder
-    kept = {step for step in newest if every and step % every == 0} | set(sorted(newest)[-last:])
+    kept = {step for step in newest if step in best or (every and step % every == 0)}
+    kept |= set(sorted(newest)[-last:])
     folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}
     unfinished = {folder for folder in folders - complete if folder.rpartition("/")[2] <= start}
     return sorted(unfinished | (complete - {newest[step] for step in kept}))
+
+
+def best_steps(metrics: Mapping[int, float], count: int) -> list[int]:
+    """Return the `count` steps with the lowest metric, the best first; of equal ones the newest."""
+    return sorted(metrics, key=lambda step: (metrics[step], -step))[:count]
 
 
 def _step(folder: str) -> int:

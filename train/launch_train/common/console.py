@@ -61,12 +61,14 @@ def agreement(world: int) -> str:
 
 
 def _held_out(end: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return rows with the held-out loss, its perplexity and the unigram entropy to compare it with."""
+    """Return rows with the held-out loss, its perplexity or accuracy, and the unigram entropy to compare it with."""
     if end.get("eval_loss") is None:
         return []
     of_text = "data_unit" in end  # perplexity is defined for text
     perplexity = f"  (perplexity {math.exp(min(end['eval_loss'], 700)):.2f})" if of_text else ""
-    rows = [("held out", f"{_nats(end['eval_loss'])}{perplexity}")]
+    right, five = end.get("eval_accuracy"), end.get("eval_accuracy_top5")
+    accuracy = f"  (accuracy {right:.1%}, among the first five {five:.1%})" if right is not None else ""
+    rows = [("held out", f"{_nats(end['eval_loss'])}{perplexity}{accuracy}")]
     if end.get("unigram_entropy") is not None:
         rows += [("", f"{_nats(end['unigram_entropy'])} is the unigram entropy")]
     return rows

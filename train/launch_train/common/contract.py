@@ -6,9 +6,11 @@ launcher imports it to plan (nothing heavy may load), and the node before it kno
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
+from functools import cache
 from typing import Any, Final
 
 # --- The environment that the request carries -------------------------------------------------------------------
@@ -48,9 +50,30 @@ PREFLIGHT: Final = "LAUNCH_PREFLIGHT"
 SECRETS: Final = "LAUNCH_SECRETS"
 """JSON: environment variable -> Secret Manager version, which the node reads; never a value."""
 
+NOTIFY: Final = "LAUNCH_NOTIFY"
+"""JSON: `notify` of the spec, and `usd`, its limits.usd (train/launch_train/node/notify.py). The processes of the run
+don't get it, as a URL in it is a secret."""
+
 HANG_AFTER: Final = "LAUNCH_HANG_AFTER"
 """Seconds without a row of metrics or a line of output after which a script or command counts as hung; unset: never.
 The built-in trainer has its own setting for it, in CONFIG."""
+
+SCRIPT_METRICS: Final = "LAUNCH_METRICS"
+"""JSON: where a script's metrics come from without our API (`run.metrics` of the spec): {"regex", "tensorboard"}, each
+optional (train/launch_train/node/collector.py). In the request `$(` is written as in CONFIG."""
+
+LOGGERS: Final = "LAUNCH_LOGGERS"
+"""Where a script's rows go besides the run folder (`run.loggers` of the spec): names of LOGGER_NAMES, separated by
+commas; unset: DEFAULT_LOGGERS. The built-in trainer has its own setting for it, in CONFIG."""
+LOGGER_NAMES: Final = ("tensorboard", "wandb", "mlflow", "vertex")
+"""vertex: the job's TensorBoard instance on Vertex AI, which reads the event files that tensorboard writes."""
+DEFAULT_LOGGERS: Final = ("tensorboard",)
+
+GPU_MEMORY: Final = "LAUNCH_GPU_MEMORY_GB"
+"""GPU memory that one process may use, in GB of 2**30 bytes (`machine.gpu_memory_gb`); unset: all of it."""
+
+VERBATIM: Final = (CONFIG, SCRIPT_METRICS, NOTIFY)
+"""Variables in which `$(NAME)` is not replaced: their text is the user's, but not written for the platform."""
 
 ENDED: Final = "LAUNCH_ENDED"
 """JSON: the ids of the run's jobs that had ended when this one was created. Only in the request of a launcher that
@@ -141,6 +164,10 @@ REPORT: Final = "report.html"
 TERMINAL: Final = "terminal"
 """The reason why this run must not be started again. While it exists, every restarted container exits at once."""
 
+PROGRESS: Final = "progress.json"
+"""The newest row of the metrics (JSON: attempt, steps, row), replaced now and then: a list of runs reads nothing else.
+Only in a bucket."""
+
 METRICS: Final = "metrics"
 MONITOR: Final = "monitor"
 CHECKPOINTS: Final = "checkpoints"
@@ -165,6 +192,40 @@ def monitor_part(attempt: int, generation: int, node: int, part: int) -> str:
     """Return the name of one create-only part of a node's monitoring data: JSON lines
     (train/launch_train/monitoring/monitor.py)."""
     return f"{MONITOR}/{attempt:04d}-{generation:04d}-{node:04d}-{part:06d}.jsonl"
+
+
+PART: Final = re.compile(rf"^(?:{METRICS}|{MONITOR})/(\d+)-(\d+)-(\d+)-(\d+)(?:-(\d+))?\.jsonl$")
+"""Matches the parts among the names of a run folder: attempt, generation, node, part; and a variant number where that
+name had been taken."""
+
+
+def records(text: bytes) -> list[dict[str, Any]]:
+    """Return the JSON objects of a part; skip malformed lines (a crash may cut one off)."""
+    lines = text.splitlines()
+    found: list[dict[str, Any]]
+    try:
+        found = _decoder()(b"[%b]" % b",".join(lines))
+    except (ValueError, RecursionError):
+        found = []
+    if len(found) == len(lines) and {*map(type, found)} <= {dict}:
+        return found
+    return [record for line in lines if isinstance(record := _record(line), dict)]
+
+
+@cache
+def _decoder() -> Callable[[bytes], Any]:
+    try:  # launch has msgspec, which is twice as fast; a training image may not
+        from msgspec.json import decode
+    except ImportError:
+        return json.loads
+    return decode
+
+
+def _record(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def text_part(attempt: int, node: int, part: int) -> str:
@@ -202,6 +263,11 @@ def attempt_end(attempt: int) -> str:
     return f"{ATTEMPTS}/{attempt:04d}.end.json"
 
 
+def attempt_cancel(attempt: int) -> str:
+    """Return the name of the request to cancel an attempt of `launch local`: its launcher stops it (text)."""
+    return f"{ATTEMPTS}/{attempt:04d}.cancel"
+
+
 def attempt_job(attempt: int) -> str:
     """Return the name of the record of an attempt's job in the cloud (JSON: name, the resource's)."""
     return f"{ATTEMPTS}/{attempt:04d}.job"
@@ -211,6 +277,16 @@ def attempt_verdict(attempt: int) -> str:
     """Return the name of the record of how an attempt in the cloud ended, and why (JSON: state, kind, scope, cause,
     fix, time)."""
     return f"{ATTEMPTS}/{attempt:04d}.verdict.json"
+
+
+NOTIFIED: Final = "notified"
+COST: Final = "notified/cost.json"
+"""What the run has cost so far (JSON: usd), as its node 0 estimates it. Only with `notify`."""
+
+
+def notified(event: str) -> str:
+    """Return the name of the record that an event was sent to the webhook (JSON: the message). Create-only."""
+    return f"{NOTIFIED}/{re.sub('[^a-z0-9]+', '-', event).strip('-')}.json"
 
 
 NOW: Final = "attempts/now"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from launch_train.common.errors import OutputError, UnfitError, UsageError
@@ -20,6 +23,14 @@ from launch_train.data.token_file import temporary, unfit
 THREADS = 16
 """Concurrent downloads."""
 
+AHEAD = 4
+"""Objects that `stream` downloads in advance."""
+
+OWN = ".launch/"
+"""Names in a bucket that launch itself writes (launch_train.data.token_store): no data."""
+
+CHANGED = "was changed or deleted while it was read: start again to read the new content"
+
 ROOM = 0.98
 """Share of the free disk space that downloads may use."""
 
@@ -28,23 +39,102 @@ TELL_SECONDS = 10.0
 
 
 def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
-    """Download gs://BUCKET/NAME (a file) or everything in gs://BUCKET/FOLDER (a folder), and return the local path.
+    """Download gs://BUCKET/NAME (a file), everything in gs://BUCKET/FOLDER (a folder), or what matches a pattern (*
+    within a name, ** across folders, ?, [a-z]; a folder), and return the local path.
 
     If it is cached, only a list request is made. Raises UsageError if it does not exist, or may not be read;
     UnfitError if the disk is too small, or the bucket can't be reached.
     """
-    bucket, _, path = url.removeprefix("gs://").partition("/")
-    path = path.strip("/")
-    try:
+    bucket, path = _split(url)
+    with _data_errors():
         folder = Objects(f"gs://{bucket}")
-        found = [one for one in folder.objects(path) if not path or one.name == path or one.name.startswith(path + "/")]
-        if not found:
-            raise UsageError(f"data: there is no object and no folder {url}")
-        return _Cache(bucket, folder, cache, say).tree(path, found)
+        base, found = _listed(folder, path, url)
+        return _Cache(bucket, folder, cache, say).tree(base, found)
+
+
+def list_objects(url: str) -> list[Object]:
+    """Return the objects that `fetch` would download. Raises as it does."""
+    bucket, path = _split(url)
+    with _data_errors():
+        return _listed(Objects(f"gs://{bucket}"), path, url)[1]
+
+
+def stream(url: str, wanted: Sequence[Object], cache: Path) -> Iterator[Path]:
+    """Download objects one by one, the next AHEAD of them in the background, and delete each after its use.
+
+    The disk never holds more than AHEAD + 1 of them. Raises as `fetch` does.
+    """
+    bucket, _ = _split(url)
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = Objects(f"gs://{bucket}")
+    pool = ThreadPoolExecutor(AHEAD, "download")
+    with _data_errors(), tempfile.TemporaryDirectory(prefix=".stream-", dir=cache) as scratch:
+        targets = [Path(scratch, str(number), Path(one.name).name) for number, one in enumerate(wanted)]
+        pending = deque[Future[None]]()
+        try:
+            for number, target in enumerate(targets):
+                while len(pending) <= AHEAD and number + len(pending) < len(targets):
+                    at = number + len(pending)
+                    pending.append(pool.submit(_download_to, folder, wanted[at], targets[at]))
+                pending.popleft().result()
+                yield target
+                target.unlink()
+        finally:
+            folder.stopped = True
+            pool.shutdown(cancel_futures=True)
+
+
+def _download_to(folder: Objects, one: Object, target: Path) -> None:
+    target.parent.mkdir()
+    try:
+        with target.open("wb") as file:
+            folder.fetch(one, file)
+    except FileNotFoundError as error:
+        raise UnfitError(f"data: {folder.url}/{one.name} {CHANGED}") from error
+    except OSError as error:
+        raise unfit(error, target) from error
+
+
+def _split(url: str) -> tuple[str, str]:
+    bucket, _, path = url.removeprefix("gs://").partition("/")
+    return bucket, path.strip("/")
+
+
+def _listed(folder: Objects, path: str, url: str) -> tuple[str, list[Object]]:
+    """Return the folder that the objects' local names are relative to (or the object's own name), and the objects."""
+    fixed, is_wanted = _matcher(path)
+    found = [one for one in folder.objects(fixed) if is_wanted(one.name) and not one.name.startswith(OWN)]
+    if not found:
+        raise UsageError(f"data: {url} does not exist")
+    return path if fixed == path else fixed.rpartition("/")[0], found
+
+
+@contextmanager
+def _data_errors() -> Iterator[None]:
+    """Raise the storage's errors as errors of the data."""
+    try:
+        yield
     except UnreachableError as error:
         raise UnfitError(f"data: {error}") from error
     except OutputError as error:
         raise UsageError(f"data: {error}") from error
+
+
+def _matcher(path: str) -> tuple[str, Callable[[str], object]]:
+    """Return the part of a path before its first wildcard, and a test of object names: those that match, and what is
+    below them."""
+    wildcard = _WILDCARD.search(path)
+    expression = "".join(_AS_EXPRESSION.get(part, part if part[0] == "[" else re.escape(part)) for part in _parts(path))
+    matches = re.compile(f"{expression}(/.*)?" if path else ".*", re.DOTALL).fullmatch
+    return path[: wildcard.start()] if wildcard else path, matches
+
+
+def _parts(path: str) -> list[str]:
+    return re.findall(r"\*\*/|\*\*|\*|\?|\[[^]/]+\]|.", path, re.DOTALL)
+
+
+_WILDCARD = re.compile(r"[*?]|\[[^]/]+\]")
+_AS_EXPRESSION = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 class _Cache:
@@ -91,8 +181,7 @@ class _Cache:
             try:
                 self._folder.fetch(one, file)
             except FileNotFoundError as error:
-                changed = "was changed or deleted while it was read: another start reads what is there then"
-                raise UnfitError(f"data: gs://{self._bucket}/{one.name} {changed}") from error
+                raise UnfitError(f"data: gs://{self._bucket}/{one.name} {CHANGED}") from error
             path.replace(self._kept(one))
         return one.size
 
@@ -115,7 +204,7 @@ class _Cache:
             for name, one in found.items():
                 target = making / name
                 if not target.resolve().is_relative_to(making.resolve()):
-                    raise UsageError(f"data: gs://{self._bucket}/{one.name} is no name of a file")
+                    raise UsageError(f"data: gs://{self._bucket}/{one.name} is not a valid file name")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(self._kept(one), target)
             making.chmod(0o755)

@@ -86,7 +86,7 @@ def listed(root: Path, cache: Path, name: str) -> tuple[Listing, Listing | None]
     (validation/, eval/) that contain any of these. Raises UsageError if there are no images, or classes don't match.
     """
     if not root.exists():
-        raise UsageError(f"data: there is no file or folder {name} on this machine")
+        raise UsageError(f"data: {name} does not exist on this machine")
     if not (root / "train").is_dir():
         return _list(root, cache, name), None
     train = _list(root / "train", cache, f"{name}/train")
@@ -94,10 +94,16 @@ def listed(root: Path, cache: Path, name: str) -> tuple[Listing, Listing | None]
     if beside is None:
         return train, None
     held_out = _list(beside, cache, f"{name}/{beside.name}")
-    if held_out.labels != train.labels:
-        odd = sorted(set(held_out.labels) ^ set(train.labels))[0]
-        raise UsageError(f"data: {name}: the class {odd} is in only one of train and {beside.name}")
+    require_same_classes(train, held_out)
     return train, held_out
+
+
+def require_same_classes(train: Listing, held_out: Listing) -> None:
+    """Raise UsageError unless the folders of training and held-out images have the same classes."""
+    if held_out.labels != train.labels:
+        odd = sorted(set(held_out.labels) ^ set(train.labels))
+        what = f"the class {odd[0]} is" if odd else "classes are"
+        raise UsageError(f"data: {what} in only one of {train.name} and {held_out.name}")
 
 
 def holds_images(root: Path) -> bool:
@@ -193,9 +199,9 @@ def scanned(shard: Path, number: int) -> list[Row]:
     except tarfile.TarError as error:
         raise UsageError(f"data: {shard} can't be read as an unpacked tar file: {error}") from error
     if not _ends(shard):
-        raise UsageError(f"data: {shard} has no end of a tar file: it was cut short, or is still being written")
+        raise UsageError(f"data: {shard} has no end-of-archive marker: it was cut short, or is still being written")
     if missing := sorted(set(images) - set(labels)):
-        raise UsageError(f"data: {shard}: {images[missing[0]].name} has no label beside it ({missing[0]}.cls or .json)")
+        raise UsageError(f"data: {shard}: {images[missing[0]].name} has no label file ({missing[0]}.cls or .json)")
     return [Row(one.name, number, one.offset_data, one.size, labels[key]) for key, one in images.items()]
 
 
@@ -223,7 +229,7 @@ def _label(content: bytes, where: str) -> int:
     except (ValueError, StopIteration):
         said = None
     if type(said) is not int or said < 0:
-        raise UsageError(f"data: {where} holds no number of a class: {content[:40]!r}")
+        raise UsageError(f"data: {where} is not a class number: {content[:40]!r}")
     return said
 
 

@@ -79,7 +79,7 @@ class Pictures:
             return decoded(content, self._size, numbers), label
         except Exception as error:  # Pillow's decoders may raise anything
             text = re.sub(r"<[^>]* object at 0x\w+>", "it", " ".join(str(error).split())) or type(error).__name__
-            raise UsageError(f"data: {self.where(index)} is no image that can be read: {text}") from error
+            raise UsageError(f"data: {self.where(index)} is not a readable image: {text}") from error
 
     def _at(self, index: int) -> int:
         return index if self._places is None else int(self._places[index])
@@ -90,7 +90,7 @@ def parts(train: Listing, held_out: Listing | None, size: int, seed: int) -> tup
     if held_out is not None:
         return Pictures(train, size, seed, changes=True), Pictures(held_out, size, seed, changes=False)
     if len(train) < 2:
-        raise UsageError(f"data: {train.name} has one image; a part is held out, so that there must be two")
+        raise UsageError(f"data: {train.name} has one image; at least two are needed, because a part is held out")
     places = order(seed, HELD_OUT_PART, 0, len(train))
     kept = len(train) - max(1, len(train) // HELD_OUT_SHARE)
     return (

@@ -1,75 +1,60 @@
-"""Read documents from JSON Lines files: one object per line, with the text under the key `text`."""
+"""Read documents from JSON Lines files: one object per line, with the text under one key."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from launch_train.common.errors import UsageError
+from launch_train.data.files import opened, unpacked_name
 
 SUFFIXES: Final = (".jsonl", ".ndjson")
 KEYS: Final = 5
 """Maximum number of a record's keys listed in an error."""
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open a file for reading; .gz files are decompressed."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
 def are_in(path: Path) -> bool:
     """Return whether the file is JSON Lines, by its name, compressed or not."""
-    return _name(path).endswith(SUFFIXES)
+    return unpacked_name(path).endswith(SUFFIXES)
 
 
 def refuse_json(path: Path) -> None:
     """Raise UsageError for a plain JSON file: training on its syntax is surely a mistake."""
-    if _name(path).endswith(".json"):
+    if (name := unpacked_name(path)).endswith(".json"):
         raise UsageError(
             f'data: {path} is JSON; records are read from .jsonl, one {{"text": …}} a line. For an array: '
-            f"jq -c '.[]' {path.name} > {path.name.removesuffix('.gz').removesuffix('.json')}.jsonl"
+            f"jq -c '.[]' {path.name} > {name.removesuffix('.json')}.jsonl"
         )
 
 
-def documents(path: Path) -> Iterator[str]:
+def documents(path: Path, key: str = "text") -> Iterator[str]:
     """Yield the texts of a file in order, skipping empty lines. Raises UsageError with the line number."""
-    try:
-        with opened(path) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _text(line, f"data: {path}:{number}:")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"data: {path} can't be unpacked: {error}") from error
-    except OSError as error:
-        raise UsageError(f"data: {path} can't be read: {error.strerror or error}") from error
+    with opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _text(line, key, f"data: {path}:{number}:")
 
 
-def _text(line: bytes, where: str) -> str:
+def _text(line: bytes, key: str, where: str) -> str:
     try:
         record = json.loads(line.decode("utf-8-sig"))
-        text = record.get("text") if isinstance(record, dict) else None
+        text = record.get(key) if isinstance(record, dict) else None
         if isinstance(text, str):
             text.encode()
             return text
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} not UTF-8 ({error.reason} at byte {error.start})") from error
     except UnicodeEncodeError as error:
-        raise UsageError(f"{where} unpaired surrogate (\\ud800 to \\udfff), which is no text") from error
+        raise UsageError(f"{where} unpaired surrogate (\\ud800 to \\udfff), which is not valid text") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} not JSON ({getattr(error, 'msg', error)})") from error
-    raise UsageError(f'{where} no JSON object with a "text"{_keys(record)}')
+    raise UsageError(f'{where} no JSON object with a "{key}"{_keys(record, key)}')
 
 
-def _keys(record: Any) -> str:
+def _keys(record: Any, key: str) -> str:
     if not isinstance(record, dict) or not record:
         return ""
-    what = "which is no string" if "text" in record else f"it has {', '.join(list(record)[:KEYS])}"
+    what = "which is no string" if key in record else f"it has {', '.join(list(record)[:KEYS])}"
     return f", {what}"
-
-
-def _name(path: Path) -> str:
-    return path.name.lower().removesuffix(".gz")

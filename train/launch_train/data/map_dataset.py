@@ -91,7 +91,8 @@ def batch(made: list[Tree], where: Any) -> Tree:
     for number, one in enumerate(made):
         if type(one) is not type(first) or _layout(one) != _layout(first):
             raise UsageError(
-                f"data: {where(number)} is {told(one)}, and {where(0)} is {told(first)}: all must be alike"
+                f"data: {where(number)} is {told(one)}, and {where(0)} is {told(first)}: all samples must have the "
+                "same shape and type"
             )
     if isinstance(first, Mapping):
         return {key: batch([one[key] for one in made], where) for key in first}
@@ -102,7 +103,9 @@ def batch(made: list[Tree], where: Any) -> Tree:
     try:
         return torch.stack(tensors)
     except (RuntimeError, TypeError) as error:
-        raise UsageError(f"data: {where(0)} and others are no batch: {' '.join(str(error).split())[:300]}") from error
+        raise UsageError(
+            f"data: {where(0)} and others cannot be stacked into a batch: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 def _layout(one: Any) -> Any:
@@ -124,7 +127,7 @@ def tensor(one: Any, where: str) -> Tensor:
         try:
             return torch.from_numpy(np.require(one, requirements=["C", "W"]))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"data: {where} holds an array of {one.dtype}, which is no number") from error
+            raise UsageError(f"data: {where} holds an array of {one.dtype}, which is not numeric") from error
     if isinstance(one, bool | int | float) and (isinstance(one, float) or -(1 << 63) <= one < 1 << 63):
         return torch.tensor(one)
     raise UsageError(f"data: {where} holds {told(one)}; a batch is made of tensors, arrays and numbers")

@@ -3,10 +3,8 @@ or Python's standard library."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import sysconfig
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
-from launch_train.data import jsonl
+from launch_train.data import jsonl, tables
 from launch_train.data.batch import to_tensor
-from launch_train.data.jsonl import opened
+from launch_train.data.files import PACKED, PackedError, find_files, opened
 from launch_train.data.source import HELD_OUT_SHARE, TRAIN, Batch, SourceDefaults, draw
-from launch_train.data.token_file import Corpus, cache_folder, measured, temporary, unigram_entropy
+from launch_train.data.token_file import (
+    BLOCK,
+    Corpus,
+    Shard,
+    Windows,
+    cache_folder,
+    count,
+    measured,
+    temporary,
+    unigram_entropy,
+)
 
 __all__ = ["STDLIB_CAP", "Corpus", "Text", "cache_folder", "files_of", "opened", "prepare", "unigram_entropy"]
 
@@ -33,12 +41,9 @@ class Text(SourceDefaults):
 
     def __init__(self, corpus: Corpus, block_size: int, seed: int, batch_size: int, device: torch.device) -> None:
         self._seed, self._batch_size, self._device, self.per_sample = seed, batch_size, device, block_size
-        needed = HELD_OUT_SHARE * (block_size + 1)
-        if corpus.length < needed:
-            has = f"{corpus.name} has {corpus.length} {corpus.unit}s"
-            raise UsageError(f"data: {has}; block_size {block_size} needs {needed}")
-        data = corpus.tokens()
-        self._train, self._held_out = data[: corpus.held_out], data[corpus.held_out :]
+        train, held_out = corpus.parts()
+        self._train, self._held_out = Windows(train, block_size + 1), Windows(held_out, block_size + 1)
+        _check_length(corpus, block_size, has_windows=bool(self._train) and bool(self._held_out))
         self.unigram_entropy = corpus.unigram_entropy
         self.vocab_size = corpus.vocab_size
         self.mask, self.end = corpus.mask, corpus.end
@@ -56,25 +61,34 @@ class Text(SourceDefaults):
 
     def train_rows(self, step: int, share: slice) -> NDArray[Any]:
         """Return windows of block_size + 1 tokens."""
-        return self._rows(self._train, self._starts(step)[share])
+        return self._train.rows(self._starts(step)[share])
 
     def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[Any]:
         """Return windows spread evenly over the held-out part, so that each evaluation reads the same text."""
-        last = len(self._held_out) - self.per_sample - 1
-        starts = np.linspace(0, last, count * self._batch_size).astype(np.int64)
-        return self._rows(self._held_out, starts[index * self._batch_size :][: self._batch_size][share])
+        starts = np.linspace(0, len(self._held_out) - 1, count * self._batch_size).astype(np.int64)
+        return self._held_out.rows(starts[index * self._batch_size :][: self._batch_size][share])
 
     def _starts(self, step: int) -> NDArray[np.int64]:
-        return draw(self._seed, TRAIN, step, self._batch_size, len(self._train) - self.per_sample)
-
-    def _rows(self, data: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-        rows: NDArray[Any] = data[starts[:, None] + np.arange(self.per_sample + 1)]
-        return rows
+        return draw(self._seed, TRAIN, step, self._batch_size, len(self._train))
 
     def _batch(self, rows: NDArray[Any]) -> Batch:
         """Copy rows to the device in their compact type (1, 2 or 4 bytes per token), and convert to int64 there."""
         tokens = to_tensor(rows, self._device).long()
         return tokens[:, :-1], tokens[:, 1:]
+
+
+def _check_length(corpus: Corpus, block_size: int, *, has_windows: bool) -> None:
+    """Raise UsageError if there is no window to train on, or none to evaluate."""
+    needed = block_size + 1
+    for which, shards in (("training", corpus.shards), ("validation", corpus.held_out)) if corpus.held_out else ():
+        if (longest := max(shard.length for shard in shards)) < needed:
+            has = f"{corpus.name}: the longest {which} file has {longest} {corpus.unit}s"
+            raise UsageError(f"data: {has}; block_size {block_size} needs {needed}")
+    if not corpus.held_out and (corpus.length < HELD_OUT_SHARE * needed or not has_windows):
+        has = f"{corpus.name} has {corpus.length} {corpus.unit}s" + f" in {corpus.files} files" * (
+            len(corpus.shards) > 1
+        )
+        raise UsageError(f"data: {has}; block_size {block_size} needs {HELD_OUT_SHARE * needed}")
 
 
 def _facts(corpus: Corpus) -> dict[str, Any]:
@@ -85,7 +99,7 @@ def _facts(corpus: Corpus) -> dict[str, Any]:
         "data_unit": corpus.unit,
         "data_sha256": corpus.sha256,
     }
-    held_out = corpus.length - corpus.held_out
+    held_out = count(corpus.parts()[1])
     if corpus.unit == "byte":
         return facts | {"data_held_out_bytes": held_out}
     return facts | {"tokenizer": corpus.tokenizer, "data_tokens": corpus.length, "data_held_out_tokens": held_out}
@@ -95,35 +109,46 @@ def _facts(corpus: Corpus) -> dict[str, Any]:
 
 
 def prepare(data: str, cache: Path, name: str = "") -> Corpus:
-    """Prepare the text at `data` as a corpus of bytes, named `name`.
+    """Prepare the text at `data` as a corpus of bytes, named `name`. Raises UsageError if there is no text."""
+    return prepare_files(files_of(data), cache, name or data, in_place=Path(data).expanduser().is_file())
 
-    A single plain file is mapped in place. Several files, a compressed one and JSON Lines are joined into one cache
-    file named by its digest, so that concurrent runs don't conflict. A line feed follows each JSON record.
 
-    Raises UsageError if there is no text.
+def prepare_files(files: list[Path], cache: Path, name: str, column: str = "text", *, in_place: bool = False) -> Corpus:
+    """Prepare text files as a corpus of bytes, named `name`.
+
+    A single plain file is mapped `in_place`. Several files, a compressed one, JSON Lines and tables are joined into one
+    cache file named by its digest, so that concurrent runs don't conflict. A line feed follows each record.
     """
-    files = files_of(data)
-    single = len(files) == 1 and Path(data).expanduser().is_file() and files[0].suffix != ".gz"
-    single = single and not jsonl.are_in(files[0])
-    path = files[0] if single else _joined(files, cache)
+    plain = in_place and files[0].suffix.lower() not in PACKED and not are_records(files[0])
+    path = files[0] if plain else _joined(files, cache, column)
     found = measured(path)
     size = found.length
-    return Corpus(path, name or data, len(files), size, found.held_out, found.sha256, found.unigram_entropy, size)
+    return Corpus((Shard(path, size),), name, len(files), size, found.sha256, found.unigram_entropy)
+
+
+def are_records(path: Path) -> bool:
+    """Return whether a file holds many documents: JSON Lines, or a table."""
+    return jsonl.are_in(path) or tables.are_in(path)
+
+
+def documents(path: Path, column: str) -> Iterator[str]:
+    """Yield the documents of a file of records."""
+    return tables.documents(path, column) if tables.are_in(path) else jsonl.documents(path, column)
 
 
 def files_of(data: str) -> list[Path]:
-    """Return the files of the text, sorted by path. Raises UsageError if there are none."""
+    """Return the text files of a file, folder or glob, sorted by path. Raises UsageError if there are none."""
     if data == "python-stdlib":
         return stdlib_files(Path(sysconfig.get_paths()["stdlib"]))
-    root = Path(data).expanduser()
-    if root.is_file():
-        jsonl.refuse_json(root)
-        return [root]
-    if not root.is_dir():
-        raise UsageError(f"data: there is no file or folder {data} on this machine")
-    parts = sorted(path.relative_to(root).parts for path in root.rglob("*"))
-    visible = (root.joinpath(*part) for part in parts if not any(name.startswith(".") for name in part))
-    files = [path for path in visible if _is_text(path)]
+    found = find_files(data)
+    if found is None:
+        raise UsageError(f"data: {data} does not exist on this machine")
+    if found == [Path(data).expanduser()]:
+        jsonl.refuse_json(found[0])
+        return found
+    if in_tables := [path for path in found if tables.are_in(path)]:
+        return in_tables  # beside them are the metadata of a dataset, and its README
+    files = [path for path in found if _is_text(path)]
     if not files:
         raise UsageError(f"data: the folder {data} holds no text files")
     return files
@@ -157,43 +182,35 @@ def _up_to(cap: int, files: Iterable[Path]) -> Iterator[Path]:
 def _is_text(path: Path) -> bool:
     """Return whether the file starts with UTF-8 text without NUL bytes. Only the first 8192 bytes are read; the last of
     them may be part of a character. JSON Lines always count: reading them reports errors with the line number."""
-    if not path.is_file() or jsonl.are_in(path):
-        return path.is_file()
+    if jsonl.are_in(path):
+        return True
     try:
         with opened(path) as file:
             start = file.read(8192)
         start[: -3 if len(start) == 8192 else None].decode()
     except UnicodeDecodeError as error:
         return error.start >= len(start) - 6 and len(start) == 8192
-    except (gzip.BadGzipFile, EOFError, zlib.error):
+    except PackedError:
         return False
     return b"\0" not in start
 
 
-def _joined(files: list[Path], cache: Path) -> Path:
+def _joined(files: list[Path], cache: Path, column: str) -> Path:
     """Concatenate all files into one cache file, atomically."""
     digest = hashlib.sha256()
     with temporary(cache) as (joined, path):
         for each in files:
-            content = _content(each)
-            digest.update(content)
-            joined.write(content)
+            for content in _content(each, column):
+                digest.update(content)
+                joined.write(content)
         joined.flush()
         return path.replace(cache / f"{digest.hexdigest()}.bin")
 
 
-def _content(path: Path) -> bytes:
-    if jsonl.are_in(path):
-        return b"".join(f"{text}\n".encode() for text in jsonl.documents(path) if text)
-    try:
-        with opened(path) as file:
-            return file.read()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"data: {path} can't be unpacked: {error}") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path, error: OSError) -> UsageError:
-    """Return the error for a data file that can't be read."""
-    return UsageError(f"data: {path} can't be read: {error.strerror or error}")
+def _content(path: Path, column: str) -> Iterator[bytes]:
+    if are_records(path):
+        yield from (f"{text}\n".encode() for text in documents(path, column) if text)
+        return
+    with opened(path) as file:
+        while block := file.read(BLOCK):
+            yield block

@@ -5,47 +5,155 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launch_train.common.errors import UnfitError
+from launch_train.common.errors import UnfitError, UsageError
 from launch_train.common.storage.local import explain_disk_error
 from launch_train.data.source import HELD_OUT_SHARE
 
 BLOCK = 1 << 20
 
+PRETOKENISED = "none (the files hold tokens)"
+"""The tokenizer of a corpus of tokens that another program has written."""
+
+COUNTED = 1 << 28
+"""Tokens of each part that the unigram baseline of separate parts is computed from: about a second."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Consecutive tokens of one file: `length` of them, after `offset` bytes."""
+
+    path: Path
+    length: int
+    dtype: str = "uint8"
+    offset: int = 0
+
+    def tokens(self) -> NDArray[Any]:
+        """Map the tokens into memory. They must not be empty."""
+        return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=(self.length,))
+
 
 @dataclass(frozen=True)
 class Corpus:
-    """One file of tokens, which may be bytes. `held_out` is the offset, in tokens, at which the held-out part begins.
+    """Tokens, which may be bytes, in one or several files.
 
-    `bytes` is the size of the text, `length` its number of tokens, `mask` the mask token (it may be the first one
-    beyond the vocabulary), `end` the token after each document.
+    `held_out` are the shards of separate validation data; if there are none, the last tenth of `shards` is held out.
+    `bytes` is the size of the text, `mask` the mask token (it may be the first one beyond the vocabulary), `end` the
+    token after each document.
     """
 
-    path: Path
+    shards: tuple[Shard, ...]
     name: str
     files: int
     bytes: int
-    held_out: int
     sha256: str
     unigram_entropy: float
-    length: int
-    dtype: str = "uint8"
+    held_out: tuple[Shard, ...] = ()
     unit: str = "byte"
     tokenizer: str = "bytes"
     vocab_size: int = 256
     mask: int = 256
     end: int | None = None
 
-    def tokens(self) -> NDArray[Any]:
-        return np.memmap(self.path, self.dtype, mode="r")
+    @property
+    def length(self) -> int:
+        return count(self.shards) + count(self.held_out)
+
+    def parts(self) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:
+        """Return the shards to train on, and the held-out ones."""
+        if self.held_out:
+            return self.shards, self.held_out
+        length = count(self.shards)
+        return split(self.shards, length - length // HELD_OUT_SHARE)
+
+
+def concatenate(parts: Sequence[Corpus]) -> Corpus:
+    """Return a corpus of all parts, which have one tokenizer. A part alone is returned unchanged."""
+    if len(parts) == 1:
+        return parts[0]
+    shards = tuple(shard for part in parts for shard in part.shards)
+    length = count(shards)
+    return replace(
+        parts[0],
+        shards=shards,
+        files=sum(part.files for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        sha256=hashlib.sha256(" ".join(part.sha256 for part in parts).encode()).hexdigest(),
+        unigram_entropy=sampled_entropy(*split(shards, length - length // HELD_OUT_SHARE), parts[0].vocab_size),
+    )
+
+
+def join(train: Corpus, val: Corpus) -> Corpus:
+    """Return a corpus that holds out `val`, all of it. Raises UsageError if one holds text and the other tokens."""
+    if train.tokenizer != val.tokenizer:
+        holds = (f"{one.name} {'tokens' if one.tokenizer == PRETOKENISED else 'text'}" for one in (train, val))
+        raise UsageError(f"data: {' and '.join(holds)}: train and val must both hold text, or both tokens")
+    vocab_size = max(train.vocab_size, val.vocab_size)
+    return replace(
+        train,
+        held_out=(*val.shards, *val.held_out),
+        name=f"{train.name}, val: {val.name}",
+        files=train.files + val.files,
+        bytes=train.bytes + val.bytes,
+        sha256=hashlib.sha256(f"{train.sha256} {val.sha256}".encode()).hexdigest(),
+        unigram_entropy=sampled_entropy(train.shards, val.shards, vocab_size),
+        vocab_size=vocab_size,
+        mask=vocab_size if train.tokenizer == PRETOKENISED else train.mask,
+    )
+
+
+def count(shards: Iterable[Shard]) -> int:
+    """Return the number of tokens in all shards."""
+    return sum(shard.length for shard in shards)
+
+
+def split(shards: Sequence[Shard], at: int) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:
+    """Split shards after `at` tokens. A shard may be cut in two."""
+    before, after = list[Shard](), list[Shard]()
+    for shard in shards:
+        kept = min(max(0, at), shard.length)
+        if kept:
+            before.append(replace(shard, length=kept))
+        if kept < shard.length:
+            skipped = kept * np.dtype(shard.dtype).itemsize
+            after.append(replace(shard, length=shard.length - kept, offset=shard.offset + skipped))
+        at -= shard.length
+    return tuple(before), tuple(after)
+
+
+class Windows:
+    """All windows of `size` consecutive tokens, numbered shard by shard. No window spans two shards."""
+
+    def __init__(self, shards: Iterable[Shard], size: int) -> None:
+        usable = [shard for shard in shards if shard.length >= size]
+        self._shards, self._size = [shard.tokens() for shard in usable], size
+        self._ends = np.cumsum([shard.length - size + 1 for shard in usable], dtype=np.int64)
+        found = {np.dtype(shard.dtype).newbyteorder("=") for shard in usable}
+        common = np.result_type(*found) if found else np.dtype(np.uint8)
+        self._dtype = (
+            common if common.kind in "iu" else np.dtype(np.int64)
+        )  # uint64 and int64 have only float64 in common
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def rows(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the windows of these numbers, [len(numbers), size], in the shards' compact type."""
+        rows = np.empty((len(numbers), self._size), self._dtype)
+        places = np.searchsorted(self._ends, numbers, side="right")
+        for place in np.unique(places):
+            mine = places == place
+            starts = numbers[mine] - (self._ends[place - 1] if place else 0)
+            rows[mine] = self._shards[place][starts[:, None] + np.arange(self._size)]
+        return rows
 
 
 @dataclass(frozen=True)
@@ -76,6 +184,21 @@ def _blocks(file: Any, length: int) -> Iterator[bytes]:
     while length > 0 and (block := file.read(min(length, BLOCK))):
         length -= len(block)
         yield block
+
+
+def sampled_entropy(train: Sequence[Shard], held_out: Sequence[Shard], vocab_size: int) -> float:
+    """Return the unigram entropy of separate parts, from at most the first COUNTED tokens of each."""
+    parts = (_counts(split(part, COUNTED)[0], vocab_size) for part in (train, held_out))
+    return unigram_entropy(*parts)
+
+
+def _counts(shards: Iterable[Shard], vocab_size: int) -> NDArray[np.int64]:
+    counts = np.zeros(vocab_size, np.int64)
+    for shard in shards:
+        tokens = shard.tokens()
+        for start in range(0, shard.length, BLOCK):
+            counts += np.bincount(tokens[start : start + BLOCK].astype(np.int64), minlength=vocab_size)
+    return counts
 
 
 def unigram_entropy(train: NDArray[np.int64], held_out: NDArray[np.int64]) -> float:

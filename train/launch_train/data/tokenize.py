@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
+import os
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from launch_train.common.errors import UsageError
+from launch_train.common.errors import TrainError, UsageError
+from launch_train.common.storage.objects import Object
 from launch_train.common.text import si
-from launch_train.data import jsonl
-from launch_train.data.jsonl import opened
-from launch_train.data.text import files_of, unreadable
-from launch_train.data.token_file import BLOCK, Corpus, Measured, measured, temporary
-from launch_train.data.tokenizers import Tokenizer
+from launch_train.data.files import opened
+from launch_train.data.gcs_cache import stream
+from launch_train.data.loader import cores
+from launch_train.data.text import are_records, documents, files_of
+from launch_train.data.token_file import BLOCK, Corpus, Measured, Shard, measured, temporary
+from launch_train.data.token_store import TokenStore
+from launch_train.data.tokenizers import Tokenizer, open_tokenizer
+from launch_train.data.workers import leave_with_rank, start_server
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 VERSION = "2"
 """Version of the tokenization procedure; part of the name of cached files."""
@@ -31,6 +43,16 @@ PIECE = 1 << 18
 
 AT_ONCE = 1 << 23
 """Characters passed to the tokenizer per call: enough to use all cores, few enough to fit into memory."""
+
+AT_ONCE_PER_PROCESS = 1 << 20
+"""The same for one of several processes."""
+
+SHARED_BYTES, SHARED_CORES = 64 << 20, 8
+"""Size of the files, and number of cores, from which on several processes encode. With fewer cores the tokenizer's own
+threads are as fast: the part that they don't share takes 2 % of the time on one core (benchmarks/tokenizing.py)."""
+
+PART_BYTES = 1 << 30
+"""Size of the parts of a bucket's files, which nodes tokenize independently and whose tokens are stored separately."""
 
 TELL_SECONDS = 10.0
 """Seconds between two progress lines."""
@@ -43,31 +65,107 @@ class Piece(NamedTuple):
     ends: bool
 
 
+class TextFiles(Protocol):
+    """Files of text, on this machine or in a bucket."""
+
+    count: int
+    size: int
+    """Bytes of all files, as they are stored."""
+
+    def identify(self, digest: Hash) -> None:
+        """Add everything about the files that their tokens depend on."""
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the files in order, on this machine. A path is valid until the next one is requested."""
+
+
+class LocalFiles:
+    """Files on this machine, identified by their content."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files, self.count = files, len(files)
+        self.size = sum(path.stat().st_size for path in files)
+
+    def identify(self, digest: Hash) -> None:
+        for path in self._files:
+            digest.update(f"\0{''.join(path.suffixes[-2:])} {path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
+
+    def paths(self) -> Iterator[Path]:
+        return iter(self._files)
+
+
+class BucketFiles:
+    """Objects of a bucket, identified by their checksums: they are only downloaded to be tokenized, and not kept."""
+
+    def __init__(self, url: str, objects: Sequence[Object], cache: Path) -> None:
+        self._url, self._objects, self._cache, self.count = url, objects, cache, len(objects)
+        self.size = sum(one.size for one in objects)
+
+    def identify(self, digest: Hash) -> None:
+        for one in self._objects:
+            content = one.crc32c + one.md5 or f"generation {one.version}"
+            digest.update(f"\0{''.join(Path(one.name).suffixes[-2:])} {one.size} {content}\0".encode())
+
+    def paths(self) -> Iterator[Path]:
+        return stream(self._url, self._objects, self._cache)
+
+
+def by_size(objects: Sequence[Object]) -> list[list[Object]]:
+    """Divide objects into consecutive parts of PART_BYTES or a little more. It depends on the objects alone, because
+    the parts decide the order of samples: no sample spans two of them."""
+    parts, size = [list[Object]()], 0
+    for one in objects:
+        if size >= PART_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(one)
+        size += one.size
+    return parts
+
+
 def prepare(data: str, tokenizer: Tokenizer, cache: Path, name: str = "") -> Corpus:
     """Tokenize `data` (as in `launch_train.data.text`), unless it is cached, and return the corpus, named `name`.
 
-    A JSON Lines file (launch_train.data.jsonl) has one document per line; any other file is one document. Both may be
-    compressed (.gz). Raises UsageError if there is no text, or it can't be read.
+    Raises UsageError if there is no text, or it can't be read.
     """
-    files = files_of(data)
-    key = _key(files, tokenizer)
+    return prepare_files(LocalFiles(files_of(data)), tokenizer, cache, name or data)
+
+
+def prepare_files(
+    files: TextFiles,
+    tokenizer: Tokenizer,
+    cache: Path,
+    name: str,
+    column: str = "text",
+    store: TokenStore | None = None,
+) -> Corpus:
+    """Tokenize files, unless their tokens are in the cache or the store, and return the corpus, named `name`.
+
+    A JSON Lines file has one document per line, and a table one per row, both in `column`; any other file is one
+    document. All but tables may be compressed (.gz, .zst).
+    """
+    key = _key(files, tokenizer, column)
     tokens, about = cache / f"{key}.tokens", cache / f"{key}.json"
     known = _known(tokens, about, tokenizer)
     if known is None:
-        size = _write(tokens, files, tokenizer)
-        known = measured(tokens, tokenizer.dtype, tokenizer.vocab_size), size
+        known = store.get(key, tokens) if store else None
+        if known is None:
+            size = _write(tokens, files, tokenizer, column)
+            known = measured(tokens, tokenizer.dtype, tokenizer.vocab_size), size
+            if store:
+                store.put(key, tokens, *known)
         _note(about, *known)
     found, size = known
     return Corpus(
-        path=tokens,
-        name=name or data,
-        files=len(files),
+        shards=(Shard(tokens, found.length, tokenizer.dtype),),
+        name=name,
+        files=files.count,
         bytes=size,
-        held_out=found.held_out,
         sha256=found.sha256,
         unigram_entropy=found.unigram_entropy,
-        length=found.length,
-        dtype=tokenizer.dtype,
         unit="token",
         tokenizer=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
@@ -76,14 +174,11 @@ def prepare(data: str, tokenizer: Tokenizer, cache: Path, name: str = "") -> Cor
     )
 
 
-def _key(files: list[Path], tokenizer: Tokenizer) -> str:
+def _key(files: TextFiles, tokenizer: Tokenizer, column: str) -> str:
     """Return a digest of everything that the tokens depend on."""
-    digest = hashlib.sha256(f"{VERSION} {PIECE} {tokenizer.digest} {tokenizer.end}".encode())
-    for path in files:
-        digest.update(f"\0{''.join(path.suffixes[-2:])} {path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
+    key = f" {column}" if column != "text" else ""
+    digest = hashlib.sha256(f"{VERSION} {PIECE} {tokenizer.digest} {tokenizer.end}{key}".encode())
+    files.identify(digest)
     return digest.hexdigest()
 
 
@@ -108,19 +203,88 @@ def _note(about: Path, found: Measured, size: int) -> None:
 # --- Writing tokens -------------------------------------------------------------------------------------------------
 
 
-def _write(tokens: Path, files: list[Path], tokenizer: Tokenizer) -> int:
+def _write(tokens: Path, files: TextFiles, tokenizer: Tokenizer, column: str) -> int:
     """Write all tokens to one file, and return the size of the text in bytes."""
     told, size = Told(), 0
+    processes = _processes(files.size, tokenizer)
+    found = pieces(files.paths(), column)
     with temporary(tokens.parent) as (sink, path):
-        for batch in batches(pieces(files)):
-            for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
-                ends = [tokenizer.end] if piece.ends and tokenizer.end is not None else []
-                sink.write(np.asarray([*ids, *ends], tokenizer.dtype).tobytes())
-                size += len(piece.text.encode())
-            told.more(sum(piece.ends for piece in batch), size)
+        encode = _here if processes < 2 else partial(_by_processes, processes)
+        for encoded in encode(found, tokenizer):
+            sink.write(encoded.tokens)
+            size += encoded.size
+            told.more(encoded.documents, size)
         sink.flush()
         path.replace(tokens)
     return size
+
+
+class Encoded(NamedTuple):
+    """The tokens of some pieces, in the tokenizer's type; the documents that end in them; their text's bytes."""
+
+    tokens: bytes
+    documents: int
+    size: int
+
+
+def _encoded(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
+    arrays = list[NDArray[Any]]()
+    for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
+        ends = [tokenizer.end] if piece.ends and tokenizer.end is not None else []
+        arrays.append(np.asarray([*ids, *ends], tokenizer.dtype))
+    size = sum(len(piece.text.encode()) for piece in batch)
+    return Encoded(b"".join(one.tobytes() for one in arrays), sum(piece.ends for piece in batch), size)
+
+
+def _here(found: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Encoded]:
+    """Encode in this process; the tokenizer's own threads use all cores for a part of the work."""
+    return (_encoded(batch, tokenizer) for batch in batches(found))
+
+
+# --- Several processes ----------------------------------------------------------------------------------------------
+
+
+def _processes(size: int, tokenizer: Tokenizer) -> int:
+    """Return how many processes encode. For a small text their start would take longer than they save."""
+    is_worth = size >= SHARED_BYTES and cores() >= SHARED_CORES
+    return cores() if is_worth and tokenizer.origin else 1
+
+
+def _by_processes(count: int, found: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Encoded]:
+    """Encode in `count` processes, in order: this one reads the files and writes the tokens.
+
+    The tokenizer's threads share less of the work: making lists of numbers, and arrays of these, holds Python's lock.
+    """
+    start_server()
+    pool = ProcessPoolExecutor(count, get_context("forkserver"), _open_in_worker, (tokenizer.origin,))
+    pending = deque[Future[Encoded]]()
+    try:
+        for batch in batches(found, AT_ONCE_PER_PROCESS):
+            pending.append(pool.submit(_encode_in_worker, batch))
+            if len(pending) > 2 * count:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise TrainError(
+            "data: a process that encodes text has ended by itself: killed, perhaps as memory ran out"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _open_in_worker(origin: str) -> None:
+    leave_with_rank()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker.append(open_tokenizer(origin))
+
+
+def _encode_in_worker(batch: list[Piece]) -> Encoded:
+    return _encoded(batch, _worker[0])
+
+
+_worker: list[Tokenizer] = []
+"""The tokenizer of a worker process."""
 
 
 class Told:
@@ -141,24 +305,24 @@ class Told:
             self._say(f"tokens: {si(self._documents)} documents, {si(size)}B ({rate})")
 
 
-def batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces into lists of about AT_ONCE characters."""
+def batches(found: Iterable[Piece], at_once: int = AT_ONCE) -> Iterator[list[Piece]]:
+    """Group pieces into lists of about `at_once` characters."""
     batch, characters = list[Piece](), 0
     for piece in found:
         batch.append(piece)
         characters += len(piece.text)
-        if characters >= AT_ONCE:
+        if characters >= at_once:
             yield batch
             batch, characters = [], 0
     if batch:
         yield batch
 
 
-def pieces(files: Iterable[Path]) -> Iterator[Piece]:
+def pieces(files: Iterable[Path], column: str = "text") -> Iterator[Piece]:
     """Yield the pieces of all documents of all files. Raises UsageError if a file can't be read."""
     for path in files:
-        if jsonl.are_in(path):
-            for text in jsonl.documents(path):
+        if are_records(path):
+            for text in documents(path, column):
                 yield from _cut(io.StringIO(text, newline=""))
             continue
         try:
@@ -166,10 +330,6 @@ def pieces(files: Iterable[Path]) -> Iterator[Piece]:
                 yield from _cut(file)
         except UnicodeDecodeError as error:
             raise UsageError(f"data: {path} is not UTF-8: {error.reason} (byte {error.start} of a block)") from error
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UsageError(f"data: {path} can't be unpacked: {error}") from error
-        except OSError as error:
-            raise unreadable(path, error) from error
 
 
 def _cut(text: IO[str]) -> Iterator[Piece]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch_train.common.errors import UnfitError, UsageError
+from launch_train.data.loader import cores
 
 NETWORK_SECONDS = 60.0
 """Timeout for the download of tiktoken's vocabulary (1 to 2 MB)."""
@@ -30,6 +31,8 @@ class Tokenizer(NamedTuple):
     end: int | None
     mask: int | None
     encode: Callable[[list[str]], list[list[int]]]
+    origin: str = ""
+    """The name that `open_tokenizer` was called with, so that other processes can open it too. Empty: they can't."""
 
     @property
     def dtype(self) -> str:
@@ -57,7 +60,7 @@ def _hugging_face(name: str) -> Tokenizer:
     try:
         made = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises plain Exception
-        raise UsageError(f"data: {name} is no tokenizer.json: {_line(error)}") from error
+        raise UsageError(f"data: {name} is not a tokenizer.json: {_line(error)}") from error
     made.no_truncation()
     made.no_padding()
     said = _config(path.parent / "tokenizer_config.json")
@@ -68,6 +71,7 @@ def _hugging_face(name: str) -> Tokenizer:
         end=_first(made.token_to_id, (said.get("eos_token"), said.get("sep_token"), *_ENDS)),
         mask=_first(made.token_to_id, (said.get("mask_token"), *_MASKS)),
         encode=lambda texts: [one.ids for one in made.encode_batch_fast(texts, add_special_tokens=False)],
+        origin=str(path.resolve()),
     )
 
 
@@ -104,7 +108,8 @@ def _tiktoken(name: str) -> Tokenizer:
         vocab_size=made.n_vocab,
         end=made._special_tokens.get("<|endoftext|>"),
         mask=None,
-        encode=made.encode_ordinary_batch,
+        encode=lambda texts: made.encode_ordinary_batch(texts, num_threads=cores()),  # tiktoken's own default is 8
+        origin=name,
     )
 
 
@@ -120,7 +125,8 @@ def _within(seconds: float, get: Callable[[], Any], encoding: str) -> Any:
     finally:
         pool.shutdown(wait=False)
     raise UnfitError(
-        f"data: tiktoken's table of {encoding} can't be had ({why[:160]}): the network, or TIKTOKEN_CACHE_DIR with it"
+        f"data: tiktoken's table of {encoding} is unavailable ({why[:160]}): check the network, or set "
+        "TIKTOKEN_CACHE_DIR to a folder that has it"
     )
 
 

@@ -79,8 +79,8 @@ def _beyond(values: Tensor, requirements: BatchRequirements, what: str, bad: Ten
         return None
     sample = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
     value = int(values[sample][bad[sample]].reshape(-1)[0])
-    return Unsuited(sample, f"has the {what} {value}, and {requirements.name} knows {_range(requirements.known)}")
+    return Unsuited(sample, f"has the {what} {value}, and {requirements.name} accepts {_range(requirements.known)}")
 
 
 def _range(known: int | None) -> str:
-    return "none below 0" if known is None else f"0 to {known - 1}"
+    return "0 or more" if known is None else f"0 to {known - 1}"

@@ -162,8 +162,8 @@ class Pool:
                 raise OutOfMemoryError(f"data: no memory for the next batch on the GPU: {_line(error)}") from error
             except (RuntimeError, EOFError, OSError) as error:  # EOFError, OSError: died while sending a batch
                 raise TrainError(
-                    f"data: a loader process has ended by itself ({str(error).partition('.')[0]}): killed, perhaps as "
-                    "memory ran out; loader: {workers: 0} does without"
+                    f"data: a loader process exited unexpectedly ({str(error).partition('.')[0]}): possibly "
+                    "killed for lack of memory; loader: {workers: 0} uses no loader processes"
                 ) from error
             if self._plan.wants(came.key):
                 self._ready[came.key] = came
@@ -225,7 +225,12 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _alone(worker: int) -> None:
-    """Initialise a worker process: leave the rank's process group, and ignore Ctrl-C, which the rank handles."""
+    leave_with_rank()
+
+
+def leave_with_rank() -> None:
+    """Initialise a worker process: leave the rank's process group, ignore Ctrl-C, which the rank handles, and exit when
+    the rank exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         os.setpgid(0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -19,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from launch_train.common import contract
 from launch_train.common.contract import Exit
-from launch_train.common.errors import TrainError, UnfitError
+from launch_train.common.errors import TrainError, UnfitError, UsageError
 from launch_train.common.process_exit import leave
 
 T = TypeVar("T")
@@ -33,6 +34,10 @@ a rare step and 30 more for a compilation (loop.RARE_SECONDS, hangs.COMPILE_S).
 
 A shorter timeout would end a run whose ranks wait, as they may, for one that waits for its data. The node ends a hung
 run long before, and keeps its stacks.
+"""
+
+SCRIPT_TIMEOUT = timedelta(minutes=30)
+"""Timeout of a collective in a custom script: torch's own default for gloo. Its ranks may wait for one that evaluates.
 """
 
 BARRIER_SECONDS = 6 * 3600.0
@@ -71,10 +76,11 @@ class Ranks:
 def join(env: Mapping[str, str]) -> Ranks:
     """Select this process's device and, under torchrun, join the process group (NCCL on GPUs, else gloo).
 
-    Raises UnfitError if the node has GPUs but this process can't use one.
+    Raises UnfitError if the node has GPUs but this process can't use one, and UsageError for a bad memory limit.
     """
     rank, world, local = (int(env.get(name, default)) for name, default in _TORCHRUN)
     device = _device(local, int(env.get(contract.VISIBLE_GPUS) or 0))
+    limit_memory(device, env)
     if "RANK" not in env:
         return Ranks(device=device)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -85,6 +91,15 @@ def join(env: Mapping[str, str]) -> Ranks:
     dist.init_process_group(backend, timeout=TIMEOUT, store=group, rank=rank, world_size=world, device_id=given)
     nodes = max(1, world // int(env.get("LOCAL_WORLD_SIZE") or world))
     return Ranks(rank, world, local, device, backend, PrefixStore("train", store), nodes=nodes)
+
+
+def joined(env: Mapping[str, str]) -> Ranks:
+    """Return the ranks of the process group that a script has joined by itself; without one, rank 0 of 1."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if not dist.is_initialized() or (world := dist.get_world_size()) == 1:
+        return Ranks(device=device)
+    store = PrefixStore("launch", dist.distributed_c10d._get_default_store())
+    return Ranks(dist.get_rank(), world, int(env.get("LOCAL_RANK") or 0), device, dist.get_backend(), store)
 
 
 def raise_timeout(timeout: timedelta) -> None:
@@ -123,6 +138,19 @@ def _device(local_rank: int, visible_gpus: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     use_device(device)
     return device
+
+
+def limit_memory(device: torch.device, env: Mapping[str, str]) -> None:
+    """Limit torch's tensors to the spec's machine.gpu_memory_gb, if it is set; beyond it torch reports an out of
+    memory. What CUDA and NCCL take by themselves does not count. Raises UsageError."""
+    if not (text := env.get(contract.GPU_MEMORY)) or device.type != "cuda":
+        return
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
+        raise UsageError(
+            f"{contract.GPU_MEMORY}={text!r} must be a number of GB; set machine.gpu_memory_gb in the spec"
+        )
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, float(text) * 2**30 / total), device)
 
 
 def use_device(device: torch.device) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -12,7 +15,7 @@ from launch_train.data.validation import BatchRequirements
 from launch_train.models import bert, gpt, resnet
 from launch_train.models.introspection import blocks, check_samples_of, check_vocabulary, count_flops
 
-__all__ = ["blocks", "build_model", "flops_per_sample", "resolve_task"]
+__all__ = ["blocks", "build_model", "describe", "flops_per_sample", "resolve_task"]
 
 
 def resolve_task(config: Config) -> Config:
@@ -64,6 +67,19 @@ def _with_loss(model: nn.Module, config: Config) -> nn.Module:
     from launch_train.models import user_model
 
     return user_model.with_loss(model, config.loss)
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """Return what a checkpoint says of a transformers model, so that it can be built again without the data and the
+    hub: `hf`, with its class and its config. Empty for other models."""
+    from launch_train.models.hugging_face import Hugged
+
+    inner = getattr(model, "model", model)
+    found = next((each for each in (model, inner) if isinstance(each, Hugged)), None)  # inside a custom loss
+    if found is None:
+        return {}
+    theirs: Any = found.model
+    return {"hf": {"class": type(theirs).__name__, "config": json.loads(theirs.config.to_json_string())}}
 
 
 def flops_per_sample(config: Config, source: Source | None, model: nn.Module) -> float | None:

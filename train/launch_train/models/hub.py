@@ -26,7 +26,7 @@ def only_cached(name: str) -> bool:
         raise UsageError(f"model: hf:{name} is gated: accept its terms at {constants.ENDPOINT}/{name}, and {_GIVE}")
     if isinstance(failed, errors.RepositoryNotFoundError):
         short = "" if "/" in name else "; most are hf:ORG/NAME, and a type such as hf:llama has no pretrained weights"
-        raise UsageError(f"model: hf:{name}: {constants.ENDPOINT} has no such model, or it is private: {_GIVE}{short}")
+        raise UsageError(f"model: hf:{name}: model not found at {constants.ENDPOINT}, or it is private: {_GIVE}{short}")
     if isinstance(failed, errors.EntryNotFoundError):
         raise UsageError(f"model: hf:{name}: it has no config.json; transformers can't build it")
     if isinstance(try_to_load_from_cache(name, "config.json"), str):

@@ -226,8 +226,8 @@ def _prepare(shape: Foreign, theirs: Any, task: str) -> None:
     """
     if getattr(theirs, "is_encoder_decoder", False):
         raise UsageError(
-            f"model: {shape.name} has an encoder and a decoder, which the trainer has no data for: a model of your own "
-            "(my_pkg.model:build) or a script (run.script) can train it"
+            f"model: {shape.name} has an encoder and a decoder, which the trainer's data does not support: a custom "
+            "model (my_pkg.model:build) or a script (run.script) can train it"
         )
     if hasattr(theirs, "use_cache"):
         theirs.use_cache = False

@@ -19,7 +19,13 @@ def resnet50(shape: Shape) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """Maps images [batch, 3, height, width] to logits [batch, classes]; with labels, to the mean loss in nats."""
+    """Maps images [batch, 3, height, width] to logits [batch, classes]; with labels, to the mean loss in nats.
+
+    In eval mode with labels, `correct` [3] afterwards has the images of the batch whose label is the first guess, those
+    whose label is among the first five, and all.
+    """
+
+    correct: Tensor
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -32,7 +38,12 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         features = self.stages(self.pool(self.stem(images))).mean((2, 3))
         logits: Tensor = self.head(features)
-        return logits if labels is None else functional.cross_entropy(logits, labels)
+        if labels is None:
+            return logits
+        if not self.training:
+            guesses = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+            self.correct = torch.stack([guesses[:, 0].sum(), guesses.sum(), torch.ones_like(labels).sum()])
+        return functional.cross_entropy(logits, labels)
 
 
 def _stages(width: int) -> list[nn.Module]:

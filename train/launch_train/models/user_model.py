@@ -28,7 +28,7 @@ def build(shape: Foreign, loss: str | None) -> nn.Module:
     if not any(True for _ in model.parameters()):
         raise own.error(f"returned a {type(model).__name__} without parameters")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise own.error(f"returned a {type(model).__name__} all of whose parameters are frozen")
+        raise own.error(f"returned a {type(model).__name__} with all parameters frozen")
     return with_loss(model, loss) if loss else ModelWithOwnLoss(model, f"model: {shape.name}")
 
 
@@ -36,7 +36,7 @@ def with_loss(model: nn.Module, loss: str) -> nn.Module:
     """Return `model` with a custom loss. Raises UsageError if there is no such function."""
     own = load(loss, "loss")
     if isinstance(own.function, type):
-        raise own.error("is a class; it must be a function (or a made object) of (outputs, targets)")
+        raise own.error("is a class; it must be a function or an instance, called with (outputs, targets)")
     return ModelWithUserLoss(model, own)
 
 

@@ -64,7 +64,8 @@ MIN_THROTTLED_SHARE, MIN_SAMPLES = 0.1, 12
 IDLE_SHARE, IDLE_SECONDS, FIRST_SECONDS = 0.1, 300.0, 1200.0
 """A GPU busy for less than this share of the time is idle. Compiling an evaluation, or a save, may take minutes; before
 the first step a checkpoint may be downloaded and the whole model compiled."""
-RAM_SHARE, DISK_SHARE = 0.95, 0.05
+RAM_SHARE, DISK_SHARE, DISK_GB = 0.95, 0.05, 5.0
+"""Alert above this share of the memory; below this share of the disk, and 5 GB at most: a large disk has room then."""
 SILENT_SECONDS: Final = 30.0
 
 
@@ -110,7 +111,7 @@ class Alerts:
         if used > RAM_SHARE * limit > 0:
             yield from self._once("ram", f"{used:.1f} of {limit:.1f} GB of memory in use; at the limit it is killed")
         free, whole = host.get("disk_free_gb"), host.get("disk_gb")
-        if free is not None and whole and free < DISK_SHARE * whole:
+        if free is not None and whole and free < min(DISK_SHARE * whole, DISK_GB):
             yield from self._once("disk", f"the disk is nearly full: {free:.1f} of {whole:.1f} GB free")
 
     def _errors(self, gpu: Row) -> Iterator[Alert]:

@@ -31,6 +31,9 @@ from launch_train.telemetry.upload_queue import open_outbox
 PART_SECONDS: Final = 60.0
 """Rows of this duration form one part, which costs a request. A process that is killed loses its last part."""
 
+FIRST_SECONDS: Final = 1.0
+"""The first sample comes after so long, so that a short run has one."""
+
 ANSWER_SECONDS: Final = 1.0
 """Time limit for the host's and for the GPUs' part of a sample. Either may hang (a network disk, a driver) or fail; the
 sample then has the other part only."""
@@ -160,7 +163,7 @@ class LazySink:
 
 
 class NodeMonitor:
-    """Samples every `seconds` until closed."""
+    """Samples after FIRST_SECONDS and then every `seconds` until closed."""
 
     def __init__(
         self,
@@ -197,8 +200,10 @@ class NodeMonitor:
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(self._seconds):
+            seconds = min(self._seconds, FIRST_SECONDS)
+            while not self._closing.wait(seconds):
                 self.sample()
+                seconds = self._seconds
         except Exception as error:  # noqa: BLE001 - training continues without monitoring
             say(f"warning: machine monitoring has stopped: {type(error).__name__}: {error}")
 

@@ -24,7 +24,7 @@ from launch_train.common import contract, faults
 from launch_train.common.errors import OutputError, TrainError, UnfitError, UsageError
 from launch_train.common.secrets import UnavailableError, read_secrets
 from launch_train.common.storage import LocalFolder, UnreachableError, open_storage
-from launch_train.node import gpu_benchmark, health_check
+from launch_train.node import gpu_benchmark, health_check, notify
 from launch_train.node.cluster import Cluster, parse
 from launch_train.node.command import Task, machine_env, missing_target, parse_args, rehearsal_env
 from launch_train.node.control_store import Member, MemoryStore, Order, State, Store, Timing, TorchStore
@@ -33,7 +33,9 @@ from launch_train.node.discovery import find_store
 from launch_train.node.exit_status import End, Outcome, end_from_outcomes
 from launch_train.node.gce_vm import watch_vm
 from launch_train.node.launch_round import LaunchPlan, StopRequest, run_generation
+from launch_train.node.notify import CLOSE_SECONDS, Notifier
 from launch_train.node.process import adopt_orphans
+from launch_train.node.report_writer import LAST_SECONDS, ReportWriter
 from launch_train.node.retry import retry_until
 from launch_train.node.run_record import DuplicateError, RunRecord, ended_jobs
 from launch_train.telemetry.log_capture import Text
@@ -91,7 +93,9 @@ class Node:
     ) -> None:
         self._task = task
         self._cluster = cluster
-        self._environ = environ
+        self._notify = notify.settings(environ)
+        self._notifier: Notifier | None = None
+        self._environ = {name: value for name, value in environ.items() if name != contract.NOTIFY}
         self._timing = timing
         self._stop = stop
         self._text = text
@@ -106,11 +110,31 @@ class Node:
         failure = self._prepare()
         if not failure:
             self._sweep(self._timing.early)
+        # A local run's report is written by `launch local`.
+        has_report = self._leftovers and not self._cluster.node and not failure
+        report = ReportWriter(self._environ[contract.RUN_FOLDER]) if has_report else None
+        self._notifier = self._open_notifier()
         end = self._follow(failure) if self._cluster.node else self._lead(failure)
         if self._leftovers:
             until = time.monotonic() + self._timing.final
             self._leftovers.close(lambda: self._stop.left(until, self._timing))
+        if self._notifier:
+            left = self._stop.left(inf, self._timing) - self._timing.text_least
+            self._notifier.close(None if self._cluster.node else end, min(left, CLOSE_SECONDS))
+        if report:
+            report.close(
+                0.0 if self._stop.signum else LAST_SECONDS
+            )  # after a signal every second is for the last lines
         return end
+
+    def _open_notifier(self) -> Notifier | None:
+        """Return what calls the spec's webhook; None without one, or without a run folder."""
+        if not self._notify or not self._record.storage:
+            return None
+        where = {"node": self._cluster.node, "attempt": self._attempt}
+        secrets = {f"SECRET_{name}": value for name, value in (self._plan.secrets if self._plan else {}).items()}
+        known = {**self._environ, **secrets}  # no message shows a secret's value
+        return Notifier(self._notify, self._record.storage, known, **where, stop=self._stop, say=say)
 
     def _prepare(self) -> End | None:
         """Check the machine and set the plan. Returns the run's end if the machine or the task is unusable."""
@@ -195,6 +219,7 @@ class Node:
             *(self._task, self._cluster, env, processes, facts.gpus, code, run, restarts, spool, secrets),
             hang_after=float(env[contract.HANG_AFTER]) if env.get(contract.HANG_AFTER) else None,
             heard=lambda: self._text.heard,
+            listen=partial(setattr, self._text, "listener"),
         )
 
     def _lead(self, failure: End | None) -> End:
@@ -275,6 +300,8 @@ class Node:
         self._outcome = run_generation(plan, order, member, self._timing, self._stop, partial(self._keep_stacks, order))
         for line in faults.lines(self._outcome.faults):
             say(line)
+        if self._notifier and self._outcome.note.startswith("hung"):
+            self._notifier.note("stalled", f"{self._outcome}; restarted if limits.restarts allows")
         self._text.flush()
         self._sweep(self._timing.sweep)
         return self._outcome

@@ -4,6 +4,7 @@ image."""
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from launch_train.node.control_store import Order
 SITECUSTOMIZE: Final = str(Path(__file__).with_name("sitecustomize"))
 """A folder that contains only sitecustomize.py, which keeps the lines of processes whole."""
 
-TORCHRUN: Final = str(Path(__file__).with_name("torchrun.py"))
+TORCHRUN: Final = str(Path(__file__).with_name("torchrun_wrapper.py"))
 
 
 @dataclass(frozen=True)
@@ -156,12 +157,35 @@ def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int,
     }
 
 
+def framework_env(task: Task, cluster: Cluster, order: Order, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which TensorFlow and JAX find the nodes, for a program that is started once per node.
+
+    TF_CONFIG is what tf.distribute.cluster_resolver.TFConfigClusterResolver reads: one worker per node, none for a
+    single node. JAX_COORDINATOR_ADDRESS is read by jax.distributed.initialize (jax/_src/distributed.py); JAX has no
+    names for the other two, which a script passes to it. Workers listen on the ports of CLUSTER_SPEC, which on node 0
+    the control store has: worker 0 takes the generation's. A user's own coordinator is kept.
+    """
+    if task.launcher == "torchrun" or not all(cluster.nodes):
+        return {}
+    host = cluster.nodes[0].rpartition(":")[0] if cluster.size > 1 else "localhost"
+    first = f"{host}:{order.port}"
+    found: dict[str, str] = {}
+    if "JAX_COORDINATOR_ADDRESS" not in environ:
+        found["JAX_COORDINATOR_ADDRESS"] = first
+        found |= {"JAX_NUM_PROCESSES": str(cluster.size), "JAX_PROCESS_ID": str(cluster.node)}
+    if cluster.size > 1:
+        workers = [first, *cluster.nodes[1:]]
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": cluster.node}}
+        found["TF_CONFIG"] = json.dumps(config)
+    return found
+
+
 def rehearsal_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Return `environ` without the settings for the cloud's network, and a line about it, or ""."""
     settings = [name for name in environ if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")]
     settings += [name for name in (contract.NCCL_SCRIPT, contract.LIBRARY_PATH) if name in environ]
     env = {name: value for name, value in environ.items() if name not in settings}
-    line = f"rehearsal: ignored the settings for the cloud's network ({', '.join(settings)})"
+    line = f"local run: ignored cloud network settings ({', '.join(settings)})"
     return env, line if settings else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,18 +13,23 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from launch_train.common import faults
+from launch_train.common import contract, faults
 from launch_train.common.config import DEFAULT
 from launch_train.common.contract import Exit
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import Paths, Task, child_env, command
+from launch_train.node.command import Paths, Task, child_env, command, framework_env
 from launch_train.node.control_store import Member, Order, Timing
 from launch_train.node.exit_status import Outcome
 from launch_train.node.hang_detection import NEAR_S, HangDetector
-from launch_train.node.process import Child
+from launch_train.node.process import Child, Helper
 from launch_train.telemetry.metric_sink import Null
 
 MONITOR_SECONDS, CLOSE_SECONDS = DEFAULT.monitor, 0.5
+
+READ_SECONDS = 0.1
+"""Time until the last output has been read from the pipes."""
+COLLECT_SECONDS, PREEMPTED_COLLECT_SECONDS = 15.0, 2.0
+"""Time for the collector to read and upload the rest; it may have started late on a busy machine."""
 
 HUNG_SECONDS = 5.0
 """Time that hung processes get to exit by themselves."""
@@ -58,6 +64,8 @@ class LaunchPlan:
     """For a script or command: seconds of silence after which it counts as hung (contract.HANG_AFTER)."""
     heard: Callable[[], float] = lambda: -math.inf
     """time.monotonic() of the newest output of its processes."""
+    listen: Callable[[Callable[[bytes], None] | None], None] = lambda _listener: None
+    """Set what receives the output of the processes, or None."""
     printed: set[str] = field(default_factory=set)
     """Markers of the tracebacks that this node's generations have printed (train/launch_train/common/faults.py)."""
 
@@ -123,7 +131,7 @@ def run_generation(
             note = f"the command could not be started: {error.strerror or error}"
             return Outcome(node, code=1, signum=stop.signum, note=note)
         began = time.monotonic()
-        with _monitored(plan, order, paths):
+        with _collected(plan, order, paths, stop), _monitored(plan, order, paths):
             code, note, stacks = _watch(child, order, member, timing, stop, paths.notice, hangs)
             stop.exited = time.monotonic()
         if stacks:
@@ -163,7 +171,7 @@ def _start(plan: LaunchPlan, order: Order, paths: Paths, timing: Timing) -> Chil
     prepare_notice(paths.notice)
     inner = timing.grace - timing.report
     argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
-    env = {**plan.env, **plan.secrets}
+    env = {**plan.env, **framework_env(plan.task, plan.cluster, order, plan.env), **plan.secrets}
     return Child(argv, child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths))
 
 
@@ -188,6 +196,27 @@ def _monitored(plan: LaunchPlan, order: Order, paths: Paths) -> Iterator[None]:
         closing = Thread(target=monitor.close, name="close monitor", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
+
+
+@contextmanager
+def _collected(plan: LaunchPlan, order: Order, paths: Paths, stop: StopRequest) -> Iterator[None]:
+    """Collect the metrics that a script prints or writes to event files, if the spec asks for it (node/collector.py).
+
+    What the collector has not uploaded at the end is on the disk: the node uploads it next.
+    """
+    if not plan.env.get(contract.SCRIPT_METRICS) or not plan.env.get(contract.RUN_FOLDER):
+        yield
+        return
+    env = child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
+    ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": plan.env.get("PYTHONPATH", "")}  # the user's modules are not for it
+    helper = Helper([sys.executable, "-m", "launch_train.node.collector"], {**env, **ours})
+    plan.listen(helper.write)
+    try:
+        yield
+    finally:
+        time.sleep(READ_SECONDS)
+        plan.listen(None)
+        helper.close(PREEMPTED_COLLECT_SECONDS if stop.signum else COLLECT_SECONDS)
 
 
 class _MonitoredNode(NamedTuple):

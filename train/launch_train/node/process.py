@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGPIPE, SIGTERM
+from threading import Lock
 from typing import Final
 
 _PARENT_DEATH: Final = str(Path(__file__).with_name("parent_death.py"))
@@ -67,7 +69,7 @@ class Child:
         """Kill all descendants of this process until none is left (at most 10 s)."""
         deadline = time.monotonic() + 10
         self.signal(SIGKILL)
-        while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        while (left := descendants(os.getpid()) - _helpers) and time.monotonic() < deadline:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, SIGKILL)
@@ -75,6 +77,62 @@ class Child:
             while self._code is not None and _reap():
                 pass
             time.sleep(_POLL_S)
+
+
+class Helper:
+    """A program of the node's own that reads bytes from stdin. The end of a generation does not kill it."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start `argv`. Raises OSError."""
+        reading, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        if sys.platform == "linux":
+            with suppress(OSError):
+                fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, HELPER_PIPE)
+        wrapped = [sys.executable, "-I", "-S", _PARENT_DEATH, str(os.getpid()), *argv]
+        stdin = [(os.POSIX_SPAWN_DUP2, reading, 0)]
+        default = (SIGTERM, SIGINT, SIGPIPE)
+        self.pid = os.posix_spawn(
+            sys.executable, wrapped, env, file_actions=stdin, setsid=True, setsigdef=default, setsigmask=()
+        )
+        os.close(reading)
+        _helpers.add(self.pid)
+        self._rest = b""
+        self._lock = Lock()
+
+    def write(self, data: bytes) -> None:
+        """Pass bytes on, without waiting: what comes while the pipe is full is lost. Thread-safe."""
+        with self._lock, suppress(OSError):  # the pipe is full, or the program has exited
+            self._rest = self._rest[os.write(self._pipe, self._rest) :] if self._rest else b""
+            self._rest = self._rest or data[os.write(self._pipe, data) :]
+
+    def close(self, seconds: float) -> None:
+        """End the program's input, wait for its exit, and kill it after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self._rest and self._runs() and time.monotonic() < deadline:
+            self.write(b"")
+            time.sleep(_POLL_S)
+        with self._lock:
+            os.close(self._pipe)
+            self._pipe = -1
+        while self._runs() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if self._runs():
+            os.kill(self.pid, SIGKILL)
+        _helpers.discard(self.pid)
+
+    def _runs(self) -> bool:
+        try:
+            return os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+        except ChildProcessError:  # reaped with the children
+            return False
+
+
+HELPER_PIPE: Final = 1 << 20
+"""Bytes of output that may wait for a helper."""
+
+_helpers: set[int] = set()
+"""Process ids of the helpers."""
 
 
 def _reap() -> tuple[int, int] | None:

@@ -25,7 +25,7 @@ from launch_train.profiling.bottleneck import analyse
 
 NO_STEPS = "no whole step is in the trace"
 NO_DEVICE = (
-    "the trace has nothing that the GPU did: the driver may allow profiling to administrators only "
+    "the trace has no GPU activity: the driver may allow profiling to administrators only "
     "(NVreg_RestrictProfilingToAdminUsers)"
 )
 
@@ -60,8 +60,8 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     about = "What bounds a run, from a trace of it."
     parser = argparse.ArgumentParser("python -m launch_train.profiling.__main__", description=about)
     parser.add_argument("trace", type=Path, help="TRACE.json or TRACE.json.gz, of torch.profiler")
-    parser.add_argument("--steps", type=int, help="look at so many of its first steps only")
-    parser.add_argument("--setup", type=_setup, default=Setup(), help="JSON: what the run was set to")
+    parser.add_argument("--steps", type=int, metavar="N", help="analyse only the first N steps")
+    parser.add_argument("--setup", type=_setup, default=Setup(), help="the run's settings, as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--pack", action="store_true", help="compress the trace, too")
     parser.add_argument("--nice", type=int, default=0, choices=range(20), metavar="0…19", help="make way for others")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from launch_train.common.text import plural
-from launch_train.profiling.bottleneck import Analysis, Cause
+from launch_train.profiling.bottleneck import Analysis, Cause, Kernel
 
 MIN_SHARE = 0.05
 """Smallest share of the time for which a cause gets a sentence."""
@@ -51,6 +51,7 @@ class Verdict(NamedTuple):
     """Duration of a recorded step."""
     which: str = ""
     """The numbers of the steps (8-10), if known."""
+    kernels: tuple[Kernel, ...] = ()
 
 
 class Advice(NamedTuple):
@@ -67,7 +68,16 @@ def verdict(analysis: Analysis, setup: Setup) -> Verdict:
     first = _first(ordered, shares)
     advice = ADVICE[first](analysis, setup)
     sentences = tuple(f"{_percent(shares[cause])} {_words(cause, analysis)}." for cause in ordered)
-    return Verdict(analysis.bound, shares, sentences, advice.setting, advice.words, analysis.steps, analysis.seconds)
+    return Verdict(
+        analysis.bound,
+        shares,
+        sentences,
+        advice.setting,
+        advice.words,
+        analysis.steps,
+        analysis.seconds,
+        kernels=analysis.kernels,
+    )
 
 
 def _first(ordered: list[Cause], shares: Mapping[Cause, float]) -> Cause:
@@ -247,6 +257,10 @@ def as_data(found: Verdict) -> dict[str, Any]:
         "advice": found.advice,
         "steps": found.steps,
         "step_s": round(found.seconds, 6),
+        "kernels": [
+            {"name": one.name, "ms": round(one.seconds * 1000, 4), "calls": round(one.calls, 2)}
+            for one in found.kernels
+        ],
     }
 
 

@@ -28,6 +28,17 @@ TINY = 8.0
 """Microseconds; a CPU operator that takes less time is mostly call overhead."""
 
 
+MOST_KERNELS = 15
+
+
+class Kernel(NamedTuple):
+    """The kernels of one name, or on a CPU the operators: time in seconds and calls per step."""
+
+    name: str
+    seconds: float
+    calls: float
+
+
 class Analysis(NamedTuple):
     """Share of time by cause (sums to 1), the number of steps and the seconds of one; `gpu`: device work was recorded.
 
@@ -43,6 +54,8 @@ class Analysis(NamedTuple):
     copying: float = 0.0
     launches: int = 0
     """Kernel launches per step."""
+    kernels: tuple[Kernel, ...] = ()
+    """Those that take most time, the longest first. Kernels overlap: their sum may be more than a step."""
 
     @property
     def bound(self) -> Cause:
@@ -109,6 +122,9 @@ def _of_gpu(trace: Trace) -> Analysis:
         sync_outside=outside / ((inside + outside) or 1.0),
         copying=copying / (account.given["input"] or 1.0),
         launches=_within(trace, window) // periods,
+        kernels=_costliest(
+            ((event.name, event.end - event.begin) for event in trace.device if _is_within(event, window)), periods
+        ),
     )
 
 
@@ -194,7 +210,11 @@ def _working(trace: Trace) -> list[Span]:
 
 
 def _within(trace: Trace, window: Span) -> int:
-    return sum(window.begin <= event.begin < window.end for event in trace.device)
+    return sum(_is_within(event, window) for event in trace.device)
+
+
+def _is_within(event: Event, window: Span) -> bool:
+    return window.begin <= event.begin < window.end
 
 
 # --- On a CPU -------------------------------------------------------------------------------------------------------
@@ -210,7 +230,14 @@ def _of_cpu(trace: Trace) -> Analysis:
     syncs = union(spans["host_sync"])
     outside = length(subtract(syncs, passes)) / (length(syncs) or 1.0)
     count = len(trace.steps)
-    return Analysis(account.shares(), count, account.whole / count / 1e6, gpu=False, sync_outside=outside)
+    return Analysis(
+        account.shares(),
+        count,
+        account.whole / count / 1e6,
+        gpu=False,
+        sync_outside=outside,
+        kernels=_costliest(_operator_times(trace, _Within(window)), count),
+    )
 
 
 def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Span]]:
@@ -232,6 +259,24 @@ def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Span]]:
         else:
             spans[cause].append(span)
     return spans
+
+
+def _operator_times(trace: Trace, window: _Within) -> Iterator[tuple[str, float]]:
+    """Yield each operator of the training thread with its own time, without that of operators inside it."""
+    own: dict[Event, float] = {}
+    for span, stack in _moments(event for event in trace.host if event.thread == trace.steps[0].thread):
+        if _calculates(stack) and window(span.begin):
+            own[stack[-1]] = own.get(stack[-1], 0.0) + span.end - span.begin
+    yield from ((event.name, time) for event, time in own.items())
+
+
+def _costliest(times: Iterable[tuple[str, float]], steps: int) -> tuple[Kernel, ...]:
+    """Return the names with most time of these calls, in microseconds, that `steps` steps made."""
+    totals: dict[str, list[float]] = {}
+    for name, time in times:
+        totals.setdefault(name, []).append(time)
+    longest = sorted(totals, key=lambda name: -sum(totals[name]))[:MOST_KERNELS]
+    return tuple(Kernel(name, sum(totals[name]) / steps / 1e6, len(totals[name]) / steps) for name in longest)
 
 
 class _Overlap:

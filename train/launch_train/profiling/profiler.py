@@ -147,7 +147,7 @@ class Recording:
 
     def close(self) -> None:
         """Stop. After an error, do not wait for a GPU that may never respond."""
-        error = sys.exception()
+        error = sys.exc_info()[1]
         if error is None and not self._over:
             self._end_early()
         elif self._profile and (isinstance(error, PreemptedError) or self._device.type != "cuda"):

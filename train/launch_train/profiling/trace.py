@@ -85,17 +85,17 @@ def read(path: Path) -> Trace:
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError("it is no trace of torch.profiler: it is no JSON") from error
+        raise ValueError("not a torch.profiler trace: not JSON") from error
     except (EOFError, zlib.error) as error:
         raise ValueError(f"it was cut off, or is damaged: {error}") from error
     if isinstance(document, list):
         document = {"traceEvents": document}
     if not isinstance(document, Mapping) or not isinstance(document.get("traceEvents"), list):
-        raise ValueError("it is no trace of torch.profiler: it has no traceEvents")
+        raise ValueError("not a torch.profiler trace: no traceEvents")
     try:
         return parse(document["traceEvents"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is no trace of torch.profiler: an event is not as it writes them ({error})") from error
+        raise ValueError(f"not a torch.profiler trace: unexpected event ({error})") from error
 
 
 def parse(events: Sequence[Mapping[str, Any]]) -> Trace:

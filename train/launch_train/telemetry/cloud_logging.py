@@ -173,9 +173,9 @@ class Wire:
             answer = self._post(body)
         except RefreshError as error:
             kind = _AwayError if error.retryable else _ClosedError
-            raise kind(f"it takes no such credentials: {one_line(str(error))}") from error
+            raise kind(f"the credentials were rejected: {one_line(str(error))}") from error
         except (RequestException, GoogleAuthError) as error:
-            raise _AwayError(f"Cloud Logging gives no answer ({type(error).__name__})") from error
+            raise _AwayError(f"Cloud Logging does not respond ({type(error).__name__})") from error
         except TrainError as error:
             raise _ClosedError(str(error)) from error
         if answer.status_code in RETRYABLE:
@@ -202,6 +202,6 @@ class Wire:
         email = str(getattr(self._session.credentials, "service_account_email", None) or "")
         account = email if "@" in email else "ACCOUNT"
         return (
-            f"this VM's account may not write there: gcloud projects add-iam-policy-binding {project} "
+            f"this VM's account has no permission to write logs: gcloud projects add-iam-policy-binding {project} "
             f"--member=serviceAccount:{account} --role=roles/logging.logWriter"
         )

@@ -47,6 +47,8 @@ class Text:
         """Write a part every `every` seconds. `journal` receives the same output."""
         self.heard = -math.inf
         """time.monotonic() of the newest output."""
+        self.listener: Callable[[bytes], None] | None = None
+        """Also receives the output; it must not wait."""
         self._say = say
         self._journal = journal
         self._buffer = Buffer(every)
@@ -88,6 +90,8 @@ class Text:
     def _take(self, data: bytes, number: int) -> None:
         self.heard = time.monotonic()
         self._buffer.add(data)
+        if listener := self.listener:
+            listener(data)
         if self._journal:
             self._journal.add(data, number)
 

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple
 
 from launch_train.common import contract
@@ -135,4 +135,4 @@ def parse_line(time: int, number: int, line: bytes) -> LogLine:
 def rfc3339(time: int) -> str:
     """Format Unix nanoseconds as RFC 3339."""
     whole, rest = divmod(time, SECOND)
-    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+    return f"{datetime.fromtimestamp(whole, timezone.utc):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"

@@ -1,4 +1,4 @@
-"""Write the rows of a run as JSON lines, in numbered parts that are written once, and as TensorBoard events.
+"""Write the rows of a run as JSON lines, in numbered parts that are written once, and pass them on to loggers.
 
 A thread writes them; `launch_train.metrics` is the API for scripts.
 """
@@ -18,9 +18,12 @@ from typing import Protocol
 
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
-from launch_train.common.storage import Storage, UnreachableError, open_storage
+from launch_train.common.storage import LocalFolder, Storage, UnreachableError, open_storage
+from launch_train.telemetry.logger_process import CLOSE_SECONDS, LoggerProcess
+from launch_train.telemetry.newest_row import NewestRow
 from launch_train.telemetry.rows import Row, plain
 from launch_train.telemetry.tensorboard import Board, open_board
+from launch_train.telemetry.throttled_warning import say
 from launch_train.telemetry.upload_queue import Outbox, open_outbox
 
 FLUSH_SECONDS = 3.0
@@ -74,14 +77,36 @@ class Null:
     def close(self, limit: float | None = None) -> None: ...
 
 
-def open_sink(env: Mapping[str, str], *, tensorboard: bool = True) -> Sink:
-    """Open the sink of this process: the run folder on global rank 0, Null elsewhere. Raises OutputError."""
+def open_sink(env: Mapping[str, str], loggers: Sequence[str] | None = None) -> Sink:
+    """Open the sink of this process: the run folder on global rank 0, Null elsewhere. Raises OutputError.
+
+    `loggers`: names of contract.LOGGER_NAMES; None: those of `env`.
+    """
     if not env.get(contract.RUN_FOLDER) or not _writes_rows(env):
         return Null()
+    names = wanted_loggers(env) if loggers is None else loggers
     storage = open_storage(env[contract.RUN_FOLDER])
     outbox, (attempt, generation, _) = open_outbox(storage, env), _numbers(env)
-    board = open_board(storage, outbox, contract.start_name(attempt, generation)) if tensorboard else None
-    return Parts(storage, outbox, part_names(env), board)
+    board = None
+    if not {"tensorboard", "vertex"}.isdisjoint(names):
+        board = open_board(storage, outbox, contract.start_name(attempt, generation))
+    newest = None if isinstance(storage, LocalFolder) else NewestRow(outbox, attempt)
+    return Parts(storage, outbox, part_names(env), board, newest=newest, loggers=_open_loggers(names, env))
+
+
+def wanted_loggers(env: Mapping[str, str]) -> Sequence[str]:
+    """Return the loggers of a script's spec."""
+    return env[contract.LOGGERS].split(",") if contract.LOGGERS in env else contract.DEFAULT_LOGGERS
+
+
+def _open_loggers(names: Sequence[str], env: Mapping[str, str]) -> LoggerProcess | None:
+    """Start the process of the loggers that are other services; a warning and None if that fails."""
+    try:
+        services = [name for name in names if name in ("wandb", "mlflow")]
+        return LoggerProcess(services, env) if services else None
+    except OSError as error:
+        say(f"warning: {', '.join(names)} not started: {error}")
+        return None
 
 
 def _writes_rows(env: Mapping[str, str]) -> bool:
@@ -116,13 +141,21 @@ Queue = SimpleQueue[Sequence[Row] | _Marker]
 
 
 class Parts:
-    """Writes rows from a thread, as create-only parts of JSON lines and to TensorBoard. One part holds the rows of
-    `seconds` (default: FLUSH_SECONDS)."""
+    """Writes rows from a thread: as create-only parts of JSON lines, to TensorBoard, to the loggers' process, and the
+    `newest` one. One part holds the rows of `seconds` (default: FLUSH_SECONDS)."""
 
     def __init__(
-        self, storage: Storage, outbox: Outbox, name: PartName, board: Board | None = None, seconds: float | None = None
+        self,
+        storage: Storage,
+        outbox: Outbox,
+        name: PartName,
+        board: Board | None = None,
+        seconds: float | None = None,
+        newest: NewestRow | None = None,
+        loggers: LoggerProcess | None = None,
     ) -> None:
         self._storage, self._outbox, self._name, self._board = storage, outbox, name, board
+        self._newest, self._loggers = newest, loggers
         self._seconds = seconds
         self._pid = os.getpid()
         self._part: int | None = None
@@ -149,17 +182,22 @@ class Parts:
                 return False
         return not self._failed and self._outbox.wait(max(0.0, until - time.monotonic()))
 
-    def close(self, limit: float | None = None) -> None:
+    def close(self, limit: float | None = None, *, failed: bool = False) -> None:
+        """As Sink.close. `failed`: the program has failed, which loggers show."""
         if os.getpid() != self._pid:
             return
         until = time.monotonic() + (END_SECONDS if limit is None else limit)
         if self._thread.is_alive():
             self._queue.put(_Marker(last=True))
             self._thread.join(max(0.0, until - time.monotonic()))
+        if self._loggers:
+            self._loggers.finish(max(0.0, min(CLOSE_SECONDS, until - time.monotonic())), failed=failed)
         error, self._error = self._error, None
         try:
             self._outbox.close(max(0.0, until - time.monotonic()))
         finally:
+            if self._loggers:
+                self._loggers.close()
             if error:
                 raise error
         if self._thread.is_alive():
@@ -178,6 +216,8 @@ class Parts:
                 last = mark.last
                 if last:
                     self._write_events(None)
+                    if self._newest and not self._failed:
+                        self._newest.write()
                 mark.done.set()
 
     def _write_unless_failed(self, rows: Sequence[Row]) -> None:
@@ -207,6 +247,10 @@ class Parts:
         data = "".join(json.dumps(plain(row), allow_nan=False) + "\n" for row in rows).encode()
         self._outbox.put(self._name(self._part), data)
         self._part += 1
+        if self._newest:
+            self._newest.add(rows)
+        if self._loggers:
+            self._loggers.write(data, len(rows))
 
 
 def _first_free(storage: Storage, name: PartName) -> int:

@@ -45,8 +45,8 @@ class Leftovers:
     def close(self, left: Callable[[], float]) -> None:
         """Upload the rest; report files that remain, with their folder."""
         if count := self.send(left):
-            files, lie = ("1 file", "lies") if count == 1 else (f"{count} files", "lie")
-            self._say(f"{files} did not reach {self._storage.url} and {lie} in {self.folder}: keep this machine's disk")
+            files, are = ("1 file", "is") if count == 1 else (f"{count} files", "are")
+            self._say(f"{files} did not reach {self._storage.url} and {are} in {self.folder}: keep this machine's disk")
 
 
 def spool_folder(environ: Mapping[str, str], url: str, node: int) -> Path:
@@ -63,7 +63,7 @@ def spool_folder(environ: Mapping[str, str], url: str, node: int) -> Path:
             return folder
         return Path(tempfile.mkdtemp(prefix="launch-spools-", dir=parent))
     except OSError as error:
-        raise OutputError(f"no folder can be made in {parent}: {error.strerror or error}") from error
+        raise OutputError(f"cannot create a folder in {parent}: {error.strerror or error}") from error
 
 
 def _temporary() -> str:

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from launch_train.common import contract
+
 Row = dict[str, Any]
 
 
@@ -32,6 +34,16 @@ def _plain(value: Any) -> Any:
         return str(value)
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scalars of a row by tag: train/… for a step, eval/… for an evaluation, none for other events."""
+    if "step" not in row or row.get("event", "eval") != "eval":
+        return {}
+    group = row.get("event", "train")
+    numbers = {key: value for key, value in row.items() if type(value) in (int, float)}
+    numbers |= {key: float(text) for key, text in contract.nonfinite(row).items()}
+    return {f"{group}/{key}": float(value) for key, value in numbers.items() if key not in ("step", "time")}
 
 
 def whole(step: Any) -> int:

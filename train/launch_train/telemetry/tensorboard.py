@@ -19,6 +19,7 @@ from typing import Any
 
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder, Storage
+from launch_train.telemetry.rows import scalars
 from launch_train.telemetry.upload_queue import Outbox
 
 FILE_BYTES = 1 << 20
@@ -152,13 +153,3 @@ def _session(row: Mapping[str, Any]) -> Any:
 
     log = SessionLog(status=SessionLog.START)
     return Event(wall_time=row.get("time", time.time()), step=row["step"], session_log=log)
-
-
-def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scalars of a row by tag: train/… for a step, eval/… for an evaluation, none for other events."""
-    if "step" not in row or row.get("event", "eval") != "eval":
-        return {}
-    group = row.get("event", "train")
-    numbers = {key: value for key, value in row.items() if type(value) in (int, float)}
-    numbers |= {key: float(text) for key, text in contract.nonfinite(row).items()}
-    return {f"{group}/{key}": float(value) for key, value in numbers.items() if key not in ("step", "time")}

@@ -146,7 +146,9 @@ def new_folder(base: str | None, url: str) -> Folder:
         folder = Folder(hidden.replace(hidden.with_name(hidden.name[1:])), lock)
     except OSError as error:
         place = Path(base or tempfile.gettempdir())
-        raise OutputError(f"no spool can be made in {place}: {explain_disk_error(error, place / 'x')}") from error
+        raise OutputError(
+            f"cannot create an upload folder in {place}: {explain_disk_error(error, place / 'x')}"
+        ) from error
     _OPEN.add(folder)
     return folder
 

@@ -56,6 +56,9 @@ class Outbox(Protocol):
         Raises OutputError.
         """
 
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace an object, as `put_file` does."""
+
     def wait(self, seconds: float) -> bool:
         """Retry now and wait up to `seconds`; return whether all objects queued before are uploaded."""
 
@@ -86,6 +89,9 @@ class Direct:
 
     def put_file(self, name: str, path: Path) -> None:
         self._storage.write_file(name, path)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._storage.write(name, data)
 
     def wait(self, seconds: float) -> bool:
         return True
@@ -125,6 +131,9 @@ class Spool:
 
     def put_file(self, name: str, path: Path) -> None:
         self._add(check_name(name), lambda half: shutil.copyfile(path, half), create=False)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._add(check_name(name), lambda half: half.write_bytes(data), create=False)
 
     def wait(self, seconds: float) -> bool:
         with self._news:
@@ -243,7 +252,7 @@ class Pause:
 def _left_over(left: Sequence[Entry], url: str, folder: Path, seconds: float) -> str:
     what = f"{len(left)} objects" if len(left) > 1 else left[0].name
     size = sum(entry.size() for entry in left) / 1e6
-    place = f"{'they lie' if len(left) > 1 else 'it lies'} in {folder}"
+    place = f"{'they are' if len(left) > 1 else 'it is'} in {folder}"
     return f"{what} ({size:,.3f} MB) did not reach {url} in {seconds:.0f} s: {place}; keep this machine's disk"
 
 

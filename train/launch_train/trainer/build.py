@@ -52,12 +52,12 @@ TORCH_STREAM, PYTHON_STREAM = 2, 3
 """Streams of random numbers: for torch, and for Python and NumPy. (launch_train.data.source uses 0 and 1.)"""
 
 INITIAL_STATE: Mapping[str, Any] = MappingProxyType(
-    {"step": 0, "samples": 0, "eval_loss": None, "eval_due": False, "seconds": 0.0, "interruptions": 0}
+    {"step": 0, "samples": 0, "eval_loss": None, "eval_step": 0, "eval_due": False, "seconds": 0.0, "interruptions": 0}
     | {"micro_batch": 0}
 )
-"""The loop's state: steps done, samples drawn (the position in the data), the newest held-out loss and whether an
-evaluation is due, seconds of training before this start, number of interruptions, and the micro-batch that the run was
-reduced to (0: never reduced)."""
+"""The loop's state: steps done, samples drawn (the position in the data), the newest held-out loss and its step,
+whether an evaluation is due, seconds of training before this start, number of interruptions, and the micro-batch that
+the run was reduced to (0: never reduced)."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     facts["choices"] = [choice._asdict() for choice in choices]
     if ranks.rank == 0:
         _print_setup(facts, source, choices)
-    sink = open_sink(env) if ranks.rank == 0 else Null()
+    sink = open_sink(env, config.loggers) if ranks.rank == 0 else Null()
     run = Run(
         config=config,
         ranks=ranks,

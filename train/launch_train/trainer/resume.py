@@ -7,14 +7,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from launch_train import models
 from launch_train.checkpointing import interval, rng_state
+from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing.async_saver import Saver, Snapshot
-from launch_train.checkpointing.loader import Resumed, describe_changes, resume, scratch_folder, take_over
+from launch_train.checkpointing.loader import (
+    PATIENT_SECONDS,
+    Resumed,
+    describe_changes,
+    describe_settings,
+    resume,
+    scratch_folder,
+    take_over,
+)
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import Storage
+from launch_train.distributed.process_group import run_on_rank_0
 from launch_train.trainer import state_dict
 from launch_train.trainer.build import Run, seed
+from launch_train.trainer.init_from import initialize
 
 
 def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
@@ -24,9 +36,12 @@ def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
     """
     storage = run.storage
     if storage is None:
+        initialize(run, env)
         return run
     claim = take_over(run.ranks, storage, manifest_fields(run), env)
     resumed = resume(run.ranks, storage, manifest_fields(run), lambda found: _restore(run, found), scratch_folder(env))
+    if resumed is None:
+        initialize(run, env)
     if run.ranks.rank == 0:
         _print_start(run, storage, resumed)
     run.replica_check.start(run.state["step"])
@@ -39,20 +54,30 @@ def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
         lease=claim.lease,
         interval=interval.from_settings(run.config.checkpoint, env),
     )
+    saver.best = _best_metrics(run, storage, resumed)
     return replace(run, saver=saver, resumed=resumed, started=time.monotonic())
 
 
 def manifest_fields(run: Run, **more: Any) -> dict[str, Any]:
     """Return the fields that describe the run in a checkpoint's manifest."""
     keys = ("config", "world_size", "device", "device_memory", "precision", "torch", "data", "data_sha256")
-    added = {"micro_batch": run.micro_batches.size, "compiled": run.is_compiled}
-    return {key: run.facts[key] for key in keys if key in run.facts} | added | more
+    added = {"micro_batch": run.micro_batches.size, "compiled": run.is_compiled, "trained": _trained(run)}
+    known = {key: run.facts[key] for key in keys if key in run.facts} | added
+    return known | models.describe(run.model) | more
+
+
+def _trained(run: Run) -> list[str]:
+    """Return the names of the parameters in the optimizer's order: it numbers them, and an export needs the names."""
+    names = {parameter: name for name, parameter in run.model.named_parameters()}
+    return [names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]]
 
 
 def snapshot(run: Run, **more: Any) -> Snapshot:
     """Return the current contents of a checkpoint."""
     buffers = frozenset(f"model/{name}" for name, _ in run.model.named_buffers())
     per_rank = {"random": rng_state.read(run.ranks.device)}
+    if run.state["eval_step"] == run.state["step"] and run.state["eval_loss"] is not None:
+        more["eval_loss"] = run.state["eval_loss"]
     return Snapshot(state_dict.read(run), per_rank, manifest_fields(run, **more), buffers)
 
 
@@ -74,9 +99,23 @@ def _restore(run: Run, found: Resumed) -> None:
     run.state["interruptions"] += 1
 
 
+def _best_metrics(run: Run, storage: Storage, resumed: Manifest | None) -> list[float]:
+    """Return the lowest metrics of the run's checkpoints up to this one, on all ranks.
+
+    They are not in the state: a save that a preemption cancelled has none.
+    """
+    keep = run.config.checkpoint
+    if resumed is None or not keep.keep_best:
+        return []
+    found = run_on_rank_0(run.ranks, lambda: manifests.metrics(storage.within(PATIENT_SECONDS), keep.keep_metric))
+    return sorted(value for step, value in found.items() if step <= resumed.step)[: keep.keep_best]
+
+
 def _print_start(run: Run, storage: Storage, resumed: Manifest | None) -> None:
     if resumed:
-        print(f"resumed at step {resumed.step} from {resumed.folder}", flush=True)
+        print(f"resumed from step {resumed.step} ({resumed.folder})", flush=True)
+        for line in describe_settings(resumed.about, manifest_fields(run)):
+            print(f"changed: {line}", flush=True)
         for line in describe_changes(resumed.about, manifest_fields(run)):
             print(f"{line}: same global batch and data order, losses equal within rounding", flush=True)
     elif (days := storage.soft_delete_days()) and run.config.checkpoint.minutes != "off":

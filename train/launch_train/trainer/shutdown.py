@@ -20,6 +20,9 @@ from launch_train.trainer.resume import snapshot
 ROWS_SECONDS = 1.5
 """Time limit for writing the last rows when a rank has failed: the other ranks wait for this one."""
 
+SAVES_LEFT = 3
+"""How many times the usual duration of a save must remain while the save of a best checkpoint is awaited."""
+
 
 def save_and_exit(run: Run, shutdown: ShutdownSignal) -> NoReturn:
     """Save a checkpoint within the notice period and exit. All ranks call it at the same step."""
@@ -33,8 +36,10 @@ def save_and_exit(run: Run, shutdown: ShutdownSignal) -> NoReturn:
     if run.saver is None:
         raise SystemExit(128 + signal.SIGTERM)
     compare_replicas(run)
+    deadline = time.monotonic() + seconds_left
+    run.saver.finish_best(seconds_left - SAVES_LEFT * run.saver.seconds)
     try:
-        run.saver.save(step, snapshot(run), limit=seconds_left)
+        run.saver.save(step, snapshot(run), limit=deadline - time.monotonic())
     except OutputError as error:
         if run.ranks.rank == 0:
             print(f"preempted at step {step}; checkpoint not saved in time: {error}", flush=True)

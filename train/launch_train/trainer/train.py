@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial, reduce
-from math import inf
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from launch_train.checkpointing.async_saver import Saver
 from launch_train.common import console, contract, faults
 from launch_train.common.config import Config
 from launch_train.common.errors import DisagreementError, SupersededError, TrainError
@@ -30,8 +31,10 @@ from launch_train.distributed.process_group import (
     barrier,
     broadcast_buffers,
     gather,
+    mean,
     raise_timeout,
 )
+from launch_train.models.resnet import ResNet
 from launch_train.performance import attention, grad_guard, loss_normalization, micro_batch, optimizer, prepare_model
 from launch_train.performance.precision import autocast
 from launch_train.trainer.build import Run, seed, setup
@@ -82,6 +85,7 @@ def train_loop(run: Run, shutdown: ShutdownSignal) -> None:
             if run.state["eval_due"]:
                 with run.profiler.range("evaluation"):
                     evaluate(run, shutdown)
+                save_after_evaluation(run)
             else:
                 train_step(run)
                 report_if_due(run)
@@ -229,11 +233,14 @@ def optimizer_step(run: Run) -> Tensor:
 
 @torch.no_grad()
 def evaluate(run: Run, shutdown: ShutdownSignal) -> None:
-    """Compute the mean loss on the held-out batches, the same ones each time, split among the ranks."""
+    """Compute the mean loss on the held-out batches, the same ones each time, split among the ranks; of a classifier
+    also its accuracy."""
     set_deadline(run, MIN_RARE_SECONDS)  # the first batch may have to be compiled
     broadcast_buffers(run.ranks, run.model)
     batches = run.config.eval.batches
     total = torch.zeros((2,) if run.countable_targets else (), device=run.ranks.device)
+    classifier = run.model if isinstance(run.model, ResNet) else None
+    correct = torch.zeros(3, device=run.ranks.device)
     run.model.eval()
     for index in range(batches):
         if index:
@@ -245,15 +252,27 @@ def evaluate(run: Run, shutdown: ShutdownSignal) -> None:
         for part in parts:
             with autocast(run.policy, run.ranks.device):
                 total += loss_normalization.loss_of(run.eval_forward, part, run.countable_targets) / len(parts)
+            if classifier:
+                correct += classifier.correct
         save_or_stop(run, shutdown)  # a preemption interrupts an evaluation; the next start repeats it
         if run.saver:
             run.saver.note_evaluation()
     run.model.train()
     step, run.state["eval_due"] = run.state["step"], False
+    run.state["eval_step"] = step
     run.state["eval_loss"] = loss_normalization.global_mean(run.ranks, total / batches).item()
-    run.sink.put([event("eval", step=step, loss=run.state["eval_loss"])])
+    accuracy = _accuracy(run, correct) if classifier else {}
+    run.facts.update({f"eval_{name}": share for name, share in accuracy.items()})
+    run.sink.put([event("eval", step=step, loss=run.state["eval_loss"], **accuracy)])
     if run.ranks.rank == 0:
-        print(f"step {step}/{run.config.steps}  held-out loss {run.state['eval_loss']:.4f}", flush=True)
+        right = f"  accuracy {accuracy['accuracy']:.1%}" if accuracy else ""
+        print(f"step {step}/{run.config.steps}  held-out loss {run.state['eval_loss']:.4f}{right}", flush=True)
+
+
+def _accuracy(run: Run, correct: Tensor) -> dict[str, float]:
+    """Return the shares of images whose label is the first guess, and among the first five, from each rank's counts."""
+    first, five, images = mean(run.ranks, correct).tolist()
+    return {"accuracy": first / images, "accuracy_top5": five / images}
 
 
 def save_or_stop(run: Run, shutdown: ShutdownSignal) -> None:
@@ -263,19 +282,49 @@ def save_or_stop(run: Run, shutdown: ShutdownSignal) -> None:
     vote = StepVote(shutdown.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
     agreed = run.agreement.vote(vote, run.recorder.recent_seconds)
     if agreed.leave:
-        raise (saver and saver.superseded) or SupersededError("another start of this run has taken it over")
+        raise (saver and saver.superseded) or SupersededError("another start of this run has taken over")
     if agreed.stop:
         run.heartbeat.expect(inf)
         save_and_exit(run, shutdown)
     if saver:
         saver.after_step(run.state["step"], run.recorder.median_seconds, run.seconds, run.state["interruptions"])
-        if agreed.save and run.state["step"] < run.config.steps:  # `finish` saves the last step
-            write_rows(run)
-            set_deadline(run, MIN_RARE_SECONDS)
-            compare_replicas(run)
-            with run.profiler.range("checkpoint"):
-                saver.begin(run.state["step"], snapshot(run))
+        if agreed.save and run.config.checkpoint.keep_best and run.state["eval_due"]:
+            saver.postponed = True  # a checkpoint without its loss could not be one of the best
+        elif agreed.save:
+            begin_save(run, saver)
     set_deadline(run)
+
+
+def begin_save(run: Run, saver: Saver) -> None:
+    """Begin a checkpoint, unless `finish` is about to save the last step."""
+    saver.postponed = False
+    if run.state["step"] >= run.config.steps:
+        return
+    write_rows(run)
+    set_deadline(run, MIN_RARE_SECONDS)
+    if run.config.checkpoint.keep_best:
+        saver.finish()  # a running save would be cancelled, and it may be one of the best
+        barrier(run.ranks)
+    compare_replicas(run)
+    with run.profiler.range("checkpoint"):
+        saver.begin(run.state["step"], snapshot(run))
+
+
+def save_after_evaluation(run: Run) -> None:
+    """Save a checkpoint if its loss is one of the lowest (`checkpoint.keep.best`), or if a save has waited for it.
+
+    All ranks know the loss, so they decide alike without a vote.
+    """
+    saver, keep = run.saver, run.config.checkpoint.keep_best
+    if saver is None or not keep or run.state["eval_due"]:
+        return
+    loss = run.state["eval_loss"]
+    is_best = isfinite(loss) and (len(saver.best) < keep or loss < saver.best[-1])
+    if is_best:
+        saver.best = sorted([*saver.best, loss])[:keep]
+    if is_best or saver.postponed:
+        begin_save(run, saver)
+        set_deadline(run)
 
 
 def set_deadline(run: Run, minimum: float = MIN_STEP_SECONDS) -> None:
@@ -307,6 +356,7 @@ def finish(run: Run, shutdown: ShutdownSignal) -> None:
     if problem := find_disagreement(gather(run.ranks, digest)):
         raise DisagreementError(problem)
     if run.saver and not (run.resumed and run.resumed.step == step and "parameters_sha256" in run.resumed.about):
+        run.saver.finish_best()
         run.saver.save(step, snapshot(run, parameters_sha256=digest))
         run.saver.prune()
     if run.ranks.rank == 0:

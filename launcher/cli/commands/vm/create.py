@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.cli.commands import vertex
+from launcher.cli.commands.vertex import NoPreflight, Preflight
 from launcher.cli.flows.image import BuilderFlag, CreateRepository
-from launcher.cli.help_page import COST, MACHINE, OUTPUT, RUN, WHERE, option
-from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, flags_of
+from launcher.cli.help_page import COST, MACHINE, OUTPUT, RUN, option
+from launcher.cli.options import DryRun, Flags, Offline, Output, OutputFormat, WatchFor, Yes, flags_of
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.spec.reader import Override
 
 
+SpecFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[SPEC]", help="YAML file; default: a VM to work on, or with --run the built-in job."),
+]
 ToRun = Annotated[bool, option(RUN, "--run", help="Run the spec's job, then delete the VM.")]
 Detach = Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the VM is created.")]
-NoPreflight = Annotated[bool, option(WHERE, "--no-preflight", help="Skip the preflight checks.")]
 Lease = Annotated[str | None, option(COST, "--lease", help="Stop the VM after this time (4h).", metavar="TIME")]
 IdleStop = Annotated[
     str | None,
@@ -54,6 +59,7 @@ def vm(
     run: ToRun = False,
     dry_run: DryRun = False,
     detach: Detach = False,
+    preflight: Preflight = False,
     no_preflight: NoPreflight = False,
     lease: Lease = None,
     idle_stop: IdleStop = None,
@@ -65,27 +71,35 @@ def vm(
     watch_for: WatchFor = None,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
+    yes: Yes = False,
+    offline: Offline = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Create a VM with GPUs to work on over SSH, or with --run one that runs a job.
 
     Without --run: creates a Deep Learning VM and returns when it is ready. The VM stops itself when its lease ends.
-    With --run: runs the spec's job in its container, follows it to its end and deletes the VM. Where there is no
-    capacity, the next zone is tried.
+    With --run: runs the spec's job in its container, follows it to its end and deletes the VM. If there is no
+    capacity, launch tries the next zone.
     """
-    from launcher.cli.flows.plan import planned
-    from launcher.cli.gather import gather
+    from launcher.api.planning import planned
+    from launcher.cli.flows.plan import gather
     from launcher.cli.ui.plan_page import show
 
     flags = flags_of(ctx)
     run = run or resume is not None  # only runs can be resumed
     vertex.check(dry_run, detach, resume, new, watch_for, flags)
     for_runs = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
+    vertex.check_preflight(preflight, {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
     check(run, for_runs, {"--lease": lease, "--idle-stop": idle_stop})
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     inputs = partial(gather, "vm", training=run, more=own, allow_default_account=allow_default_service_account)
-    if dry_run:
-        show(planned(inputs(spec, flags)), output_format)
+    if preflight:
+        from launcher.cli.flows.preflight import preflight_only
+
+        preflight_only(inputs(spec, flags), output_format)
+    elif dry_run:
+        found = inputs(spec, flags)
+        show(planned(found, offline=offline), output_format, settings=found.settings)
     elif run:
         from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
 
@@ -97,12 +111,24 @@ def vm(
             watch_seconds=watch_for,
             builder=builder,
             create_repository=create_repository,
+            yes=yes,
+            offline=offline,
         )
         launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
     else:
+        from launcher.api.cost_limit import is_limited
         from launcher.cli.flows.vm_workstation import create_workstation
 
-        create_workstation(inputs(spec, flags), output_format, detach=detach, preflight=not no_preflight)
+        gathered = inputs(spec, flags)
+        create_workstation(
+            gathered,
+            output_format,
+            detach=detach,
+            preflight=not no_preflight,
+            offline=offline,
+            limited=is_limited(gathered),
+            yes=yes,
+        )
 
 
 def check(run: bool, for_runs: Mapping[str, object], for_workstations: Mapping[str, object]) -> None:

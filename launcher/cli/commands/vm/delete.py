@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 from launcher.cli.help_page import COMMON, option
 from launcher.cli.options import InZone, VmName
-from launcher.errors import LaunchError, UsageError
+from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
@@ -22,6 +21,7 @@ def vm_delete(
     yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Skip the confirmation.")] = False,
 ) -> None:
     """Delete a VM with its disk and wait until it is deleted. Asks for confirmation."""
+    from launcher.cli.flows.confirm import confirmed
     from launcher.cli.flows.find_vm import NoSuchVm, one_machine, open_compute
 
     compute = open_compute()
@@ -31,7 +31,8 @@ def vm_delete(
         print(f"nothing to do: {error.problem}")
         return
     check_ended(machine)
-    if not yes and not confirmed(machine):
+    repeat = f"launch vm delete {machine.name} --zone {machine.zone} --yes"
+    if not yes and not confirmed(question(machine), "launch vm delete asks for confirmation", repeat):
         raise LaunchError(f"{machine.name} was not deleted")
     print(f"{machine.name} was {delete(compute, machine)}")
 
@@ -53,19 +54,9 @@ def check_ended(machine: Machine) -> None:
         check_workstation(machine, "it cannot be deleted separately")
 
 
-def confirmed(machine: Machine) -> bool:
-    """Ask for confirmation. Raises UsageError: there is no terminal."""
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "launch vm delete asks for confirmation, but there is no terminal",
-            f"launch vm delete {machine.name} --zone {machine.zone} --yes",
-        )
-    print(f"{question(machine)} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 def question(machine: Machine) -> str:
     """Return the question, which names the disks that will be deleted and kept."""
+    from launcher.cli.flows.confirm import other_owner
     from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import attached_disks
 
@@ -73,6 +64,8 @@ def question(machine: Machine) -> str:
     lost = [disk for disk in attached_disks(machine) if disk.get("autoDelete")]
     kept = [disk for disk in attached_disks(machine) if not disk.get("autoDelete")]
     asks = [f"Delete {machine.name} ({machine.machine_type} in {machine.zone}, {state})?"]
+    if owner := other_owner(machine.labels):
+        asks.append(f"It {owner}.")
     asks += [f"All data on its {disk_text(disk)} will be lost." for disk in lost]
     asks += [f"Its {disk_text(disk)} is kept and billed." for disk in kept]
     return "\n".join(asks)

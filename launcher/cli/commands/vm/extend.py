@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from typing import TYPE_CHECKING, Annotated
 
 from launcher.cli.help_page import COST, option
-from launcher.cli.options import InZone, Output, OutputFormat, VmName
+from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAnother
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def vm_extend(
         option(COST, "--until", help="End of the lease in local time: 22:40, 2026-11-22T06:40.", metavar="WHEN"),
     ] = None,
     zone: InZone = None,
+    yes: YesForAnother = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Move the end of a VM's lease to a later or earlier time.
@@ -36,6 +38,7 @@ def vm_extend(
     The lease cannot end after the time at which Compute Engine ends the VM (--hours at its creation). That time counts
     from the VM's last start and cannot change while it runs.
     """
+    from launcher.cli.flows.confirm import confirm_for_another
     from launcher.cli.flows.find_vm import check_workstation, one_machine, open_compute
     from launcher.compute.lifecycle import google_now
 
@@ -46,6 +49,10 @@ def vm_extend(
     now = google_now(compute)
     wanted = requested_end(lease, until, now)
     ends = wanted if machine.ceiling is None else min(wanted, machine.ceiling)
+    if not yes:
+        again = ["launch", "vm", "extend", machine.name, *(["--lease", lease] if lease else ["--until", until or ""])]
+        command = shlex.join([*again, "--zone", machine.zone])
+        confirm_for_another(machine.name, machine.labels, "Extend", "extended", command)
     show(move_lease(compute, machine, math.ceil(ends)), ends < wanted, now, output_format)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from launcher.cli.help_page import OUTPUT, option
-from launcher.cli.options import Output, OutputFormat
+from launcher.cli.options import Mine, Output, OutputFormat
 from launcher.cli.ui.text import column_widths, columns
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def vm_list(
         bool,
         option(OUTPUT, "--orphans", help="List only unneeded resources that cost money."),
     ] = False,
+    mine: Mine = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """List launch's VMs, in all zones.
@@ -38,11 +39,15 @@ def vm_list(
 
     from launcher.cli.commands.vm.orphans import show_orphans
     from launcher.cli.flows.find_vm import open_compute
+    from launcher.cli.flows.mine import is_mine
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
 
     compute = open_compute()
     machines, disks, now = read_inventory(compute)
+    if mine:
+        machines = [machine for machine in machines if is_mine(machine.labels)]
+        disks = [disk for disk in disks if is_mine(disk.labels)]
     if orphans:
         show_orphans(compute, machines, disks, now, output_format)
     elif output_format is Output.text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.cli.commands.vm.stop import STOPPED, STOPPING
-from launcher.cli.options import InZone, Output, OutputFormat, VmName
+from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAnother
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
@@ -21,21 +21,26 @@ def vm_start(
     name: VmName,
     *,
     zone: InZone = None,
+    yes: YesForAnother = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Start a stopped VM and wait until it runs.
 
-    Its lease, and the time after which Compute Engine stops it, start again.
+    Its lease and its time limit start again.
     """
+    from launcher.cli.flows.confirm import confirm_for_another
     from launcher.cli.flows.find_vm import check_workstation, one_machine, open_compute
 
     compute = open_compute()
     machine = one_machine(compute, name, zone)
-    again = f"launch vm SPEC --run --resume {machine.run} resumes the run"
-    machine = check_workstation(machine, "it cannot be started separately", again)
+    hint = f"launch vm SPEC --run --resume {machine.run} resumes the run"
+    machine = check_workstation(machine, "it cannot be started separately", hint)
     if machine.status == "RUNNING":
         show(compute, machine, output_format, "is already running")
         return
+    if not yes:
+        again = f"launch vm start {machine.name} --zone {machine.zone}"
+        confirm_for_another(machine.name, machine.labels, "Start", "started", again)
     show(compute, start(compute, machine), output_format, "is running")
 
 

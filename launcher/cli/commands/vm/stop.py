@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import InZone, Output, OutputFormat, VmName
+from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAnother
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
@@ -20,12 +20,14 @@ def vm_stop(
     name: VmName,
     *,
     zone: InZone = None,
+    yes: YesForAnother = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Stop a VM and wait until it has stopped.
 
     Its boot disk is kept and billed. Data on its local SSDs (/mnt/localssd) is lost.
     """
+    from launcher.cli.flows.confirm import confirm_for_another
     from launcher.cli.flows.find_vm import check_workstation, one_machine, open_compute
 
     compute = open_compute()
@@ -33,6 +35,9 @@ def vm_stop(
     if machine.status in STOPPED:
         show(compute, machine, output_format, "is already stopped")
         return
+    if not yes:
+        again = f"launch vm stop {machine.name} --zone {machine.zone}"
+        confirm_for_another(machine.name, machine.labels, "Stop", "stopped", again)
     show(compute, stop(compute, machine), output_format, "is stopped")
 
 

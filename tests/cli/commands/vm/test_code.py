@@ -34,19 +34,19 @@ def test_ssh_knows_the_name(place: Place) -> None:
     assert config.stat().st_mtime_ns == before
 
 
-def test_the_users_file_is_asked_about(place: Place) -> None:
+def test_changing_the_users_ssh_config_needs_consent(place: Place) -> None:
     ran = place.launch("vm", "code", "dev", *place.there)
     assert "is unchanged; to use the name with ssh, add this line at its top" in ran.out
     assert not (place.home / ".ssh" / "config").exists()
     assert (place.settings / "ssh_config").exists()
 
 
-def test_a_name_that_the_user_has_already(place: Place) -> None:
+def test_a_host_name_in_the_users_config_is_refused(place: Place) -> None:
     (place.home / ".ssh" / "config").write_text("Host dev\n  HostName 192.0.2.1\n")
     assert "also has its own Host dev" in place.launch("vm", "code", "dev", "--yes", *place.there).err
 
 
-def test_a_vm_that_is_gone_is_forgotten(place: Place) -> None:
+def test_a_deleted_vm_is_removed_from_the_config(place: Place) -> None:
     for kind, key in place.server.host_keys.items():
         place.vms.cloud.compute.set_guest("dev", f"hostkeys/{kind}", key)
     place.launch("vm", "code", "dev", *place.there)
@@ -65,7 +65,7 @@ def known_hosts(place: Place) -> list[str]:
     return [file.name for file in (place.settings / "known_hosts.d").iterdir()]
 
 
-def test_a_vms_host_keys_go_with_it(place: Place) -> None:
+def test_a_deleted_vms_host_keys_are_removed(place: Place) -> None:
     for kind, key in place.server.host_keys.items():
         place.vms.cloud.compute.set_guest("dev", f"hostkeys/{kind}", key)
     place.launch("vm", "code", "dev", *place.there)

@@ -11,8 +11,8 @@ import pytest
 from launcher.cli.commands.vm.extend import moment
 from launcher.clock import Clock
 from launcher.jobs.vm import LEASE
+from launcher.testing.googlecloud import Fault, Status
 from tests.cli.vms import HOUR, RUN, Vms
-from tests.googlecloud import Fault, Status
 
 
 def lease_of(vms: Vms, name: str = "dev") -> float:
@@ -29,7 +29,7 @@ def test_a_lease_is_counted_from_now(vms: Vms) -> None:
     assert len(ran.out.splitlines()) == 1
 
 
-def test_never_beyond_what_google_allows(vms: Vms) -> None:
+def test_a_lease_beyond_googles_limit_is_refused(vms: Vms) -> None:
     made = vms.make("dev", hours=3)
     ran = vms.launch("extend", "dev", "--lease", "4h")
     assert lease_of(vms) == int((made.started or 0) + 3 * HOUR)
@@ -113,7 +113,7 @@ def test_until_on_the_day_the_clocks_change(
     assert noted in note
 
 
-def test_what_is_taken_for_a_time_that_does_not_exist_is_said(vms: Vms, in_zone: Callable[[str], None]) -> None:
+def test_a_nonexistent_local_time_is_moved_and_reported(vms: Vms, in_zone: Callable[[str], None]) -> None:
     vms.clock.advance(120 * 24 * HOUR)  # 13 March 2024
     vms.make("dev", hours=1000)
     in_zone(BERLIN)
@@ -133,7 +133,7 @@ def test_what_is_taken_for_a_time_that_does_not_exist_is_said(vms: Vms, in_zone:
         (["--until", "2020-01-01T00:00"], "--until 2020-01-01T00:00 is in the past"),
     ],
 )
-def test_no_such_time(vms: Vms, flags: list[str], said: str) -> None:
+def test_an_invalid_time_is_refused(vms: Vms, flags: list[str], said: str) -> None:
     vms.make("dev")
     assert said in vms.launch("extend", "dev", *flags, code=2).err
     assert LEASE not in vms.cloud.compute.vm("dev").items
@@ -157,14 +157,14 @@ def test_an_older_lease_is_forgotten_at_the_next_start(vms: Vms) -> None:
     assert vms.data("status", "dev")["lease_until"] == started + 2 * HOUR
 
 
-def test_this_machines_clock_says_nothing(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_clock_does_not_matter(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     vms.make("dev")
     monkeypatch.setattr("launcher.clock.REAL", Clock(lambda: vms.clock() + 86_400, vms.clock.advance))
     vms.launch("extend", "dev", "--lease", "1h")
     assert lease_of(vms) == vms.clock() + HOUR
 
 
-def test_somebody_else_changes_the_metadata_meanwhile(vms: Vms) -> None:
+def test_a_concurrent_metadata_change_is_kept(vms: Vms) -> None:
     vms.make("dev")
     vms.cloud.faults.add(Fault("compute.instances.setMetadata", Status(412), times=2))
     vms.launch("extend", "dev", "--lease", "1h")
@@ -174,7 +174,7 @@ def test_somebody_else_changes_the_metadata_meanwhile(vms: Vms) -> None:
 # --- status ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_page(vms: Vms) -> None:
+def test_the_status_page(vms: Vms) -> None:
     made = vms.make("dev", lease=4 * HOUR)
     vms.cloud.compute.set_guest("dev", "launch/state", "ready")
     vms.clock.advance(2 * HOUR)
@@ -196,7 +196,7 @@ def test_the_page(vms: Vms) -> None:
     ]
 
 
-def test_what_went_wrong_is_in_it(vms: Vms) -> None:
+def test_status_shows_startup_errors(vms: Vms) -> None:
     vms.make("dev", model="SPOT")
     vms.cloud.compute.set_guest("dev", "launch/state", "failed")
     vms.cloud.compute.set_guest("dev", "launch/reason", "the driver never came")
@@ -221,7 +221,7 @@ def test_a_vm_that_trains_points_to_its_run(vms: Vms) -> None:
     assert "launch vm extend" not in page
 
 
-def test_what_cannot_be_read_is_told_and_left_out(vms: Vms) -> None:
+def test_unreadable_parts_are_reported_and_omitted(vms: Vms) -> None:
     vms.make("dev")
     names = ("disks.aggregatedList", "instances.getGuestAttributes", "zoneOperations.list")
     for name in names:

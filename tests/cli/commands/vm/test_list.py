@@ -6,13 +6,13 @@ import pytest
 
 from launcher.cli.commands.vm.list import fitting, lines_of
 from launcher.cli.ui.text import column_widths
+from launcher.testing.googlecloud import Fault, Status
 from tests.cli.vms import HOUR, RUN, Vms
-from tests.googlecloud import Fault, Status
 
 DISKS = "compute.disks.aggregatedList"
 
 
-def test_nothing(vms: Vms) -> None:
+def test_an_empty_list(vms: Vms) -> None:
     assert vms.launch("list").out == "No VMs.\n"
     assert vms.data("list") == {"machines": []}
     assert vms.launch("list", "--orphans").out == "No orphaned resources found.\n"
@@ -38,7 +38,7 @@ def test_a_training_vm_is_in_it_and_a_table_never_is_too_wide(vms: Vms) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_what_a_narrow_list_leaves_out() -> None:
+def test_a_narrow_terminal_drops_columns() -> None:
     row = {"MACHINE": "a3-highgpu-2g, spot", "AGE": "3 h", "$/H": "≈12.87", "ENDS": "Wed 22:40, in 3 h"}
     assert sum(column_widths(lines_of([row]))) + 6 == 51
     assert fitting([row], 51) == [row]
@@ -48,7 +48,7 @@ def test_what_a_narrow_list_leaves_out() -> None:
     assert list(fitting([row], 10)[0]) == ["MACHINE", "ENDS"]
 
 
-def test_a_zone_that_cannot_be_read_is_told(vms: Vms) -> None:
+def test_an_unreachable_zone_is_reported(vms: Vms) -> None:
     vms.make("dev")
     vms.make("away", "us-east4-a")
     vms.cloud.compute.unreachable.add("us-east4-a")
@@ -58,7 +58,7 @@ def test_a_zone_that_cannot_be_read_is_told(vms: Vms) -> None:
     assert "away" not in ran.out
 
 
-def test_disks_that_cannot_be_read_cost_no_list(vms: Vms) -> None:
+def test_unreadable_disks_do_not_hide_the_list(vms: Vms) -> None:
     vms.make("dev")
     vms.launch("stop", "dev")
     vms.cloud.faults.add(Fault(DISKS, Status(403), times=None))
@@ -67,7 +67,7 @@ def test_disks_that_cannot_be_read_cost_no_list(vms: Vms) -> None:
     assert "?" in ran.out.splitlines()[1]
 
 
-def test_as_data(vms: Vms) -> None:
+def test_the_list_as_json(vms: Vms) -> None:
     made = vms.make("dev", lease=4 * HOUR)
     vms.clock.advance(HOUR)
     (found,) = vms.data("list")["machines"]
@@ -93,7 +93,7 @@ def test_orphans(vms: Vms) -> None:
     assert found[2]["usd_per_month"] == 20
     assert found[2]["remove"] == "gcloud compute disks delete kept --zone=us-central1-a --project=my-project"
     page = vms.launch("list", "--orphans").out
-    assert "its lease has ended, and it still runs" in page
+    assert "still running after its lease ended" in page
     assert "launch vm delete forgotten --zone us-central1-a" in page
     assert "    it lacks compute.instances.delete:\n    gcloud projects \\x1b[0m…\n" in page
     assert "total ≈$" in page
@@ -102,7 +102,7 @@ def test_orphans(vms: Vms) -> None:
     assert [one["name"] for one in vms.data("list", "--orphans")["orphans"]] == ["kept"]
 
 
-def test_one_of_several_ends_for_all(vms: Vms) -> None:
+def test_one_finished_node_makes_the_others_orphans(vms: Vms) -> None:
     names = [f"{RUN}-n0", f"{RUN}-n1"]
     first, second = (vms.train(name, names) for name in names)
     vms.end(first)
@@ -116,7 +116,7 @@ def test_one_of_several_ends_for_all(vms: Vms) -> None:
     vms.launch("delete", again.name, "--yes", code=2)
 
 
-def test_a_run_folder_that_cannot_be_read_makes_no_orphan(vms: Vms) -> None:
+def test_an_unreadable_run_folder_makes_no_orphan(vms: Vms) -> None:
     vms.end(vms.train())
     vms.cloud.objects.deny("my-bucket", "storage.objects.get")
     ran = vms.launch("list", "--orphans")

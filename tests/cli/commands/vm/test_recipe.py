@@ -14,7 +14,7 @@ STEP = re.compile(r"^\$ (launch .*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 MADE = "launch vm --gpus 2 --type l4 --name dev --zone us-central1-a --lease 4h"
 
 
-def test_the_page_says_what_is_said(vms: Vms) -> None:
+def test_the_recipe_page_shows_the_real_output(vms: Vms) -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert MADE in text
     launch(*shlex.split(MADE)[1:], "--detach", "--no-preflight", env=vms.env)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
+from launcher.backend import request
 from launcher.compute.client import Compute
+from launcher.testing.googlecloud import FakeClock, GoogleCloud, parse_instance
 from tests.cli.cloudjobs import Job
 from tests.compute.vm_site import ZONE, work_body
-from tests.googlecloud import FakeClock, GoogleCloud, parse_instance
 from tests.runs.logs.test_reader_of_vms import print_on
 from tests.runs.vm_runs import VmSite, exits, is_preempted
 
@@ -32,7 +34,7 @@ def inserts(cloud: GoogleCloud) -> list[tuple[str, Any]]:
 RUN = ("vm", "job.yaml", "--run", "--no-preflight")
 
 
-def test_what_is_sent_is_what_the_dry_run_shows(job: Job, site: VmSite) -> None:
+def test_the_created_vm_is_that_of_the_dry_run(job: Job, site: VmSite) -> None:
     planned = job.data("vm", "job.yaml", "--run", "--dry-run")
     assert not job.cloud.requests
     ran = job.launch(*RUN)
@@ -46,7 +48,7 @@ def test_what_is_sent_is_what_the_dry_run_shows(job: Job, site: VmSite) -> None:
     assert job.cloud.compute.names() == []
 
 
-def test_preempted_it_goes_on_elsewhere(job: Job, site: VmSite) -> None:
+def test_a_preempted_run_resumes_in_another_zone(job: Job, site: VmSite) -> None:
     site.does = [is_preempted, exits(0)]
     ran = job.launch(*RUN)
     assert "attempt   2: spot in us-central1-" in ran.err
@@ -54,20 +56,20 @@ def test_preempted_it_goes_on_elsewhere(job: Job, site: VmSite) -> None:
     assert len(inserts(job.cloud)) == 2
 
 
-def test_status_of_a_run_whose_vm_is_gone(job: Job, site: VmSite) -> None:
+def test_status_of_a_run_whose_vm_was_deleted(job: Job, site: VmSite) -> None:
     site.does = [exits(1)]
     failed = job.launch(*RUN, code=3)
     run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
     assert f"launch vm --resume gs://my-bucket/runs/{run}" in failed.err
     shown = job.launch("status", f"gs://my-bucket/runs/{run}")
     assert f"{run}  failed" in shown.out
-    assert "attempts  1. spot in us-central1-a:" in shown.out
+    assert "(spot in us-central1-a)" in " ".join(shown.out.split())
     data = job.data("status", f"gs://my-bucket/runs/{run}")
     assert (data["state"], data["zone"]) == ("FAILED", "us-central1-a")
     assert job.launch("status", run, code=2).err.count("gs://…/RUN") == 1  # no default output here
 
 
-def test_a_run_is_found_where_runs_write_by_default(job: Job, site: VmSite) -> None:
+def test_a_run_is_found_in_the_default_output(job: Job, site: VmSite) -> None:
     job.write(zones=["us-central1-a"], regions=None, provisioning=["spot"], output="gs://my-project-launch/runs")
     job.cloud.objects.add("my-project-launch")
     run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
@@ -75,12 +77,13 @@ def test_a_run_is_found_where_runs_write_by_default(job: Job, site: VmSite) -> N
     assert f"{run}  succeeded" in job.launch("status", run).out
 
 
-def test_status_logs_and_cancel_of_a_run_that_goes_on(job: Job, site: VmSite) -> None:
+def test_status_logs_and_cancel_of_an_active_run(job: Job, site: VmSite) -> None:
     site.does = [lambda _site, _vm: None]
     begun = job.launch(*RUN, "--detach")
     run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
     assert f"{run} is RUNNING in us-central1-a" in begun.out
-    assert f"{run}  RUNNING  g2-standard-24 spot  us-central1-a" in job.launch("status").out
+    (listed,) = job.data("status")["runs"]
+    assert (listed["run"], listed["state"], listed["machine"]) == (run, "RUNNING", "g2-standard-24")
     assert "runs" in job.launch("status", "job").out
     print_on(job.cloud, job.cloud.compute.vm(run).number, 0, "hello from the VM", run=run)
     assert job.launch("logs", run).out == "[workerpool0-0] hello from the VM\n"
@@ -88,14 +91,15 @@ def test_status_logs_and_cancel_of_a_run_that_goes_on(job: Job, site: VmSite) ->
     ended = job.launch("cancel", "job").out
     assert f"{run} cancelled" in ended
     assert f"its folder: gs://my-bucket/runs/{run}" in ended
-    assert "1. spot in us-central1-a: it was cancelled" in job.launch("status", f"gs://my-bucket/runs/{run}").out
+    status = job.launch("status", f"gs://my-bucket/runs/{run}").out
+    assert "(spot in us-central1-a), cancelled" in " ".join(status.split())
     assert job.cloud.compute.names() == []
     assert "cancelled" in job.launch(*RUN, code=3).err
     site.does = [exits(0)]
     assert "succeeded" in job.launch("vm", "--no-preflight", "--resume", f"gs://my-bucket/runs/{run}").out
 
 
-def test_a_run_of_any_id_goes_on_after_its_vm_is_gone(job: Job, site: VmSite) -> None:
+def test_a_run_with_a_custom_id_resumes_after_its_vm_was_deleted(job: Job, site: VmSite) -> None:
     site.does = [exits(1), exits(0)]
     job.launch(*RUN, "--run-id", "mine", code=3)
     assert "run       mine succeeded" in job.launch(*RUN, "--resume", "mine").out
@@ -104,7 +108,53 @@ def test_a_run_of_any_id_goes_on_after_its_vm_is_gone(job: Job, site: VmSite) ->
     assert len(inserts(job.cloud)) == 2
 
 
-def test_cancel_removes_what_a_run_that_has_ended_left(job: Job, site: VmSite) -> None:
+def test_a_resume_with_more_steps(job: Job, site: VmSite) -> None:
+    """And nothing else: the VM of the run is deleted by then, so its settings come from the run folder."""
+    job.launch(*RUN)
+    run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
+    change(job, run={"config": {"steps": 20, "checkpoint": {"minutes": 3}}})
+    ran = job.launch(*RUN, "--resume", run)
+    assert "resuming with steps: 10 → 20" in ran.err
+    assert "checkpoint.minutes: (none) → 3" in ran.err
+    assert f"{run} succeeded" in ran.out
+    change(job, run={"config": {"steps": 20, "seed": 2}})
+    refused = job.launch(*RUN, "--resume", run, code=2)
+    assert ("run.config.seed" in refused.err, "resuming with" in refused.err) == (True, False)
+    assert [config(body) for _, body in inserts(job.cloud)] == [
+        {"steps": 10},
+        {"steps": 20, "checkpoint": {"minutes": 3}},
+    ]
+
+
+def test_a_resume_on_more_gpus_in_another_zone(job: Job, site: VmSite) -> None:
+    job.launch(*RUN)
+    run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
+    job.write(machine={"type": "l4", "gpus": 4}, zones=["us-east4-a"], regions=None, provisioning=["spot"])
+    ran = job.launch(*RUN, "--resume", run)
+    for line in (
+        "gpus: 2 → 4",
+        "machine type: g2-standard-24 → g2-standard-48",
+        "zone: us-central1-a, us-central1-b → us-east4-a",
+    ):
+        assert f"resuming with {line}" in ran.err
+    assert [(zone, request.read(body).gpus) for zone, body in inserts(job.cloud)] == [
+        ("us-central1-a", 2),
+        ("us-east4-a", 4),
+    ]
+    assert f"{run} succeeded" in ran.out
+
+
+def change(job: Job, **fields: Any) -> None:
+    """Write the site's spec with other fields."""
+    job.write(zones=["us-central1-a", "us-central1-b"], regions=None, provisioning=["spot"], **fields)
+
+
+def config(body: Any) -> Any:
+    """The run.config of a VM that was created."""
+    return json.loads(request.read(body).env[contract.CONFIG])
+
+
+def test_cancel_removes_the_leftovers_of_a_finished_run(job: Job, site: VmSite) -> None:
     """Its VM was stopped, and nobody followed: `launch vm list --orphans` names this command."""
     site.does = [lambda _site, _vm: None]
     job.launch(*RUN, "--detach")
@@ -117,7 +167,7 @@ def test_cancel_removes_what_a_run_that_has_ended_left(job: Job, site: VmSite) -
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_a_vm_to_work_on_is_no_run_whatever_its_name_looks_like(job: Job, site: VmSite, by_name: bool) -> None:
+def test_a_workstation_vm_with_a_run_like_name_is_not_a_run(job: Job, site: VmSite, by_name: bool) -> None:
     """Its disk holds work, and `launch cancel` doesn't ask."""
     made = Compute("my-project", job.cloud.environ(), site.time).insert(ZONE, work_body("box-20261121"), "5" * 8)
     site.clock.advance(100)
@@ -163,11 +213,11 @@ def test_a_run_belongs_to_one_service_at_a_time(job: Job, site: VmSite) -> None:
         (("vm", "lst"), "Did you mean launch vm list?"),
     ],
 )
-def test_flags_that_cant_go_together(job: Job, argv: tuple[str, ...], said: str) -> None:
+def test_conflicting_flags_are_refused(job: Job, argv: tuple[str, ...], said: str) -> None:
     assert said in job.launch(*argv, code=2).err
 
 
-def test_a_spec_called_like_a_command(job: Job, site: VmSite, tmp_path: Path) -> None:
+def test_a_spec_named_like_a_subcommand(job: Job, site: VmSite, tmp_path: Path) -> None:
     (tmp_path / "list").write_text((tmp_path / "job.yaml").read_text())
     assert job.launch("vm", "list").out == "No VMs.\n"
     assert json.loads(job.launch("vm", "./list", "--run", "--dry-run", "-o", "json").out)["target"] == "vm"

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from launcher.clock import Clock
+from launcher.testing.googlecloud import Fault, Reset, Status
 from tests.cli.vms import HOUR, RUN, Person, Vms
-from tests.googlecloud import Fault, Reset, Status
 
 GET = "compute.instances.get"
 
@@ -28,7 +28,7 @@ def test_stop_and_start(vms: Vms) -> None:
     assert vms.launch("start", "dev").out.startswith("dev is already running: $2.00/h")
 
 
-def test_scratch_is_lost_and_that_is_told(vms: Vms) -> None:
+def test_stop_warns_that_local_ssds_are_lost(vms: Vms) -> None:
     vms.make("dev", ssds=2)
     assert "/mnt/localssd will be lost" in vms.launch("stop", "dev").err
     vms.make("big", machine="a3-highgpu-2g", model="SPOT")
@@ -37,7 +37,7 @@ def test_scratch_is_lost_and_that_is_told(vms: Vms) -> None:
     assert "/mnt/localssd" not in vms.launch("stop", "plain").err
 
 
-def test_one_that_is_being_stopped_is_waited_for(vms: Vms) -> None:
+def test_start_waits_for_a_stopping_vm(vms: Vms) -> None:
     machine = vms.make("dev")
     vms.compute.stop(machine, discard_local_ssd=False)
     assert "is already stopping" in vms.launch("stop", "dev").err
@@ -47,7 +47,7 @@ def test_one_that_is_being_stopped_is_waited_for(vms: Vms) -> None:
     assert vms.status("dev") == "RUNNING"
 
 
-def test_one_that_is_coming_up_is_waited_for(vms: Vms) -> None:
+def test_start_waits_for_a_starting_vm(vms: Vms) -> None:
     machine = vms.make("dev")
     vms.launch("stop", "dev")
     vms.compute.start(machine)
@@ -56,7 +56,7 @@ def test_one_that_is_coming_up_is_waited_for(vms: Vms) -> None:
     assert len([path for path in vms.asked("POST") if path.endswith("/start")]) == 1
 
 
-def test_a_zone_without_room_keeps_a_vm_down(vms: Vms) -> None:
+def test_start_without_capacity_fails_with_a_hint(vms: Vms) -> None:
     vms.make("dev")
     vms.launch("stop", "dev")
     vms.cloud.compute.capacity.out("us-central1-a", "g2-*")
@@ -66,7 +66,7 @@ def test_a_zone_without_room_keeps_a_vm_down(vms: Vms) -> None:
     assert vms.status("dev") == "TERMINATED"
 
 
-def test_a_quota_is_no_missing_role(vms: Vms) -> None:
+def test_a_quota_error_is_not_called_a_missing_role(vms: Vms) -> None:
     vms.make("dev")
     vms.launch("stop", "dev")
     vms.cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
@@ -75,14 +75,14 @@ def test_a_quota_is_no_missing_role(vms: Vms) -> None:
     assert "NVIDIA_L4_GPUS" in ran.err
 
 
-def test_what_is_done_is_done_though_google_says_no_time(vms: Vms) -> None:
+def test_stop_succeeds_if_googles_time_is_unavailable(vms: Vms) -> None:
     vms.make("dev")
     vms.cloud.faults.add(Fault("compute.projects.get", Reset(), times=None))
     assert vms.launch("stop", "dev", "-o", "json").out
     assert vms.status("dev") == "TERMINATED"
 
 
-def test_spot_is_said_on_start(vms: Vms) -> None:
+def test_start_names_spot_provisioning(vms: Vms) -> None:
     vms.make("dev", model="SPOT")
     vms.launch("stop", "dev")
     assert "may preempt at any time" in vms.launch("start", "dev").err
@@ -98,7 +98,7 @@ def test_a_vm_that_trains_is_left_to_its_run(vms: Vms, command: str) -> None:
     assert vms.status(RUN) == "RUNNING"
 
 
-def test_delete_asks(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_asks_for_confirmation(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     vms.make("dev")
     assert "--yes" in vms.launch("delete", "dev", code=2).err
     monkeypatch.setattr(sys, "stdin", Person("n\n"))
@@ -117,13 +117,13 @@ def test_delete_asks(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     assert vms.cloud.compute.names() == []
 
 
-def test_a_disk_that_stays_is_told(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_names_the_disks_that_remain(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     vms.make("dev", auto_delete=False)
     monkeypatch.setattr(sys, "stdin", Person("y\n"))
     assert "Its boot disk (200 GB) is kept and billed." in vms.launch("delete", "dev").err
 
 
-def test_one_that_is_gone_is_no_failure(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_a_deleted_vm_succeeds(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     assert vms.launch("delete", "dev", "--yes").out == "nothing to do: no VM dev in project my-project\n"
     vms.make("dev")
     assert "Did you mean dev?" in vms.launch("delete", "devv", "--yes", code=2).err
@@ -131,7 +131,7 @@ def test_one_that_is_gone_is_no_failure(vms: Vms, monkeypatch: pytest.MonkeyPatc
     assert vms.launch("delete", "dev", "--yes").out == "dev was already deleted\n"
 
 
-def test_somebody_elses_vm_is_never_touched(vms: Vms) -> None:
+def test_another_users_vm_is_never_changed(vms: Vms) -> None:
     vms.make("theirs", labels={"team": "vision"})
     for command, flags in (("delete", ["--yes"]), ("stop", []), ("start", []), ("extend", ["--lease", "1h"])):
         vms.launch(command, "theirs", *flags, code=0 if command == "delete" else 2)
@@ -144,7 +144,7 @@ def test_a_training_vm_whose_run_has_ended_is_deleted(vms: Vms) -> None:
     assert vms.launch("delete", RUN, "--yes").out == f"{RUN} was deleted\n"
 
 
-def test_an_outage_on_the_way_is_told_and_waited_out(vms: Vms) -> None:
+def test_an_outage_is_reported_and_waited_out(vms: Vms) -> None:
     vms.make("dev")
     vms.cloud.compute.pace = replace(vms.cloud.compute.pace, stop=90)
     vms.cloud.faults.add(Fault("compute.zoneOperations.get", Status(503), times=30))
@@ -153,7 +153,7 @@ def test_an_outage_on_the_way_is_told_and_waited_out(vms: Vms) -> None:
     assert ran.out.startswith("dev is stopped;")
 
 
-def test_a_wait_without_an_end_ends(vms: Vms) -> None:
+def test_waiting_has_a_timeout(vms: Vms) -> None:
     vms.make("dev")
     vms.cloud.compute.pace = replace(vms.cloud.compute.pace, stop=7200)
     ran = vms.launch("stop", "dev", code=6)
@@ -161,7 +161,7 @@ def test_a_wait_without_an_end_ends(vms: Vms) -> None:
     assert "after 15 minutes" in ran.err
 
 
-def test_ctrl_c_takes_nothing_back(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_undoes_nothing(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     vms.make("dev")
 
     def sleep(_: float) -> None:
@@ -173,7 +173,7 @@ def test_ctrl_c_takes_nothing_back(vms: Vms, monkeypatch: pytest.MonkeyPatch) ->
     assert vms.status("dev") == "TERMINATED"
 
 
-def test_a_training_vm_whose_folder_cannot_be_read(vms: Vms) -> None:
+def test_a_training_vm_with_an_unreadable_folder_is_not_deleted(vms: Vms) -> None:
     vms.train()
     vms.cloud.faults.add(Fault("storage.*", Status(403), times=None))
     ran = vms.launch("delete", RUN, "--yes", code=1)

@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, UnreachableError, retry
 from launch_train.common.storage.retry import RetryClock
-from tests.googlecloud import (
+from launcher.testing.googlecloud import (
     Bucket,
     FakeClock,
     Fault,
@@ -31,8 +31,8 @@ from tests.googlecloud import (
     Torn,
     Truncated,
 )
-from tests.googlecloud.faults import Effect
-from tests.googlecloud.objects import draft
+from launcher.testing.googlecloud.faults import Effect
+from launcher.testing.googlecloud.objects import draft
 
 INSERT, GET, LIST, DELETE = (f"storage.objects.{verb}" for verb in ("insert", "get", "list", "delete"))
 SMALL, LARGE = b"small" * 100, os.urandom(1 << 20) * 9

@@ -19,8 +19,8 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, create_variant, open_storage
 
 if TYPE_CHECKING:
-    from tests.googlecloud import FakeClock, GoogleCloud
-    from tests.googlecloud.wire import Request, Response
+    from launcher.testing.googlecloud import FakeClock, GoogleCloud
+    from launcher.testing.googlecloud.wire import Request, Response
 
 
 OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"
@@ -303,7 +303,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, cloud: GoogleCloud) -> Iterator[list[
         return serve(request)
 
     monkeypatch.setenv(OVERRIDE, f"{cloud.url}/storage/v1/")
-    from tests.googlecloud.httpserver import handler
+    from launcher.testing.googlecloud.httpserver import handler
 
     monkeypatch.setattr(cloud._server, "RequestHandlerClass", handler(watched))
     yield seen

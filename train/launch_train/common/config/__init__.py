@@ -16,6 +16,7 @@ from launch_train.common.config.checks import (
     line,
     local_paths,
     problems,
+    training_path,
     user_functions,
 )
 from launch_train.common.config.settings import (
@@ -32,6 +33,7 @@ from launch_train.common.config.settings import (
     Eval,
     Foreign,
     Gpt,
+    InitFrom,
     Loader,
     Optimizer,
     Parallel,
@@ -56,6 +58,7 @@ __all__ = [
     "Eval",
     "Foreign",
     "Gpt",
+    "InitFrom",
     "Loader",
     "Optimizer",
     "Parallel",
@@ -64,6 +67,7 @@ __all__ = [
     "ResNet",
     "Shape",
     "as_data",
+    "is_resumable",
     "line",
     "local_paths",
     "parse",
@@ -83,14 +87,16 @@ def parse(config: Mapping[str, Any]) -> Config:
     plain = {name: config[name] for name in _PLAIN if name in config}
     return Config(
         model=model,
-        data=Data(**{"path": _default_data(model), **config.get("data", {})}),
+        data=_data(config.get("data", {}), model),
         steps=steps,
         optimizer=_optimizer(config.get("optimizer", {}), steps),
+        loggers=tuple(config.get("loggers", DEFAULT.loggers)),
         ddp=Ddp(**{name: _unless_auto(value) for name, value in config.get("ddp", {}).items()}),
         loader=Loader(**{name: _unless_auto(value) for name, value in config.get("loader", {}).items()}),
         eval=Eval(**config.get("eval", {})),
         checkpoint=_checkpoint(config.get("checkpoint", {})),
         profile=Profile(**config["profile"]) if config.get("profile", "off") not in ("off", False) else None,
+        init_from=InitFrom(**config["init_from"]) if "init_from" in config else None,
         **{name: _unless_auto(value) if name in _AUTO else value for name, value in plain.items()},
     )
 
@@ -120,6 +126,30 @@ def as_data(config: Config) -> dict[str, Any]:
     }
 
 
+# --- Resume ---------------------------------------------------------------------------------------------------------
+
+CHANGEABLE = ("eval", "log_every", "loggers", "checkpoint", "loader", "non_finite", "monitor", "hang_after", "profile")
+"""Settings that a resume may change: no step before it would have been computed differently."""
+
+
+def is_resumable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether a run with the config `before` may be resumed with `now`: `steps` may grow, and CHANGEABLE
+    settings may change. Both are as in a spec, without defaults."""
+    if problems(before) or problems(now):
+        return False
+    old, new = parse(before), parse(now)
+    same = {name: getattr(new, name) for name in CHANGEABLE}
+    optimizer = old.optimizer
+    if not any("warmup_steps" in config.get("optimizer", {}) for config in (before, now)):
+        optimizer = optimizer._replace(warmup_steps=new.optimizer.warmup_steps)
+    return new.steps >= old.steps and old._replace(**same, steps=new.steps, optimizer=optimizer) == new
+
+
+def default_warmup(steps: int) -> int:
+    """Return the default of `optimizer.warmup_steps`: at most a tenth of the steps."""
+    return min(DEFAULT.optimizer.warmup_steps, steps // 10)
+
+
 # --- Defaults that depend on other settings -------------------------------------------------------------------------
 
 
@@ -131,6 +161,11 @@ def _model(given: Mapping[str, Any]) -> Shape:
     return kind_of(name)(**{**PRESETS[name], **given, "name": name})
 
 
+def _data(given: Mapping[str, Any], model: Shape) -> Data:
+    rest = {key: value for key, value in given.items() if key != "train"}
+    return Data(**{**rest, "path": training_path(given) or _default_data(model)})
+
+
 def _default_data(model: Shape) -> str:
     return "python-stdlib" if isinstance(model, Gpt | Bert) else "synthetic"
 
@@ -139,15 +174,15 @@ def _optimizer(given: Mapping[str, Any], steps: int) -> Optimizer:
     """Complete the optimizer's settings: `warmup_steps` is at most a tenth of the steps, `min_lr` a tenth of `lr`,
     unless set."""
     lr = given.get("lr", DEFAULT.optimizer.lr)
-    optimizer = Optimizer(min_lr=lr / 10, warmup_steps=min(DEFAULT.optimizer.warmup_steps, steps // 10))
+    optimizer = Optimizer(min_lr=lr / 10, warmup_steps=default_warmup(steps))
     own = {"betas": tuple(given.get("betas", DEFAULT.optimizer.betas)), "fused": _unless_auto(given.get("fused"))}
     return optimizer._replace(**{**given, **own})
 
 
 def _checkpoint(given: Mapping[str, Any]) -> Checkpoint:
     keep, default = given.get("keep", {}), DEFAULT.checkpoint
-    last, every = keep.get("last", default.keep_last), keep.get("every", default.keep_every)
-    return Checkpoint(given.get("minutes", default.minutes), last, every)
+    kept = {f"keep_{name}": value for name, value in keep.items()}
+    return default._replace(minutes=given.get("minutes", default.minutes), **kept)
 
 
 def _unless_auto(value: Any) -> Any:

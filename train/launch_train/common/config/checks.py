@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from launch_train.common.config.rules import Problem, Rule, check, either, number, one_of, shown, whole
 from launch_train.common.config.settings import DEFAULT, PRESETS, Gpt, kind_of
+from launch_train.common.contract import LOGGER_NAMES
 from launch_train.common.text import did_you_mean
 
 
@@ -21,6 +22,9 @@ def problems(config: Mapping[str, Any]) -> list[Problem]:
         *_batch_problems(long),
         *_optimizer_problems(long),
         *_graph_problems(long),
+        *_init_problems(long),
+        *_keep_problems(long),
+        *_logger_problems(long),
     ]
     short = {key for key in long if key not in config or type(config[key]) is not type(long[key])}
     return [(path[:1] if path[0] in short else path, wrong, right) for path, wrong, right in found]
@@ -33,12 +37,15 @@ def line(problem: Problem) -> str:
 
 
 def expand_short_forms(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Expand the short forms: `checkpoint: auto` (or off) to `checkpoint: {minutes: auto}`, `data: PATH` to `data:
-    {path: PATH}`, `model: NAME` to `model: {name: NAME}`."""
+    """Expand the short forms: `checkpoint: auto` (or off) to `checkpoint: {minutes: auto}`, its `keep: 3` to `keep:
+    {last: 3}`, `data: PATH` to `data:
+    {path: PATH}`, `init_from: PATH` likewise, `model: NAME` to `model: {name: NAME}`."""
     long = dict(config)
     if config.get("checkpoint") in ("auto", "off"):
         long["checkpoint"] = {"minutes": config["checkpoint"]}
-    for key, inner in (("data", "path"), ("model", "name")):
+    elif isinstance(config.get("checkpoint"), Mapping) and type(config["checkpoint"].get("keep")) is int:
+        long["checkpoint"] = {**config["checkpoint"], "keep": {"last": config["checkpoint"]["keep"]}}
+    for key, inner in (("data", "path"), ("model", "name"), ("init_from", "path")):
         if isinstance(config.get(key), str):
             long[key] = {inner: config[key]}
     return long
@@ -60,15 +67,26 @@ _FLAG = one_of(True, False)
 
 
 def _is_path(value: Any) -> bool:
-    """Return whether a value is a path or a gs:// URL, the only scheme that the trainer reads."""
+    """Return whether a value is a path, a gs:// URL or a data set of the Hugging Face hub."""
     if not isinstance(value, str) or not value.strip():
         return False
+    if value.startswith("hf:"):
+        return bool(_DATASET.match(value))
     return not _SCHEME.match(value) or bool(_BUCKET.match(value))
 
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/")
 _BUCKET = re.compile(r"^gs://[a-z0-9][\w.-]*[a-z0-9](/|$)")
-_PATH = Rule(_is_path, "python-stdlib, synthetic, a file or a folder, gs://BUCKET/…, or a custom my_pkg.data:build")
+_RUN_ID = re.compile(r"^[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?$")
+"""A run's ID, as launch makes it. It must be told from a local path, so one that --run-id set needs its folder."""
+_WEIGHTS = Rule(
+    lambda v: _is_path(v) and (not v.startswith("hf:") or bool(_HUGGING_FACE.match(v))),
+    "a run's ID (NAME-1a2b3c4d), gs://BUCKET/…, hf:ORG/NAME, or a local folder or file (launch local only)",
+)
+_DATASET = re.compile(r"^hf:[\w.-]+/[\w.-]+(@[\w.-]+)?(/.+)?$")
+_PATH = Rule(
+    _is_path, "python-stdlib, synthetic, a file or a folder, gs://BUCKET/…, hf:ORG/NAME, or a custom my_pkg.data:build"
+)
 _GPT: Final[dict[str, Any]] = {
     "name": one_of(*PRESETS),
     "n_layer": whole(1, 1000),
@@ -98,7 +116,16 @@ _FIELDS: Final[dict[str, Any]] = {
     "model": Rule(lambda v: isinstance(v, Mapping), "a name or a mapping with a name"),
     "data": {
         "path": _PATH,
-        "tokenizer": Rule(_is_path, "bytes, a tokenizer.json (also gs://BUCKET/…), or tiktoken:ENCODING"),
+        "train": _PATH,
+        "val": Rule(
+            lambda v: _is_path(v) and v != "synthetic" and not _is_code(v), "a file or a folder, or gs://BUCKET/…"
+        ),
+        "tokenizer": Rule(
+            lambda v: _is_path(v) and not v.startswith("hf:"),
+            "bytes, a tokenizer.json (also gs://BUCKET/…), or tiktoken:ENCODING",
+        ),
+        "column": Rule(lambda v: isinstance(v, str) and bool(v), "the name of a column, such as content"),
+        "dtype": one_of("uint8", "uint16", "uint32", "int32", "int64"),
         "block_size": whole(2, 1_000_000),
         "image_size": whole(8, 4096),
         "settings": _MAPPING,
@@ -135,10 +162,17 @@ _FIELDS: Final[dict[str, Any]] = {
     "seed": whole(0, 2**63 - 1),
     "eval": {"every": whole(0, 1_000_000_000), "batches": whole(1, 1_000_000)},
     "log_every": whole(1, 1_000_000),
+    "loggers": Rule(lambda v: isinstance(v, (list, tuple)), f"a list of {', '.join(LOGGER_NAMES)}"),
     "checkpoint": {
         "minutes": either(one_of("auto", "off"), number(0, 1e6, above=True)),
-        "keep": {"last": whole(1, 1_000_000), "every": whole(0, 1_000_000_000)},
+        "keep": {
+            "last": whole(1, 1_000_000),
+            "every": whole(0, 1_000_000_000),
+            "best": whole(0, 1_000_000),
+            "metric": one_of("eval_loss"),
+        },
     },
+    "init_from": {"path": _WEIGHTS, "strict": _FLAG, "step": whole(1, 1_000_000_000)},
     "non_finite": whole(0, 1_000_000),
     "monitor": number(0, 3600),
     "hang_after": either(one_of("auto", "off"), number(1, 604_800)),
@@ -162,23 +196,34 @@ def is_foreign(name: object) -> bool:
 def user_functions(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the user functions that a config names, by key: `model`, `data`, `loss`."""
     long = expand_short_forms(config)
-    inner = (("model", "name"), ("data", "path"))
-    named = {key: long[key].get(name) for key, name in inner if isinstance(long.get(key), Mapping)}
-    found = {**named, "loss": long.get("loss")}
+    model, data = ({} if not isinstance(long.get(key), Mapping) else long[key] for key in ("model", "data"))
+    found = {"model": model.get("name"), "data": training_path(data), "loss": long.get("loss")}
     return {key: name for key, name in found.items() if _is_code(name)}
 
 
 def local_paths(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the local files and folders that a config names, by key: `data`, `data.tokenizer`."""
-    data = expand_short_forms(config).get("data")
-    if not isinstance(data, Mapping):
-        return {}
-    named = {"data": data.get("path", "synthetic"), "data.tokenizer": data.get("tokenizer", "bytes")}
-    return {key: path for key, path in named.items() if isinstance(path, str) and not _is_not_local(path)}
+    """Return the local files and folders that a config names, by key (`data`, `data.val`, `init_from` …)."""
+    long = expand_short_forms(config)
+    data, weights = (long[key] if isinstance(long.get(key), Mapping) else {} for key in ("data", "init_from"))
+    named = {"data": training_path(data), "data.val": data.get("val"), "data.tokenizer": data.get("tokenizer")}
+    found = {key: path for key, path in named.items() if isinstance(path, str) and not _is_not_local(path)}
+    path = weights.get("path")
+    return found | ({"init_from": path} if isinstance(path, str) and kind_of_weights(path) == "local" else {})
+
+
+def kind_of_weights(path: str) -> str:
+    """Return `run`, `bucket`, `hub` or `local`: where `init_from` finds its weights."""
+    kinds = {"bucket": path.startswith("gs://"), "hub": path.startswith("hf:"), "run": bool(_RUN_ID.match(path))}
+    return next((kind for kind, holds in kinds.items() if holds), "local")
+
+
+def training_path(data: Mapping[str, Any]) -> Any:
+    """Return `path`, or `train`, which means the same; None if neither is set."""
+    return data.get("path", data.get("train"))
 
 
 def _is_not_local(path: str) -> bool:
-    known = path in ("bytes", "synthetic", "python-stdlib") or path.startswith(("gs://", "tiktoken:"))
+    known = path in ("bytes", "synthetic", "python-stdlib") or path.startswith(("gs://", "hf:", "tiktoken:"))
     return known or _is_code(path)
 
 
@@ -227,18 +272,35 @@ def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
     data, given = config.get("data", {}), config.get("model", {})
     if not isinstance(given, Mapping) or _model_problems(config) or check({"data": data}, _FIELDS, ()):
         return []
-    path, foreign = data.get("path", "the default"), is_foreign(given.get("name", "gpt"))
-    if "settings" in data and not _CODE.match(path):
-        return [(("data", "settings"), "only applies to a custom function", "set path: my_pkg.data:build")]
-    if foreign or path == "synthetic" or _CODE.match(path):
+    path = training_path(data) or "the default"
+    if found := _path_problems(data, path):
+        return found
+    if is_foreign(given.get("name", "gpt")) or path == "synthetic" or _CODE.match(path):
         return []
     model = _with_defaults(given)
     if path == "python-stdlib" and "num_classes" in model:
         return [(("data",), "python-stdlib is text, but resnet50 needs images", "use a folder of images, or synthetic")]
-    if data.get("tokenizer", "bytes") == "bytes" and model.get("vocab_size", 256) < 256:
+    if data.get("tokenizer", "bytes") == "bytes" and not _may_be_tokens(path) and model.get("vocab_size", 256) < 256:
         wrong = f"{model['vocab_size']} is too small"
         return [(("model", "vocab_size"), wrong, "text is read as bytes: use at least 256")]
     return []
+
+
+def _path_problems(data: Mapping[str, Any], path: str) -> list[Problem]:
+    if "path" in data and "train" in data:
+        return [(("data", "train"), "means the same as path, which is also set", "remove one of them")]
+    if "settings" in data and not _CODE.match(path):
+        return [(("data", "settings"), "only applies to a custom function", "set path: my_pkg.data:build")]
+    if "val" in data and (path in ("the default", "synthetic") or _CODE.match(path)):
+        wrong = f"needs a file or a folder to train on, and the data is {path}"
+        return [(("data", "val"), wrong, "set data.train; a custom function gets split='held_out'")]
+    return []
+
+
+def _may_be_tokens(path: str) -> bool:
+    """Return whether a path may be files of tokens, of any vocabulary: by its suffix, or because it has none."""
+    name = path.rstrip("/").rpartition("/")[2].lower()
+    return path not in ("the default", "python-stdlib") and ("." not in name or name.endswith((".bin", ".npy")))
 
 
 def _batch_problems(config: Mapping[str, Any]) -> list[Problem]:
@@ -263,6 +325,36 @@ def _optimizer_problems(config: Mapping[str, Any]) -> list[Problem]:
         found.append(
             (("optimizer", "warmup_steps"), f"{warmup} is above steps, {steps}", "the warm-up must end within the run")
         )
+    return found
+
+
+def _init_problems(config: Mapping[str, Any]) -> list[Problem]:
+    given = config.get("init_from")
+    if not isinstance(given, Mapping) or "path" in given:
+        return []
+    return [(("init_from",), "has no path", "set init_from: {path: RUN, strict: false}")]
+
+
+def _keep_problems(config: Mapping[str, Any]) -> list[Problem]:
+    checkpoint, evaluation = config.get("checkpoint"), config.get("eval")
+    keep = checkpoint.get("keep") if isinstance(checkpoint, Mapping) else None
+    best = keep.get("best", 0) if isinstance(keep, Mapping) else 0
+    if not best or not isinstance(evaluation, Mapping) or evaluation.get("every") != 0:
+        return []
+    return [(("checkpoint", "keep", "best"), "needs evaluations, and eval.every is 0", "set eval.every")]
+
+
+def _logger_problems(config: Mapping[str, Any]) -> list[Problem]:
+    names = config.get("loggers", ())
+    found: list[Problem] = []
+    for index, name in enumerate(names if isinstance(names, (list, tuple)) else ()):
+        if name not in LOGGER_NAMES:
+            known = f"use {', '.join(LOGGER_NAMES)}"
+            found.append(
+                (("loggers", index), f"unknown logger {shown(name)}", did_you_mean(str(name), LOGGER_NAMES) or known)
+            )
+        elif name in names[:index]:
+            found.append((("loggers", index), f"{name} is listed twice", "remove one of them"))
     return found
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
+from launch_train.common.contract import DEFAULT_LOGGERS
+
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 Checkpointing = Literal["none", "selective", "full"]
 Parallel = Literal["ddp", "fsdp"]
@@ -90,12 +92,18 @@ def kind_of(name: str) -> type[Gpt | Bert | ResNet]:
 
 
 class Data(NamedTuple):
-    """Training data. `path` is a file, a folder, gs://…, `python-stdlib`, `synthetic`, or a user function
-    (`my_pkg.data:build`), which gets the `settings`."""
+    """Training data. `path` (in a spec also `train`) is a file, a folder, a pattern, gs://…, `python-stdlib`,
+    `synthetic`, or a user function (`my_pkg.data:build`), which gets the `settings`."""
 
     path: str = "python-stdlib"
+    val: str | None = None
+    """Separate validation data, like `path`; None: part of `path` is held out."""
     tokenizer: str = "bytes"
     """bytes, a tokenizer file of Hugging Face's tokenizers (tokenizer.json), or a tiktoken encoding (tiktoken:gpt2)."""
+    column: str | None = None
+    """The key of .jsonl records, or the column of Parquet and Arrow files, that holds the text; None: text."""
+    dtype: str | None = None
+    """Type of the tokens in .bin files without a header; None: uint16."""
     block_size: int | None = None
     """Tokens per sample, if the model doesn't define it."""
     image_size: int | None = None
@@ -148,12 +156,26 @@ class Checkpoint(NamedTuple):
     """Checkpoint settings.
 
     `minutes` between checkpoints (auto: Young's rule; off: only when preempted and at the end), how many of the last to
-    keep, and every how many steps to keep one permanently (0: none).
+    keep, every how many steps to keep one permanently (0: none), and how many of those with the lowest `keep_metric`.
     """
 
     minutes: float | Literal["auto", "off"] = "auto"
     keep_last: int = 3
     keep_every: int = 0
+    keep_best: int = 0
+    keep_metric: str = "eval_loss"
+
+
+class InitFrom(NamedTuple):
+    """Weights to start with: a run's ID (in the same output), gs://…, a local path, or hf:ORG/NAME.
+
+    With `strict` every tensor must be there, and fit; otherwise what fits is loaded. `step`: of a run's checkpoints
+    (None: the newest).
+    """
+
+    path: str
+    strict: bool = True
+    step: int | None = None
 
 
 class Profile(NamedTuple):
@@ -189,6 +211,8 @@ class Config(NamedTuple):
     seed: int = 1337
     eval: Eval = Eval()
     log_every: int = 10
+    loggers: tuple[str, ...] = DEFAULT_LOGGERS
+    """Where rows go besides the run folder: names of contract.LOGGER_NAMES."""
     checkpoint: Checkpoint = Checkpoint()
     non_finite: int = 10
     """Consecutive steps that may be skipped because their gradients are not finite."""
@@ -197,9 +221,10 @@ class Config(NamedTuple):
     hang_after: float | Literal["auto", "off"] = "auto"
     """Seconds without a step after which the run counts as hung and is restarted."""
     profile: Profile | None = None
+    init_from: InitFrom | None = None
 
 
 DEFAULT: Final = Config()
 """The settings of an empty config."""
 
-SECTIONS: Final = (Gpt, Bert, ResNet, Foreign, Data, Ddp, Loader, Optimizer, Eval, Checkpoint, Profile)
+SECTIONS: Final = (Gpt, Bert, ResNet, Foreign, Data, Ddp, Loader, Optimizer, Eval, Checkpoint, Profile, InitFrom)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import client as access
@@ -25,6 +25,9 @@ from launch_train.common.storage.retry import (
 )
 from launch_train.common.storage.sources import Content, Memory, OnDisk, Received
 from launch_train.common.storage.upload import LostError, Upload
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 ASK_SECONDS = 20.0
 """Time limit of optional requests."""

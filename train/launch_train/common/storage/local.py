@@ -11,10 +11,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING
 
 from launch_train.common.errors import OutputError
 from launch_train.common.storage.names import Buffer, as_bytes, check_name
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 HIDDEN = ".tmp-"
 """Prefix of files that are not objects of the folder."""

@@ -1,0 +1,93 @@
+"""Measure how long `launch sweep --detach` takes to submit its jobs, if the cloud answers each request after 200 ms.
+
+    python -m benchmarks.sweep [--points 100] [--latency 0.2] [--runs 3]
+
+The loopback cloud (tests/googlecloud) takes the requests in a process of its own; the image is known. Measured from the
+start of the command to its exit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.machine import described
+from benchmarks.submit import LAUNCH, SPEC, pinned
+from launcher.testing.registry import OciRegistry
+
+CREATE = "/customJobs"
+
+
+class Taken(NamedTuple):
+    """One sweep: wall and CPU seconds of the command, and its requests by kind."""
+
+    wall: float
+    cpu: float
+    requests: Counter[str]
+
+
+def measure(points: int, latency: float) -> Taken:
+    """Submit a sweep once to a fresh cloud. Raises RuntimeError: it failed, or a job is missing."""
+    with tempfile.TemporaryDirectory() as name, OciRegistry() as registry:
+        folder = Path(name)
+        record = folder / "requests.jsonl"
+        (folder / "job.yaml").write_text(SPEC.replace("IMAGE", pinned(registry)))
+        server = [sys.executable, "-m", "launcher.testing.googlecloud", "--port", "0", "--bucket", "my-bucket"]
+        server += ["--latency", str(latency), "--record", str(record)]
+        with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as cloud:
+            try:
+                environ = {**os.environ, **variables(cloud), "HOME": name, "DOCKER_CONFIG": name}
+                environ["no_proxy"] = "127.0.0.1"  # as in the tests: else requests reads all variables twice a request
+                seeds = ",".join(map(str, range(points)))
+                line = [str(LAUNCH), "sweep", "job.yaml", "--set", f"run.config.seed={seeds}", "--detach", "--yes"]
+                began, before = time.perf_counter(), os.times()
+                ran = subprocess.run(line, env=environ, cwd=folder, capture_output=True, text=True, check=False)
+                wall, after = time.perf_counter() - began, os.times()
+            finally:
+                cloud.terminate()
+        asked = [json.loads(text) for text in record.read_text().splitlines()]
+    created = [one for one in asked if one["method"] == "POST" and one["path"].endswith(CREATE)]
+    if ran.returncode or len(created) != points:
+        raise RuntimeError(f"{len(created)} of {points} jobs: {ran.stdout}{ran.stderr}")
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    kinds = Counter(f"{one['method']} {one['path'].partition('/v1/')[0] or 'Vertex AI'}" for one in asked)
+    return Taken(wall, cpu, kinds)
+
+
+def variables(cloud: subprocess.Popen[str]) -> dict[str, str]:
+    """Return the environment that the cloud's first lines name."""
+    found = {}
+    for line in cloud.stdout or ():
+        if not line.startswith("export "):
+            break
+        name, _, value = line.removeprefix("export ").partition("=")
+        found[name] = shlex.split(value)[0] if value.strip() else ""
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__.partition("\n")[0])
+    parser.add_argument("--points", type=int, default=100, help="points of the sweep")
+    parser.add_argument("--latency", type=float, default=0.2, help="seconds before each answer")
+    parser.add_argument("--runs", type=int, default=3, help="sweeps, each to a fresh cloud")
+    options = parser.parse_args()
+    taken = [measure(options.points, options.latency) for _ in range(options.runs)]
+    print(f"{options.points} points, {options.latency * 1000:g} ms, {options.runs} runs. {described()}.\n")
+    print("| wall s (each run) | CPU s | requests |\n|---:|---:|---:|")
+    walls = ", ".join(f"{one.wall:.1f}" for one in taken)
+    print(f"| {walls} | {median(one.cpu for one in taken):.1f} | {taken[0].requests.total()} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""launch from Python, for notebooks, Airflow and tests (docs/python.md).
+
+    from launcher import api
+
+    plan = api.plan("job.yaml", changes={"machine.gpus": 8})
+    run = api.submit(plan)
+    run.wait()
+    print(run.metrics().rows[-1])
+
+The commands call the same functions. Nothing here prints, exits the process or sets a signal handler. Errors are those
+of launcher.errors; `exit_code` tells their kinds apart. Each name is imported when it is first used, so importing this
+package loads neither Google's libraries nor the rest of launch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launch_train.export import Exported
+    from launcher.api.cancelling import Cancellation
+    from launcher.api.local_run import LocalResult, local
+    from launcher.api.planning import Plan, plan
+    from launcher.api.run import Run, RunStatus, find, submit
+    from launcher.api.run_list import ListedRun, RunList, runs
+    from launcher.api.run_sweep import submit_sweep, sweep
+    from launcher.api.sweep_plan import SweepPlan
+
+__all__ = [
+    "Cancellation",
+    "Exported",
+    "ListedRun",
+    "LocalResult",
+    "Plan",
+    "Run",
+    "RunList",
+    "RunStatus",
+    "SweepPlan",
+    "find",
+    "local",
+    "plan",
+    "runs",
+    "submit",
+    "submit_sweep",
+    "sweep",
+]
+
+HOMES = {
+    "cancelling": ("Cancellation",),
+    "exporting": ("Exported",),
+    "local_run": ("LocalResult", "local"),
+    "planning": ("Plan", "plan"),
+    "run": ("Run", "RunStatus", "find", "submit"),
+    "run_list": ("ListedRun", "RunList", "runs"),
+    "run_sweep": ("submit_sweep", "sweep"),
+    "sweep_plan": ("SweepPlan",),
+}
+"""Module -> the names of this package that it defines."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used (PEP 562)."""
+    for module, names in HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __all__

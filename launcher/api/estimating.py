@@ -1,0 +1,41 @@
+"""Estimate a run from its spec: by formula, or for another model by building it in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch_train.common.config import parse
+from launcher import catalog
+from launcher.api.gather import Inputs
+from launcher.errors import UsageError
+from launcher.plan.estimate import Estimate, estimate
+from launcher.plan.memory.model import ModelSizes
+from launcher.plan.memory.sizes import sizes_of
+from launcher.spec.models import JobSpec
+
+NO_TORCH = 'no formula for this model, and measuring it needs PyTorch here: pip install "gcp-launch[train]"'
+MEASURED = "measured on fake tensors; an RNN or another kernel of its own may keep more"
+
+
+def estimated(inputs: Inputs) -> Estimate:
+    """Return the estimate of a spec. Raises PlanRefused or UsageError."""
+    with inputs.located.naming_places():
+        measured, note = measured_sizes(inputs.spec, inputs.code)
+        return estimate(inputs.spec, catalog.load(), inputs.context, measured, note)
+
+
+def measured_sizes(spec: JobSpec, code: Path | None) -> tuple[ModelSizes | None, str]:
+    """Return the sizes of a model without a formula, and a note on them. Raises UsageError: it can't be built."""
+    if not spec.run.is_builtin or sizes_of(config := parse(spec.run.config)):
+        return None, ""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return None, NO_TORCH
+    from launcher.api.measured_model import of_measurement, run_measurement
+
+    found = run_measurement(spec.run.config, code)
+    if "error" in found:
+        problem = f"run.config.model: {config.model.name} can't be estimated: {found['error']}"
+        raise UsageError(problem, "launch local runs it for real.", field="run.config.model")
+    return of_measurement(config.model.name, found), MEASURED

@@ -1,0 +1,568 @@
+"""Gather what planning needs: the spec, the files and their hashes, gcloud's settings."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from launcher import __version__
+from launcher.api.code_growth import grown_since
+from launcher.errors import UsageError
+from launcher.images.source_files import File, Source
+from launcher.plan.model import EMPTY, Content, Context, Packages, Target
+from launcher.plan.owner import OwnerStyle, owner_value
+from launcher.spec import project_file as caps
+from launcher.spec.checks import custom_functions, data_paths
+from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
+from launcher.spec.project_file import Origin, Settings, read_project_file, with_settings
+from launcher.spec.reader import Located, Override, from_data, read_located
+from launcher.text import did_you_mean
+from launcher.workspace import code_files, content, gcloud_config
+from launcher.workspace.code_warnings import code_warnings
+from launcher.workspace.data_files import check_data
+from launcher.workspace.python_files import check_module, check_syntax, module_beside, near_scripts
+from launcher.workspace.user_functions import check_functions, packaged_functions
+from launcher.workspace.user_settings import read_user_settings
+
+STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
+"""The startup script of every VM."""
+MOUNT_SCRIPT = STARTUP.with_name("mounts.sh")
+"""The part of it that only jobs with mounts need."""
+
+PROJECT_ID = re.compile(r"(([-a-z0-9]{1,63}\.)*([a-z]([-a-z0-9]{0,61}[a-z0-9])?):)?[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""What gcloud accepts as core/project (Google Cloud SDK 528.0.0, core/properties.py: _VALID_PROJECT_REGEX)."""
+
+
+class Inputs(NamedTuple):
+    """The inputs of a plan: the spec, its context, the folder with the user's code (or None), and the image's files."""
+
+    spec: JobSpec
+    context: Context
+    code: Path | None
+    source: Source
+    located: Located
+    settings: AppliedSettings
+
+
+class AppliedSettings(NamedTuple):
+    """The settings files of a spec, and what they set."""
+
+    files: tuple[Settings, ...] = ()
+    """The launch.yaml beside the spec, then the user's own file."""
+    origins: tuple[Origin, ...] = ()
+    """The fields of the spec that are theirs."""
+
+    def with_project(self, target: Target, named: str | None) -> AppliedSettings:
+        """Return the settings with the origin of the project, if one of the files names it."""
+        found = find_project(os.environ, self.files)
+        if named or target == "local" or found is None or found.where not in [one.place("id") for one in self.files]:
+            return self
+        return self._replace(origins=(Origin("project", found.where), *self.origins))
+
+    @property
+    def usd_cap(self) -> tuple[float, str] | None:
+        """Return the lowest max_usd_per_run, and its `file:line`; None: no file sets one."""
+        caps = [
+            (file.project.max_usd_per_run, file.place("max_usd_per_run"))
+            for file in self.files
+            if file.project.max_usd_per_run is not None
+        ]
+        return min(caps, default=None)
+
+    @property
+    def owner_label(self) -> OwnerStyle:
+        """Return the style of the owner label, of the first file that names one."""
+        return next((file.project.owner_label for file in self.files if file.project.owner_label), "hashed")
+
+
+def gather(
+    target: Target,
+    path: Path | None,
+    changes: Sequence[Override] = (),
+    *,
+    run_id: str | None = None,
+    training: bool = True,
+    image_only: bool = False,
+    allow_default_account: bool = False,
+    in_place: bool = False,
+    project_id: str | None = None,
+    stand_in: str | None = None,
+    cache: code_files.CodeCache | None = None,
+) -> Inputs:
+    """Read the spec (default: the built-in job), apply the changes, and collect its context.
+
+    `cache` has the code of other specs. `run_id` replaces the computed run ID. With `image_only` nothing will run, so a
+    project is needed only if the spec names neither a repository nor an image. `in_place`: the processes start in the
+    code's own folder. `project_id` takes precedence over gcloud's project; `stand_in` is used if there is none.
+
+    Raises:
+        SpecError: the spec or a change is invalid.
+        UsageError: no project is set, or a file that the spec names does not exist.
+    """
+    refuse_python(path)
+    beside = folder_of(path) if path else None
+    read = read_located(path or built_in(target, training=training), changes)
+    located, settings = with_defaults(read, target, path, beside, training=training)
+    with located.naming_places():
+        return collect_context(
+            located,
+            target,
+            path,
+            beside,
+            settings,
+            run_id=run_id,
+            training=training,
+            image_only=image_only,
+            allow_default_account=allow_default_account,
+            in_place=in_place,
+            project_id=project_id,
+            stand_in=stand_in,
+            cache=cache,
+        )
+
+
+def gather_data(
+    target: Target,
+    data: Mapping[str, Any],
+    source: str,
+    changes: Sequence[Override] = (),
+    *,
+    folder: Path | None = None,
+    run_id: str | None = None,
+) -> Inputs:
+    """Return the inputs of a plan from a spec's fields; `folder` is what its paths are relative to, `source` names it
+    in errors. Raises as `gather` does."""
+    beside = folder.resolve() if folder else None
+    located, settings = with_defaults(from_data(data, source, changes), target, None, beside)
+    with located.naming_places():
+        return collect_context(located, target, None, beside, settings, run_id=run_id)
+
+
+def with_defaults(
+    located: Located, target: Target, path: Path | None, beside: Path | None, *, training: bool = True
+) -> tuple[Located, AppliedSettings]:
+    """Return the spec with the fields that it leaves open from the settings files; a run on this machine takes none.
+
+    Raises SpecError: a settings file is invalid.
+    """
+    files = (read_project_file(beside, path), read_user_settings(os.environ))
+    if target == "local":
+        return located, AppliedSettings(files)
+    found, origins = with_settings(located, files, output=training)
+    return found, AppliedSettings(files, origins)
+
+
+def collect_context(
+    located: Located,
+    target: Target,
+    path: Path | None,
+    beside: Path | None,
+    settings: AppliedSettings,
+    *,
+    run_id: str | None,
+    training: bool = True,
+    image_only: bool = False,
+    allow_default_account: bool = False,
+    in_place: bool = False,
+    project_id: str | None = None,
+    stand_in: str | None = None,
+    cache: code_files.CodeCache | None = None,
+) -> Inputs:
+    """Collect the context of a spec: project, code, hashes, warnings. `beside` is the folder that its paths are
+    relative to; `cache` has the code of other specs. Raises UsageError."""
+    spec = located.spec
+    if target == "local":
+        spec = with_local_output(spec)
+    spec = with_builtin(spec, beside)
+    folder = code_folder(spec, beside) if training else None
+    left_out = excluded_paths(spec, path, beside, target)
+    cache = cache if target != "local" else None  # the output, which is no code, may be a folder
+    found = own_code(spec, folder, left_out, cache)
+    if training and not image_only:
+        check_data(spec, folder, [file.name for file in found.files], target, in_place=in_place)
+    digests = (cache or content).content(found.files) if folder else EMPTY
+    own = Source(code=tuple(found.files), digest=digests.digest if folder else "")
+    source = with_image(own, spec, beside) if training else own
+    names = [file.name for file in found.files]
+    ignored_files, outside_paths = unusable_paths(spec, folder, found, left_out) if folder else ((), ())
+    context = Context(
+        target=target,
+        project=project(
+            "local" if image_only and (spec.image.repository or spec.image.uri) else target,
+            os.environ,
+            project_id,
+            settings.files if target != "local" else (),
+            stand_in,
+        ),
+        owner=owner(os.environ),
+        owner_label=owner_value(gcloud_config.person(os.environ), settings.owner_label),
+        version=__version__,
+        default_regions=gcloud_config.default_regions(os.environ) if spec.regions is None else (),
+        recipe=content.own_content(source.recipe) if training else EMPTY,
+        locks=content.own_content(source.locks) if training else EMPTY,
+        trainer=content.own_content(source.trainer) if training else EMPTY,
+        base=content.base_image() if training else "",
+        code=digests,
+        requirements=requirements_content(source),
+        packages=packages_of(spec, beside) if training else Packages(),
+        own_base=own_base(source, digests) if source.base_dockerfile else EMPTY,
+        torch=content.single("image.torch", source.torch) if source.torch else EMPTY,
+        secret_files=tuple(sorted(found.secrets)),
+        packaged_functions=packaged_functions(spec, names) if folder else (),
+        syntax_warnings=check_syntax(spec, folder, names, content.base_image()) if folder else (),
+        ignored_files=ignored_files,
+        outside_paths=outside_paths,
+        code_growth=grown_since(spec.name, local_runs(spec), found.files, digests) if folder else "",
+        code_warnings=(
+            *check_module(spec, folder, names),
+            *code_warnings(spec, located, target, folder, beside, names, source.requirements),
+        )
+        if training
+        else (),
+        run_id=run_id,
+        training=training,
+        allow_default_account=allow_default_account,
+        is_local_cloud=gcloud_config.is_here("COMPUTE" if target == "vm" else "AIPLATFORM", os.environ),
+        startup=STARTUP.read_text(encoding="utf-8") if target == "vm" else "",
+        mount_script=MOUNT_SCRIPT.read_text(encoding="utf-8") if target == "vm" and spec.mounts else "",
+    )
+    return Inputs(spec, context, folder, source, located, settings.with_project(target, project_id))
+
+
+def requirements_content(source: Source) -> Content:
+    """Return the content of `image.requirements`: a text for pip, or the files of uv or conda."""
+    if source.requirements:
+        return content.of_text(source.requirements)
+    return content.content(source.project) if source.project else EMPTY
+
+
+def refuse_python(path: Path | None) -> None:
+    """Refuse a script in place of the spec. Raises UsageError."""
+    if path and path.suffix == ".py":
+        raise UsageError(
+            f"{path} is a Python file; launch takes a spec (YAML) that names it",
+            f"launch init writes a spec; set in it: run: {{script: {path.name}}}",
+        )
+
+
+def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
+    """Return the user's code with launch's own files of the image. Raises UsageError: a file does not exist."""
+    return own._replace(
+        recipe=content.recipe(),
+        base_dockerfile=read_dockerfile(below(beside, "image.dockerfile", spec.image.dockerfile)),
+        locks=content.locks(),
+        project=project_files(spec, beside),
+        trainer=content.trainer(),
+        requirements=own_requirements(spec, beside),
+        torch=None if spec.image.torch == "base" else below(beside, "image.torch", spec.image.torch),
+    )
+
+
+def built_in(target: Target, *, training: bool) -> Path:
+    """Return the path of the default spec."""
+    name = "default.yaml" if training or target != "vm" else "vm-default.yaml"
+    return content.data_folder("job_specs") / name
+
+
+def own_code(
+    spec: JobSpec, folder: Path | None, without: frozenset[Path], cache: code_files.CodeCache | None = None
+) -> code_files.Code:
+    """Return the user's files. Raises UsageError: a file that `run` names is missing, or they exceed the size limit."""
+    if folder is None:
+        return code_files.Code([], [])
+    found = (cache or code_files).code(folder, without)
+    names = [file.name for file in found.files]
+    if spec.run.script:
+        check_script(spec.run.script, folder, names)
+    check_functions(spec, folder, names)
+    code_files.check_size(found.files, spec.image.code_limit_mb)
+    return found
+
+
+def unusable_paths(
+    spec: JobSpec, folder: Path, found: code_files.Code, left_out: frozenset[Path]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files that the script or its arguments name but that the image will not contain, and the paths that
+    they name outside the code folder."""
+    from launcher.workspace.ignored_files import mentioned, named_but_ignored, named_outside
+
+    names = [file.name for file in found.files]
+    known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
+    mentions = mentioned(spec, folder, names)
+    return named_but_ignored(mentions, spec, folder, names, [*known, *found.secrets]), named_outside(mentions)
+
+
+def local_runs(spec: JobSpec) -> str:
+    """Return the folder of the spec's runs on this machine (default: ./runs)."""
+    return spec.output if spec.output and not spec.output.startswith("gs://") else "runs"
+
+
+def with_local_output(spec: JobSpec) -> JobSpec:
+    """Return the spec with a local output as a full path (default: ./runs): the processes run in another folder."""
+    output = spec.output or "runs"
+    if output.startswith("gs://"):
+        return spec
+    return msgspec.structs.replace(spec, output=full_path(output))
+
+
+def full_path(output: str) -> str:
+    """Return a local output as an absolute path, with `~` expanded.
+
+    Raises:
+        UsageError: the home folder does not exist, or the path is not valid UTF-8.
+    """
+    try:
+        path = Path(output).expanduser().resolve().as_posix()
+        path.encode()
+    except RuntimeError as error:  # no such user; links that lead to each other
+        raise UsageError(f"output {output}: {error}", "Use a full path: --output /FULL/PATH", field="output") from None
+    except UnicodeEncodeError:
+        hint = "Use another folder: --output DIR"
+        raise UsageError("the full path of the output is not valid UTF-8", hint, field="output") from None
+    return path
+
+
+def folder_of(path: Path) -> Path | None:
+    """Return the spec's folder, which its paths are relative to; None if the spec comes from a pipe or a device."""
+    folder = path.parent.resolve()
+    device = folder == Path("/dev") or folder.is_relative_to("/proc")  # /dev/stdin, <(…)
+    return None if device or not path.is_file() else folder
+
+
+def with_builtin(spec: JobSpec, beside: Path | None) -> JobSpec:
+    """Return the spec with `run.module: train`, the trainer's old name, as launch_train.
+
+    Unchanged if the user's code has a module of that name.
+
+    Raises:
+        UsageError: that module is started, with settings that only the trainer reads, or the other way round.
+    """
+    package, dot, rest = (spec.run.module or "").partition(".")
+    if package != OLD_BUILTIN:
+        return spec
+    folder = below(beside, "image.code", spec.image.code) or beside
+    if folder and module_beside(spec, folder):
+        if spec.run.config:
+            raise UsageError(
+                f"run.config: is read only by the built-in trainer, and run.module: {spec.run.module} is in your code",
+                f"For the trainer: --set run.module={BUILTIN}. For your module: pass settings with run.args or env.",
+                field="run.config",
+            )
+        return spec
+    if spec.run.hang_after is not None and not rest:
+        raise UsageError(
+            "run.hang_after: applies only to scripts and commands",
+            "For the built-in trainer, set run.config.hang_after.",
+            field="run.hang_after",
+        )
+    if spec.run.metrics is not None and not rest:
+        raise UsageError(
+            "run.metrics: applies only to scripts and commands",
+            "Remove it: the built-in trainer logs its own metrics.",
+            field="run.metrics",
+        )
+    return msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, module=f"{BUILTIN}{dot}{rest}"))
+
+
+def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
+    """Return `image.code`, or the spec's folder if it names a script, module, functions or data files there, or None.
+
+    Raises:
+        UsageError: a folder is needed, but the spec was not read from a file.
+    """
+    if folder := below(beside, "image.code", spec.image.code):
+        return Path(os.path.realpath(folder))
+    beside_it = {field: path for field, path in data_paths(spec.run).items() if not path.startswith(("/", "~"))}
+    own = {**({"run.script": spec.run.script} if spec.run.script else {}), **custom_functions(spec.run), **beside_it}
+    if spec.run.module and beside and module_beside(spec, beside):
+        own["run.module"] = spec.run.module
+    if not own or (spec.image.uri and spec.run.node != "append"):
+        return None
+    if beside is None:
+        field, name = next(iter(own.items()))
+        raise UsageError(
+            f"{field}: {name} is relative to the spec's folder, but this spec was not read from a file",
+            "Set the code folder: --set image.code=/FULL/PATH",
+            field=field,
+        )
+    return beside
+
+
+def own_requirements(spec: JobSpec, beside: Path | None) -> str:
+    """Return the text of `image.requirements`, or an empty text. Raises UsageError."""
+    path = below(beside, "image.requirements", spec.image.requirements)
+    if path is None or is_project(path):
+        return ""
+    from launcher.workspace.requirements import requirements
+
+    return requirements(path)
+
+
+def read_dockerfile(path: Path | None) -> str:
+    """Return the text of `image.dockerfile`, or an empty text. Raises UsageError."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        problem = f"image.dockerfile: {path} can't be read: {error}"
+        raise UsageError(problem, "It is relative to the spec's file.", field="image.dockerfile") from error
+
+
+FROM_CONTEXT = re.compile(
+    r"^\s*(?:(?:COPY|ADD)\s+(?!--from)|RUN\s+.*--mount=type=bind(?!\S*from=))", re.MULTILINE | re.IGNORECASE
+)
+"""An instruction that reads the build context."""
+
+
+def own_base(source: Source, code: Content) -> Content:
+    """Return the content of the base that the user's Dockerfile makes: with the code, if it reads the code."""
+    parts = source.base_dockerfile + (code.digest if FROM_CONTEXT.search(source.base_dockerfile) else "")
+    return content.of_text(parts)
+
+
+def is_project(path: Path) -> bool:
+    """Return whether image.requirements is a file that uv or conda installs."""
+    return path.name == "uv.lock" or path.suffix in (".yml", ".yaml")
+
+
+def project_files(spec: JobSpec, beside: Path | None) -> tuple[File, ...]:
+    """Return uv.lock with its pyproject.toml, or environment.yml. Raises UsageError."""
+    path = below(beside, "image.requirements", spec.image.requirements)
+    if path is None or not is_project(path):
+        return ()
+    if path.name != "uv.lock":
+        return (File("environment.yml", path),)
+    project = path.with_name("pyproject.toml")
+    if not project.is_file():
+        raise UsageError(
+            f"image.requirements: uv sync needs a pyproject.toml beside {path}",
+            f"For packages without a project: uv export --frozen > {path.with_name('requirements.txt')}",
+            field="image.requirements",
+        )
+    return (File("pyproject.toml", project), File("uv.lock", path))
+
+
+def packages_of(spec: JobSpec, beside: Path | None) -> Packages:
+    """Return what `image.requirements` asks of the image's recipe. Raises UsageError."""
+    path = below(beside, "image.requirements", spec.image.requirements)
+    if path is None:
+        return Packages()
+    from launcher.workspace.packages import wanted_packages
+
+    return wanted_packages(path)
+
+
+def below(beside: Path | None, field: str, name: str | None) -> Path | None:
+    """Return the path of a field that is relative to the spec's folder; None if the field is not set.
+
+    Raises:
+        UsageError: the path is relative, but the spec was not read from a file.
+    """
+    if name is None:
+        return None
+    if beside is None and not Path(name).is_absolute():
+        raise UsageError(
+            f"{field}: {name} is relative to the spec's folder, but this spec was not read from a file",
+            f"Use the full path: --set {field}=/FULL/PATH",
+            field=field,
+        )
+    return (beside or Path("/")) / name
+
+
+def excluded_paths(spec: JobSpec, path: Path | None, beside: Path | None, target: Target) -> frozenset[Path]:
+    """Return paths that are not code: the spec and its launch.yaml (a new limit is the same run), the local output."""
+    spec_files = [path.resolve(), path.parent.resolve() / path.name] if path else []  # it may be a link
+    output = [Path(spec.output)] if target == "local" and spec.output and not spec.output.startswith("gs://") else []
+    project_file = [beside / caps.NAME] if beside else []
+    return frozenset([*spec_files, *project_file, *output])
+
+
+def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
+    """Check that `run.script` is one of the code files. Raises UsageError, with similar names."""
+    name = posixpath.normpath(script)
+    if name in names:
+        return
+    if (forward := name.replace("\\", "/")) in names:  # as Windows writes it; the job runs on Linux
+        hint = f"Write it with forward slashes: --set run.script={forward}"
+    elif not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
+        hint = "The file exists, but .gitignore, .dockerignore or its folder's name excludes it."
+    else:
+        hint = did_you_mean(near_scripts(name, names), "The path is relative to image.code.")
+    raise UsageError(f"run.script: {script} not found in the code in {folder}", hint, field="run.script")
+
+
+class FoundProject(NamedTuple):
+    """A project's ID, and where it is set."""
+
+    value: str
+    where: str
+
+
+def find_project(environ: Mapping[str, str], files: Sequence[Settings]) -> FoundProject | None:
+    """Return the project of CLOUDSDK_CORE_PROJECT (which is set for one command or shell, like a flag), else of the
+    first settings file that names one, else gcloud's."""
+    if value := gcloud_config.of_environment("core/project", environ):
+        return FoundProject(value, "CLOUDSDK_CORE_PROJECT")
+    for file in files:
+        if file.project.id:
+            return FoundProject(file.project.id, file.place("id"))
+    value = gcloud_config.setting("core/project", environ)
+    return FoundProject(value, "gcloud") if value else None
+
+
+def project_of(path: Path | None, target: Target) -> str:
+    """Return the project of a spec file; without a file, that of all other commands. Raises UsageError."""
+    files = (read_project_file(folder_of(path), path), read_user_settings(os.environ)) if path else None
+    return project(target, os.environ, files=files)
+
+
+def project(
+    target: Target,
+    environ: Mapping[str, str],
+    named: str | None = None,
+    files: Sequence[Settings] | None = None,
+    stand_in: str | None = None,
+) -> str:
+    """Return the project: `named`, else that of `find_project`, else `stand_in`, or `local` for a run on this machine.
+
+    `files` are by default the user's own settings; a run on this machine has none.
+
+    Raises:
+        UsageError: no project is set, or it is not a project ID.
+    """
+    if files is None:
+        files = () if target == "local" else (read_user_settings(environ),)
+    of_files = None if named else find_project(environ, files)
+    found = named or (of_files.value if of_files else stand_in)
+    if not found and target != "local":
+        raise UsageError(
+            "no Google Cloud project is set",
+            "gcloud config set project PROJECT\n"
+            "or: export CLOUDSDK_CORE_PROJECT=PROJECT (any name works for a dry run)",
+        )
+    if found and target != "local" and not PROJECT_ID.fullmatch(found):
+        raise UsageError(
+            f"invalid project ID {found!r} (use lower-case letters, digits and -)",
+            "gcloud projects list shows the project IDs; then: gcloud config set project PROJECT_ID\n"
+            "or: export CLOUDSDK_CORE_PROJECT=PROJECT_ID",
+        )
+    return found or "local"
+
+
+def owner(environ: Mapping[str, str]) -> str:
+    """Return the owner of a run: gcloud's account, else the user of this machine."""
+    import getpass
+
+    if account := gcloud_config.person(environ):
+        return account
+    try:
+        return os.fsencode(getpass.getuser()).decode(errors="replace")
+    except (KeyError, OSError, ImportError):  # no name for this uid, as in some containers
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"

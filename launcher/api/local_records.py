@@ -1,0 +1,191 @@
+"""Read what a run folder on this machine says of its run, from a few small files: a list has a thousand of them.
+
+Standard library and msgspec only, and no metrics file is read whole. A file that is damaged costs its run a `problem`,
+never the list.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from launch_train.common import contract
+from launcher.api.find_local_run import HIDDEN, is_run_folder
+from launcher.rehearsal.attempts import End, state_of
+from launcher.rehearsal.folder_lock import is_taken
+from launcher.runs.metrics.progress import Progress, logged_steps, summarize_rows
+
+T = TypeVar("T")
+
+LOCK: Final = re.compile(r"(\d{4,})\.json")
+TAIL_BYTES: Final = 16_384
+"""Read from the end of the newest part of the metrics."""
+HEAD_BYTES: Final = 16_384
+"""Read from the start of a start's first part: the event with its number of steps."""
+PARTS: Final = 3
+"""The newest parts in which a row is looked for: the last one may have events alone."""
+
+
+class SpecLabels(Struct, frozen=True):
+    """The labels of a spec."""
+
+    labels: Mapping[str, Any] = {}
+
+
+class PlanLabels(Struct, frozen=True):
+    """The labels in a plan, and nothing else of it."""
+
+    spec: SpecLabels = SpecLabels()
+
+
+class LocalRecord(Struct, frozen=True, kw_only=True):
+    """A run folder on this machine. Times are Unix seconds of this machine's clock; None: unknown."""
+
+    folder: Path
+    state: str
+    """RUNNING, SUCCEEDED, FAILED, CANCELLED, INTERRUPTED or UNKNOWN."""
+    attempts: int = 0
+    created: float | None = None
+    """When the first attempt began."""
+    started: float | None = None
+    """When the newest attempt began; without attempts, the folder's time."""
+    end: End | None = None
+    """How the newest attempt ended; None: it is running, or its end was not recorded."""
+    facts: Mapping[str, Any] = {}
+    """The lock of the newest attempt."""
+    labels: Mapping[str, str] = {}
+    progress: Progress | None = None
+    user: int = -1
+    """The number of the user who owns the folder."""
+    problem: str = ""
+    """Why the folder could not be read completely."""
+
+    @property
+    def id(self) -> str:
+        """Return the run's ID: the folder's name."""
+        return self.folder.name
+
+
+def read_records(folder: Path) -> tuple[LocalRecord, ...]:
+    """Return the runs in a folder, in no order. A folder that does not exist has none."""
+    try:
+        paths = [Path(one.path) for one in os.scandir(folder) if not one.name.startswith(HIDDEN)]
+    except OSError:
+        return ()
+    found = dict.fromkeys(path.resolve() for path in paths if is_run_folder(path))  # a link to a run is the same run
+    return tuple(record for path in found if (record := read_record(path)))
+
+
+def read_record(folder: Path) -> LocalRecord | None:
+    """Return what a run folder says, with a `problem` if it is unreadable; None: it has just been deleted."""
+    try:
+        return read_files(folder)
+    except Exception as error:  # noqa: BLE001 - whatever a damaged folder holds, it must not cost the list
+        try:
+            status = folder.stat()
+        except OSError:
+            return None
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        name = f"{Path(str(error.filename)).name}: " if isinstance(error, OSError) and error.filename else ""
+        return LocalRecord(
+            folder=folder,
+            state="UNKNOWN",
+            started=status.st_mtime,
+            user=status.st_uid,
+            problem=f"unreadable: {name}{text or type(error).__name__}",
+        )
+
+
+def read_files(folder: Path) -> LocalRecord:
+    """Return what a run folder says. Raises OSError and ValueError: a file is unreadable."""
+    numbers = [int(found[1]) for name in names_in(folder / contract.ATTEMPTS) if (found := LOCK.fullmatch(name))]
+    last = max(numbers, default=0)
+    facts = read_json(folder, contract.attempt_lock(last), dict[str, Any]) if last else {}
+    first = read_json(folder, contract.attempt_lock(min(numbers)), dict[str, Any]) if len(numbers) > 1 else facts
+    end = read_json(folder, contract.attempt_end(last), End) if last else None
+    status, is_running = folder.stat(), is_taken(folder)
+    is_cancelled = (folder / contract.attempt_cancel(last)).exists()
+    return LocalRecord(
+        folder=folder,
+        state=state_of(last, end, is_running=is_running, is_cancelled=is_cancelled),
+        attempts=last,
+        created=time_of(first),
+        started=time_of(facts) or status.st_mtime,
+        end=None if is_running else end,
+        facts=facts or {},
+        labels=labels_of(folder, facts or {}),
+        progress=read_progress(folder),
+        user=status.st_uid,
+    )
+
+
+def labels_of(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the labels of the newest attempt; older launches recorded those of the spec alone, in the plan."""
+    found = facts.get("labels")
+    if found is None:
+        plan = read_json(folder, contract.PLAN, PlanLabels)
+        found = plan.spec.labels if plan else {}
+    return {str(name): str(value) for name, value in dict(found).items()}
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Return the progress by the newest rows; None: no row yet."""
+    names = sorted(names_in(folder / contract.METRICS))  # zero-padded numbers, in the order of writing
+    parts = ((found, name) for name in reversed(names) if (found := contract.PART.match(f"{contract.METRICS}/{name}")))
+    for found, name in islice(parts, PARTS):
+        newest = (
+            one for line in reversed(last_lines(folder / contract.METRICS / name)) for one in contract.records(line)
+        )
+        if row := next((one for one in newest if "event" not in one and type(one.get("step")) is int), None):
+            first = next(other for other in names if other.startswith(f"{found[1]}-{found[2]}-"))
+            starts = contract.records(first_bytes(folder / contract.METRICS / first))
+            counts = (logged_steps(one) for one in starts if one.get("event") == "start")
+            return summarize_rows((row,), next(filter(None, counts), None), None)
+    return None
+
+
+def last_lines(path: Path) -> list[bytes]:
+    """Return the last lines of a file."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - TAIL_BYTES))
+        text = file.read()
+    return (text if size <= TAIL_BYTES else text.partition(b"\n")[2]).splitlines()
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the start of a file."""
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder; none if it does not exist."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 -- names alone, of tens of thousands of parts
+    except FileNotFoundError:
+        return []
+
+
+def read_json(folder: Path, name: str, kind: type[T]) -> T | None:
+    """Return a file's content; None if it does not exist. Raises ValueError: it is malformed; OSError."""
+    try:
+        return msgspec.json.decode((folder / name).read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def time_of(facts: Mapping[str, Any] | None) -> float | None:
+    """Return when an attempt began, or None if its lock has no valid time."""
+    value = (facts or {}).get("time")
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

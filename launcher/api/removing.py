@@ -1,0 +1,195 @@
+"""Delete a run that has ended: its folder with the checkpoints, and in the cloud the record of its jobs.
+
+Checkpoints are the result of paid time. Before anything is deleted, the folder must be shown to be that of the run, and
+the run to have no job that could still write to it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from launch_train.common import contract
+from launcher.api.local_records import read_json
+from launcher.backend import request
+from launcher.errors import LaunchError, UsageError
+from launcher.rehearsal.folder_lock import lock_run_folder
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launcher.api.cloud import CloudContext
+    from launcher.api.find_local_run import LocalRun
+    from launcher.api.find_run import FoundRun
+
+DELETERS: Final = 16
+"""Objects deleted in parallel."""
+DELETING: Final = ".tmp-rm-"
+"""Prefix of a local run folder that is being deleted: no list shows it."""
+OURS: Final = frozenset(
+    {
+        *(contract.METRICS, contract.MONITOR, contract.CHECKPOINTS, contract.LOGS, contract.TEXT, contract.PROFILE),
+        *(contract.ATTEMPTS, contract.NODES, contract.MACHINES, contract.PLAN, contract.SPEC, contract.REPORT),
+        *(contract.TERMINAL, contract.BENCH, contract.PROGRESS, contract.NOTIFIED, "stacks", "wandb", "workdirs"),
+    }
+)
+"""What launch writes at the top of a run folder."""
+
+
+class Removable(Struct, frozen=True, kw_only=True):
+    """What would be deleted of a run."""
+
+    run: str
+    folder: str
+    """Empty: the run has no folder."""
+    objects: tuple[str, ...] = ()
+    """Their names, in the order of deletion: what identifies the run comes last."""
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Return the steps with a checkpoint."""
+        found = filter(None, map(contract.MANIFEST.match, self.objects))
+        return tuple(sorted({int(one["step"]) for one in found}))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Return the names that launch did not write, such as a script's own files."""
+        names = (name for name in self.objects if name.partition("/")[0] not in OURS)
+        return tuple(name for name in names if not name.rpartition("/")[2].startswith("."))
+
+
+def removable_folder(run: str, storage: Storage) -> Removable:
+    """Return what a run folder holds. Raises UsageError: it is not this run's, or other runs lie in it."""
+    from launcher.gcp.storage import use_errors
+    from launcher.runs.ledger import json_field
+
+    with use_errors():
+        names = storage.list()
+        try:
+            plan = storage.read(contract.PLAN)
+        except FileNotFoundError:
+            plan = b""
+    nested = [name for name in names if name.endswith(f"/{contract.PLAN}")]
+    if nested:
+        raise UsageError(f"another run lies in {storage.url}: {nested[0]}", "Delete that one first.")
+    if names and json_field(plan, "run") != run and not any(name.startswith(f"{contract.ATTEMPTS}/") for name in names):
+        raise UsageError(f"{storage.url} is not the folder of {run}: it has neither its plan nor attempts")
+    return Removable(run=run, folder=storage.url, objects=tuple(sorted(names, key=deletion_order)))
+
+
+def deletion_order(name: str) -> tuple[int, str]:
+    """Return the place of an object: a deletion that was interrupted can be repeated as long as the plan is left."""
+    first = name.partition("/")[0]
+    return {contract.ATTEMPTS: 1, contract.PLAN: 2}.get(first, 0), name
+
+
+# --- This machine ----------------------------------------------------------------------------------------------------
+
+
+def remove_local(run: LocalRun) -> None:
+    """Delete the folder of a run on this machine. It disappears at once from all lists.
+
+    Raises UsageError: the run is running; LaunchError: the folder can't be deleted.
+    """
+    with lock_run_folder(run.folder) as ours:
+        if not ours:
+            raise still_running(run.id)
+        hidden = run.folder.with_name(f"{DELETING}{run.id}")
+        try:
+            if hidden.exists():  # an interrupted deletion of an earlier run with this ID
+                shutil.rmtree(hidden)
+            run.folder.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:
+            raise LaunchError(f"{error.filename} can't be deleted: {error.strerror}", f"rm -r {hidden}") from error
+
+
+def check_is_local_run(run: LocalRun) -> None:
+    """Check that a folder is a run's: another may have a folder `metrics` too. Raises UsageError."""
+    try:
+        plan = read_json(run.folder, contract.PLAN, dict[str, Any]) or {}
+    except ValueError:
+        plan = {}
+    locks = (run.folder / contract.ATTEMPTS).glob("[0-9]*.json")
+    if plan.get("run") != run.id and not any(locks):
+        raise UsageError(
+            f"{run.folder} has neither the plan of a run nor attempts, so it is not deleted",
+            "launch runs --local lists the runs.",
+        )
+
+
+def still_running(run: str) -> UsageError:
+    """Return the error of a run that is still running."""
+    return UsageError(f"{run} is still running, so it is not deleted", f"launch cancel {run}")
+
+
+# --- The cloud -------------------------------------------------------------------------------------------------------
+
+
+def removable_run(cloud: CloudContext, found: FoundRun) -> Removable:
+    """Return what would be deleted of a run in the cloud.
+
+    Raises UsageError: it has an active job, may have one, or its folder is not its own; LaunchError.
+    """
+    from launcher.gcp.storage import open_folder
+    from launcher.runs.ledger import BucketLedger
+
+    if found.is_active:
+        raise still_running(found.id)
+    if found.unread:
+        where = ", ".join(found.unread)
+        raise UsageError(f"{where} could not be read; {found.id} may have a job there", "Try again in a moment.")
+    folder = request.run_folder(found.job.request)
+    if not folder or not folder.endswith(f"/{found.id}"):
+        return Removable(run=found.id, folder="")
+    storage = open_folder(folder)
+    entries = BucketLedger(storage, cloud.clock).entries()
+    if any(entry.end is None and entry.job is None and entry.round for entry in entries[-1:]):
+        raise UsageError(f"an attempt of {found.id} is being created", f"launch cancel {found.id}")
+    return removable_folder(found.id, storage)
+
+
+def remove_run(cloud: CloudContext, found: FoundRun, what: Removable, say: Callable[[str], None]) -> None:
+    """Delete a run in the cloud: first its next attempt is blocked, then its objects and the records of its jobs go.
+
+    Raises LaunchError: something is left; the same call continues.
+    """
+    from launcher.api.cancelling import block_next, release_ended
+    from launcher.gcp.storage import open_folder, use_errors
+
+    if what.folder:
+        storage = open_folder(what.folder)
+        check_not_resumed(found, what, storage)
+        block_next(cloud, found, say)
+        check_not_resumed(found, what, storage)
+        with use_errors():
+            delete_objects(storage, what.objects)
+            delete_objects(storage, sorted(storage.list(), key=deletion_order))  # the block, and what came late
+    errors = release_ended(cloud.of_run(None), found.jobs)
+    for job in found.jobs:
+        if not job.zone:
+            cloud.vertex.delete(job.name)
+    if errors:
+        raise errors[0]
+
+
+def check_not_resumed(found: FoundRun, what: Removable, storage: Storage) -> None:
+    """Check that no launch has resumed the run since it was found: no attempt is open that was not there then. Raises
+    UsageError."""
+    from launcher.runs.ledger import BucketLedger
+
+    known, before = {job.name for job in found.jobs}, {*what.objects}
+    for one in BucketLedger(storage).entries():
+        is_new = contract.attempt_lock(one.number) not in before and one.job not in known
+        if one.round and one.end is None and is_new:
+            raise still_running(found.id)
+
+
+def delete_objects(storage: Storage, names: Sequence[str]) -> None:
+    """Delete objects, in three turns by their order. Raises OutputError."""
+    for turn in range(3):
+        with ThreadPoolExecutor(DELETERS) as threads:
+            list(threads.map(storage.delete, [name for name in names if deletion_order(name)[0] == turn]))

@@ -1,0 +1,74 @@
+"""Make a project ready for Vertex AI, VMs or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+import launcher.clock
+from launcher.errors import LaunchError
+from launcher.gcp.rest import Rest
+from launcher.project.reads import RESOURCES
+from launcher.project.setup import apply, missing_permissions, pending
+from launcher.project.steps import QuotaRequest, Step, Wanted, steps
+from launcher.workspace.gcloud_config import account
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """What a project has and lacks."""
+
+    wanted: Wanted
+    done: tuple[Step, ...]
+    pending: tuple[Step, ...]
+    missing: tuple[str, ...]
+    """The permissions for the pending steps that the caller lacks."""
+
+
+def read_setup(
+    project: str,
+    environ: Mapping[str, str],
+    *,
+    region: str,
+    vertex: bool = True,
+    vms: bool = False,
+    network: str = "default",
+    quotas: Sequence[QuotaRequest] = (),
+) -> Setup:
+    """Return what the project has and lacks; changes nothing. Raises LaunchError: it can't be read; UsageError: the
+    bucket belongs to another project."""
+    rest = Rest(project, environ)
+    wanted = Wanted(
+        project=project,
+        number=project_number(rest),
+        region=region,
+        caller=member(account(environ)),
+        vertex=vertex,
+        vms=vms,
+        network=network,
+        quotas=tuple(quotas),
+    )
+    every = list(steps(wanted, rest))
+    left = pending(every)
+    missing = missing_permissions(left, rest) if left else []
+    done = tuple(one for one in every if one not in left)
+    return Setup(wanted=wanted, done=done, pending=tuple(left), missing=tuple(missing))
+
+
+def apply_setup(setup: Setup, say: Callable[[str], None]) -> None:
+    """Do the pending steps; `say` gets each that is done. Raises LaunchError."""
+    apply(setup.pending, launcher.clock.REAL, say)
+
+
+def project_number(rest: Rest) -> str:
+    """Return the project's number; empty if it can't be read, as while Resource Manager's API is disabled."""
+    try:
+        return str(rest(RESOURCES, f"/v1/projects/{rest.project}").get("projectNumber", ""))
+    except LaunchError:
+        return ""
+
+
+def member(email: str) -> str:
+    """Return an account as an IAM member; empty if it is unknown."""
+    kind = "serviceAccount" if email.endswith(".gserviceaccount.com") else "user"
+    return f"{kind}:{email}" if email else ""

@@ -1,0 +1,203 @@
+"""Run a sweep on this machine: each point as `launch local` runs it, in a process of its own, some at a time.
+
+The points run the code as it was when the sweep was planned, also if its files change meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from launch_train.common import contract
+from launcher.api.find_local_run import label_of, runs_below
+from launcher.api.local_run import STOP_SECONDS, error_of, run_child
+from launcher.api.sweep_events import OnEvent, PointChanged, PointRun
+from launcher.api.sweep_plan import SweepPlan
+from launcher.errors import JobFailed, LaunchError, UsageError
+from launcher.gcp.storage import open_folder, use_errors
+from launcher.jobs.job import SWEEP_LABEL
+from launcher.rehearsal.attempts import End, newest_attempt, read_end, read_facts
+from launcher.rehearsal.folder_lock import is_taken
+from launcher.rehearsal.on_host import visible_gpus
+from launcher.rehearsal.request import fingerprint, parse_request
+from launcher.rehearsal.workdirs import copy
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+
+TAKEN_SECONDS: Final = 2.0
+"""How often a point that another process runs is looked at."""
+SIGNALLED: Final = frozenset({contract.Exit.PREEMPTED, 128 + 2, 128 + 15})
+"""Exit codes of a process that was stopped, not of one that failed; so is any negative one."""
+
+
+class LocalSweep:
+    """A sweep that runs on this machine."""
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        on_event: OnEvent,
+        *,
+        max_parallel: int | None = None,
+        retry_failed: bool = False,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """`on_event` is called on the thread that calls `run`. Without `max_parallel`, so many points run at a time as
+        this machine has GPUs for, at least one."""
+        self.plan = plan
+        self.runs = [PointRun(point=point) for point in plan.points]
+        self._on_event, self._retry = on_event, retry_failed
+        need = max(one.plan.machine.gpus * one.plan.machine.nodes for one in plan.points)
+        shares = gpu_shares(visible_gpus(environ), need)
+        self._slots = [shares[slot % len(shares)] for slot in range(max_parallel or len(shares))]
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._ended: queue.Queue[tuple[PointRun, dict[str, str], LaunchError | None]] = queue.Queue()
+        self._stopped = False
+
+    def run(self) -> None:
+        """Run all points to their ends. A point that fails does not stop the others; its error is in its PointRun.
+
+        On KeyboardInterrupt all points are stopped, which saves their checkpoints. Raises LaunchError: the output or
+        the code cannot be used.
+        """
+        check_name(self.plan)
+        with tempfile.TemporaryDirectory(prefix="launch-sweep-") as name:
+            code = self._copy_code(Path(name))
+            try:
+                while not all(run.has_ended for run in self.runs):
+                    self._start_points(Path(name), code)
+                    self._take_end()
+            except BaseException:
+                self._stop()
+                raise
+
+    def _copy_code(self, folder: Path) -> Path | None:
+        """Copy the code that all points share; None: there is none."""
+        inputs = self.plan.points[0].inputs
+        if inputs.code is None:
+            return None
+        copy(inputs.source.code, folder / "code")
+        return folder / "code"
+
+    def _start_points(self, folder: Path, code: Path | None) -> None:
+        """Start waiting points while slots are free. A point that another process runs is left for later."""
+        for run in self.runs:
+            if run.state != "waiting" or not self._slots:
+                continue
+            run_folder = run.point.plan.run_folder or ""
+            if not run_folder.startswith("gs://") and is_taken(Path(run_folder)):
+                continue
+            storage = open_folder(run_folder)
+            if self._has_ended(run, storage):
+                self._on_event(PointChanged(run=run, kind="ended"))
+                continue
+            with use_errors():
+                storage.write(contract.PLAN, msgspec.json.format(msgspec.json.encode(run.point.plan), indent=2))
+            request = folder / f"{run.point.run}.json"
+            request.write_text(json.dumps(run.point.plan.attempts[0].request), encoding="utf-8")
+            words = ["local", "--request", str(request), "-o", "json", *(["--code", str(code)] if code else [])]
+            run.state, slot = "active", self._slots.pop(0)
+            threading.Thread(target=self._run_point, args=(run, words, slot), daemon=True).start()
+            self._on_event(PointChanged(run=run, kind="started"))
+
+    def _has_ended(self, run: PointRun, storage: Storage) -> bool:
+        """Set the state of a point that an earlier command has run to its end; return whether there is one."""
+        end = last_end(storage, run)
+        if end is None or not (end.succeeded or has_failed(end)) or (has_failed(end) and self._retry):
+            return False
+        run.state = "succeeded" if end.succeeded else "failed"
+        if not end.succeeded:
+            name, code = next((name, code) for name, code in end.exit_codes.items() if code)
+            run.error = JobFailed(f"failed before: {name} exited with {code}", "--retry-failed runs it again")
+        return True
+
+    def _run_point(self, run: PointRun, words: list[str], slot: dict[str, str]) -> None:
+        """Run a point in a child process, and report its end to the main thread."""
+
+        def started(child: subprocess.Popen[bytes]) -> None:
+            self._children[run.point.run] = child
+            if self._stopped:
+                child.terminate()
+
+        error: LaunchError | None
+        try:
+            shown, code = run_child(words, lambda _replica, _text: None, environ=slot, on_start=started)
+            error = error_of(shown, code) if code else None
+        except OSError as trouble:
+            error = LaunchError(f"launch local cannot be started: {trouble}")
+        self._children.pop(run.point.run, None)
+        self._ended.put((run, slot, error))
+
+    def _take_end(self) -> None:
+        """Wait until a point has ended, or until one that another process runs may have."""
+        try:
+            run, slot, error = self._ended.get(timeout=TAKEN_SECONDS)
+        except queue.Empty:
+            return
+        self._slots.append(slot)
+        folder = run.point.plan.run_folder or ""
+        if isinstance(error, UsageError) and not folder.startswith("gs://") and is_taken(Path(folder)):
+            run.state = "waiting"  # another process was faster
+            return
+        run.state, run.error = "failed" if error else "succeeded", error
+        self._on_event(PointChanged(run=run, kind="ended"))
+
+    def _stop(self) -> None:
+        """Stop all points, as Ctrl-C stops `launch local`, and wait until they have saved."""
+        self._stopped = True
+        for child in [*self._children.values()]:
+            child.terminate()
+        for child in [*self._children.values()]:
+            try:
+                child.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+def gpu_shares(visible: tuple[str, ...], need: int) -> list[dict[str, str]]:
+    """Return the environment of each point that the GPUs allow to run at a time; one that changes nothing if they do
+    not suffice for two."""
+    count = len(visible) // need if need else 0
+    if count < 2:
+        return [{}]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(visible[at * need : (at + 1) * need])} for at in range(count)]
+
+
+def last_end(storage: Storage, run: PointRun) -> End | None:
+    """Return how the newest attempt of this computation ended; None: there is none, or its end was not recorded."""
+    inputs = run.point.inputs
+    with use_errors():
+        number = newest_attempt(storage)
+        end = read_end(storage, number) if number else None
+        if end is None:
+            return None
+        own = fingerprint(parse_request(run.point.plan.attempts[0].request), inputs.context.code.digest)
+        return end if read_facts(storage, number).get("job") == own else None
+
+
+def has_failed(end: End) -> bool:
+    """Return whether a process failed, other than because it was stopped."""
+    return any(code > 0 and code not in SIGNALLED for code in end.exit_codes.values())
+
+
+def check_name(sweep: SweepPlan) -> None:
+    """Check that a name given with --name is not that of another sweep. Raises UsageError."""
+    if not sweep.is_named or sweep.output.startswith("gs://"):
+        return
+    own = {one.run for one in sweep.points}
+    known = {one.id for one in runs_below(Path(sweep.output)) if label_of(one, SWEEP_LABEL) == sweep.name}
+    if known and known.isdisjoint(own):
+        raise UsageError(
+            f"the name {sweep.name} belongs to another sweep, with other settings or other code: {min(known)} …",
+            "Use another name: --name NAME; without --name, launch chooses one.",
+        )

@@ -1,0 +1,81 @@
+"""The record of a sweep in the cloud: `sweeps/NAME.json` in the output, with the runs of its points.
+
+The label `launch-sweep` finds the jobs that exist; the record also finds runs whose jobs are gone, such as ended VMs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launcher.api.sweep_plan import SweepPlan
+
+TRIES: Final = 5
+"""Writes of a record, if other launches of the sweep write it at the same time."""
+
+
+def record_name(sweep: str) -> str:
+    """Return the record's name in the output."""
+    return f"sweeps/{sweep}.json"
+
+
+def write_record(output: Storage, sweep: SweepPlan) -> None:
+    """Add the sweep's points to its record, and remove the mark of an earlier cancellation.
+
+    Raises UsageError: another sweep has this name; OutputError: the output cannot be used.
+    """
+    own = {one.run: one.values for one in sweep.points}
+    output.delete(mark_name(sweep.name))
+    for _ in range(TRIES):
+        known, version = read_version(output, sweep.name)
+        if sweep.is_named and known and known.keys().isdisjoint(own):
+            raise UsageError(
+                f"the name {sweep.name} belongs to another sweep, with other settings or other code: {min(known)} …",
+                "Use another name: --name NAME; without --name, launch chooses one.",
+            )
+        points = [{"run": run, "set": values} for run, values in {**known, **own}.items()]
+        if known.keys() >= own.keys():
+            return
+        data = json.dumps({"sweep": sweep.name, "points": points}, indent=1).encode()
+        with suppress(FileExistsError):
+            output.swap(record_name(sweep.name), data, version)
+            return
+
+
+def read_record(output: Storage, sweep: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the values of each point by run ID; empty if there is no record. Raises OutputError."""
+    return read_version(output, sweep)[0]
+
+
+def read_version(output: Storage, sweep: str) -> tuple[dict[str, Any], str]:
+    """Return the record and its version; empty if there is none, or if it is damaged."""
+    try:
+        text, version = output.read_version(record_name(sweep))
+    except FileNotFoundError:
+        return {}, ""
+    try:
+        return {str(one["run"]): dict(one["set"]) for one in json.loads(text)["points"]}, version
+    except (ValueError, KeyError, TypeError):
+        return {}, version
+
+
+def mark_cancelled(output: Storage, sweep: str) -> None:
+    """Let launches that run the sweep start no further points. Raises OutputError."""
+    output.write(mark_name(sweep), json.dumps({"time": time.time()}).encode())
+
+
+def is_cancelled(output: Storage, sweep: str) -> bool:
+    """Return whether the sweep was cancelled after its newest launch. Raises OutputError."""
+    return mark_name(sweep) in output.list(mark_name(sweep))
+
+
+def mark_name(sweep: str) -> str:
+    """Return the mark's name in the output."""
+    return f"sweeps/{sweep}.cancelled"

@@ -1,0 +1,107 @@
+"""`launch check`: dry-run specs offline, for CI and pre-commit."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from launcher.cli.help_page import OUTPUT, RUN, WHERE, option
+from launcher.cli.options import Output, OutputFormat
+from launcher.errors import LaunchError, PlanRefused, UsageError
+from launcher.text import plural
+
+if TYPE_CHECKING:
+    from launcher.api.checking import CheckedSpec
+    from launcher.plan.model import Target
+
+
+class On(StrEnum):
+    """What a spec runs on."""
+
+    vertex = "vertex"
+    vm = "vm"
+    local = "local"
+
+
+class Format(StrEnum):
+    """The form of the text output."""
+
+    text = "text"
+    github = "github"
+
+
+def check(
+    specs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[SPECS]", help="Spec files and folders; default: this folder.")
+    ] = None,
+    *,
+    target: Annotated[
+        On | None, option(RUN, "--target", help="What to plan for; default: what each spec can run on.")
+    ] = None,
+    project: Annotated[
+        str | None,
+        option(WHERE, "--project", help="Plan for this project; default: gcloud's.", metavar="PROJECT"),
+    ] = None,
+    form: Annotated[Format, option(OUTPUT, "--format", help="github: also print annotations at file and line.")] = (
+        Format.text
+    ),
+    against: Annotated[
+        str | None,
+        option(OUTPUT, "--against", help="Print what changed since a git commit, as Markdown.", metavar="REF"),
+    ] = None,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Dry-run specs offline.
+
+    Prints a line for each spec: its target and the upper bound of its cost, or why it is refused. Nothing is sent.
+    Exits with 0 if all specs pass, else with 2.
+    """
+    if form is Format.github and output_format is not Output.text:
+        raise UsageError(f"--format github cannot be combined with -o {output_format}", "Remove one of them.")
+    paths, on = specs or [Path()], cast("Target | None", target)
+    if against is not None:
+        show_changes(paths, against, on, project, output_format)
+        return
+    from launcher.api.checking import check_specs, find_specs
+    from launcher.cli.ui.check_page import annotation_lines, data, page
+    from launcher.cli.ui.documents import printed
+
+    found = find_specs(paths)
+    checked = check_specs(found.specs, target=on, project=project)
+    error = refusal(checked)
+    if output_format is not Output.text:
+        printed(data(checked, found.others), output_format, error)
+    else:
+        for line in page(checked, found.others):
+            print(line)
+        for line in annotation_lines(checked) if form is Format.github else ():
+            print(line)
+    if error:
+        raise error
+
+
+def show_changes(
+    paths: list[Path], against: str, target: Target | None, project: str | None, output_format: Output
+) -> None:
+    """Print what changed since a commit. Raises PlanRefused: a spec of the working tree is refused."""
+    from launcher.api.comparing import compare_specs
+    from launcher.cli.ui.documents import printed
+    from launcher.cli.ui.spec_changes import changes_data, markdown
+
+    found = compare_specs(paths, against, target=target, project=project)
+    error = refusal([one.after for one in found if one.after])
+    if output_format is not Output.text:
+        printed(changes_data(found, against), output_format, error)
+    else:
+        print("\n".join(markdown(found, against)))
+    if error:
+        raise error
+
+
+def refusal(checked: list[CheckedSpec]) -> LaunchError | None:
+    """Return the error of the command if specs are refused."""
+    count = sum(one.plan is None for one in checked)
+    return PlanRefused(f"{count} of {plural(len(checked), 'spec')} refused; see above") if count else None

@@ -1,0 +1,40 @@
+"""`launch compare`: show what differs between runs, and their figures side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import Output, OutputFormat, Regions
+from launcher.errors import UsageError
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Names, IDs or folders of two or more runs.")],
+    *,
+    regions: Regions = None,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Compare two or more runs.
+
+    Shows what differs in their specs, code, image and machine. Then come the metrics (final, best, and at the newest
+    step that all runs have), speed, time, goodput and cost, each with its difference to the first run.
+    """
+    import time
+
+    from launch_train.report import read_run
+    from launcher.cli.flows.find_run import folder_of
+    from launcher.cli.ui import compare_page
+    from launcher.cli.ui.documents import printed
+    from launcher.gcp.storage import read_errors
+
+    if len(runs) < 2:
+        raise UsageError(f"only one run to compare: {runs[0]}", "Name another: launch compare RUN RUN")
+    folders = [folder_of(run, regions) for run in runs]
+    with read_errors():
+        found = compare_page.compared([read_run(storage) for _, storage in folders], time.time())
+    if output_format is Output.text:
+        print("\n".join(compare_page.lines(found)))
+    else:
+        printed(compare_page.as_data(found), output_format)

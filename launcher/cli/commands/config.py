@@ -1,0 +1,49 @@
+"""`launch config`: print each setting with its origin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.options import Output, OutputFormat, SpecFile
+
+if TYPE_CHECKING:
+    from launcher.api.settings import EffectiveSettings
+
+
+def config(spec: SpecFile = None, *, output_format: OutputFormat = Output.text) -> None:
+    """Print the settings and their origin.
+
+    Precedence: flags and CLOUDSDK_CORE_PROJECT, the spec, the launch.yaml beside it, your config.yaml, gcloud. Of
+    several caps the lowest applies.
+    """
+    import msgspec
+
+    from launcher.api.settings import effective_settings
+    from launcher.cli.ui.documents import printed
+
+    found = effective_settings(spec)
+    if output_format is not Output.text:
+        printed(msgspec.to_builtins(found), output_format)
+        return
+    for line in lines(found):
+        print(line)
+
+
+def lines(found: EffectiveSettings) -> list[str]:
+    """Return a line for each setting, its origin below it, and the files."""
+    width = max(len(one.name) for one in found.settings)
+    rows = []
+    for one in found.settings:
+        rows.append(f"{one.name:<{width}}  {value_text(one.value)}".rstrip())
+        rows.append(f"{'':<{width}}    {one.origin}")
+    files = [f"{path}{'' if exists else ' (does not exist)'}" for path, exists in found.files.items()]
+    return [*rows, "", "settings files:", *(f"  {file}" for file in files)]
+
+
+def value_text(value: Any) -> str:
+    """Return a value as text; `-` if it is not set."""
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,94 @@
+"""`launch doctor`: check this machine and this project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from launcher.cli.help_page import OUTPUT, WHERE, option
+from launcher.cli.options import Output, OutputFormat
+
+if TYPE_CHECKING:
+    from launcher.errors import LaunchError
+    from launcher.project.model import Check
+
+DEFAULT_REGION = "us-central1"
+"""Checked if neither --region nor gcloud's settings name a region."""
+
+Half = Literal["machine", "project"]
+Target = Literal["vertex", "vm"]
+
+
+def doctor(
+    spec: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SPEC]", help="Check what this job needs; default: launch's defaults."),
+    ] = None,
+    *,
+    target: Annotated[Target, option(WHERE, "--for", help="Check the project for Vertex AI or VMs.")] = "vertex",
+    only: Annotated[Half | None, option(OUTPUT, "--only", help="Check only the machine or the project.")] = None,
+    region: Annotated[
+        list[str] | None, option(WHERE, "--region", help="Regions to check (repeatable).", metavar="REGION")
+    ] = None,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Check this machine and project, and show the fixes.
+
+    Each line has the command that fixes it. Changes nothing. ✓ fine, ! may cause trouble, ✗ has to be fixed, ? could
+    not be checked. Exits with 0 unless something is ✗.
+    """
+    from launcher.errors import LaunchError
+    from launcher.text import plural
+
+    halves: dict[str, tuple[Check, ...]] = {}
+    if only != "project":
+        from launcher.api.doctor import check_machine
+
+        halves["machine"] = check_machine(os.environ)
+    if only != "machine":
+        halves["project"] = project_half(spec, region, target)
+    failed = sum(one.status == "failed" for checks in halves.values() for one in checks)
+    error = LaunchError(f"{plural(failed, 'problem')} found", "See the lines marked ✗.") if failed else None
+    show(halves, output_format, error)
+    if error:
+        raise error
+
+
+def project_half(spec: Path | None, regions: list[str] | None, target: Target) -> tuple[Check, ...]:
+    """Return the checks of the spec's project, or of gcloud's. Without a project, only that."""
+    from launcher.api import doctor as checks
+    from launcher.api.gather import gather, project
+    from launcher.api.planning import planned
+    from launcher.errors import UsageError
+    from launcher.project.model import Check
+    from launcher.spec.reader import Override
+    from launcher.workspace.gcloud_config import default_regions
+
+    if spec is not None:
+        changes = [Override("regions", regions, "--region")] if regions else []
+        return checks.check_plan(planned(gather(target, spec, changes)), os.environ)
+    try:
+        name = project(target, os.environ)
+    except UsageError as error:
+        fix = "gcloud config set project PROJECT"
+        return (Check(name="project", status="warning", text=error.problem, fix=fix),)
+    chosen = tuple(regions or default_regions(os.environ) or (DEFAULT_REGION,))
+    return checks.check_project(name, chosen, os.environ, vms=target == "vm")
+
+
+def show(halves: dict[str, tuple[Check, ...]], output: Output, error: LaunchError | None) -> None:
+    """Print a line for each check."""
+    from launcher.cli.ui.documents import printed
+    from launcher.project.report import data, lines
+
+    if output is not Output.text:
+        document = {name: data(checks) for name, checks in halves.items()}
+        printed(document, output, error)
+        return
+    titles = {"machine": "This machine", "project": "This project"}
+    for number, (name, checks) in enumerate(halves.items()):
+        print(("\n" if number else "") + titles[name])
+        print("\n".join(lines(checks)))

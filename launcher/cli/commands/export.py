@@ -1,0 +1,75 @@
+"""`launch export`: write a checkpoint in a format that other programs load."""
+
+from __future__ import annotations
+
+import gc
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from launcher.cli.help_page import OUTPUT, RUN, option
+from launcher.cli.options import Output, Regions, RunName
+from launcher.errors import UsageError
+from launcher.text import size_text
+
+
+class Format(StrEnum):
+    """The formats of `launch_train.export`."""
+
+    safetensors = "safetensors"
+    hf = "hf"
+    torch = "torch"
+    dcp = "dcp"
+
+
+def export(
+    run: RunName,
+    *,
+    kind: Annotated[
+        Format,
+        option(OUTPUT, "--format", help="hf: for transformers; dcp: torch.distributed.checkpoint."),
+    ],
+    step: Annotated[
+        str | None,
+        option(RUN, "--step", help="The step, or best (lowest held-out loss); default: newest.", metavar="N"),
+    ] = None,
+    target: Annotated[
+        str | None,
+        option(
+            OUTPUT, "--output", "-o", help="A new folder, here or gs://…; default: ./RUN-step-N-FORMAT.", metavar="DIR"
+        ),
+    ] = None,
+    weights_only: Annotated[
+        bool, option(OUTPUT, "--weights-only", help="Leave out the optimizer's state (hf, dcp).")
+    ] = False,
+    regions: Regions = None,
+) -> None:
+    """Export a checkpoint's weights in a format that other programs load.
+
+    Writes the config and the tokenizer beside them. hf loads with from_pretrained, torch with
+    torch.load(weights_only=True). hf and dcp have the optimizer's state too.
+    """
+    from launcher.api.exporting import export_checkpoint
+    from launcher.cli.flows.find_run import folder_of
+    from launcher.cli.flows.find_vm import say
+
+    if target in [*Output]:
+        raise UsageError(f"-o {target}: -o names the output folder here", f"For a folder of that name: -o ./{target}")
+    gc.enable()  # the command handles gigabytes
+    wanted = step_number(step)
+    name, folder = folder_of(run, regions)
+    done = export_checkpoint(name, folder, kind.value, target, step=wanted, weights_only=weights_only, say=say)
+    for note in done.notes:
+        say(note)
+    for file, size in done.files.items():
+        print(f"{size_text(size):>8}  {done.url}/{file}")
+
+
+def step_number(text: str | None) -> int | Literal["best"] | None:
+    """Return the value of --step. Raises UsageError."""
+    if text is None or text == "latest":
+        return None
+    if text == "best":
+        return "best"
+    if not text.isdecimal():
+        raise UsageError(f"invalid --step {text}", "Use the number of a step, best or latest.")
+    return int(text)

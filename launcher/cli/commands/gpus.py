@@ -1,0 +1,146 @@
+"""`launch gpus`: the GPUs on offer, with their prices."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+from launcher.cli.help_page import COST, MACHINE, OUTPUT, WHERE, option
+from launcher.cli.options import Offline, Output, OutputFormat
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.catalog import Catalog
+    from launcher.catalog.offers import Offer, OfferQuery
+    from launcher.compute.live_offers import LiveOffer
+
+
+class Order(StrEnum):
+    """The orders of the table."""
+
+    price = "price"
+    memory = "memory"
+    flops = "flops"
+
+
+def gpus(
+    *,
+    type: Annotated[  # noqa: A002 -- the flag's name
+        str | None, option(MACHINE, "--type", help="Only this GPU or machine type.", metavar="TYPE")
+    ] = None,
+    memory: Annotated[
+        str | None, option(MACHINE, "--memory", help="At least this much memory per GPU (40GB).", metavar="SIZE")
+    ] = None,
+    region: Annotated[
+        list[str] | None,
+        option(WHERE, "--region", help="Prices in this region, or any: in each; repeatable.", metavar="REGION"),
+    ] = None,
+    provisioning: Annotated[
+        list[str] | None,
+        option(MACHINE, "--provisioning", help="standard, spot or flex-start; repeatable.", metavar="MODEL"),
+    ] = None,
+    max_usd: Annotated[
+        float | None, option(COST, "--max-usd", help="At most this much per GPU and hour.", metavar="USD")
+    ] = None,
+    live: Annotated[
+        bool, option(WHERE, "--live", help="Add quotas and Spot capacity of your project; needs credentials.")
+    ] = False,
+    offline: Offline = False,
+    sort: Annotated[Order, option(OUTPUT, "--sort", help="Cheapest, most memory or most FLOP/s first.")] = Order.price,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """List GPUs with memory, speed, regions and prices.
+
+    The cheapest comes first, with its machine types. Prices are in USD per GPU and hour on Compute Engine, as a range
+    over machine types and regions. Sends no request without --live, which reads the quotas of your project and Google's
+    advice on Spot capacity in the first 12 offers (default: in gcloud's region).
+    """
+    from launcher.api.price_table import priced_catalog
+    from launcher.catalog.offers import offers
+    from launcher.cli.ui.documents import printed
+    from launcher.cli.ui.offer_table import as_data, table
+
+    regions = live_regions(region) if live else region or []
+    known = priced_catalog(offline=offline)
+    query = query_of(type, memory, regions, provisioning, max_usd, sort)
+    found, total = offers(known, query)
+    seen = read_live(known, found) if live else {}
+    if output_format is Output.text:
+        print("\n".join(table(known, found, total, seen, query.models)))
+    else:
+        printed(as_data(known, found, total, seen), output_format)
+
+
+def live_regions(named: list[str] | None) -> list[str]:
+    """Return the regions to read: those named, or gcloud's. Raises UsageError: neither."""
+    import os
+
+    from launcher.workspace.gcloud_config import default_regions
+
+    if found := named or list(default_regions(os.environ)):
+        return found
+    raise UsageError("--live needs a region", "Name it: launch gpus --live --region us-central1")
+
+
+def read_live(known: Catalog, found: list[Offer]) -> dict[tuple[str, str], LiveOffer]:
+    """Return the live data of the first offers. Raises LaunchError."""
+    from launcher.api.live_offers import live_offers
+    from launcher.cli.flows.find_vm import open_compute
+
+    return live_offers(open_compute(), known, found)
+
+
+def query_of(
+    type: str | None,  # noqa: A002 -- the flag's name
+    memory: str | None,
+    region: list[str],
+    provisioning: list[str] | None,
+    max_usd: float | None,
+    sort: Order,
+) -> OfferQuery:
+    """Return the query of these flags. Raises UsageError: a value is invalid."""
+    from launcher.catalog.offers import MODELS, OfferQuery
+
+    if max_usd is not None and not max_usd > 0:
+        raise UsageError(f"--max-usd {max_usd:g}: must be greater than 0", "For example: --max-usd 2.50")
+    checked: dict[str, Any] = {"regions": known_regions(region)}
+    if provisioning:
+        for model in provisioning:
+            check_word(model, "--provisioning", MODELS)
+        checked["models"] = tuple(model for model in MODELS if model in provisioning)
+    memory_gb = gigabytes(memory) if memory else None
+    return OfferQuery(type=type, memory_gb=memory_gb, max_usd=max_usd, sort=sort.value, **checked)
+
+
+def known_regions(named: list[str]) -> tuple[str, ...]:
+    """Return the regions, without duplicates. Raises UsageError: a region has no GPU, or `any` is not alone."""
+    from launcher import catalog
+
+    if named == ["any"]:
+        return ("any",)
+    if "any" in named:
+        raise UsageError("--region any cannot be combined with another --region", "Use any alone, or list regions.")
+    known = catalog.load()
+    every = sorted({one for shapes in known.machines.values() for one in known.regions_with_gpu(shapes[0])})
+    for name in named:
+        check_word(name, "--region", every)
+    return tuple(dict.fromkeys(named))
+
+
+def check_word(word: str, flag: str, known: Any) -> None:
+    """Raise UsageError if a flag's value is not a known one."""
+    from launcher.text import did_you_mean, either, near
+
+    if word not in known:
+        every = f"Use {either(known)}" if len(known) < 10 else "launch gpus --region any lists all regions with GPUs"
+        raise UsageError(f"{flag}: unknown value {word[:80]!r}", did_you_mean(near(word, known), every))
+
+
+def gigabytes(text: str) -> float:
+    """Return the GB of `40GB`, `40 GB` or `40`. Raises UsageError."""
+    import re
+
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(?:GB?|GiB)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise UsageError(f"--memory: invalid size {text[:80]!r}", "For example: --memory 40GB")
+    return float(found[1])

@@ -1,0 +1,107 @@
+"""`launch rm`: delete runs that have ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from launcher.cli.help_page import COMMON, option
+from launcher.cli.options import Regions
+from launcher.errors import LaunchError, UsageError
+from launcher.text import listed, plural
+
+if TYPE_CHECKING:
+    from launcher.api.find_local_run import LocalRun
+    from launcher.api.find_run import FoundRun
+    from launcher.api.removing import Removable
+
+NAMED = 5
+"""Most steps or files that a question names."""
+
+
+class Deletion(NamedTuple):
+    """What is deleted of a run, whose it is if it is another account's, and how to delete it."""
+
+    what: Removable
+    state: str
+    owner: str
+    delete: Callable[[], None]
+
+
+def rm(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Names, IDs or folders of runs.")],
+    *,
+    regions: Regions = None,
+    yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Delete without asking.")] = False,
+) -> None:
+    """Delete runs that have ended.
+
+    Deletes their folders with all checkpoints, and the records of their jobs. Asks first. Refuses a run that is still
+    running. In a bucket with soft delete, the objects can be restored for some days.
+    """
+    from launcher.api.find_local_run import RUNS, LocalRun
+    from launcher.cli.flows.confirm import confirmed
+    from launcher.cli.flows.find_run import find_run
+
+    for text in runs:
+        if link := next((path for path in (Path(text), Path(RUNS, text)) if path.is_symlink()), None):
+            raise UsageError(f"{link} is a link, so it is not deleted", f"Name the run itself: {link.resolve()}")
+    pairs = [(find_run(text, regions), text) for text in runs]
+    found = {(one if isinstance(one, LocalRun) else one.id): (one, text) for one, text in pairs}
+    chosen = [local(one) if isinstance(one, LocalRun) else in_cloud(one, text) for one, text in found.values()]
+    question = "\n".join(line for one in chosen for line in lines(one))
+    if not yes:
+        print(question, file=sys.stderr)
+        count = plural(len(chosen), "run")
+        repeat = f"launch rm {' '.join(runs)} --yes"
+        if not confirmed(f"Delete {count} permanently?", "launch rm asks for confirmation", repeat):
+            raise LaunchError("nothing was deleted")
+    for one in chosen:
+        one.delete()
+        print(f"{one.what.run} deleted")
+
+
+def local(run: LocalRun) -> Deletion:
+    """Return the deletion of a run on this machine. Raises UsageError: it is running, or no run."""
+    from launch_train.common.storage import LocalFolder
+    from launcher.api.local_records import read_record
+    from launcher.api.removing import check_is_local_run, removable_folder, remove_local, still_running
+
+    check_is_local_run(run)
+    record = read_record(run.folder)
+    if record and record.state == "RUNNING":
+        raise still_running(run.id)
+    what = removable_folder(run.id, LocalFolder(run.folder))
+    return Deletion(what, record.state if record else "UNKNOWN", "", lambda: remove_local(run))
+
+
+def in_cloud(run: FoundRun, text: str) -> Deletion:
+    """Return the deletion of a run in the cloud. Raises LaunchError: it may not be deleted."""
+    from launcher.api.removing import removable_run, remove_run
+    from launcher.cli.flows.cloud import notice, of_run
+    from launcher.cli.flows.confirm import other_owner
+
+    cloud = of_run(text)[0]
+    what = removable_run(cloud, run)
+    state = f"{run.job.state} in {run.job.place}"
+    return Deletion(what, state, other_owner(run.job.labels), lambda: remove_run(cloud, run, what, notice))
+
+
+def lines(one: Deletion) -> Iterator[str]:
+    """Yield what is lost."""
+    from launcher.api.find_local_run import relative
+    from launcher.runs.logs.line import clean_text
+
+    what = one.what
+    where = f"{plural(len(what.objects), 'file')} in {relative(what.folder)}" if what.folder else "no folder"
+    yield clean_text(f"{what.run}: {one.state}; {where}")
+    if what.checkpoints:
+        yield f"  checkpoints: step {listed([str(step) for step in what.checkpoints], NAMED)}"
+    if what.others:
+        yield clean_text(f"  files that launch did not write: {listed(what.others, NAMED)}")
+    if one.owner:
+        yield f"  it {one.owner}"

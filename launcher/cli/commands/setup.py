@@ -1,0 +1,137 @@
+"""`launch setup`: show what a project lacks, and with --yes do it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from launcher.cli.help_page import COMMON, MACHINE, WHERE, option
+from launcher.cli.options import Output, OutputFormat
+from launcher.text import plural
+
+if TYPE_CHECKING:
+    from launcher.api.setup import Setup
+    from launcher.errors import NotAuthorised
+
+DEFAULT_REGION = "us-central1"
+
+Target = Literal["vertex", "vm", "both"]
+
+
+def setup(
+    *,
+    target: Annotated[Target, option(WHERE, "--for", help="What to prepare the project for.")] = "vertex",
+    region: Annotated[
+        str | None, option(WHERE, "--region", help="Region of the bucket, Cloud NAT and quotas.", metavar="REGION")
+    ] = None,
+    network: Annotated[str, option(WHERE, "--network", help="Network of the VMs.", metavar="NAME")] = "default",
+    request_quota: Annotated[
+        list[str] | None,
+        option(MACHINE, "--request-quota", help="Request GPUs, of --for: h100:8, l4:4:spot.", metavar="GPU:N"),
+    ] = None,
+    yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Do what is missing; default: only show it.")] = False,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Show what a project lacks; --yes creates it.
+
+    Enables APIs and creates the image repository, the bucket for runs, a service account for jobs with its roles, and
+    for VMs firewall rules and Cloud NAT. In an existing default bucket it turns on uniform access and turns off soft
+    delete. The command can be repeated.
+    """
+    from launcher.api.gather import project
+    from launcher.api.setup import apply_setup, read_setup
+    from launcher.cli.ui.documents import printed
+    from launcher.project.steps import parse_quota
+    from launcher.workspace.gcloud_config import default_regions
+
+    quotas = [parse_quota(one) for one in request_quota or ()]
+    found = read_setup(
+        project("vertex", os.environ),
+        os.environ,
+        region=region or (*default_regions(os.environ), DEFAULT_REGION)[0],
+        vertex=target != "vm",
+        vms=target != "vertex",
+        network=network,
+        quotas=quotas,
+    )
+    is_text, refused = output_format is Output.text, refusal(found)
+    if is_text:
+        print("\n".join(page(found, commands=not yes or refused is not None)))
+    elif not yes or refused:
+        printed(document(found, ()), output_format, refused)
+    if refused:
+        raise refused
+    if not yes:
+        return
+    finished: list[str] = []
+
+    def done(text: str) -> None:
+        finished.append(text)
+        if is_text:
+            print("\n".join(listed("✓", text)), flush=True)
+
+    apply_setup(found, done)
+    if not is_text:
+        printed(document(found, finished), output_format)
+    elif finished:
+        print(f"project {found.wanted.project} is ready; check it with launch doctor")
+
+
+def refusal(found: Setup) -> NotAuthorised | None:
+    """Return the error of a caller who lacks permissions; None if nothing is missing."""
+    from launcher.errors import NotAuthorised
+
+    if not found.missing:
+        return None
+    problem = f"you lack {', '.join(found.missing)} in project {found.wanted.project}: nothing was changed"
+    return NotAuthorised(problem, "Send the commands above to an administrator of the project.")
+
+
+def page(found: Setup, *, commands: bool) -> Iterator[str]:
+    """Yield what exists, and what is missing with its commands: for an administrator if the caller may not do it."""
+    from launcher.project.report import shell_lines
+    from launcher.project.setup import ticket
+
+    wanted = found.wanted
+    yield f"project {wanted.project}, region {wanted.region}"
+    for step in found.done:
+        yield from listed("✓", step.text)
+    if found.missing:
+        yield ""
+        yield from ticket(found.pending, wanted.project, wanted.caller.partition(":")[2])
+        return
+    if not wanted.caller:
+        yield "! your account is unknown, so you get no right to act as the service account:"
+        yield "    gcloud config set account YOU@EXAMPLE.COM"
+    for step in found.pending if commands else ():
+        yield from listed("+", step.text)
+        for command in step.command.splitlines():
+            yield from (f"    {line}" for line in shell_lines(command, 76))
+    if not found.pending:
+        yield "nothing to do"
+    elif commands:
+        yield f"{plural(len(found.pending), 'step')} to do: launch setup --yes, or the commands above"
+
+
+def listed(sign: str, text: str) -> Iterator[str]:
+    """Yield a step, wrapped."""
+    from launcher.cli.ui.plan_page import wrapped
+
+    for number, line in enumerate(wrapped(text, 78)):
+        yield f"{' ' if number else sign} {line}"
+
+
+def document(found: Setup, finished: list[str] | tuple[str, ...]) -> dict[str, Any]:
+    """Return the steps for scripts (docs/output.md)."""
+    pending = {step.text for step in found.pending}
+    every = [
+        {
+            "name": step.name,
+            "text": step.text,
+            "status": "missing" if step.text in pending and step.text not in finished else "done",
+            "command": step.command,
+        }
+        for step in (*found.done, *found.pending)
+    ]
+    return {"project": found.wanted.project, "region": found.wanted.region, "steps": every}

@@ -1,0 +1,117 @@
+"""`launch sweep`: run a spec once for each of several settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from launcher.cli.commands.vertex import NoPreflight
+from launcher.cli.flows.image import BuilderFlag, CreateRepository
+from launcher.cli.help_page import OUTPUT, RUN, WHERE, option
+from launcher.cli.options import DryRun, Flags, Offline, Output, OutputFormat, SpecFile, WatchFor, Yes, flags_of
+from launcher.errors import UsageError
+
+
+class To(StrEnum):
+    """Where the points run."""
+
+    local = "local"
+    vertex = "vertex"
+    vm = "vm"
+
+
+Where = Annotated[To, option(WHERE, "--to", help="Vertex AI, VMs, or this machine.")]
+Random = Annotated[
+    int | None, option(RUN, "--random", help="Draw so many random points instead of the grid.", metavar="N")
+]
+Seed = Annotated[int | None, option(RUN, "--seed", help="Seed of the random points; default: 0.", metavar="N")]
+Parallel = Annotated[
+    int | None,
+    option(
+        RUN,
+        "--max-parallel",
+        help="Points at a time; default: all, or on this machine what its GPUs allow (at least 1).",
+        metavar="N",
+    ),
+]
+Detach = Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as all jobs are created.")]
+Retry = Annotated[bool, option(RUN, "--retry-failed", help="Also run points again that have failed.")]
+
+
+def sweep(
+    ctx: typer.Context,
+    spec: SpecFile = None,
+    *,
+    to: Where = To.vertex,
+    random: Random = None,
+    seed: Seed = None,
+    max_parallel: Parallel = None,
+    retry_failed: Retry = False,
+    dry_run: DryRun = False,
+    detach: Detach = False,
+    no_preflight: NoPreflight = False,
+    watch_for: WatchFor = None,
+    builder: BuilderFlag = "auto",
+    create_repository: CreateRepository = False,
+    yes: Yes = False,
+    offline: Offline = False,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Run a spec once for each combination of several values.
+
+    A --set with several values (lr=1e-4,3e-4) is swept; with --random it may be a range: log(1e-5,1e-2),
+    uniform(0,0.3), int(1,8). limits.usd holds for all points together. The same command continues the sweep.
+    """
+    from launcher.cli.flows.plan_sweep import plan_of
+    from launcher.cli.ui.sweep_page import show
+
+    flags = flags_of(ctx)
+    check(dry_run, detach, watch_for, to, max_parallel, flags)
+    check_counts({"--random": random, "--max-parallel": max_parallel})
+    if seed is not None and random is None:
+        raise UsageError("--seed needs --random", "A grid has no random points. For example: --random 20")
+    planned = plan_of(to.value, spec, flags, random=random, seed=seed or 0, offline=offline)
+    if dry_run:
+        show(planned, output_format)
+        return
+    from launcher.cli.flows.launch import LaunchOptions
+    from launcher.cli.flows.sweep import run_sweep
+
+    options = LaunchOptions(
+        detach=detach,
+        preflight=not no_preflight,
+        target=planned.target,
+        watch_seconds=watch_for,
+        builder=builder,
+        create_repository=create_repository,
+        yes=yes,
+        offline=offline,
+    )
+    run_sweep(planned, options, output_format, spec, flags, max_parallel=max_parallel, retry_failed=retry_failed)
+
+
+def check(dry_run: bool, detach: bool, watch_for: str | None, to: To, max_parallel: int | None, flags: Flags) -> None:
+    """Check combinations of flags. Raises UsageError."""
+    if flags.run_id is not None:
+        raise UsageError("--run-id cannot be used in a sweep", "Each point has its own run ID; --name names the sweep.")
+    given = {"--detach": detach, "--watch-for": watch_for}
+    flag = next((name for name, value in given.items() if value), None)
+    if flag and dry_run:
+        raise UsageError(f"{flag} cannot be combined with --dry-run", "Remove one of them.")
+    if flag and to is To.local:
+        raise UsageError(f"{flag} cannot be combined with --to local", "Points on this machine end with the command.")
+    if detach and (watch_for or max_parallel):
+        other = "--watch-for" if watch_for else "--max-parallel"
+        raise UsageError(
+            f"{other} cannot be combined with --detach", "--detach submits all points and returns. Remove one of them."
+        )
+
+
+def check_counts(counts: Mapping[str, int | None]) -> None:
+    """Check that each number is at least 1. Raises UsageError."""
+    for flag, count in counts.items():
+        if count is not None and count < 1:
+            raise UsageError(f"{flag} {count}: expected at least 1", f"For example: {flag} 4")

@@ -1,0 +1,58 @@
+"""Write the page of one or several runs to this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from launch_train.common import contract
+from launcher.errors import LaunchError, UsageError
+from launcher.text import plural
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+
+READERS: Final = 8
+"""Runs read in parallel."""
+
+
+def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep: str = "") -> Path:
+    """Write the page of some runs, by run ID, and return its path: `target`, else in the folder of a single local run,
+    else in the current folder. Points of a `sweep` that have not begun are left out. Raises LaunchError."""
+    from launch_train.common.storage import LocalFolder
+    from launch_train.report import page, read_run
+    from launcher.gcp.storage import read_errors
+
+    with read_errors(), ThreadPoolExecutor(READERS) as threads:
+        found = [*threads.map(read_run, runs.values())]
+    empty = [run.id for run in found if not run.starts and not run.attempts]
+    if empty and (not sweep or len(empty) == len(found)):
+        raise UsageError(f"{', '.join(empty)}: the run folder has no attempts and no metrics yet", "Try again later.")
+    if empty:
+        print(f"launch: {plural(len(empty), 'point')} of {len(found)} not begun yet", file=sys.stderr)
+        found = [run for run in found if run.id not in empty]
+    if target is None:
+        storage = next(iter(runs.values()))
+        alone = len(runs) == 1 and isinstance(storage, LocalFolder)
+        name = sweep or "-".join(runs)
+        target = Path(storage.url, contract.REPORT) if alone else Path(f"{name[:100]}-{contract.REPORT}")
+    write(target, page(found))
+    return target
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file at once, so that a browser never reads half of it. Raises LaunchError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".report-")
+        with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123 - a file handle
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        os.replace(temporary, path)  # noqa: PTH105 - as above
+    except OSError as error:
+        raise LaunchError(f"{path} can't be written: {error.strerror}", "Name another file: -o FILE") from error

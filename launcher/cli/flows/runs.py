@@ -1,0 +1,96 @@
+"""List runs: `launch runs`, and `launch status` without a run."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from launcher.api.find_local_run import RUNS
+from launcher.api.run_list import RunFilter, list_runs
+from launcher.cli.options import Output
+from launcher.cli.ui import run_table
+from launcher.errors import LaunchError, UsageError
+from launcher.jobs.job import SWEEP_LABEL
+from launcher.text import did_you_mean, either, near
+
+STATES: Final = (
+    *("queued", "pending", "running", "succeeded", "failed", "cancelling", "cancelled", "paused", "expired"),
+    *("updating", "partially_succeeded", "interrupted", "unknown", "deleted"),
+)
+
+
+def show_runs(
+    wanted: RunFilter,
+    output: Output,
+    *,
+    local: bool = False,
+    cloud: bool = False,
+    folder: Path | None = None,
+    regions: Sequence[str] | None = None,
+    everything: bool = False,
+) -> None:
+    """Print the runs that a filter asks for. Raises LaunchError: the cloud was asked for, and it cannot be listed."""
+    from launcher.cli.flows.cloud import here
+
+    found = list_runs(here, wanted, only_target(local, cloud, folder, regions), folder or Path(RUNS), regions)
+    if output is not Output.text:
+        from launcher.cli.ui.documents import printed
+
+        printed(run_table.as_data(found), output)
+        return
+    width = max(run_table.WIDTH, shutil.get_terminal_size().columns)
+    fold = SWEEP_LABEL not in wanted.labels
+    print("\n".join(run_table.lines(found, everything=everything, fold=fold, width=width)))
+    if found.unlisted:
+        say_unlisted(found.unlisted)
+
+
+def only_target(
+    local: bool, cloud: bool, folder: Path | None, regions: Sequence[str] | None
+) -> Literal["local", "cloud"] | None:
+    """Return where to list runs; None: everywhere. Raises UsageError: flags that cannot be combined."""
+    here = {"--local": local, "--folder": folder is not None}
+    there = {"--cloud": cloud, "--region": bool(regions)}
+    if (one := next((flag for flag, given in here.items() if given), "")) and (
+        other := next((flag for flag, given in there.items() if given), "")
+    ):
+        raise UsageError(f"{one} cannot be combined with {other}", "Remove one of them.")
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--folder: {folder} is not a folder", "launch runs without --folder lists those in ./runs.")
+    return "local" if any(here.values()) else "cloud" if any(there.values()) else None
+
+
+def say_unlisted(error: LaunchError) -> None:
+    """Print in one line that the runs in the cloud are missing, and what to do."""
+    fix = f" ({error.hint.splitlines()[0]})" if error.hint else ""
+    print(f"launch: runs in the cloud are not listed: {error.problem.splitlines()[0]}{fix}", file=sys.stderr)
+
+
+def check_states(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of --state. Raises UsageError: no state has this name."""
+    for name in names:
+        if name.lower() not in STATES:
+            raise UsageError(f"--state: no state {name!r}", did_you_mean(near(name, STATES), f"Use {either(STATES)}."))
+    return tuple(names)
+
+
+def label_filter(texts: Sequence[str]) -> dict[str, str | None]:
+    """Return the labels of --label KEY=VALUE, or KEY for any value. Raises UsageError: the key is missing."""
+    found: dict[str, str | None] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key:
+            raise UsageError(f"--label {text} has no key", "Use --label KEY=VALUE or --label KEY.")
+        found[key] = value if equals else None
+    return found
+
+
+def start_time(text: str | None) -> float | None:
+    """Return the Unix time of --since, or None. Raises UsageError."""
+    from launcher.cli.ui.text import flag_seconds
+
+    return None if text is None else time.time() - flag_seconds(text, "--since")

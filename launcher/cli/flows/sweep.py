@@ -1,0 +1,160 @@
+"""Run a planned sweep, and print what happens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from launcher.api.cost_limit import is_limited
+from launcher.api.sweep_cloud import CloudSweep
+from launcher.api.sweep_events import PointRun, cause_of
+from launcher.api.sweep_local import LocalSweep
+from launcher.api.sweep_plan import SweepPlan
+from launcher.cli.flows.cloud import of_project
+from launcher.cli.flows.confirm_cost import confirm_cost
+from launcher.cli.options import Flags, Output
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.sweep_printer import SweepPrinter
+from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning
+from launcher.signals import signals_stop
+from launcher.text import plural
+
+if TYPE_CHECKING:
+    from launcher.cli.flows.launch import LaunchOptions
+    from launcher.plan.model import Plan
+
+
+def run_sweep(
+    sweep: SweepPlan,
+    options: LaunchOptions,
+    output: Output,
+    spec: Path | None,
+    flags: Flags,
+    *,
+    max_parallel: int | None,
+    retry_failed: bool,
+) -> None:
+    """Run a planned sweep and print its result. Raises LaunchError: all points failed, or none could be started."""
+    printer = SweepPrinter(sweep)
+    for warning in sweep.warnings:
+        printer.say(warning)
+    printer.say(f"{sweep.name}: {plural(len(sweep.points), 'point')}")
+    inputs = sweep.points[0].inputs  # a cap for each run in a settings file does not limit the sum
+    limited = sweep.usd_limit is not None or (inputs.settings.usd_cap is None and is_limited(inputs))
+    one: LocalSweep | CloudSweep
+    if sweep.target == "local":
+        one = LocalSweep(sweep, printer, max_parallel=max_parallel, retry_failed=retry_failed)
+        start = one.run
+    else:
+        prepare = cloud_preparer(sweep, options)
+        confirm = cost_question(sweep, options, printer, limited=limited)
+        cloud = of_project(sweep.project)
+        one = CloudSweep(sweep, cloud, prepare, printer, printer.say, max_parallel, retry_failed, confirm)
+        start = partial(one.run, detach=options.detach, seconds=options.seconds)
+    error: LaunchError | None = None
+    try:
+        with signals_stop():
+            start()
+    except StillRunning as still:
+        error = still
+    except KeyboardInterrupt as stop:
+        text = interrupted_text(sweep, one.runs)
+        stop.add_note(text)
+        printer.say(text)
+        raise
+    error = error or common_error(one.runs)
+    show_result(sweep, one.runs, output, error)
+    if error:
+        raise error
+
+
+def cost_question(
+    sweep: SweepPlan, options: LaunchOptions, printer: SweepPrinter, *, limited: bool
+) -> Callable[[Plan], None]:
+    """Return the question about the cost of all points, which is asked once."""
+    asked = options.yes
+
+    def confirm(made: Plan) -> None:
+        nonlocal asked
+        if not asked:
+            limits = replace(made.limits, usd_at_most=sweep.usd_at_most)
+            confirm_cost(replace(made, limits=limits), limited=limited, say=printer.say, what="sweep")
+            asked = True
+
+    return confirm
+
+
+def cloud_preparer(sweep: SweepPlan, options: LaunchOptions) -> Callable[[Plan], Plan]:
+    """Return the function that prepares the image of a point.
+
+    Raises UsageError: the output is another project's bucket.
+    """
+    from launcher.api.launching import check_output
+    from launcher.cli.flows.launch import image_preparer
+
+    cloud = of_project(sweep.project)
+    check_output(sweep.points[0].plan, cloud)
+
+    def prepare(made: Plan) -> Plan:
+        inputs = next(point.inputs for point in sweep.points if point.run == made.run)
+        return image_preparer(inputs, options, cloud)(made)
+
+    return prepare
+
+
+def interrupted_text(sweep: SweepPlan, runs: Sequence[PointRun]) -> str:
+    """Return what continues after the watch was interrupted, and the commands for it."""
+    if sweep.target == "local":
+        return "interrupted; all points were stopped\nthe same command continues the sweep"
+    active = sum(run.state == "active" for run in runs)
+    waiting = sum(run.state == "waiting" for run in runs)
+    what = f"{plural(active, 'job')} {'continues' if active == 1 else 'continue'}" if active else "no job is known"
+    not_started = f"; {plural(waiting, 'point')} not started" if waiting else ""
+    return (
+        f"stopped watching; {what}{not_started}\n"
+        f"the same command continues the sweep; launch cancel {sweep.name} cancels it"
+    )
+
+
+def common_error(runs: Sequence[PointRun]) -> LaunchError | None:
+    """Return the error if all points failed: with their common cause, or the most frequent one."""
+    failed = [run for run in runs if run.state in ("failed", "cancelled", "unknown")]
+    if len(failed) < len(runs):
+        return None
+    (cause, count), *_ = Counter(map(cause_of, failed)).most_common(1)
+    first = next(run for run in failed if cause_of(run) == cause)
+    kinds = {type(run.error) for run in failed if isinstance(run.error, NotAuthorised | NoCapacity)}
+    kind = next(iter(kinds)) if len(kinds) == 1 and count == len(failed) else JobFailed
+    of = "all" if count == len(failed) else f"{count} of them"
+    folder = first.point.plan.run_folder
+    hint = f"launch logs {first.point.run} shows the output of one" if first.job else f"one run folder: {folder}"
+    return kind(f"all {plural(len(failed), 'point')} failed; cause of {of}: {cause}", hint)
+
+
+def show_result(sweep: SweepPlan, runs: Sequence[PointRun], output: Output, error: LaunchError | None) -> None:
+    """Print how many points ended how; as JSON, each point."""
+    counts = Counter(run.state for run in runs)
+    if output is Output.text:
+        print(f"{sweep.name}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
+        if counts["succeeded"] or counts["active"]:
+            print(f"launch report {sweep.name} compares the points")
+        return
+    points = [
+        {
+            "number": run.point.number,
+            "set": run.point.values,
+            "run": run.point.run,
+            "run_folder": run.point.plan.run_folder,
+            "state": run.state.upper(),
+            "job": run.job.name if run.job else None,
+            "cause": cause_of(run) or None,
+        }
+        for run in runs
+    ]
+    data = {"sweep": sweep.name, "target": sweep.target, "project": sweep.project, "points": points, "error": None}
+    printed(data, output, error)

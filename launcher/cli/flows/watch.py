@@ -1,0 +1,265 @@
+"""Show runs live: a screen with keys on a terminal, lines without one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import threading
+import time
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from launcher.api.cloud import open_cloud
+from launcher.api.find_local_run import LocalRun
+from launcher.api.gather import project, project_of
+from launcher.api.watching import RunWatch, Source, watched
+from launcher.cli.flows.cloud import is_spec
+from launcher.cli.flows.confirm import other_owner
+from launcher.cli.flows.find_run import find_run
+from launcher.cli.ui.event_printer import EventPrinter
+from launcher.cli.ui.keys import Keys, single_keys
+from launcher.cli.ui.plan_page import printable
+from launcher.cli.ui.story_text import story_lines
+from launcher.cli.ui.watch_page import page, state_of
+from launcher.errors import JobFailed, LaunchError, StillRunning
+from launcher.signals import signals_stop
+
+if TYPE_CHECKING:
+    from launcher.api.cloud import CloudContext
+    from launcher.api.find_run import FoundRun
+    from launcher.api.watching import RunView
+
+REFRESH_SECONDS: Final = 1.0
+"""Between two drawings of the screen: what a drawing costs is most of what a watch costs."""
+
+
+def watch_runs(
+    names: Sequence[str], regions: Sequence[str] | None, *, watch_seconds: float | None, plain: bool
+) -> None:
+    """Watch runs until all have ended, and print how. Raises JobFailed: one has failed; StillRunning: `watch_seconds`
+    have passed; LaunchError: one can't be watched."""
+    gc.enable()  # it may run for days
+    messages = Messages(are_printed=plain or not is_terminal())
+    watches = [RunWatch(source, messages.printer(source, len(names))) for source in sources(names, regions, messages)]
+    for one in watches:
+        one.start()
+    until = time.monotonic() + watch_seconds if watch_seconds is not None else float("inf")
+    try:
+        with signals_stop():
+            if messages.are_printed:
+                while (left := [one for one in watches if not one.view.is_over]) and time.monotonic() < until:
+                    left[0].join(0.2)
+                has_quit = False
+            else:
+                screen = Screen(watches, messages)
+                has_quit = screen.show(until)
+                if screen.cancelling and screen.cancelling.is_alive():
+                    print("launch: waiting until the cancellation is confirmed", file=sys.stderr)
+                    screen.cancelling.join()
+    except KeyboardInterrupt:
+        messages.close()
+        EventPrinter(None).say("stopped watching; nothing was cancelled")
+        raise
+    finally:
+        messages.close()
+    print("\n".join(line for one in watches for line in last_lines(one.view)))
+    if not has_quit:
+        raise_end([one.view for one in watches])
+
+
+def sources(names: Sequence[str], regions: Sequence[str] | None, messages: Messages) -> list[Source]:
+    """Find the runs, each once. Raises LaunchError."""
+    pairs = [(find_run(name, regions), name) for name in names]
+    found = {(run if isinstance(run, LocalRun) else run.id): (run, name) for run, name in pairs}
+    return [watched(run, cloud_of(run, name, messages), messages.say) for run, name in found.values()]
+
+
+def cloud_of(run: LocalRun | FoundRun, name: str, messages: Messages) -> CloudContext | None:
+    """Return the context of a run in the cloud: a spec's project may be that of a launch.yaml."""
+    if isinstance(run, LocalRun):
+        return None
+    found = project_of(Path(name), "vertex") if is_spec(name) else project("vertex", os.environ)
+    return open_cloud(found, messages.say)
+
+
+def is_terminal() -> bool:
+    """Return whether a screen can be drawn on stdout."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def all_over(watches: Sequence[RunWatch]) -> bool:
+    """Return whether no run is watched any longer."""
+    return all(one.view.is_over for one in watches)
+
+
+def last_lines(view: RunView) -> list[str]:
+    """Return how a run stands at the end of the watch."""
+    state, _ = state_of(view)
+    lines = story_lines(view.story.chapters, view.story.cap, view.story.advice, view.progress)
+    return [f"{printable(view.id)}  {state}", *(f"  {line}" for line in lines)]
+
+
+def raise_end(views: Sequence[RunView]) -> None:
+    """Raise the error with which the command ends, if any."""
+    for view in views:
+        if view.error:
+            raise view.error
+    if still := [view for view in views if not view.is_over]:
+        hint = "\n".join(f"launch watch {view.id}" for view in still)
+        raise StillRunning(f"{', '.join(view.id for view in still)}: still running", hint)
+    if failed := [view for view in views if view.job and view.job.state != "SUCCEEDED"]:
+        texts = "; ".join(f"{view.id} {state_of(view)[0]}" for view in failed)
+        raise JobFailed(texts, "\n".join(view.story.advice for view in failed if view.story.advice))
+
+
+class Messages:
+    """What is printed without a terminal; on a screen, messages of launch are the screen's."""
+
+    def __init__(self, *, are_printed: bool) -> None:
+        self.are_printed = are_printed
+        self.on_screen: Callable[[str], None] = lambda _text: None
+        self._printers: list[EventPrinter] = []
+
+    def say(self, text: str) -> None:
+        """Pass on a message of launch."""
+        if self.are_printed:
+            EventPrinter(None).say(text)
+        else:
+            self.on_screen(text)
+
+    def printer(self, source: Source, runs: int) -> Callable[[object], None]:
+        """Return the printer of a run's events; with several runs each line names its run."""
+        printer = EventPrinter(None, prefix=f"{source.id}  " if runs > 1 else "")
+        self._printers.append(printer)
+        return lambda event: printer(event) if self.are_printed else None
+
+    def close(self) -> None:
+        """End the progress lines."""
+        for printer in self._printers:
+            printer.close()
+
+
+class Screen:
+    """The screen with its keys."""
+
+    def __init__(self, watches: Sequence[RunWatch], messages: Messages) -> None:
+        self._watches = watches
+        self._chosen = 0
+        self._message = ""
+        self._asks: Callable[[], None] | None = None
+        """What a `y` does; None: nothing is asked."""
+        self.cancelling: threading.Thread | None = None
+        self.background: threading.Thread | None = None
+        """The work that was begun last."""
+        messages.on_screen = self._tell
+
+    @property
+    def _one(self) -> RunWatch:
+        return self._watches[self._chosen]
+
+    def show(self, until: float) -> bool:
+        """Draw until all runs have ended or `until`; return whether the user has quit. The terminal is restored."""
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=sys.stdout, highlight=False)
+        with single_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            while not all_over(self._watches) and time.monotonic() < until:
+                width, height = console.size
+                views = [one.view for one in self._watches]
+                footer, message = self._footer(keys), self._message
+                live.update(page(views, self._chosen, width, height, footer=footer, message=message), refresh=True)
+                if self._pressed(keys.read(REFRESH_SECONDS)[:1]):  # arrows and pasted text have more
+                    return True
+        return False
+
+    def _footer(self, keys: Keys) -> str:
+        several = f"  1-{len(self._watches)} choose" if len(self._watches) > 1 else ""
+        return f"q quit{several}  c cancel  r report  w console" if keys.are_on else "Ctrl-C quits"
+
+    def _pressed(self, key: str) -> bool:
+        """Do what a key means; return whether it is to quit."""
+        if not key:
+            return False
+        asked, self._asks, self._message = self._asks, None, ""
+        if asked and key.lower() == "y":
+            asked()
+            return False
+        match key.lower():
+            case "q":
+                return not asked
+            case "c":
+                self._ask_to_cancel()
+            case "r":
+                self._in_background("writing the report …", self._open_report)
+            case "w":
+                self._open_console()
+            case digit if digit.isdecimal() and 0 < int(digit) <= len(self._watches):
+                self._chosen = int(digit) - 1
+        return False
+
+    def _ask_to_cancel(self) -> None:
+        one = self._one
+        view, source = one.view, one.source
+        if view.job is None or view.job.is_over:
+            self._message = f"{view.id} is not running."
+        else:
+            owner = other_owner(view.job.labels)
+            self._message = f"Cancel {view.id}{f', which {owner}' if owner else ''}? Press y to cancel it."
+            self._asks = lambda: self._in_background(f"cancelling {view.id} …", lambda: self._cancel(source, one.view))
+
+    def _cancel(self, source: Source, view: RunView) -> str:
+        self.cancelling = threading.current_thread()
+        done = source.cancel(view.job, self._tell)
+        return f"{view.id} cancelled" if done else f"{view.id} had already ended"
+
+    def _open_report(self) -> str:
+        from launcher.cli.flows.report import write_report
+
+        source = self._one.source
+        if source.storage is None:
+            return f"{source.id} has no run folder."
+        folder = None if source.is_local else Path(tempfile.mkdtemp(prefix="launch-report-"), f"{source.id}.html")
+        path = write_report({source.id: source.storage}, folder)
+        return opened(path.resolve().as_uri(), str(path))
+
+    def _open_console(self) -> None:
+        from launcher.cli.ui.job_text import console_url
+
+        job = self._one.view.job
+        if job is None or self._one.source.is_local:
+            self._message = "A run on this machine has no page in the console."
+        else:
+            url = console_url(job)
+            self._in_background("opening the console …", lambda: opened(url, url))
+
+    def _in_background(self, text: str, work: Callable[[], str]) -> None:
+        """Do work that takes a while, and show what it returns or its error."""
+        self._message = text
+
+        def run() -> None:
+            try:
+                self._tell(work())
+            except LaunchError as error:
+                self._tell(f"{error.problem} {error.hint}".strip())
+
+        self.background = threading.Thread(target=run, daemon=True)
+        self.background.start()
+
+    def _tell(self, text: str) -> None:
+        self._message = text
+
+
+def opened(url: str, shown: str) -> str:
+    """Open a page in the browser and return what happened. A browser that would draw on this terminal is not used."""
+    try:
+        is_text_browser = type(webbrowser.get()) is webbrowser.GenericBrowser
+    except webbrowser.Error:
+        is_text_browser = True
+    if not is_text_browser and webbrowser.open(url):
+        return f"opened {shown}"
+    return f"no browser here; open {shown}"

@@ -1,0 +1,116 @@
+"""Print checked specs: as a table, as data, and as annotations of GitHub Actions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launcher.cli.ui.plan_page import COMMAND, WIDTH, wrapped
+from launcher.text import plural, usd_text
+
+if TYPE_CHECKING:
+    from launcher.api.checking import CheckedSpec, Finding
+
+INDENT = "    "
+
+
+def page(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> Iterator[str]:
+    """Yield a line for each spec, with the problems below it; the warnings too if it is the only one."""
+    from launcher.api.checking import STAND_IN
+
+    yield f"{'result':<7}  {'target':<6}  {'at most':>11}  spec"
+    for one in checked:
+        count = f" ({plural(len(one.warnings), 'warning')})" if one.warnings else ""
+        yield f"{result(one):<7}  {one.target or '':<6}  {cost_text(one):>11}  {one.path}{count}"
+        for problem in one.problems:
+            yield from finding_lines(problem)
+        for warning in one.warnings if len(checked) == 1 else ():
+            yield from finding_lines(warning, "warning: ")
+    yield ""
+    refused = sum(one.plan is None for one in checked)
+    skipped = f"; {plural(len(others), 'other YAML file')} skipped" if others else ""
+    yield f"{plural(len(checked), 'spec')}: {len(checked) - refused} pass, {refused} refused{skipped}."
+    if any(one.plan and one.plan.project == STAND_IN for one in checked):
+        yield f"No project is set; planned for {STAND_IN} (--project sets one)."
+    if len(checked) > 1 and any(one.warnings for one in checked):
+        yield "launch check SPEC shows the warnings of a spec."
+
+
+def result(one: CheckedSpec) -> str:
+    """Return pass or refused."""
+    return "pass" if one.plan else "refused"
+
+
+def cost_text(one: CheckedSpec) -> str:
+    """Return the upper bound of the cost; `-` for a run on this machine."""
+    if one.plan is None:
+        return ""
+    usd = one.plan.limits.usd_at_most
+    return "-" if one.target == "local" else "unknown" if usd is None else usd_text(usd)
+
+
+def finding_lines(finding: Finding, label: str = "") -> Iterator[str]:
+    """Yield a finding with its position and hint, indented; lines with a command are not wrapped."""
+    where = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
+    for number, line in enumerate(f"{label}{where}: {finding.text}\n{finding.hint}".rstrip().split("\n")):
+        indent = INDENT + "  " * (number > 0)
+        lines = [line.strip()] if COMMAND.match(line) else wrapped(line, WIDTH - len(indent))
+        yield from (f"{indent}{each}" for each in lines)
+
+
+# --- Data ------------------------------------------------------------------------------------------------------------
+
+
+def data(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> dict[str, Any]:
+    """Return the results for scripts (docs/ci.md)."""
+    return {"specs": [spec_data(one) for one in checked], "skipped": [str(path) for path in others]}
+
+
+def spec_data(one: CheckedSpec) -> dict[str, Any]:
+    """Return the result of one spec for scripts; costs in USD, null if unknown."""
+    plan = one.plan
+    return {
+        "spec": one.path,
+        "result": result(one),
+        "target": one.target,
+        "run": plan.run if plan else None,
+        "machine": msgspec.to_builtins(plan.machine) if plan else None,
+        "usd_expected": plan.limits.usd_expected if plan else None,
+        "usd_at_most": plan.limits.usd_at_most if plan else None,
+        "problems": msgspec.to_builtins(one.problems),
+        "warnings": msgspec.to_builtins(one.warnings),
+    }
+
+
+# --- GitHub Actions --------------------------------------------------------------------------------------------------
+
+
+def annotation_lines(checked: Sequence[CheckedSpec]) -> Iterator[str]:
+    """Yield a workflow command for each problem and warning.
+
+    Source of the form: GitHub's "Workflow commands for GitHub Actions" and actions/toolkit, core/src/command.ts.
+    """
+    for one in checked:
+        for kind, findings in (("error", one.problems), ("warning", one.warnings)):
+            for finding in findings:
+                place = f"file={escaped(in_repository(finding.file), ':,')},line={finding.line or 1}"
+                text = "\n".join(filter(None, (finding.text, finding.hint)))
+                yield f"::{kind} {place},title=launch check::{escaped(text)}"
+
+
+def in_repository(file: str) -> str:
+    """Return a path relative to the repository that GitHub checked out, else to the current folder."""
+    top = os.path.realpath(os.environ.get("GITHUB_WORKSPACE") or ".")
+    path = Path(os.path.realpath(file))
+    return path.relative_to(top).as_posix() if path.is_relative_to(top) else file
+
+
+def escaped(text: str, more: str = "") -> str:
+    """Escape a text of a workflow command; `more` are the characters that end a property."""
+    for char in ("%", "\r", "\n", *more):
+        text = text.replace(char, f"%{ord(char):02X}")
+    return text

@@ -1,0 +1,164 @@
+"""Print several runs side by side: what differs, then their figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from launcher.cli.ui.plan_page import WIDTH, printable, wrapped
+from launcher.cli.ui.text import columns, elapsed
+from launcher.text import usd_text
+
+if TYPE_CHECKING:
+    from launch_train.report import RunData
+    from launch_train.report.settings import Difference
+    from launch_train.report.summary import Figure, Summary
+
+GAP: Final = 2
+"""Spaces between two cells."""
+NAME, CELL = 34, 21
+"""Longest name, and longest text of a run, of a row in columns: two runs fit the width."""
+Row = tuple[str, Sequence[str]]
+"""A name, and a text for each run."""
+UNKNOWN: Final = "–"
+
+
+class Compared(NamedTuple):
+    """Some runs: ID and folder of each, its figures, what differs, and the figures of all side by side."""
+
+    runs: tuple[tuple[str, str], ...]
+    summaries: tuple[Summary, ...]
+    differences: tuple[Difference, ...]
+    figures: tuple[Figure, ...]
+
+
+def compared(runs: Sequence[RunData], now: float) -> Compared:
+    """Compare runs. `now`: Unix seconds."""
+    from launch_train.report.goodput import attempt_times
+    from launch_train.report.settings import differences
+    from launch_train.report.summary import metric_figures, run_figures, summarize
+
+    summaries = tuple(summarize(run, attempt_times(run, now)) for run in runs)
+    names = tuple((run.id, run.folder) for run in runs)
+    return Compared(names, summaries, differences(runs), (*metric_figures(runs), *run_figures(summaries)))
+
+
+def as_data(found: Compared) -> dict[str, Any]:
+    """Return the comparison for scripts; a number that is not finite is null."""
+    runs = [
+        {"run": run, "folder": folder, "state": each.state, "step": each.step, "steps": each.steps}
+        for (run, folder), each in zip(found.runs, found.summaries, strict=True)
+    ]
+    figures = [
+        {
+            "name": one.name,
+            "kind": one.kind,
+            "step": one.step,
+            "values": [*map(_finite, one.values)],
+            "deltas": [*map(_finite, one.deltas)],
+        }
+        for one in found.figures
+    ]
+    different = [{"name": one.name, "values": [*one.values]} for one in found.differences]
+    return {"runs": runs, "differences": different, "figures": figures}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def lines(found: Compared) -> Iterator[str]:
+    """Yield the page, in at most 80 columns."""
+    letters = [ascii_uppercase[place] if place < 26 else str(place + 1) for place in range(len(found.runs))]
+    for letter, (run, _), each in zip(letters, found.runs, found.summaries, strict=True):
+        step = "" if each.step is None else f", step {each.step:,}" + (f" of {each.steps:,}" if each.steps else "")
+        yield from wrapped(f"{letter}  {run}  {each.state}{step}", WIDTH)
+    yield ""
+    if found.differences:
+        yield from table("what differs", letters, [(one.name, one.values) for one in found.differences])
+    else:
+        yield "Spec, code, image and machine are the same."
+    yield ""
+    finals = {(one.name, one.values) for one in found.figures if one.kind == "final"}
+    shown = (one for one in found.figures if one.kind != "at_step" or (one.name, one.values) not in finals)
+    figures = [(name_of(one), cells(one)) for one in shown]
+    if figures:
+        yield from table("figures", letters, figures)
+    else:
+        yield "No run has written metrics yet."
+
+
+def name_of(one: Figure) -> str:
+    """Return `held-out loss, at step 2,000`."""
+    match one.kind:
+        case "at_step":
+            return f"{one.name}, at step {one.step:,}"
+        case None:
+            return one.name
+        case kind:
+            return f"{one.name}, {kind}"
+
+
+def cells(one: Figure) -> tuple[str, ...]:
+    """Return each run's value with its difference to the first run's: `2.5612 (-0.0531)`, `11,210 (+2.1%)`."""
+    value, delta = FORMATS.get(one.name, FORMATS["tokens/s"] if one.name.endswith("/s") else (_number, _difference))
+    texts = []
+    for place, (each, more) in enumerate(zip(one.values, one.deltas, strict=True)):
+        first, difference = one.values[0], _finite(more)
+        against = "" if not place or first is None or difference is None else f" ({delta(difference, first)})"
+        texts.append(UNKNOWN if each is None else f"{value(each)}{against}")
+    return tuple(texts)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.4f}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def _difference(delta: float, _first: float) -> str:
+    return f"{delta:+,.4f}" if abs(delta) < 10_000 else f"{delta:+,.0f}"
+
+
+def _percent(delta: float, first: float) -> str:
+    return f"{delta / first:+.1%}" if first else "+∞"
+
+
+FORMATS: Final[dict[str, tuple[Callable[[float], str], Callable[[float, float], str]]]] = {
+    "tokens/s": (lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}", _percent),
+    "time": (elapsed, _percent),
+    "goodput": (lambda value: f"{value:.1%}", lambda delta, _: f"{100 * delta:+.1f} points"),
+    "cost": (lambda value: usd_text(value, approx=True), _percent),
+}
+"""Figure -> text of its value, and of its difference to the first run's."""
+
+
+def table(title: str, letters: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each row, with a cell for each run. A row whose texts are too long for that follows at the end,
+    with a line for each run."""
+    texts = [(printable(name), [printable(value) or UNKNOWN for value in values]) for name, values in rows]
+    short = [(name, values) for name, values in texts if len(name) <= NAME and max(map(len, values)) <= CELL]
+    yield from in_columns([(title, letters), *short]) if short else (title,)
+    for name, values in texts:
+        if (name, values) not in short:
+            yield name
+            for letter, text in zip(letters, values, strict=True):
+                first, *more = wrapped(f"{letter}  {text}", WIDTH - GAP)
+                yield from (f"{'':{GAP}}{first}", *(f"{'':{GAP + 3}}{rest}" for rest in more))
+
+
+def in_columns(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the rows. Runs that don't fit the width follow below, again beside the first run."""
+    label = max(len(name) for name, _ in rows)
+    first, *others = (max(map(len, column)) for column in zip(*(values for _, values in rows), strict=True))
+    left = [*range(1, len(others) + 1)]
+    while left:
+        yield from () if left[0] == 1 else ("",)
+        room, chosen = WIDTH - label - GAP - first, list[int]()
+        while left and (not chosen or others[left[0] - 1] + GAP <= room):
+            room -= others[left[0] - 1] + GAP
+            chosen.append(left.pop(0))
+        yield from columns([(name, values[0], *(values[place] for place in chosen)) for name, values in rows])

@@ -1,0 +1,111 @@
+"""Print an estimate in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from launcher.cli.ui.plan_page import labelled
+from launcher.cli.ui.text import columns, elapsed
+from launcher.plan.estimate import SMALLEST
+from launcher.text import plural, size_text, usd_text
+
+if TYPE_CHECKING:
+    from launcher.plan.estimate import Estimate, Offer
+    from launcher.plan.memory.largest import Largest
+
+
+def page(found: Estimate) -> Iterator[str]:
+    """Yield the page of an estimate."""
+    machine = found.machine
+    cards = f"{machine.gpus} × {machine.gpu}"
+    yield from labelled(
+        "machine", f"{machine.nodes} × {machine.machine_type} ({cards}, {found.gpu_memory_gb:g} GB each)"
+    )
+    if found.bytes is None:
+        yield from labelled("model", found.note or "unknown: the program is not the built-in trainer")
+        return
+    yield from labelled("model", f"{found.model}, {count_text(found.parameters or 0)} parameters")
+    if found.note:
+        yield from labelled("", found.note)
+    yield ""
+    yield from memory(found)
+    yield ""
+    yield from ways(found)
+    yield ""
+    yield from time_and_cost(found)
+
+
+def memory(found: Estimate) -> Iterator[str]:
+    """Yield the table of parts."""
+    yield f"memory of one GPU, micro-batch {found.micro_batch}"
+    rows = [(f"  {part.name}", signed(part.bytes), part.what) for part in found.parts]
+    verdict = "fits" if found.fits else "does not fit"
+    limit = f"{verdict} into {found.gpu_memory_gb:g} GB"
+    widths = [max(len(row[0]) for row in rows), max(9, *(len(row[1]) for row in rows))]
+    if found.compiles:
+        limit += "; compiled code needs less"
+    for name, size, what in [*rows, ("  total", signed(found.bytes or 0), limit)]:
+        yield f"{name:<{widths[0]}}  {size:>{widths[1]}}  {what}"
+
+
+def ways(found: Estimate) -> Iterator[str]:
+    """Yield the largest micro-batch with each technique, and the smallest machine."""
+    rows = [("largest micro-batch on this machine", "")]
+    for choice in found.choices:
+        flags = choice.flags.replace("--set run.config.", "").replace("=", ": ") or "as in the spec"
+        rows.append((f"  {flags}", str(choice.micro_batch or "none fits")))
+    yield from columns(rows)
+    if found.smallest:
+        one = found.smallest
+        flags = f", {one.flags}" if one.flags else ""
+        yield from labelled("smallest", f"{found.machine.nodes} × {one.machine_type} ({one.gpus} × {one.gpu}){flags}")
+    else:
+        yield from labelled("smallest", "no machine of the catalog holds this model")
+
+
+def time_and_cost(found: Estimate) -> Iterator[str]:
+    """Yield speed, time and cost by provisioning model."""
+    if found.speed is None:
+        why = "this GPU's peak is not in the catalog"
+        if (found.parameters or SMALLEST) < SMALLEST:
+            why = f"a model of fewer than {SMALLEST / 1e6:.0f} M parameters does not keep a GPU busy"
+        yield from labelled("speed", f"unknown: {why if found.fits else 'the model does not fit'}")
+        return
+    speed = found.speed
+    yield from labelled("speed", f"{speed.per_second:,.0f} {speed.unit}/s; {speed.basis}")
+    yield from labelled("work", f"{found.steps or 0:,} steps of {plural(found.batch_size or 0, 'sample')}")
+    yield ""
+    header = ("provisioning", "region", "USD/h", "time", "cost", "interruptions")
+    yield from columns([header, *map(row, found.offers)])
+    yield "Time and cost include 15 min for each interruption (assumed)."
+
+
+def row(one: Offer) -> tuple[str, ...]:
+    """Return the cells of an offer."""
+    rate = "unknown" if one.interruptions is None else f"{one.interruptions:.2f}"
+    price = "unknown" if one.usd_per_hour is None else f"{one.usd_per_hour:,.2f}"
+    time = "unknown" if one.hours is None else elapsed(one.hours * 3600)
+    cost = "unknown" if one.usd is None else usd_text(one.usd)
+    return one.provisioning.partition(":")[0], one.region, price, time, cost, rate
+
+
+def largest_page(memory: str, rows: Sequence[Largest]) -> Iterator[str]:
+    """Yield the largest models for an amount of memory."""
+    yield f"largest model on one GPU with {memory}, 10 % left for activations"
+    header = ("use", "parameters", "bytes each", "built-in")
+    cells = [(one.use, count_text(one.parameters), f"{one.bytes_per_parameter:g}", one.model or "-") for one in rows]
+    yield from columns([header, *cells])
+
+
+def count_text(number: int) -> str:
+    """Return `124 M`, `1.6 B`, `120 T`."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}" if number < 10 * unit else f"{number / unit:,.0f} {name}"
+    return str(number)
+
+
+def signed(size: int) -> str:
+    """Return bytes as text, also negative ones."""
+    return f"-{size_text(-size)}" if size < 0 else size_text(size)

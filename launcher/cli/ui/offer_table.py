@@ -1,0 +1,152 @@
+"""Print the offers of `launch gpus`: a table of 80 columns, or data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.text import plural, rough_duration
+
+if TYPE_CHECKING:
+    from launcher.catalog import Catalog, MachineType
+    from launcher.catalog.offers import Offer, PriceRange
+    from launcher.compute.live_offers import LiveOffer, QuotaUse
+
+    Live = Mapping[tuple[str, str], LiveOffer]
+
+WIDTH = 80
+HEAD = ("GPU", "GB", "bf16", "where")
+"""The columns before those of the provisioning models."""
+UNKNOWN = "unknown"
+NOT_OFFERED = "-"
+
+
+def table(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live, models: Sequence[str]) -> Iterator[str]:
+    """Yield the table: a row per offer with the prices of `models`, its machine types below unless each region has its
+    row, and what is known of it in the project."""
+    rows = [(*HEAD, *models), *(row(one, models) for one in offers)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    each_region = len({one.region for one in offers}) > 3
+    for number, cells in enumerate(rows):
+        yield line(cells, widths)
+        if number and not each_region:
+            yield from machine_lines(offers[number - 1].machines)
+        if number and (found := live.get((cells[0], cells[3]))):
+            yield from live_lines(found)
+    yield ""
+    yield from notes(catalog)
+    yield f"{len(offers)} of {plural(total, 'offer')}; prices of {catalog.price_table.date}"
+
+
+def row(offer: Offer, models: Sequence[str]) -> tuple[str, ...]:
+    """Return the cells of an offer."""
+    tflops = offer.gpu.peak_tflops["bf16"]
+    where = offer.region or plural(len(offer.regions), "region")
+    prices = (price_text(offer.prices.get(model)) for model in models)
+    return offer.gpu.name, f"{offer.gpu.memory_gb}", f"{tflops:g}" if tflops else NOT_OFFERED, where, *prices
+
+
+def line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return the cells in columns; figures on the right."""
+    return " ".join(f"{cell:{'<' if n in (0, 3) else '>'}{widths[n]}}" for n, cell in enumerate(cells)).rstrip()
+
+
+def price_text(price: PriceRange | None) -> str:
+    """Return `2.00`, `0.71-2.78`, `≤14.38` for an upper bound, `unknown`, or `-` if the model is not offered."""
+    if price is None:
+        return NOT_OFFERED
+    if price.low is None or price.high is None:
+        return UNKNOWN
+    low, high = f"{price.low:.2f}", f"{price.high:.2f}"
+    if low != high and price.high >= 10:  # the column has 10 characters
+        low, high = f"{price.low:.1f}", f"{price.high:.1f}"
+    return ("≤" if price.bound else "") + (low if low == high else f"{low}-{high}")
+
+
+def machine_lines(machines: Sequence[MachineType]) -> Iterator[str]:
+    """Yield the machine types with their GPUs: `a3-highgpu-2g ×2`."""
+    import textwrap
+
+    shown = [f"{one.name}\u00a0×{one.share or one.gpus}" for one in machines]
+    for text in textwrap.wrap(", ".join(shown), WIDTH - 2, break_on_hyphens=False):
+        yield f"  {text}".replace("\u00a0", " ")
+
+
+def live_lines(found: LiveOffer) -> Iterator[str]:
+    """Yield the quotas, the capacity and its history, and what could not be read."""
+    yield from quota_lines("VMs", found.quotas)
+    yield from quota_lines("Vertex AI", found.vertex_quotas)
+    if one := found.capacity:
+        score = UNKNOWN if one.obtainability is None else f"{one.obtainability:.2g} of 1"
+        runs = "" if one.uptime_seconds is None else f", expected to run {rough_duration(one.uptime_seconds)}"
+        yield from indented(f"Spot capacity: {score}{runs} ({found.machine_type}, {one.api} API)")
+    if past := found.history:
+        rate = UNKNOWN if past.preemption_rate is None else f"{past.preemption_rate:.0%} in {plural(past.days, 'day')}"
+        prices = ", ".join(f"${usd:.2f}/h from {day}" for day, usd in past.prices[-2:])
+        yield from indented(f"Spot preemptions: {rate}; price {prices or UNKNOWN} ({past.api} API)")
+    for problem in found.problems:
+        yield from indented(f"unknown: {problem}")
+
+
+def quota_lines(service: str, quotas: Mapping[str, QuotaUse | None]) -> Iterator[str]:
+    """Yield `VM quota (used/limit): standard 0/8, spot ?/4`."""
+    cells = []
+    for model, one in quotas.items():
+        limit = UNKNOWN if one is None else "no limit" if one.limit < 0 else f"{one.limit:g}"
+        used = "" if one is None or one.limit < 0 else "?/" if one.used is None else f"{one.used:g}/"
+        cells.append(f"{model} {used}{limit}")
+    yield from indented(f"quota of {service} (used/limit): {', '.join(cells)}" if cells else "")
+
+
+def indented(text: str) -> Iterator[str]:
+    """Yield the lines of a text below a row."""
+    import textwrap
+
+    for line in textwrap.wrap(text, WIDTH - 4, break_on_hyphens=False):
+        yield f"  {line}"
+
+
+def notes(catalog: Catalog) -> Iterator[str]:
+    """Yield what the figures mean."""
+    fee = catalog.rates["vertex-fee"].usd
+    yield "USD per GPU and hour on Compute Engine, with vCPUs, memory and local SSDs."
+    yield f"Vertex AI adds {fee:.0%} of the list price. ≤: upper bound. bf16: dense TFLOP/s."
+    if found := catalog.interruptions("spot"):
+        yield f"Spot: about {found.hours:g} h between interruptions of a node, for any GPU (assumed)."
+
+
+def as_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -> dict[str, Any]:
+    """Return the offers as JSON data (docs/prices.md)."""
+    import msgspec
+
+    interruptions = catalog.interruptions("spot")
+    prices = catalog.price_table
+    return {
+        "offers": [
+            {
+                "gpu": one.gpu.name,
+                "title": one.gpu.title,
+                "memory_gb": one.gpu.memory_gb,
+                "bf16_tflops": one.gpu.peak_tflops["bf16"],
+                "region": one.region,
+                "regions": list(one.regions),
+                "machines": [
+                    {"machine_type": each.name, "gpus": each.gpus, "share": each.share} for each in one.machines
+                ],
+                "usd_per_gpu_hour": {model: msgspec.to_builtins(price) for model, price in one.prices.items()},
+                **live_data(live, one),
+            }
+            for one in offers
+        ],
+        "total": total,
+        "spot_interruptions": msgspec.to_builtins(interruptions) if interruptions else None,
+        "prices": {"date": prices.date, "digest": prices.digest, "shipped": prices.shipped},
+    }
+
+
+def live_data(live: Live, offer: Offer) -> dict[str, Any]:
+    """Return the key `live` of an offer, or no key if nothing was read."""
+    import msgspec
+
+    found = live.get((offer.gpu.name, offer.region or ""))
+    return {"live": msgspec.to_builtins(found)} if found else {}

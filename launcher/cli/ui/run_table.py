@@ -1,0 +1,186 @@
+"""The list of runs: a table of 80 columns, and its data for scripts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from launcher.cli.ui.text import column_widths
+from launcher.jobs.job import SWEEP_LABEL
+from launcher.runs.logs.line import clean_text
+from launcher.text import plural, rough_duration, usd_text
+
+if TYPE_CHECKING:
+    from launcher.api.run_list import ListedRun, ListedSweep, RunList
+
+SHOWN: Final = 30
+"""Most runs in the table without --all."""
+WIDTH: Final = 80
+EMPTY: Final = "-"
+LEFT: Final = ("NAME", "TARGET", "MACHINE", "OWNER", "STATE")
+"""Columns aligned to the left; the others are numbers."""
+OWNER_DIGITS: Final = 8
+DROPPED: Final = ("OWNER", "STEP", "MACHINE", "TARGET", "AGE")
+"""What is dropped from a table that is too wide, in this order; of STEP only the total."""
+
+
+def lines(found: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
+    """Yield the table, what could not be read, and a footer. `fold`: the runs of a sweep are one row."""
+    from launcher.api.run_list import ListedSweep, folded
+
+    entries = folded(found.runs) if fold else [*found.runs]
+    shown = entries if everything else entries[:SHOWN]
+    if not shown:
+        yield "No runs."
+        return
+    now = time.time()
+    yield from aligned(
+        fitting([sweep_row(one, now) if isinstance(one, ListedSweep) else row(one, now) for one in shown], width)
+    )
+    for one in shown:
+        if not isinstance(one, ListedSweep) and one.problem:
+            yield clean_text(f"{one.run}: {one.problem}")
+    yield footer(found.runs, len(entries) - len(shown))
+    if any(isinstance(one, ListedSweep) for one in shown):
+        yield f"The runs of a sweep: launch runs --label {SWEEP_LABEL}=NAME"
+
+
+def sweep_row(sweep: ListedSweep, now: float) -> dict[str, str]:
+    """Return the cells of a sweep: its best loss and the cost of all its runs."""
+    newest, best = row(sweep.runs[0], now), sweep.best
+    return {
+        **newest,
+        "NAME": clean_text(sweep.name),
+        "STATE": f"{sweep.finished} of {len(sweep.runs)} succeeded",
+        "STEP": "",
+        "LOSS": loss_text(best.loss) if best and best.loss is not None else "",
+        "COST": newest["COST"] and ("?" if sweep.usd is None else usd_text(sweep.usd)),
+    }
+
+
+def row(run: ListedRun, now: float) -> dict[str, str]:
+    """Return a run's cells by column."""
+    from launcher.cli.ui.job_text import machine_of
+
+    progress = run.progress
+    return {
+        "NAME": clean_text(run.run),
+        "TARGET": run.target,
+        "MACHINE": machine_of(run.job) if run.job else "",
+        "OWNER": clean_text(run.owner[:OWNER_DIGITS]),
+        "STATE": "unreadable" if run.problem else run.state,
+        "AGE": rough_duration(now - run.created),
+        "STEP": "" if progress is None else f"{progress.step}" + (f"/{progress.steps}" if progress.steps else ""),
+        "LOSS": "" if progress is None or progress.loss is None else loss_text(progress.loss),
+        "COST": "" if run.target == "local" else "?" if run.usd is None else usd_text(run.usd),
+    }
+
+
+def loss_text(loss: float) -> str:
+    """Return a loss with four digits, or `nan`."""
+    return f"{loss:.4g}" if math.isfinite(loss) else str(loss)
+
+
+def fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[dict[str, str]]:
+    """Return the rows without columns that are empty, and without those that would make them too wide."""
+    kept = [name for name in rows[0] if any(row[name] for row in rows)]
+    found = [{name: row[name] for name in kept} for row in rows]
+    for dropped in DROPPED:
+        if table_width(found) <= width:
+            break
+        if dropped == "STEP":
+            found = [{**row, "STEP": row.get("STEP", "").partition("/")[0]} for row in found]
+        else:
+            found = [{name: cell for name, cell in row.items() if name != dropped} for row in found]
+    return found
+
+
+def table_width(rows: Sequence[Mapping[str, str]]) -> int:
+    """Return the width of the widest line."""
+    return sum(size + 2 for size in column_widths([[*rows[0]], *([*row.values()] for row in rows)])) - 2
+
+
+def aligned(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield the header and the rows: text to the left, numbers to the right."""
+    cells = [[*rows[0]], *([cell or EMPTY for cell in row.values()] for row in rows)]
+    widths = column_widths(cells)
+    sides = ["<" if name in LEFT else ">" for name in rows[0]]
+    for line in cells:
+        padded = (f"{cell:{side}{size}}" for cell, side, size in zip(line, sides, widths, strict=True))
+        yield "  ".join(padded).rstrip()
+
+
+def footer(runs: Sequence[ListedRun], older: int) -> str:
+    """Return `42 runs, 2 active, $12.30 so far; 12 older rows: --all`."""
+    usd = sum(run.usd or 0.0 for run in runs)
+    unknown = any(run.usd is None for run in runs)
+    cost = f", {'more than ' if unknown else ''}{usd_text(usd)} so far" if usd or unknown else ""
+    rest = f"; {plural(older, 'older row')}: --all" if older else ""
+    return f"{plural(len(runs), 'run')}, {sum(run.is_active for run in runs)} active{cost}{rest}"
+
+
+# --- For scripts -----------------------------------------------------------------------------------------------------
+
+
+def as_data(found: RunList) -> dict[str, Any]:
+    """Return the list for scripts; `unlisted` says why the runs in the cloud are missing."""
+    from launcher.api.run_list import ListedSweep, folded
+
+    problem = found.unlisted
+    unlisted = {"problem": problem.problem, "hint": problem.hint} if problem else None
+    sweeps = [sweep_data(one) for one in folded(found.runs) if isinstance(one, ListedSweep)]
+    return {"runs": [run_data(run) for run in found.runs], "sweeps": sweeps, "unlisted": unlisted}
+
+
+def sweep_data(sweep: ListedSweep) -> dict[str, Any]:
+    """Return a sweep for scripts; its runs are among the others."""
+    best = sweep.best
+    return {
+        "name": sweep.name,
+        "target": sweep.runs[0].target,
+        "runs": [run.run for run in sweep.runs],
+        "finished": sweep.finished,
+        "active": sum(run.is_active for run in sweep.runs),
+        "best": {"run": best.run, "loss": best.loss} if best else None,
+        "usd": sweep.usd,
+    }
+
+
+def run_data(run: ListedRun) -> dict[str, Any]:
+    """Return a run with the keys of `launch status`; those that need a cloud are null for one on this machine."""
+    from launcher.cli.ui.data import job_data, progress_data
+
+    data = job_data(run.run, run.job) if run.job else local_data(run)
+    return {
+        **data,
+        "target": run.target,
+        "owner": run.owner or None,
+        "progress": progress_data(run.progress),
+        "usd": run.usd,
+        "problem": run.problem or None,
+    }
+
+
+def local_data(run: ListedRun) -> dict[str, Any]:
+    """Return a run on this machine with the keys of a job."""
+    record = run.record
+    facts = record.facts if record else {}
+    return {
+        "run": run.run,
+        "state": run.state,
+        "job": None,
+        "region": "local",
+        "zone": None,
+        "machine": facts.get("machine"),
+        "provisioning": facts.get("provisioning"),
+        "image": None,
+        "output": run.folder,
+        "created": record.created if record else None,
+        "started": record.started if record else None,
+        "ended": record.end.time if record and record.end else None,
+        "error": None,
+        "console": None,
+        "labels": dict(run.labels),
+    }

@@ -1,0 +1,128 @@
+"""Print what changed in specs since a commit: as Markdown for a pull request, and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launcher.cli.ui.check_page import cost_text, spec_data
+from launcher.plan.changes import PlanChanges
+from launcher.text import listed, plural, usd_text
+
+if TYPE_CHECKING:
+    from launcher.api.checking import CheckedSpec
+    from launcher.api.comparing import SpecChange
+    from launcher.plan.changes import Change
+
+MOST_FIELDS = 50
+"""Most fields of a spec in the Markdown; GitHub takes 64 kB in a comment."""
+MOST_NAMED = 5
+"""Most specs in the line on images."""
+MOST_SHOWN = 120
+"""Most characters of a value."""
+
+
+def markdown(found: Sequence[SpecChange], ref: str) -> Iterator[str]:
+    """Yield Markdown: a table of the specs that changed, the fields of each, and one line on those whose image alone
+    changed."""
+    changed = [one for one in found if (one.kind != "unchanged" or one.renamed_from) and not is_image_only(one)]
+    images = [one for one in found if is_image_only(one)]
+    yield f"### Specs: {len(changed)} of {len(found)} changed since {code(ref)}"
+    if changed:
+        yield from ("", "| spec | change | cost at most |", "|---|---|---:|")
+        for one in changed:
+            yield f"| {code(one.path)} | {kind_text(one)} | {cost_change(one)} |"
+    for one in changed:
+        if lines := [*details(one, ref)]:
+            yield from ("", f"#### {code(one.path)}", "", *lines)
+
+    if images:
+        names = listed([code(one.path) for one in images], MOST_NAMED)
+        yield from ("", f"New image and run ID, because code changed, in {plural(len(images), 'other spec')}: {names}")
+
+
+def is_image_only(one: SpecChange) -> bool:
+    """Return whether only the image's content and the run ID changed, as with each change of the code."""
+    both = one.changes
+    return bool(both.image) and not one.renamed_from and both == PlanChanges(run=both.run, image=both.image)
+
+
+def kind_text(one: SpecChange) -> str:
+    """Return new, removed, changed, renamed, or refused."""
+    if one.after and one.after.plan is None:
+        return "refused"
+    renamed = f"renamed from {code(one.renamed_from)}" if one.renamed_from else ""
+    return ", ".join(filter(None, (renamed, one.kind if one.kind != "unchanged" else "")))
+
+
+def cost_change(one: SpecChange) -> str:
+    """Return the upper bound of the cost, before and after."""
+    before, after = (cost_text(side) if side and side.plan else "" for side in (one.before, one.after))
+    return after if before == after else " → ".join(filter(None, (before, after or ("–" if before else ""))))
+
+
+def details(one: SpecChange, ref: str) -> Iterator[str]:
+    """Yield problems, the run ID and the image, a line each, and the table of fields."""
+    yield from problem_lines(one.after, "")
+    if one.after:
+        yield from problem_lines(one.before, f"refused at {code(ref)}: ")
+    both = one.changes
+    if both.run:
+        yield f"- run ID: {code(both.run[0])} → {code(both.run[1])}: a launch starts a new run"
+    if both.image:
+        yield f"- image: {escaped(both.image)}"
+    if both.usd_expected:
+        yield f"- expected cost: {' → '.join('unknown' if usd is None else usd_text(usd) for usd in both.usd_expected)}"
+    if both.fields:
+        yield from ("", f"| field | {code(ref)} | working tree |", "|---|---|---|")
+        yield from map(row, both.fields[:MOST_FIELDS])
+        if len(both.fields) > MOST_FIELDS:
+            yield from ("", f"and {plural(len(both.fields) - MOST_FIELDS, 'more field')} (-o json has all)")
+
+
+def problem_lines(side: CheckedSpec | None, label: str) -> Iterator[str]:
+    """Yield the problems of a refused spec as a list."""
+    for problem in side.problems if side else ():
+        where = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
+        yield f"- {label}{code(where)}: {escaped(problem.text)}"
+
+
+def row(change: Change) -> str:
+    """Return a field with both values."""
+    some = f" ({change.attempts})" if change.attempts else ""
+    before, after = ("" if value is None else code(value) for value in (change.before, change.after))
+    return f"| {code(change.field)}{some} | {before} | {after} |"
+
+
+def code(text: str) -> str:
+    """Return a text as code in one line of Markdown, also in a table, at most MOST_SHOWN characters of it."""
+    shown = " ".join(text.split())
+    shown = shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}…"
+    fence = "``" if "`" in shown else "`"
+    gap = " " if "`" in shown else ""
+    return f"{fence}{gap}{shown}{gap}{fence}".replace("|", "\\|")
+
+
+def escaped(text: str) -> str:
+    """Return a text in which no character has a meaning in Markdown or HTML."""
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in " ".join(text.split()))
+
+
+def changes_data(found: Sequence[SpecChange], ref: str) -> dict[str, Any]:
+    """Return the changes for scripts (docs/ci.md)."""
+    return {
+        "against": ref,
+        "specs": [
+            {
+                "spec": one.path,
+                "kind": one.kind,
+                "renamed_from": one.renamed_from or None,
+                "before": spec_data(one.before) if one.before else None,
+                "after": spec_data(one.after) if one.after else None,
+                "changes": msgspec.to_builtins(one.changes),
+            }
+            for one in found
+        ],
+    }

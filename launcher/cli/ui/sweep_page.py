@@ -1,0 +1,70 @@
+"""Print the plan of a sweep: a table of its points, or JSON with their requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from launcher.cli.options import Output
+from launcher.cli.ui.plan_page import TARGETS, WIDTH, as_yaml, labelled, machine_text
+from launcher.cli.ui.text import columns
+from launcher.text import plural, usd_text
+
+if TYPE_CHECKING:
+    from launcher.api.sweep_plan import SweepPlan
+
+
+def show(sweep: SweepPlan, output: Output) -> None:
+    """Print a planned sweep."""
+    if output is Output.text:
+        print("\n".join(page(sweep)))
+    else:
+        data = sweep.to_dict()
+        print(json.dumps(data, indent=2, ensure_ascii=False) if output is Output.json else as_yaml(data))
+
+
+def page(sweep: SweepPlan) -> Iterator[str]:
+    """Yield the page of a planned sweep, in at most 80 columns."""
+    first = sweep.points[0].plan
+    where = TARGETS[sweep.target] + ("" if sweep.target == "local" else f", project {sweep.project}")
+    yield f"{sweep.name}  {plural(len(sweep.points), 'point')} on {where}"
+    yield ""
+    yield from labelled("machine", machine_text(first))
+    yield from labelled("output", sweep.output)
+    yield from labelled("at most", total_text(sweep))
+    yield ""
+    yield from table(sweep)
+    for warning in sweep.warnings:
+        yield ""
+        yield from labelled("warning", warning)
+    yield ""
+    yield "Nothing was submitted." if sweep.target != "local" else "Nothing was started."
+
+
+def total_text(sweep: SweepPlan) -> str:
+    """Return the upper bound of all points together, with `limits.usd`."""
+    if sweep.target == "local":
+        return "nothing: it runs on this machine"
+    total, limit = sweep.usd_at_most, sweep.usd_limit
+    text = "unknown: the price of a machine is unknown" if total is None else f"{usd_text(total)} for all points"
+    return f"{text} (limits.usd: {usd_text(limit)})" if limit is not None else text
+
+
+def table(sweep: SweepPlan) -> Iterator[str]:
+    """Yield a line for each point: its settings in columns, or in one column if the columns are too wide."""
+    bounds = ["" if (usd := one.plan.limits.usd_at_most) is None else usd_text(usd) for one in sweep.points]
+    cost = sweep.target != "local"
+    ends = [[one.run, *([bound] if cost else [])] for one, bound in zip(sweep.points, bounds, strict=True)]
+    head = ["point", *sweep.points[0].settings, "run", *(["at most"] if cost else [])]
+    rows = [[str(one.number), *one.settings.values(), *end] for one, end in zip(sweep.points, ends, strict=True)]
+    lines = [*columns([head, *rows])]
+    if max(map(len, lines)) <= WIDTH:
+        yield from lines
+        return
+    yield from columns(
+        [["point", *head[-len(ends[0]) :]], *([row[0], *end] for row, end in zip(rows, ends, strict=True))]
+    )
+    yield ""
+    for one in sweep.points:
+        yield from labelled(str(one.number), one.text)

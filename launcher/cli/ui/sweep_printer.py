@@ -1,0 +1,46 @@
+"""Print a line to stderr when a point of a sweep starts, changes its state, or ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from launcher.cli.ui.event_printer import STATES, after, clock
+from launcher.cli.ui.plan_page import fitted
+
+if TYPE_CHECKING:
+    from launcher.api.sweep_events import PointChanged
+    from launcher.api.sweep_plan import SweepPlan
+
+
+class SweepPrinter:
+    """Prints each event of a sweep. May be called on several threads."""
+
+    def __init__(self, sweep: SweepPlan) -> None:
+        self._width = len(str(len(sweep.points)))
+        self._count = len(sweep.points)
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Print a message of launch, of one or more lines."""
+        for line in fitted(text, len("launch: ")).splitlines():
+            self._print(f"launch: {line}")
+
+    def __call__(self, event: PointChanged) -> None:
+        """Print an event."""
+        run = event.run
+        if event.kind == "ended":
+            cause = f": {run.error.problem.splitlines()[0]}" if run.error and run.state != "cancelled" else ""
+            text = f"{run.state}{after(run.job) if run.job else ''}{cause}"
+        elif event.kind == "state" and run.job:
+            text = STATES.get(run.job.state, run.job.state)
+        else:
+            place = f" in {run.job.place}" if run.job else ""
+            text = f"{'started' if event.kind == 'started' else 'already started'}{place}"
+        number = f"{run.point.number:>{self._width}}/{self._count}"
+        self._print(f"{clock()}  {number}  {run.point.run}  {text}  ({run.point.text})")
+
+    def _print(self, line: str) -> None:
+        with self._lock:
+            print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,258 @@
+"""The checks of this machine: pure functions of what was read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from launcher import catalog
+from launcher.errors import LaunchError
+from launcher.plan.torch_build import INDEX
+from launcher.project.model import Check, Found, Status, answer
+from launcher.text import listed, size_text
+
+GB: Final = 1e9
+ADAMW_BYTES: Final = 16
+"""Bytes of fp32 training with AdamW per parameter: weights, gradients and two moments, 4 bytes each."""
+LEAST_SHM: Final = 1 << 30
+"""Bytes of /dev/shm below which data loader processes fail. Docker's default is 64 MiB."""
+LOW_DISK, NO_DISK = 20 * GB, 1 * GB
+INSTALL_GCP: Final = 'pip install "gcp-launch[gcp]"'
+INSTALL_TORCH: Final = 'pip install "gcp-launch[train]"'
+WARNING_XIDS: Final = frozenset({13, 31, 43, 45})
+"""Xids that a faulty program causes; all others point to the machine (NVIDIA, "XID errors")."""
+
+
+def evaluate(found: Found) -> tuple[Check, ...]:
+    """Return the result of every check, in the order of the page."""
+    return (
+        *check_python(found),
+        *check_driver(found),
+        *check_gpus(found),
+        *check_xids(found),
+        *check_torch(found),
+        *check_cuda(found),
+        *check_space(found),
+        *check_tools(found),
+    )
+
+
+def problem(found: Found, name: str) -> str:
+    """Return why a read failed; empty if it did not."""
+    one = found.get(name)
+    return one.problem if isinstance(one, LaunchError) else ""
+
+
+def check_python(found: Found) -> Iterator[Check]:
+    """Report this Python."""
+    known = answer(found, "python") or {}
+    yield Check(name="python", status="ok", text=f"{known.get('version', '')} ({known.get('path', '')})")
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def check_driver(found: Found) -> Iterator[Check]:
+    """Check that the driver works if the machine has NVIDIA GPUs."""
+    cards, rows = answer(found, "pci") or 0, answer(found, "gpus")
+    if error := problem(found, "gpus"):
+        fix = "sudo reboot" if "mismatch" in error.lower() else "sudo nvidia-smi -q"
+        yield Check(name="driver", status="failed", text=error, fix=fix)
+    elif rows:
+        yield Check(name="driver", status="ok", text=f"NVIDIA {rows[0]['driver_version']}")
+    elif cards:
+        text = f"the machine has {cards} NVIDIA GPU{'s' * (cards > 1)}, but no working driver"
+        yield Check(name="driver", status="failed", text=text, fix="sudo apt-get install nvidia-driver-580-server")
+    else:
+        yield Check(name="driver", status="ok", text="no NVIDIA GPU: launch local runs on the CPU")
+
+
+def check_gpus(found: Found) -> Iterator[Check]:
+    """Check each GPU: memory, ECC errors and compute mode."""
+    for row in answer(found, "gpus") or ():
+        name, index = f"gpu {row['index']}", row["index"]
+        total, used = megabytes(row["memory.total"]), megabytes(row["memory.used"])
+        errors, mode = row["ecc.errors.uncorrected.volatile.total"], row["compute_mode"]
+        if errors.isdigit() and int(errors):
+            text = f"{row['name']}: {errors} uncorrectable ECC errors since the last reset"
+            yield Check(name=name, status="failed", text=text, fix=f"sudo nvidia-smi --gpu-reset --id={index}")
+        elif mode.startswith(("Exclusive", "Prohibited")):
+            text = f"{row['name']}: compute mode {mode}, so a second process fails"
+            yield Check(name=name, status="warning", text=text, fix=f"sudo nvidia-smi --compute-mode=0 --id={index}")
+        elif total and used > total // 10:
+            text = f"{row['name']}: {used / 1024:.1f} of {total / 1024:.0f} GiB in use by other processes"
+            yield Check(
+                name=name, status="warning", text=text, fix="nvidia-smi --query-compute-apps=pid,name --format=csv"
+            )
+        else:
+            most = total * (1 << 20) / ADAMW_BYTES / GB
+            holds = f", at most {most:.1f}B parameters with AdamW in fp32" if total else ""
+            yield Check(name=name, status="ok", text=f"{row['name']}, {total / 1024:.0f} GiB{holds}")
+
+
+def megabytes(text: str) -> int:
+    """Return nvidia-smi's MiB; 0 for [N/A]."""
+    return int(text) if text.isdigit() else 0
+
+
+def check_xids(found: Found) -> Iterator[Check]:
+    """Check the kernel log for Xid errors."""
+    if not answer(found, "gpus"):
+        return
+    if error := problem(found, "xids"):
+        yield Check(name="xid", status="unknown", text=f"the kernel log is not readable: {error}", fix="sudo dmesg")
+        return
+    lines = answer(found, "xids") or ()
+    numbers = {int(match[1]) for line in lines if (match := re.search(r"\): (\d+)", line))}
+    if not lines:
+        yield Check(name="xid", status="ok", text="no Xid errors in the kernel log")
+        return
+    serious = numbers - WARNING_XIDS
+    text = f"Xid {', '.join(map(str, sorted(numbers)))} in the kernel log: {lines[-1]}"
+    yield Check(name="xid", status="failed" if serious else "warning", text=text, fix="sudo dmesg | grep NVRM")
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+def check_torch(found: Found) -> Iterator[Check]:
+    """Check that torch works, that it has kernels for the GPUs, and that the driver supports its CUDA."""
+    known, rows = answer(found, "torch"), answer(found, "gpus") or []
+    if error := problem(found, "torch"):
+        yield Check(
+            name="torch", status="failed", text=f"import torch fails: {error}", fix=f"{INSTALL_TORCH} --force-reinstall"
+        )
+        return
+    if known is None:
+        yield Check(name="torch", status="warning", text="not installed: needed to train here", fix=INSTALL_TORCH)
+        return
+    cuda = known.get("cuda")
+    text = f"{known['version']}, CUDA {cuda or 'none'}"
+    if rows and (wrong := mismatch(known, rows)):
+        yield Check(name="torch", status="failed", text=f"{text}: {wrong}", fix=install(rows))
+        return
+    if rows and not known.get("available"):
+        text += ": torch sees no GPU (CUDA_VISIBLE_DEVICES?)"
+        yield Check(name="torch", status="failed", text=text, fix="unset CUDA_VISIBLE_DEVICES\nnvidia-smi")
+        return
+    seen = f", {known['gpus']} of {len(rows)} GPUs visible" if rows else ""
+    yield Check(name="torch", status="ok", text=text + seen)
+    if cuda:
+        libraries = f"NCCL {known.get('nccl') or 'unknown'}, cuDNN {known.get('cudnn') or 'unknown'}"
+        yield Check(name="libraries", status="ok", text=f"{libraries} (torch's own)")
+
+
+def mismatch(known: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> str:
+    """Return why torch can't use the GPUs with this driver; empty if it can, as far as the tables say."""
+    if not known.get("cuda"):
+        return "a build without CUDA"
+    driver, needed = major(rows[0]["driver_version"]), min_driver(known["cuda"])
+    if needed and driver and driver < needed:
+        return f"needs driver {needed} or newer, this one is {rows[0]['driver_version']}"
+    for row in rows:
+        if not has_kernels(known.get("archs") or (), row["compute_cap"]):
+            return f"has no kernels for {row['name']} (compute capability {row['compute_cap']})"
+    return ""
+
+
+def has_kernels(archs: Sequence[str], capability: str) -> bool:
+    """Return whether a build runs on a compute capability: binaries (sm_80) run on the same major version from their
+    minor one on, PTX (compute_80) on every later one. True if either is unknown."""
+    wanted = version(capability)
+    pairs = [(one.partition("_")[0], version_of_arch(one)) for one in archs]
+    known = [(kind, arch) for kind, arch in pairs if arch]
+    if not wanted or not known:
+        return True
+    return any(
+        arch <= wanted if kind == "compute" else arch[0] == wanted[0] and arch[1] <= wanted[1] for kind, arch in known
+    )
+
+
+def version_of_arch(arch: str) -> tuple[int, int] | None:
+    """Return (9, 0) of sm_90 or sm_90a, (12, 0) of sm_120."""
+    match = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)[a-z]?", arch)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def version(text: str) -> tuple[int, int] | None:
+    """Return (8, 9) of 8.9."""
+    match = re.fullmatch(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def major(text: str) -> int:
+    """Return 580 of 580.65.06; 0 if unknown."""
+    first = text.partition(".")[0]
+    return int(first) if first.isdigit() else 0
+
+
+def min_driver(cuda: str) -> int:
+    """Return the oldest driver of a CUDA version by the catalog: that of its build, else of its major version."""
+    known = {name: int(one) for name, one in catalog.load().wheels.items() if one}
+    exact = known.get("cu" + "".join(cuda.split(".")[:2]))
+    same = [one for name, one in known.items() if name[2:-1] == cuda.partition(".")[0]]
+    return exact or min(same, default=0)
+
+
+def install(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the command that installs a torch for the GPUs: the oldest build with kernels for them, or its driver."""
+    capability, driver = version(rows[0]["compute_cap"]) or (0, 0), major(rows[0]["driver_version"])
+    build = "cu130" if capability >= (10, 0) else "cu126"
+    needed = int(catalog.load().wheels[build] or 0)
+    if driver and driver < needed:
+        return f"sudo apt-get install nvidia-driver-{needed}-server"
+    return f"pip install --force-reinstall torch --index-url {INDEX}/{build}"
+
+
+def check_cuda(found: Found) -> Iterator[Check]:
+    """Check for CUDA installations that are used in place of torch's own libraries."""
+    known, torch = answer(found, "cuda") or {}, answer(found, "torch") or {}
+    folders, nvcc, shadows = known.get("installations", ()), known.get("nvcc", ""), known.get("shadows", ())
+    if shadows and torch.get("cuda"):
+        text = f"LD_LIBRARY_PATH has CUDA libraries that replace torch's own: {listed(shadows, 2)}"
+        yield Check(name="cuda", status="warning", text=text, fix="unset LD_LIBRARY_PATH")
+    elif nvcc and torch.get("cuda") and nvcc.partition(".")[0] != torch["cuda"].partition(".")[0]:
+        text = f"nvcc is CUDA {nvcc}, torch is CUDA {torch['cuda']}: extensions that are compiled here fail to load"
+        version = torch["cuda"]
+        yield Check(name="cuda", status="warning", text=text, fix=f"export CUDA_HOME=/usr/local/cuda-{version}")
+    elif len(folders) > 1:
+        text = f"{len(folders)} installations ({listed(folders, 3)}); torch uses its own"
+        yield Check(name="cuda", status="ok", text=text)
+    elif folders:
+        yield Check(name="cuda", status="ok", text=f"{folders[0]}{f', nvcc {nvcc}' if nvcc else ''}")
+
+
+# --- Space and tools --------------------------------------------------------------------------------------------------
+
+
+def check_space(found: Found) -> Iterator[Check]:
+    """Check shared memory and disk."""
+    memory, disk = answer(found, "memory"), answer(found, "disk")
+    status: Status
+    if memory:
+        status, fix, text = "ok", "", f"{size_text(memory['total'])} of shared memory"
+        if memory["total"] < LEAST_SHM:
+            status, fix = "warning", "sudo mount -o remount,size=16G /dev/shm"
+            text += "; in a container: docker run --shm-size=16g"
+        yield Check(name="shm", status=status, text=text, fix=fix)
+    if disk:
+        free = disk["free"]
+        status = "failed" if free < NO_DISK else "warning" if free < LOW_DISK else "ok"
+        fix = "" if status == "ok" else "du -xh --max-depth=1 . | sort -h | tail"
+        yield Check(name="disk", status=status, text=f"{size_text(free)} free here", fix=fix)
+
+
+def check_tools(found: Found) -> Iterator[Check]:
+    """Check for the optional tools."""
+    known = answer(found, "tools") or {}
+    if known.get("google"):
+        yield Check(name="google", status="ok", text="Google's client libraries are installed")
+    else:
+        text = "Google's client libraries are not installed: launch can plan, but not submit"
+        yield Check(name="google", status="warning", text=text, fix=INSTALL_GCP)
+    if known.get("gcloud"):
+        yield Check(name="gcloud", status="ok", text="installed")
+    else:
+        text = "not installed: needed to log in, and for SSH to VMs without an external IP"
+        yield Check(name="gcloud", status="warning", text=text, fix="https://cloud.google.com/sdk/docs/install")

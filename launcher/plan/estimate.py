@@ -1,0 +1,228 @@
+"""What a training run needs, how fast it is and what it costs, before anything is created. Pure."""
+
+from __future__ import annotations
+
+from launch_train.common.config import Config, parse
+from launcher.catalog import UNKNOWN, Catalog, Gpu, MachineType
+from launcher.errors import PlanRefused
+from launcher.plan.machine import choose, figures
+from launcher.plan.memory.fit import Fit, fit, fits, gpu_memory_gb, offered, setup_on, variants
+from launcher.plan.memory.model import ModelSizes
+from launcher.plan.memory.need import Setup, largest_micro_batch
+from launcher.plan.memory.sizes import sizes_of
+from launcher.plan.model import Chosen, Context, Frozen, Gpus
+from launcher.plan.placement import SERVICE, chosen_regions
+from launcher.spec.models import JobSpec
+
+MFU = {"tokens": 0.4, "images": 0.2}
+"""Assumed share of the GPU's peak. Transformers reach 29 to 60 % (docs/estimate.md), ResNet-50 19 % of an A100's."""
+SMALLEST = 20e6
+"""Parameters below which no speed is assumed: the GPU waits for the CPU, and no share of its peak is known."""
+RECOMPUTES = 4 / 3
+"""FLOPs of activation_checkpointing: full, which computes the forward pass twice."""
+RESTART_HOURS = 0.25
+"""Assumed loss of an interruption: a new machine, the image, and the work since the newest checkpoint."""
+
+
+class Part(Frozen, frozen=True, kw_only=True):
+    """A part of a GPU's memory, in bytes."""
+
+    name: str
+    bytes: int
+    what: str
+
+
+class Choice(Frozen, frozen=True, kw_only=True):
+    """A way to train on the spec's machine: the flags, and the largest micro-batch that fits (None: none does)."""
+
+    flags: str
+    micro_batch: int | None
+
+
+class Smallest(Frozen, frozen=True, kw_only=True):
+    """The machine with the least GPU memory that holds the model, and the flags that it needs besides."""
+
+    machine_type: str
+    gpu: str
+    gpus: int
+    flags: str
+
+
+class Speed(Frozen, frozen=True, kw_only=True):
+    """Units (tokens, images, samples) per second on all GPUs. `basis`: how that is known."""
+
+    per_second: float
+    unit: str
+    basis: str
+
+
+class Offer(Frozen, frozen=True, kw_only=True):
+    """A run by provisioning model, in the cheapest of the spec's regions. None: unknown.
+
+    `interruptions` are expected in the run; `lost_hours` is what they cost, which `hours` and `usd` include.
+    """
+
+    provisioning: str
+    region: str
+    usd_per_hour: float | None
+    interruptions: float | None
+    lost_hours: float | None
+    hours: float | None
+    usd: float | None
+
+
+class Estimate(Frozen, frozen=True, kw_only=True):
+    """All that `launch estimate` says of a spec. `note`: why the rest is missing."""
+
+    name: str
+    machine: Gpus
+    gpu_memory_gb: float
+    parameters: int | None = None
+    model: str = ""
+    parts: tuple[Part, ...] = ()
+    bytes: int | None = None
+    micro_batch: int | None = None
+    fits: bool | None = None
+    compiles: bool | None = None
+    """The trainer compiles the model there, which needs less memory than the parts say."""
+    choices: tuple[Choice, ...] = ()
+    smallest: Smallest | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    speed: Speed | None = None
+    offers: tuple[Offer, ...] = ()
+    note: str = ""
+
+
+def estimate(
+    spec: JobSpec, catalog: Catalog, context: Context, measured: ModelSizes | None = None, note: str = ""
+) -> Estimate:
+    """Return the estimate of a spec. `measured`: the sizes of a model without a formula; `note`: why there are none.
+
+    Raises PlanRefused: the machine does not exist, or is not offered.
+    """
+    chosen = choose(spec, catalog, context.target)
+    machine = figures(chosen, spec.machine.nodes)
+    plain = Estimate(name=spec.name, machine=machine, gpu_memory_gb=gpu_memory_gb(chosen), note=note)
+    if not spec.run.is_builtin:
+        return plain
+    config = parse(spec.run.config)
+    model = measured or sizes_of(config)
+    if model is None:
+        return plain
+    setup = setup_on(spec, config, chosen)
+    found = fit(model, setup)
+    speed = speed_of(model, config, setup, chosen.gpu, catalog) if found.fits else None
+    return Estimate(
+        name=spec.name,
+        machine=machine,
+        gpu_memory_gb=plain.gpu_memory_gb,
+        parameters=model.parameters,
+        model=model.name,
+        parts=tuple(Part(name=one.name, bytes=one.size, what=one.what) for one in found.need.parts),
+        bytes=found.need.total,
+        micro_batch=found.need.micro_batch,
+        fits=found.fits,
+        compiles=setup.compiles,
+        choices=choices(found),
+        smallest=smallest(spec, config, catalog, context, model),
+        steps=config.steps,
+        batch_size=config.batch_size,
+        speed=speed,
+        offers=offers(spec, config, catalog, context, chosen, model, speed),
+        note=note,
+    )
+
+
+def choices(found: Fit) -> tuple[Choice, ...]:
+    """Return the ways to train on this machine: as in the spec, then with less memory."""
+    automatic = found.setup._replace(micro_batch=None)
+    ways = [("", automatic), *variants(automatic)]
+    return tuple(Choice(flags=flags, micro_batch=largest_micro_batch(found.model, setup)) for flags, setup in ways)
+
+
+def smallest(spec: JobSpec, config: Config, catalog: Catalog, context: Context, model: ModelSizes) -> Smallest | None:
+    """Return the machine with the least GPU memory that holds one sample on each GPU, or None: no machine does."""
+    by_memory = sorted(
+        offered(catalog, context), key=lambda one: (catalog.gpu(one.gpu).memory_gb * one.gpus, one.gpus, one.name)
+    )
+    for machine in by_memory:
+        gpu = catalog.gpu(machine.gpu)
+        setup = setup_on(spec, config, Chosen(machine=machine, gpu=gpu, gpus=machine.gpus))
+        ways = [("", setup), *variants(setup)]
+        if (flags := next((flags for flags, changed in ways if fits(model, changed)), None)) is not None:
+            return Smallest(machine_type=machine.name, gpu=gpu.title, gpus=machine.gpus, flags=flags)
+    return None
+
+
+# --- Time and money ---------------------------------------------------------------------------------------------------
+
+
+def speed_of(model: ModelSizes, config: Config, setup: Setup, gpu: Gpu, catalog: Catalog) -> Speed | None:
+    """Return the speed on all GPUs: as somebody measured it, or by the assumed share of the peak; None if that is
+    unknown. Communication between the GPUs is not included."""
+    measured = catalog.throughput(model.name, gpu.name)
+    alike = setup.half and setup.checkpointing == "none" and config.compile is not False
+    if measured and alike and model == sizes_of(parse({"model": model.name})):
+        basis = f"measured elsewhere: {measured.rule}"
+        return Speed(per_second=measured.per_second * setup.world, unit=measured.unit, basis=basis)
+    kind = precision(config, gpu)
+    peak, share = gpu.peak_tflops.get(kind), MFU.get(model.unit, MFU["tokens"])
+    if not peak or not model.flops or model.parameters < SMALLEST:
+        return None
+    flops = model.flops * (RECOMPUTES if setup.checkpointing == "full" else 1)
+    per_second = share * peak * 1e12 / flops * model.units * setup.world
+    return Speed(
+        per_second=per_second, unit=model.unit, basis=f"assumed {100 * share:.0f} % MFU of {peak:g} TFLOP/s ({kind})"
+    )
+
+
+def precision(config: Config, gpu: Gpu) -> str:
+    """Return the precision that the trainer would choose (launch_train.performance.precision)."""
+    if config.precision != "auto":
+        return config.precision
+    return "bf16" if gpu.sm >= 8 else "fp16" if gpu.sm >= 7 else "fp32"
+
+
+def offers(
+    spec: JobSpec,
+    config: Config,
+    catalog: Catalog,
+    context: Context,
+    chosen: Chosen,
+    model: ModelSizes,
+    speed: Speed | None,
+) -> tuple[Offer, ...]:
+    """Return the run's time and cost by provisioning model: those of the spec, else all that the machine has."""
+    machine = chosen.machine
+    if machine is None:
+        return ()
+    work = config.steps * config.batch_size * model.units / speed.per_second / 3600 if speed else None
+    wanted = spec.provisioning or machine.provisioning(SERVICE[context.target])
+    return tuple(offer(spec, catalog, context, machine, kind, work) for kind in wanted)
+
+
+def offer(
+    spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType, kind: str, work: float | None
+) -> Offer:
+    """Return the run's time and cost with one provisioning model. Where the regions are unknown, so is the price."""
+    try:
+        regions = chosen_regions(spec, context, catalog, machine, kind)
+    except PlanRefused:
+        regions = ()
+    prices = [(catalog.price(machine, SERVICE[context.target], kind, region).usd, region) for region in regions]
+    known = [(usd, region) for usd, region in prices if usd is not None]
+    usd, region = min(known) if known else (spec.limits.price, regions[0] if regions else UNKNOWN)
+    nodes, rate = spec.machine.nodes, catalog.interruptions(kind)
+    expected = work * nodes / rate.hours if work is not None and rate else None
+    lost = None if expected is None else expected * RESTART_HOURS
+    hours = None if work is None else work + (lost or 0)
+    return Offer(
+        provisioning=kind,
+        region=region,
+        usd_per_hour=usd,
+        interruptions=expected,
+        lost_hours=lost,
+        hours=hours,
+        usd=None if hours is None or usd is None else hours * usd * nodes,
+    )

@@ -1,0 +1,77 @@
+"""Compare what an image contains with the machine and with what its program needs. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from launcher.catalog import Catalog, Gpu
+from launcher.errors import PlanRefused
+from launcher.plan.model import Chosen, Image, ImageContents, Packages
+from launcher.plan.torch_build import allowed, first
+from launcher.spec.models import JobSpec
+
+OLDEST_PYTHON = (3, 10)
+"""For launch_train.node."""
+
+
+def check_image_contents(
+    spec: JobSpec, catalog: Catalog, chosen: Chosen, image: Image, found: ImageContents, packages: Packages
+) -> None:
+    """Check an image that launch did not build, or the base whose PyTorch an image uses, with the `packages` of
+    image.requirements. What is unknown is not checked.
+
+    Raises:
+        PlanRefused: it is for another processor or GPU, or lacks what starts the program.
+    """
+    field = "image.uri" if spec.image.uri else "image.base"
+    name = spec.image.uri or spec.image.base or ""
+    if found.platform != image.platform:
+        problem = f"{field}: {name} is for {found.platform}, but {spec.machine.type} is {image.platform}"
+        raise PlanRefused(problem, "Use an image for that platform.", field=field)
+    if why := cuda_problem(catalog, chosen.gpu, found):
+        raise PlanRefused(f"{field}: {name}: {why}", "Use an image with another CUDA, or another GPU.", field=field)
+    torch = first(packages, "torch")
+    if torch and found.torch and not image.pinned and not allowed(torch, (found.torch,), prereleases=True):
+        raise PlanRefused(
+            f"{torch.where}: {torch.text}: the base's own PyTorch is used, and {name} has {found.torch}",
+            "Remove torch from the requirements, or choose a base without PyTorch.",
+            field="image.requirements",
+        )
+    if spec.run.node == "none":
+        return
+    if found.python and tuple(map(int, found.python.split("."))) < OLDEST_PYTHON:
+        raise PlanRefused(
+            f"{field}: {name} has Python {found.python}; launch's node needs 3.10 or later",
+            "Bring another Python along (image.base and image.python: 3.12), or start the image without the node: "
+            "run.node: none",
+            field=field,
+        )
+    if spec.image.uri and spec.run.node is None and found.has_node is False:
+        raise PlanRefused(
+            f"image.uri: {name} does not contain launch's node, which starts the program",
+            "Add it to the image (--set run.node=append), or start the image's own entrypoint (--set run.node=none).",
+            field="image.uri",
+        )
+
+
+def cuda_problem(catalog: Catalog, gpu: Gpu, found: ImageContents) -> str:
+    """Return why the image's CUDA does not run on the GPU; empty if it does, as far as is known."""
+    match = re.fullmatch(r"cu(\d+)(\d)", found.build)
+    if match is None:
+        return ""
+    release = next((one for one in catalog.torch_releases if one.version == found.torch), None)
+    if release and found.build in release.builds:
+        if not release.has_kernels(found.build, gpu):
+            return f"its torch {found.torch}+{found.build} has no kernels for {gpu.title}"
+        return ""
+    version = (int(match[1]), int(match[2]))
+    if gpu.sm >= BLACKWELL and version < (12, 8):
+        return f"its CUDA {version[0]}.{version[1]} does not know {gpu.title}, which needs 12.8 or later"
+    if gpu.sm < TURING and version >= (13, 0):
+        return f"its CUDA {version[0]}.{version[1]} no longer supports {gpu.title}; the last one is 12.9"
+    return ""
+
+
+BLACKWELL, TURING = 10.0, 7.5
+"""Compute capabilities: the first that CUDA 12.8 added, and the oldest that CUDA 13 supports (NVIDIA's release notes of
+CUDA 12.8 and 13.0)."""

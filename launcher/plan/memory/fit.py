@@ -1,0 +1,187 @@
+"""Does a run fit its GPUs, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from launch_train.common.config import Checkpointing, Config, parse
+from launcher.catalog import Catalog, MachineType
+from launcher.errors import PlanRefused
+from launcher.plan.memory.model import ModelSizes
+from launcher.plan.memory.need import Need, Part, Setup, largest_micro_batch, need, setup_of
+from launcher.plan.memory.sizes import sizes_of
+from launcher.plan.model import Chosen, Context
+from launcher.plan.placement import SERVICE
+from launcher.spec.models import JobSpec
+from launcher.text import either, size_text
+
+CHECKPOINTING = "run.config.activation_checkpointing"
+PARALLEL = "run.config.parallel"
+
+
+class Fit(NamedTuple):
+    """A model on a GPU. `need` is at the micro-batch of the spec, else at the largest that fits, else at 1; `fits`
+    says whether it is within the memory."""
+
+    model: ModelSizes
+    setup: Setup
+    need: Need
+    fits: bool
+
+    @property
+    def cannot(self) -> bool:
+        """Return whether not even one sample fits, whatever the error of the formulas."""
+        return need(self.model, self.setup, 1).sure > self.setup.available_at_most
+
+
+def fit_of(spec: JobSpec, chosen: Chosen) -> Fit | None:
+    """Return how the built-in trainer's model fits; None if it runs another program, or the model is unknown."""
+    if not spec.run.is_builtin or chosen.gpus < 1:
+        return None
+    config = parse(spec.run.config)
+    model = sizes_of(config)
+    return fit(model, setup_on(spec, config, chosen)) if model else None
+
+
+def fit(model: ModelSizes, setup: Setup) -> Fit:
+    """Return how a model fits a setup."""
+    size = setup.micro_batch or largest_micro_batch(model, setup)
+    needed = need(model, setup, size or 1)
+    return Fit(model, setup, needed, needed.total <= setup.available)
+
+
+def setup_on(spec: JobSpec, config: Config, chosen: Chosen) -> Setup:
+    """Return the setup on a spec's machine."""
+    return setup_of(
+        config,
+        chosen.gpu,
+        world=chosen.gpus * spec.machine.nodes,
+        memory_gb=gpu_memory_gb(chosen),
+        limit_gb=spec.machine.gpu_memory_gb,
+    )
+
+
+def gpu_memory_gb(chosen: Chosen) -> float:
+    """Return the memory of a GPU as sold, or of a fractional machine's part of it."""
+    share = chosen.machine.share if chosen.machine else None  # 1/8
+    return chosen.gpu.memory_gb / int(share.rpartition("/")[2]) if share else float(chosen.gpu.memory_gb)
+
+
+# --- The refusal ------------------------------------------------------------------------------------------------------
+
+
+def check_memory(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
+    """Check that one sample fits into the GPU's memory. Unknown models pass.
+
+    Raises PlanRefused, with the smallest change that makes it fit.
+    """
+    found = fit_of(spec, chosen) if context.target != "local" else None
+    if found is None or not found.cannot:
+        return
+    least = need(found.model, found.setup, 1)
+    parts = ", ".join(f"{one.name} {size_text(one.size)}" for one in sorted(least.parts, key=by_size)[:3])
+    raise PlanRefused(
+        f"run.config.model: {found.model.name} needs {size_text(least.total)} per GPU for one sample ({parts}); "
+        f"{chosen.gpu.title} has {gpu_memory_gb(chosen):g} GB",
+        hint(spec, catalog, context, chosen, found.model),
+        field="run.config.model",
+    )
+
+
+def by_size(part: Part) -> int:
+    """Sort the largest first."""
+    return -part.size
+
+
+def hint(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, model: ModelSizes) -> str:
+    """Return the changes that make a model fit, smallest first."""
+    found = [*fixes(spec, catalog, context, chosen, model)]
+    return f"Use {either(found[:3])}." if found else "No machine in the catalog can train it: use a smaller model."
+
+
+def fixes(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, model: ModelSizes) -> Iterator[str]:
+    """Yield the flags that make a model fit: first on this machine, then the smallest GPU that holds it, then more
+    GPUs."""
+    config = parse(spec.run.config)
+    setup = setup_on(spec, config, chosen)
+    here = next((flags for flags, changed in variants(setup) if fits(model, changed)), None)
+    if here is not None:
+        yield here
+    for machine in bigger(catalog, context, chosen):
+        other = Chosen(machine=machine, gpu=catalog.gpu(machine.gpu), gpus=machine.gpus)
+        if fits(model, setup_on(spec, config, other)):
+            yield f"--type {machine.gpu}"
+            break
+    for machine in larger(catalog, context, chosen):
+        other = Chosen(machine=machine, gpu=chosen.gpu, gpus=machine.gpus)
+        if fits(model, setup_on(spec, config, other)._replace(sharded=True)):
+            yield f"--gpus {machine.gpus} --set {PARALLEL}=fsdp"
+            break
+
+
+def variants(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Yield changes of a setup that need less memory on the same machine, those that cost least speed first."""
+    cheaper: dict[Checkpointing, tuple[Checkpointing, ...]]
+    cheaper = {"none": ("selective", "full"), "selective": ("full",), "full": ()}
+    modes = cheaper[setup.checkpointing]
+    for mode in modes:
+        yield f"--set {CHECKPOINTING}={mode}", setup._replace(checkpointing=mode)
+    if setup.world > 1 and not setup.sharded:
+        sharded = setup._replace(sharded=True)
+        yield f"--set {PARALLEL}=fsdp", sharded
+        for mode in modes:
+            changed = sharded._replace(checkpointing=mode)
+            yield f"--set {PARALLEL}=fsdp --set {CHECKPOINTING}={mode}", changed
+
+
+def fits(model: ModelSizes, setup: Setup) -> bool:
+    """Return whether one sample fits."""
+    return need(model, setup, 1).total <= setup.available
+
+
+def bigger(catalog: Catalog, context: Context, chosen: Chosen) -> list[MachineType]:
+    """Return the default machines with as many other GPUs, which have more memory: smallest first."""
+    gpus = chosen.gpus
+    return [
+        one
+        for one in offered(catalog, context)
+        if one.gpus == gpus and one.share is None and catalog.gpu(one.gpu).memory_gb > gpu_memory_gb(chosen)
+    ]
+
+
+def larger(catalog: Catalog, context: Context, chosen: Chosen) -> list[MachineType]:
+    """Return the default machines with more of the same GPUs, smallest first."""
+    same = [one for one in offered(catalog, context) if one.gpu == chosen.gpu.name and one.gpus > chosen.gpus]
+    return sorted(same, key=lambda one: one.gpus)
+
+
+def offered(catalog: Catalog, context: Context) -> list[MachineType]:
+    """Return the machines that a GPU's name selects on this service, by the memory of a GPU, then of all."""
+    service = SERVICE[context.target]
+    known = [
+        one for kinds in catalog.machines.values() for one in kinds if one.default and one.provisioning_default(service)
+    ]
+    usable = [one for one in known if service == "compute" or one.on_vertex]
+    return sorted(usable, key=lambda one: (catalog.gpu(one.gpu).memory_gb, one.gpus, one.name))
+
+
+# --- For a page -------------------------------------------------------------------------------------------------------
+
+
+def memory_line(spec: JobSpec, chosen: Chosen) -> str:
+    """Return the memory that a run needs of what its GPU has, with the largest part."""
+    found = fit_of(spec, chosen)
+    if found is None:
+        if not spec.run.is_builtin:
+            return "unknown: the program is not the built-in trainer"
+        return "unknown: no formula for this model (launch estimate may measure it)"
+    part, size = found.need.largest, found.need.micro_batch
+    text = (
+        f"about {size_text(found.need.total)} of {gpu_memory_gb(chosen):g} GB per GPU, micro-batch {size}; "
+        f"largest: {part.name}, {size_text(part.size)}"
+    )
+    if found.fits:
+        return text
+    smaller = found.setup.micro_batch and largest_micro_batch(found.model, found.setup)
+    return f"{text}. May not fit" + (f"; {smaller} does" if smaller else "")

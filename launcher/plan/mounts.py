@@ -1,0 +1,166 @@
+"""What the mounts of a job need: the startup script's parameters on a VM, and what each service cannot mount. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.catalog import MachineType
+from launcher.errors import PlanRefused
+from launcher.plan.model import Context, Place
+from launcher.spec.models import JobSpec
+from launcher.spec.mounts import Mount
+
+
+def startup_script(spec: JobSpec, context: Context, *, training: bool) -> str:
+    """Return a VM's startup script. For a job with mounts it includes the functions that mount them, in front of its
+    last line, which runs it: the script of other VMs, and so their requests, stay as they are."""
+    if not (training and spec.mounts):
+        return context.startup
+    *functions, last = context.startup.splitlines(keepends=True)
+    return "".join([*functions, context.mount_script, "\n", last])
+
+
+def parameters(spec: JobSpec) -> list[dict[str, Any]]:
+    """Return the mounts as the startup script reads them."""
+    return [
+        {
+            "kind": one.kind.removesuffix("_gb"),
+            "source": one.source,
+            "path": one.folder,
+            "read_only": one.read_only,
+        }
+        for one in spec.mounts
+    ]
+
+
+def attached_disks(spec: JobSpec, machine: MachineType, zone: str, labels: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the disks of the mounts. The startup script finds each by its device name, with the mount's number. Only
+    new ones are deleted with the VM."""
+    kms = spec.identity.kms_key
+    found = []
+    for number, one in enumerate(spec.mounts):
+        disk = {
+            "boot": False,
+            "type": "PERSISTENT",
+            "mode": "READ_ONLY" if one.read_only else "READ_WRITE",
+            "autoDelete": one.disk is None,
+            "deviceName": f"launch-mount-{number}",
+        }
+        if one.disk:
+            found.append({**disk, "source": one.disk})
+        elif one.new_disk_gb:
+            params = {
+                "diskType": f"zones/{zone}/diskTypes/{new_disk_type(one, machine)}",
+                "diskSizeGb": str(one.new_disk_gb),
+                "labels": labels,
+            }
+            encryption = {"diskEncryptionKey": {"kmsKeyName": kms}} if kms else {}
+            found.append({**disk, "initializeParams": params, **encryption})
+    return found
+
+
+def new_disk_type(mount: Mount, machine: MachineType) -> str:
+    """Return the type of a new disk."""
+    return mount.new_disk_type or machine.boot_disk_default
+
+
+def vertex_nfs(spec: JobSpec) -> list[dict[str, str]]:
+    """Return the NfsMounts of a worker pool. Vertex AI mounts each at /mnt/nfs/mountPoint."""
+    own = [{"server": one.server, "path": one.path, "mountPoint": one.mount_point} for one in spec.vertex.nfs]
+    for one in spec.mounts:
+        if one.nfs:
+            server, _, path = one.nfs.partition(":")
+            own.append({"server": server, "path": path, "mountPoint": last_part(one.folder)})
+    return own
+
+
+def vertex_lustre(spec: JobSpec) -> list[dict[str, str]]:
+    """Return the LustreMounts of a worker pool. Vertex AI mounts each at /mnt/lustre/mountPoint."""
+    own = [
+        {
+            "instanceIp": one.instance_ip,
+            "volumeHandle": one.volume_handle,
+            "filesystem": one.filesystem,
+            "mountPoint": one.mount_point,
+        }
+        for one in spec.vertex.lustre
+    ]
+    for one in spec.mounts:
+        if one.lustre:
+            ip, _, filesystem = one.lustre.partition("@tcp:/")
+            point = last_part(one.folder)
+            handle = one.volume_handle or ""
+            own.append({"instanceIp": ip, "volumeHandle": handle, "filesystem": filesystem, "mountPoint": point})
+    return own
+
+
+def last_part(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def check_vertex(spec: JobSpec) -> None:
+    """Check that Vertex AI can mount everything where the spec wants it. Raises PlanRefused.
+
+    Vertex AI has fixed folders: /gcs for all buckets, /mnt/nfs and /mnt/lustre for shares (aiplatform_v1.NfsMount,
+    LustreMount). It reaches a share only through a network (Vertex AI, mount an NFS share).
+    """
+    is_connected = spec.identity.network or spec.identity.psc
+    for index, mount in enumerate(spec.mounts):
+        if mount.disk or mount.new_disk_gb:
+            hint = (
+                "Use launch vm SPEC --run; or on Vertex AI a bucket or an NFS share for data, and a larger boot disk\n"
+                "for space: --set machine.boot_disk_gb=1000"
+            )
+            raise refusal(index, mount.kind, "Vertex AI cannot attach disks", hint)
+        fixed = f"/gcs/{mount.bucket}" if mount.bucket else f"/mnt/{mount.kind}/{last_part(mount.folder)}"
+        if mount.folder != fixed:
+            problem = f"{mount.path} is not available on Vertex AI, which mounts it at {fixed}"
+            raise refusal(index, "path", problem, f"Use {fixed}, in the script too: VMs mount it there as well.")
+        if mount.lustre and not mount.volume_handle:
+            hint = "Add volume_handle, the identifier of the Lustre volume, or use launch vm SPEC --run."
+            raise refusal(index, "lustre", "volume_handle is required on Vertex AI, but missing", hint)
+        if not mount.bucket and not is_connected:
+            raise refusal(index, mount.kind, NO_NETWORK, NETWORK)
+    for kind in ("nfs", "lustre"):
+        if getattr(spec.vertex, kind) and not is_connected:
+            raise PlanRefused(f"vertex.{kind}: {NO_NETWORK}", NETWORK, field=f"vertex.{kind}")
+
+
+NO_NETWORK = "a share needs a network that Vertex AI is connected to"
+NETWORK = "Set identity.network: projects/NUMBER/global/networks/NAME (peered), or identity.psc."
+
+
+def check_vm(spec: JobSpec) -> None:
+    """Check that the disks of the mounts can be attached to all nodes. Raises PlanRefused."""
+    for index, mount in enumerate(spec.mounts):
+        if mount.disk and spec.machine.nodes > 1 and not mount.read_only:
+            problem = f"{spec.machine.nodes} VMs can share a disk read-only, and not otherwise"
+            hint = "Add read_only: true to it, or use --nodes 1. Several VMs can write to a bucket or an NFS share."
+            raise refusal(index, "disk", problem, hint)
+
+
+def check_disk_types(spec: JobSpec, machine: MachineType) -> None:
+    """Check that the machine type supports the new disks. Raises PlanRefused."""
+    allowed = machine.boot_disk_types
+    for index, mount in enumerate(spec.mounts):
+        if mount.new_disk_type and allowed and mount.new_disk_type not in allowed:
+            problem = f"{machine.name} does not support {mount.new_disk_type}"
+            raise refusal(index, "new_disk_type", problem, f"Use {' or '.join(allowed)}.")
+
+
+def check_zones(spec: JobSpec, places: tuple[Place, ...]) -> None:
+    """Check that existing disks are in the zone of each attempt. Raises PlanRefused."""
+    for index, mount in enumerate(spec.mounts):
+        if mount.disk is None:
+            continue
+        _, zone, _, name = mount.disk.split("/")
+        if other := next((place.zone for place in places if place.zone != zone), None):
+            problem = f"{name} is in {zone}, but the job may run in {other}"
+            raise refusal(
+                index, "disk", problem, f"Use that zone alone: --region {zone.rpartition('-')[0]} --zone {zone}"
+            )
+
+
+def refusal(index: int, name: str, problem: str, hint: str) -> PlanRefused:
+    """Return the error about a field of a mount."""
+    return PlanRefused(f"mounts[{index}].{name}: {problem}", hint, field=f"mounts.{index}.{name}")

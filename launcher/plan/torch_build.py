@@ -1,0 +1,334 @@
+"""Choose the release and CUDA build of PyTorch that an image gets, from its requirements, the GPU and the driver.
+
+The recipe pins one release (PINNED), which the built-in trainer needs. If the requirements allow it, nothing else is
+chosen. Otherwise the newest release of the catalog that they allow is taken, in the build that the machine runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from launcher.catalog import Catalog, TorchRelease
+from launcher.errors import PlanRefused
+from launcher.plan.model import Chosen, Context, Packages, Requirement, Torch
+from launcher.spec.models import JobSpec
+
+PINNED = "2.13.0"
+"""The release in containers/train.Dockerfile."""
+BASE_PYTHON = "3.12"
+"""Of the recipe's own base."""
+INDEX = "https://download.pytorch.org/whl"
+FIELD = "image.requirements"
+USE_A_SCRIPT = (
+    "The built-in trainer runs on its pinned PyTorch only. For your own version, start your program: run.script"
+)
+
+
+def torch_of(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> Torch | None:
+    """Return the PyTorch that the requirements ask for; None if the recipe's own serves them.
+
+    Raises:
+        PlanRefused: no release that they allow has a build for the machine. The error names what would work.
+    """
+    packages = context.packages
+    check_urls(packages)
+    if serves(spec, catalog, packages, chosen):
+        check_pinned_build(spec, catalog, context, chosen)
+        return None
+    asked = first(packages, "torch") or next((one for one in packages.named if one.name != "flash-attn"), None)
+    where = (
+        f"{asked.where}: {asked.text}" if asked else f"{packages.index_where}: PyTorch's index {packages.index_build}"
+    )
+    if spec.run.is_builtin and (packages.tool == "pip" or not fits(known_release(catalog, PINNED), packages, catalog)):
+        raise PlanRefused(f"{where}: the built-in trainer needs torch {PINNED}", USE_A_SCRIPT, field=FIELD)
+    releases = [one for one in reversed(catalog.torch_releases) if fits(one, packages, catalog)]
+    if not releases:
+        raise PlanRefused(f"{where}: {conflict(catalog, packages)}", what_fits(catalog, packages), field=FIELD)
+    python = image_python(spec)
+    with_python = [one for one in releases if not python or python in one.python]
+    if not with_python:
+        raise PlanRefused(
+            f"{where}: torch {releases[0].version} has no wheel for the image's Python {python}",
+            f"It has wheels for Python {', '.join(releases[0].python)}. Choose one: --set image.python="
+            f"{releases[0].python[-1]}",
+            field=FIELD,
+        )
+    wanted = wanted_build(spec, packages)
+    for release in with_python:
+        exact = wanted or (pypi_build(release, chosen) if packages.hashed else "")
+        if build := best_build(release, exact, spec, catalog, context, chosen):
+            return Torch(
+                version=release.version,
+                build=build,
+                index=index_of(release, build, packages, chosen),
+                companions={name: versions[-1] for name, versions in release.companions.items()},
+            )
+    raise no_build(where, with_python[0], wanted, spec, catalog, context, chosen)
+
+
+def uses_base_torch(spec: JobSpec, catalog: Catalog) -> bool:
+    """Return whether the base's PyTorch is used: on request, or if the base is known for it and a custom program
+    runs."""
+    image = spec.image
+    if image.torch or not image.base:
+        return image.torch == "base"
+    known = catalog.base_image(image.base)
+    return not spec.run.is_builtin and known is not None and known.torch
+
+
+def image_python(spec: JobSpec) -> str:
+    """Return the Python version of the image; empty: that of a custom base, which is unknown here."""
+    return spec.image.python or ("" if spec.image.base or spec.image.dockerfile else BASE_PYTHON)
+
+
+def serves(spec: JobSpec, catalog: Catalog, packages: Packages, chosen: Chosen) -> bool:
+    """Return whether the recipe's own PyTorch is what the requirements allow."""
+    torch = first(packages, "torch")
+    if spec.image.torch or spec.image.uri or uses_base_torch(spec, catalog):
+        return True
+    if packages.tool != "pip":
+        return torch is None
+    if packages.hashed and torch:
+        return False
+    build = wanted_build(spec, packages)
+    return fits(known_release(catalog, PINNED), packages, catalog) and build in (
+        "",
+        spec.image.wheel or chosen.gpu.wheel,
+    )
+
+
+def known_release(catalog: Catalog, version: str) -> TorchRelease:
+    """Return a release of the catalog."""
+    return next(one for one in catalog.torch_releases if one.version == version)
+
+
+def first(packages: Packages, name: str) -> Requirement | None:
+    """Return the first requirement of a package."""
+    return next((one for one in packages.named if one.name == name), None)
+
+
+def wanted_build(spec: JobSpec, packages: Packages) -> str:
+    """Return the build that the spec or the requirements name: image.wheel, torch==2.9.1+cu128, or an index."""
+    torch = first(packages, "torch")
+    return (torch.build if torch else "") or packages.index_build or spec.image.wheel or ""
+
+
+def fits(release: TorchRelease, packages: Packages, catalog: Catalog) -> bool:
+    """Return whether the requirements allow a release of PyTorch, with the packages that are built for it."""
+    return all(admits(release, one, catalog) for one in packages.named)
+
+
+def admits(release: TorchRelease, one: Requirement, catalog: Catalog) -> bool:
+    """Return whether a requirement allows PyTorch's release, or one of its package's releases for it.
+
+    A version of a package that the catalog does not know is left to pip.
+    """
+    if one.name == "torch":
+        return allowed(one, (release.version,))
+    return goes_with(release, one) or not is_known(one, catalog)
+
+
+def goes_with(release: TorchRelease, one: Requirement) -> bool:
+    """Return whether a requirement allows one of its package's releases for PyTorch's release."""
+    return allowed(one, release.companions.get(one.name, ()))
+
+
+def is_known(one: Requirement, catalog: Catalog) -> bool:
+    """Return whether the catalog knows the PyTorch of a version that a requirement allows, or knows that all such
+    versions are for an older PyTorch than its first."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    known = [each for release in catalog.torch_releases for each in release.companions.get(one.name, ())]
+    if not known or allowed(one, known):
+        return bool(known)
+    most = [Version(each.version.removesuffix(".*")) for each in SpecifierSet(one.specifier) if each.operator in UPPER]
+    return bool(most) and min(most) <= min(map(Version, known))
+
+
+UPPER = ("==", "~=", "<", "<=")
+"""Operators that exclude newer versions."""
+
+
+def allowed(one: Requirement, versions: Sequence[str], *, prereleases: bool | None = None) -> bool:
+    """Return whether a requirement allows one of some versions."""
+    from packaging.specifiers import SpecifierSet
+
+    specifier = SpecifierSet(one.specifier)
+    return any(specifier.contains(version, prereleases) for version in versions)
+
+
+def best_build(
+    release: TorchRelease, wanted: str, spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
+) -> str:
+    """Return the build of a release to install; empty if none runs on the machine.
+
+    Where the driver is unknown (Vertex AI), a build that any current driver runs comes first. If xformers is wanted,
+    one for CUDA 12 comes next, PyPI's first; then the GPU's default, then PyPI's, then the newest.
+    """
+    if context.target == "local" and wanted == "cpu":
+        return "cpu"
+    driver = known_driver(spec, catalog, context, chosen)
+    builds = [
+        build
+        for build in release.builds
+        if wanted in ("", build) and not problem(release, build, driver, catalog, chosen)
+    ]
+    own = pypi_build(release, chosen)
+    xformers = first(context.packages, "xformers") is not None
+
+    def rank(build: str) -> tuple[bool, bool, bool, bool, bool, str]:
+        risky = driver is None and int(catalog.wheels.get(build) or 0) >= NEW_DRIVER
+        runtime = xformers and build.startswith(XFORMERS_CUDA)
+        return not risky, runtime, runtime and build == own, build == chosen.gpu.wheel, build == own, build
+
+    return max(builds, key=rank, default="")
+
+
+XFORMERS_CUDA = "cu12"
+"""The CUDA of xformers' wheels on PyPI: of PyPI's torch up to 2.10, and 0.0.35 (for torch 2.10 and later) links
+libcudart.so.12."""
+NEW_DRIVER = 580
+"""Driver branch of CUDA 13, which a service whose driver is unknown may not have."""
+
+
+def pypi_build(release: TorchRelease, chosen: Chosen) -> str:
+    """Return the build that PyPI has for the machine's CPU."""
+    arm = chosen.machine is not None and chosen.machine.arch == "arm64"
+    return release.pypi_arm64 if arm else release.pypi
+
+
+def problem(release: TorchRelease, build: str, driver: int | None, catalog: Catalog, chosen: Chosen) -> str:
+    """Return why a build does not run on the machine; empty if it does, as far as is known."""
+    gpu, needed = chosen.gpu, int(catalog.wheels.get(build) or 0)
+    if not release.has_kernels(build, gpu):
+        return f"{build} has no kernels for {gpu.title}"
+    if needed > int(gpu.max_driver or 9999):
+        return f"{build} needs driver {needed}, and the last one for {gpu.title} is {gpu.max_driver}"
+    if driver is not None and needed > driver:
+        return f"{build} needs driver {needed}, and the VM's boot image has {driver}"
+    return ""
+
+
+def known_driver(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> int | None:
+    """Return the driver branch of the machine, which a VM's boot image has. None: unknown, as on Vertex AI."""
+    if context.target != "vm" or spec.vm.image or chosen.machine is None:
+        return None
+    family = catalog.image_family(chosen.machine)
+    name = spec.vm.image_family or (family.family if family else "")
+    found = re.search(r"-nvidia-(\d+)$", name)
+    return int(found[1]) if found else None
+
+
+def index_of(release: TorchRelease, build: str, packages: Packages, chosen: Chosen) -> str:
+    """Return the index to install from; empty for PyPI, whose files other tools have hashes of."""
+    torch = first(packages, "torch")
+    explicit = packages.index_build or (torch.build if torch else "")
+    return "" if build == pypi_build(release, chosen) and not explicit else f"{INDEX}/{build}"
+
+
+# --- Refusals -------------------------------------------------------------------------------------------------------
+
+
+def check_urls(packages: Packages) -> None:
+    """Refuse a wheel of PyTorch by URL, whose build the plan can't know. Raises PlanRefused."""
+    torch = first(packages, "torch")
+    if torch and torch.url:
+        raise PlanRefused(
+            f"{torch.where}: {torch.text}: PyTorch by URL",
+            "Name its version, and its build if it matters: torch==2.9.1 or torch==2.9.1+cu128. For a wheel of your "
+            "own: image.torch",
+            field=FIELD,
+        )
+
+
+def check_pinned_build(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
+    """Check that the recipe's own PyTorch has the build of image.wheel, and that the driver runs it. Raises
+    PlanRefused."""
+    wheel, pinned = spec.image.wheel or chosen.gpu.wheel, known_release(catalog, PINNED)
+    if wheel == "cpu" or spec.image.torch or spec.image.uri or uses_base_torch(spec, catalog):
+        return
+    if wheel not in pinned.builds:
+        raise PlanRefused(
+            f"image.wheel: torch {PINNED} has no build {wheel}",
+            f"Use {' or '.join(pinned.builds)}, or name a release that has it in image.requirements: "
+            f"torch=={newest_with(catalog, wheel)}",
+            field="image.wheel",
+        )
+    driver = known_driver(spec, catalog, context, chosen)
+    if driver is not None and int(catalog.wheels[wheel] or 0) > driver:
+        raise PlanRefused(
+            f"vm.image_family: {spec.vm.image_family or 'the default'} has driver {driver}, but PyTorch's build "
+            f"{wheel} needs {catalog.wheels[wheel]}",
+            "Remove vm.image_family: the default has a newer driver. Or use an older build: image.wheel",
+            field="vm.image_family" if spec.vm.image_family else "image.wheel",
+        )
+
+
+def newest_with(catalog: Catalog, build: str) -> str:
+    """Return the newest release with a build."""
+    return next(one.version for one in reversed(catalog.torch_releases) if build in one.builds)
+
+
+def no_build(
+    where: str, newest: TorchRelease, wanted: str, spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
+) -> PlanRefused:
+    """Return the error if no allowed release runs on the machine: why the newest doesn't, and what does."""
+    driver = known_driver(spec, catalog, context, chosen)
+    if wanted and wanted not in newest.builds:
+        why = f"torch {newest.version} has no build {wanted}; it has {', '.join(newest.builds)}"
+    else:
+        reasons = [problem(newest, build, driver, catalog, chosen) for build in ([wanted] if wanted else newest.builds)]
+        why = f"torch {newest.version}: {'; '.join(reasons)}"
+    return PlanRefused(
+        f"{where}: {why}", f"On {chosen.gpu.title}: {working(newest, spec, catalog, context, chosen)}", field=FIELD
+    )
+
+
+def working(allowed: TorchRelease, spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> str:
+    """Return what runs on the machine: another build of the allowed release, or else the newest release."""
+    for one in (allowed, *reversed(catalog.torch_releases)):
+        if image_python(spec) in ("", *one.python) and (build := best_build(one, "", spec, catalog, context, chosen)):
+            return f"torch=={one.version}+{build} works."
+    return "no known release works."
+
+
+def conflict(catalog: Catalog, packages: Packages) -> str:
+    """Return why no release fits: none is known, or the versions conflict."""
+    torch = first(packages, "torch")
+    if torch and newest_release(catalog, torch) is None:
+        return "no such release of torch is known"
+    others = (one.text for one in packages.named if one.name != "torch")
+    return f"no release of torch goes with {' and '.join(others)}"
+
+
+def what_fits(catalog: Catalog, packages: Packages) -> str:
+    """Return what to write instead: the packages' versions for the named torch, and the torch for the named
+    packages."""
+    torch = first(packages, "torch")
+    release = newest_release(catalog, torch) if torch else None
+    built = [*built_for(release, packages)] if release else []
+    lines = [f"torch {release.version} goes with {', '.join(built)}."] if release and built else []
+    for one in packages.named:
+        if one.name != "torch" and (found := newest_release(catalog, one)):
+            lines.append(f"{one.text} goes with torch {found.version}.")
+    if lines and (release or not torch):
+        return "\n".join(lines)
+    known = catalog.torch_releases
+    return f"Known releases: {known[0].version} to {known[-1].version} (launcher/catalog/data/torch.csv)."
+
+
+def newest_release(catalog: Catalog, one: Requirement) -> TorchRelease | None:
+    """Return the newest release that a requirement allows: of PyTorch, or of a package that is built for it."""
+    for release in reversed(catalog.torch_releases):
+        if allowed(one, (release.version,)) if one.name == "torch" else goes_with(release, one):
+            return release
+    return None
+
+
+def built_for(release: TorchRelease, packages: Packages) -> Iterator[str]:
+    """Yield NAME==VERSION of the named packages for a release."""
+    for one in packages.named:
+        if one.name in release.companions:
+            yield f"{one.name}=={release.companions[one.name][-1]}"

@@ -1,0 +1,468 @@
+"""The checks of a project: pure functions of what it needs and what was read. Each finding has the command that fixes
+it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+from launcher.diagnosis.permissions import LAUNCHER, acting
+from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import LOG_IN, UnreachableError, words
+from launcher.jobs.vm import last_url_part
+from launcher.project import fixes
+from launcher.project.keys import check_keys
+from launcher.project.model import (
+    ORDER,
+    UNEXPECTED,
+    Check,
+    Found,
+    GpuNeed,
+    Needs,
+    ReservationNeed,
+    Status,
+    answer,
+    unread,
+)
+from launcher.project.org_policies import check_policies
+from launcher.project.reads import OBJECT_PERMISSIONS, caller_permissions, subnetwork_key, subnetwork_permissions
+from launcher.text import listed, plural
+
+
+def evaluate(needs: Needs, found: Found) -> tuple[Check, ...]:
+    """Return the result of every check for which something was read, failures first."""
+    checks = [one for name, check in CHECKS for one in run(name, check, needs, found)]
+    return tuple(sorted(checks, key=lambda one: ORDER.index(one.status)))
+
+
+def run(name: str, check: Callable[[Needs, Found], Iterator[Check]], needs: Needs, found: Found) -> Iterator[Check]:
+    """Yield the results of one check, or that it is unknown because its read failed."""
+    if name in READS and name not in found:
+        return
+    if isinstance(found.get(name), LaunchError):
+        yield unread(name, found[name])
+        return
+    try:
+        yield from list(check(needs, found))
+    except UNEXPECTED as error:
+        yield Check(
+            name=name, status="unknown", text=f"not checked: unexpected answer ({type(error).__name__}: {error})"
+        )
+
+
+def credentials(account: str, found: Found) -> Check:
+    """Return whether Google accepts the credentials: not if every read of its APIs failed."""
+    answers = [one for name, one in found.items() if name != "image"]
+    errors = [one for one in answers if isinstance(one, LaunchError)]
+    if len(errors) < len(answers):
+        return Check(name="credentials", status="ok", text=account or "application default credentials")
+    if any(isinstance(one, NotAuthorised) and one.hint == LOG_IN for one in errors):
+        fix = "gcloud auth application-default login"
+        return Check(name="credentials", status="failed", text=words(errors[0].problem), fix=fix)
+    if isinstance(errors[0], UnreachableError):  # so is the metadata server where nobody is logged in
+        fix = "gcloud auth application-default login"
+        return Check(name="credentials", status="unknown", text=words(errors[0].problem), fix=fix)
+    return unread("credentials", errors[0])
+
+
+# --- The project ------------------------------------------------------------------------------------------------------
+
+
+def check_apis(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the APIs are enabled."""
+    states = answer(found, "apis") or {}
+    missing = [api for api in needs.apis if states.get(api) is False]
+    unknown = [api for api in needs.apis if api not in states]
+    if missing:
+        text = f"disabled: {', '.join(missing)}"
+        yield Check(name="apis", status="failed", text=text, fix=fixes.enable(needs.project, missing))
+    elif unknown:
+        yield Check(name="apis", status="unknown", text=f"not reported: {', '.join(unknown)}")
+    else:
+        yield Check(name="apis", status="ok", text=f"{plural(len(states), 'API')} enabled")
+
+
+def check_billing(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the project has billing."""
+    known = answer(found, "billing") or {}
+    if known.get("billingEnabled"):
+        account = last_url_part(str(known.get("billingAccountName", "")))
+        yield Check(name="billing", status="ok", text=f"billing account {account}" if account else "enabled")
+    else:
+        text = f"project {needs.project} has no billing account"
+        yield Check(name="billing", status="failed", text=text, fix=fixes.link_billing(needs.project))
+
+
+def check_project(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the project exists and is active."""
+    known = answer(found, "project")
+    if known is None:
+        text = f"project {needs.project} does not exist"
+        yield Check(name="project", status="failed", text=text, fix="gcloud projects list")
+    elif known.get("lifecycleState", "ACTIVE") != "ACTIVE":
+        text = f"project {needs.project} is {known['lifecycleState']}"
+        fix = f"gcloud projects undelete {needs.project}"
+        yield Check(name="project", status="failed", text=text, fix=fix)
+    else:
+        yield Check(name="project", status="ok", text=f"{needs.project} ({known.get('projectNumber', '')})")
+
+
+def check_permissions(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the caller may create, watch and cancel jobs, and read their logs."""
+    have = answer(found, "permissions") or ()
+    missing = [one for one in caller_permissions(needs) if one not in have]
+    jobs = [one for one in missing if not one.startswith("logging.")]
+    if jobs:
+        text = f"you lack {', '.join(jobs)}"
+        role = "roles/aiplatform.user" if needs.service == "vertex" else "roles/compute.instanceAdmin.v1"
+        fix = fixes.grant_in_project(needs.project, LAUNCHER, role)
+        yield Check(name="permissions", status="failed", text=text, fix=fix)
+    if len(missing) > len(jobs):
+        fix = fixes.grant_in_project(needs.project, LAUNCHER, "roles/logging.viewer")
+        text = "you lack logging.logEntries.list: launch can't show a job's log"
+        yield Check(name="permissions", status="warning", text=text, fix=fix)
+    if not missing:
+        what = "create, watch and cancel jobs" if needs.service == "vertex" else "create and watch VMs"
+        yield Check(name="permissions", status="ok", text=f"you can {what}, and read logs")
+
+
+def check_acting(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the job's service account exists and that the caller may act as it."""
+    have = answer(found, "actAs")
+    if have is None:
+        text = f"service account {needs.account} does not exist"
+        fix = fixes.create_account(needs.account, needs.project)
+        yield Check(name="actAs", status="failed", text=text, fix=fix)
+    elif "iam.serviceAccounts.actAs" not in have:
+        text = f"you have no permission to act as {needs.account}"
+        yield Check(name="actAs", status="failed", text=text, fix=acting(needs.account, needs.project))
+    else:
+        yield Check(name="actAs", status="ok", text=f"you can act as {needs.account}")
+
+
+# --- Quota and reservations -------------------------------------------------------------------------------------------
+
+
+def check_quota(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check the GPU quota of each placement: its limit, and what is left of it."""
+    known = answer(found, "quota") or {}
+    if needs.lists_quotas:
+        yield from list_quotas(needs, known.get("quotas", {}))
+    for need in dict.fromkeys(needs.gpus):
+        yield check_limit(needs.project, need, known.get("quotas", {}), known.get("usage"))
+
+
+def list_quotas(needs: Needs, quotas: Any) -> Iterator[Check]:
+    """List the GPUs of which each region has any quota."""
+    for region in needs.regions:
+        limits = {gpu_of(metric): limit_of(info, region) for metric, info in quotas.items() if gpu_of(metric)}
+        some = [f"{name} {shown(limit)}" for name, limit in sorted(limits.items()) if limit]
+        if some:
+            yield Check(name="quota", status="ok", text=f"{region}: {', '.join(some)}", place=region)
+        else:
+            text = f"no GPU quota for training on Vertex AI in {region}"
+            fix = f"launch setup --request-quota l4:1 --region {region}"
+            yield Check(name="quota", status="warning", text=text, fix=fix, place=region)
+
+
+def gpu_of(metric: str) -> str:
+    """Return `l4` or `l4 (spot, flex-start)` of a metric of training; empty for one that isn't about GPUs."""
+    match = re.fullmatch(r"custom_model_training_(preemptible_)?nvidia_(\w+)_gpus", metric)
+    return f"{match[2]}{' (spot, flex-start)' if match[1] else ''}" if match else ""
+
+
+def check_limit(project: str, need: GpuNeed, quotas: Any, usage: Any) -> Check:
+    """Return the result for one placement."""
+    where = {"place": need.region, "provisioning": need.provisioning}
+    info = quotas.get(need.metric) or (None if need.is_exact else similar(need.metric, quotas))
+    limit = limit_of(info, need.region) if info else None
+    if info is None or limit is None:
+        missing = f"quota {need.metric}" if info is None else f"a limit of {need.metric} in {need.region}"
+        return Check(name="quota", status="unknown", text=f"the project lists no {missing}", **where)
+    metric = last_url_part(info["metric"])
+    used = None if usage is None else usage.get(metric, {}).get(need.region, 0)
+    in_use = "usage unknown" if used is None else f"{used} in use"
+    text = f"{metric} in {need.region}: {need.gpus} needed, {in_use}, limit {shown(limit)}"
+    if limit < 0 or limit - (used or 0) >= need.gpus:
+        return Check(name="quota", status="ok", text=text, **where)
+    quota, wanted = str(info.get("quotaId", "")), max(limit, 0) + need.gpus
+    fix = fixes.raise_quota(project, "aiplatform.googleapis.com", quota, wanted, {"region": need.region})
+    reason = (info.get("quotaIncreaseEligibility") or {}).get("ineligibilityReason", "")
+    if reason:
+        text += f" (no increase: {reason})"
+        fix = fixes.link_billing(project) if reason == "NO_VALID_BILLING_ACCOUNT" else fixes.quota_page(project)
+    status: Status = "failed" if limit < need.gpus else "warning"
+    return Check(name="quota", status=status, text=text, fix=fix, **where)
+
+
+NO_DIMENSIONS: Final[Mapping[str, str]] = {}
+
+
+def similar(metric: str, quotas: Any) -> Any:
+    """Return the only quota whose metric begins with `metric`, as for accelerators that the catalog has no metric for;
+    None if there is none, or several."""
+    names = [name for name in quotas if re.fullmatch(rf"{re.escape(metric)}\w*", name)]
+    return quotas[names[0]] if len(names) == 1 else None
+
+
+def limit_of(info: Any, region: str, dimensions: Mapping[str, str] = NO_DIMENSIONS) -> int | None:
+    """Return a quota's limit in a region (or "global"), for further dimensions; -1: no limit; None: unknown. The more
+    specific dimensions come first. A limit of 0 has no `value`: gcloud reads it so
+    (command_lib/ai/model_garden_utils)."""
+    wanted = {"region": region, **dimensions}
+    for one in info.get("dimensionsInfos", ()):
+        own = one.get("dimensions") or {}
+        if all(own.get(name, value) == value for name, value in wanted.items()) and region in (
+            one.get("applicableLocations") or [region]
+        ):
+            return int((one.get("details") or {}).get("value", 0))
+    return None
+
+
+def shown(limit: int) -> str:
+    """Return a limit as text."""
+    return "unlimited" if limit < 0 else str(limit)
+
+
+def check_reservation(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that each reservation exists, fits the machines, has room, and may be used by Vertex AI."""
+    for need in needs.reservations:
+        name = f"reservation {need.name}"
+        known = found.get(name)
+        if isinstance(known, LaunchError):
+            yield unread("reservation", known)
+        elif name in found:
+            problem, fix = reservation_problem(need, known)
+            status: Status = "failed" if problem else "ok"
+            text = f"{last_url_part(need.name)}: {problem or 'fits'}"
+            yield Check(
+                name="reservation",
+                status=status,
+                text=text,
+                fix=fix,
+                place=need.region,
+                provisioning=f"reservation:{need.name}",
+            )
+
+
+def reservation_problem(need: ReservationNeed, known: Any) -> tuple[str, str]:
+    """Return why a reservation can't be used, and the command that shows or fixes it; empty texts if it can."""
+    _, project, _, zone, _, name = need.name.split("/")
+    where = f"--project={project} --zone={zone}"
+    if known is None:
+        return f"does not exist in {zone}", f"gcloud compute reservations list --project={project}"
+    specific = known.get("specificReservation") or {}
+    machine = (specific.get("instanceProperties") or {}).get("machineType", "")
+    free = int(specific.get("count", 0)) - int(specific.get("inUseCount", 0))
+    show = f"gcloud compute reservations describe {name} {where}"
+    if known.get("status", "READY") != "READY":
+        return f"is {known['status']}", show
+    if machine and machine != need.machine_type:
+        return f"has {machine}, not {need.machine_type}", f"launch vertex … --type {machine}"
+    if specific and free < need.nodes:
+        return f"{need.nodes} needed, {free} free of {specific.get('count', 0)}", show
+    sharing = (known.get("reservationSharingPolicy") or {}).get("serviceShareType", "")
+    if sharing == "DISALLOW_ALL":
+        fix = f"gcloud compute reservations update {name} {where} --reservation-sharing-policy=ALLOW_ALL"
+        return "is not shared with Vertex AI", fix
+    return "", ""
+
+
+# --- Bucket, image, secrets -------------------------------------------------------------------------------------------
+
+
+def check_bucket(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the bucket exists, its region, the project that owns it, and soft delete."""
+    known, url = answer(found, "bucket"), f"gs://{needs.bucket}"
+    if known is None:
+        fix = fixes.create_bucket(url, needs.project, needs.regions[0] if needs.regions else "REGION")
+        yield Check(name="bucket", status="failed", text=f"bucket {url} does not exist", fix=fix)
+        return
+    warnings = [*bucket_warnings(needs, known, answer(found, "project") or {})]
+    yield from warnings
+    if not warnings:
+        yield Check(name="bucket", status="ok", text=f"{url} in {known.get('location', '').lower()}")
+
+
+def bucket_warnings(needs: Needs, known: Any, project: Any) -> Iterator[Check]:
+    """Yield what may surprise about a bucket."""
+    url, location = f"gs://{needs.bucket}", str(known.get("location", "")).lower()
+    if known.get("locationType", "region") != "region" and needs.service == "vertex":
+        text = f"{url} is in the {known['locationType']} {location}: Vertex AI can't mount it at /gcs"
+        fix = fixes.create_bucket("gs://NAME", needs.project, needs.regions[0] if needs.regions else "REGION")
+        yield Check(name="bucket", status="warning", text=text, fix=fix)
+    elif needs.regions and location not in needs.regions:
+        text = f"{url} is in {location}, the job runs in {listed(needs.regions, 3)}: traffic between regions is billed"
+        is_region = known.get("locationType", "region") == "region"
+        fix = f"launch {needs.service} … --region {location}" if is_region else ""
+        yield Check(name="bucket", status="warning", text=text, fix=fix)
+    owner, number = str(known.get("projectNumber", "")), str(project.get("projectNumber", ""))
+    if owner and number and owner != number:
+        text = f"{url} belongs to project {owner}, not to {needs.project} ({number})"
+        yield Check(name="bucket", status="warning", text=text, fix=f"gcloud projects describe {owner}")
+    days = int((known.get("softDeletePolicy") or {}).get("retentionDurationSeconds", 0)) / 86_400
+    if days:
+        text = f"{url} keeps and bills deleted checkpoints for {days:g} days (soft delete)"
+        yield Check(name="bucket", status="warning", text=text, fix=fixes.clear_soft_delete(url))
+
+
+def check_bucket_permissions(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the caller can read and write the bucket: the run's locks and plan are written from here."""
+    if found.get("bucket", ...) is None:  # it does not exist, as `check_bucket` reports
+        return
+    have = (answer(found, "access") or {}).get("permissions", ())
+    missing = [one for one in OBJECT_PERMISSIONS if one not in have]
+    if missing:
+        fix = fixes.grant_on_bucket(needs.bucket, LAUNCHER)
+        text = f"you lack {', '.join(missing)} on gs://{needs.bucket}"
+        yield Check(name="access", status="failed", text=text, fix=fix)
+    else:
+        yield Check(name="access", status="ok", text=f"you can read and write gs://{needs.bucket}")
+
+
+def check_job_access(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the job's account can read and write the bucket."""
+    if not needs.bucket or found.get("bucket", ...) is None:
+        return
+    account = job_account(needs, found)
+    asked = {one: found.get(f"access {one}") for one in OBJECT_PERMISSIONS}
+    denied = [one for one, state in asked.items() if state == "CANNOT_ACCESS"]
+    if denied:
+        text = f"{account} lacks {', '.join(denied)} on gs://{needs.bucket}"
+        fix = fixes.grant_on_bucket(needs.bucket, f"serviceAccount:{account}")
+        yield Check(name="job access", status=refused(needs), text=text, fix=fix)
+        return
+    yield known_or_not(
+        "job access", [*asked.values()], f"{account} can read and write gs://{needs.bucket}", f"for {account}"
+    )
+
+
+def job_account(needs: Needs, found: Found) -> str:
+    """Return the account that a job runs as, for texts."""
+    number = str((answer(found, "project") or {}).get("projectNumber", ""))
+    unknown = "Vertex AI's service agent" if needs.service == "vertex" else "Compute Engine's default account"
+    return needs.job_account(number) or unknown
+
+
+def refused(needs: Needs) -> Literal["failed", "unknown"]:
+    """Return the status of a permission that the job's account lacks: unknown for Vertex AI's service agent, which
+    Google makes, with its permissions, when a project's first job starts."""
+    return "failed" if needs.account else "unknown"
+
+
+def known_or_not(name: str, states: list[Any], text: str, about: str) -> Check:
+    """Return ok if Policy Troubleshooter answered CAN_ACCESS to all, else unknown with the reason."""
+    error = next((one for one in states if isinstance(one, LaunchError)), None)
+    if error is not None:
+        return unread(name, error, f"not checked {about}")
+    if all(one == "CAN_ACCESS" for one in states):
+        return Check(name=name, status="ok", text=text)
+    reason = next((str(one) for one in states if one and one != "CAN_ACCESS"), "the project's number is unknown")
+    return Check(name=name, status="unknown", text=f"not checked {about}: {reason}")
+
+
+def check_repository(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the image's repository exists and holds containers, and that Vertex AI may pull from it."""
+    known, short = answer(found, "repository"), needs.repository
+    if known is None:
+        if needs.creates_repository:
+            yield Check(name="repository", status="ok", text=f"{short} will be created")
+        else:
+            text = f"{short} does not exist (--create-repository creates it)"
+            fix = fixes.create_repository(needs.repository)
+            yield Check(name="repository", status="failed", text=text, fix=fix)
+        return
+    if known.get("format", "DOCKER") != "DOCKER":
+        text = f"{short} holds {known['format']} packages, not containers"
+        yield Check(
+            name="repository", status="failed", text=text, fix=f"launch {needs.service} … --set image.repository=…"
+        )
+        return
+    number = str((answer(found, "project") or {}).get("projectNumber", ""))
+    if found.get("access image") == "CANNOT_ACCESS":
+        who = needs.puller(number)
+        text = f"{'Vertex AI' if needs.service == 'vertex' else who} can't pull from {short}"
+        fix = fixes.grant_on_repository(needs.repository, f"serviceAccount:{who}")
+        status = refused(needs) if needs.service == "vm" else "unknown"  # as in `refused`
+        yield Check(name="repository", status=status, text=text, fix=fix)
+    else:
+        yield Check(name="repository", status="ok", text=f"{short} exists")
+
+
+def check_image(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the spec's own image exists."""
+    if answer(found, "image") is None:
+        name = needs.image.partition("@")[0]
+        fix = f"gcloud artifacts docker images list {name}" if needs.repository else f"docker manifest inspect {name}"
+        yield Check(name="image", status="failed", text=f"the registry has no {needs.image}", fix=fix)
+    else:
+        yield Check(name="image", status="ok", text=f"{needs.image.partition('@')[0]} exists")
+
+
+def check_secrets(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that each secret's version exists and is enabled, and that the job's account can read it."""
+    account = job_account(needs, found)
+    for version in needs.secrets:
+        project, secret, name = version.split("/")[1::2]
+        known, where = found.get(f"secret {version}"), f"--secret={secret} --project={project}"
+        state = known.get("state", "ENABLED") if isinstance(known, dict) else ""
+        if known is None:
+            text, fix = f"{version} does not exist", f"gcloud secrets versions list {secret} --project={project}"
+            yield Check(name="secret", status="failed", text=text, fix=fix)
+        elif state and state != "ENABLED":
+            fix = f"gcloud secrets versions enable {name} {where}"
+            if state == "DESTROYED":
+                fix = f"gcloud secrets versions add {secret} --project={project} --data-file=FILE"
+            yield Check(name="secret", status="failed", text=f"{version} is {state}", fix=fix)
+        elif found.get(f"access {version}") == "CANNOT_ACCESS":
+            fix = fixes.grant_on_secret(project, secret, f"serviceAccount:{account}")
+            text = f"{account} can't read the secret {secret}"
+            yield Check(name="secret", status=refused(needs), text=text, fix=fix)
+        else:
+            states = [found.get(f"access {version}"), *([known] if isinstance(known, LaunchError) else [])]
+            yield known_or_not("secret", states, f"{account} can read {secret}", f"whether {account} can read {secret}")
+
+
+def check_subnetworks(needs: Needs, found: Found) -> Iterator[Check]:
+    """Check that the caller may attach VMs to each subnetwork of a Shared VPC's host project."""
+    for need in needs.subnetworks:
+        known = found.get(subnetwork_key(need))
+        if isinstance(known, LaunchError):
+            yield unread("network", known)
+            continue
+        text = f"subnetwork {need.name} of host project {need.project} in {need.region}"
+        wanted = subnetwork_permissions(need)
+        missing = [one for one in wanted if one not in (known or ())]
+        if known is None:
+            fix = f"gcloud compute networks subnets list --project={need.project} --filter=region:{need.region}"
+            yield Check(name="network", status="failed", text=f"{text} does not exist", fix=fix, place=need.region)
+        elif missing:
+            fix = fixes.grant_on_subnetwork(need.name, need.region, need.project, LAUNCHER)
+            problem = f"you lack {', '.join(missing)} on {text}"
+            yield Check(name="network", status="failed", text=problem, fix=fix, place=need.region)
+        else:
+            yield Check(name="network", status="ok", text=f"you can use {text}", place=need.region)
+
+
+CHECKS: Final[tuple[tuple[str, Callable[[Needs, Found], Iterator[Check]]], ...]] = (
+    ("project", check_project),
+    ("billing", check_billing),
+    ("apis", check_apis),
+    ("permissions", check_permissions),
+    ("actAs", check_acting),
+    ("quota", check_quota),
+    ("bucket", check_bucket),
+    ("access", check_bucket_permissions),
+    ("repository", check_repository),
+    ("image", check_image),
+    ("policy", check_policies),
+    ("network", check_subnetworks),
+    ("keys", check_keys),
+    ("job access", check_job_access),
+    ("secret", check_secrets),
+    ("reservation", check_reservation),
+)
+"""Name and check."""
+READS: Final = frozenset(name for name, _ in CHECKS[:-6])
+"""Checks that depend on the read of the same name."""

@@ -1,0 +1,142 @@
+"""What a project is checked for, and the result of a check. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from msgspec import Struct
+
+from launcher.errors import LaunchError
+from launcher.gcp.api import words
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Attempt
+
+Status = Literal["ok", "warning", "failed", "unknown"]
+ORDER: Final[tuple[Status, ...]] = ("failed", "warning", "unknown", "ok")
+
+Found = Mapping[str, Any]
+"""Name of a read -> the JSON answer; None: the resource does not exist; LaunchError: it could not be read."""
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """The result of one check.
+
+    `failed` means that a job can't be created or can't work, in a region or zone (`place`; empty: any) with a
+    provisioning model (empty: any). `unknown` never refuses anything.
+    """
+
+    name: str
+    status: Status
+    text: str
+    fix: str = ""
+    """Commands to paste, one per line."""
+    place: str = ""
+    provisioning: str = ""
+
+    def applies_to(self, attempt: Attempt) -> bool:
+        """Return whether the check is about an attempt's placement."""
+        return self.place in ("", attempt.region, attempt.zone) and self.provisioning in ("", attempt.provisioning)
+
+
+class GpuNeed(Struct, frozen=True, kw_only=True):
+    """The GPUs that one placement uses of a quota. `metric`: without its service."""
+
+    metric: str
+    gpus: int
+    region: str
+    provisioning: str
+    is_exact: bool = True
+    """False: the metric was derived from the accelerator's name, because the catalog lacks it."""
+
+
+class ReservationNeed(Struct, frozen=True, kw_only=True):
+    """A reservation (projects/P/zones/Z/reservations/R) and the machines that a placement takes from it."""
+
+    name: str
+    machine_type: str
+    nodes: int
+    region: str
+
+
+class SubnetworkNeed(Struct, frozen=True, kw_only=True):
+    """A subnetwork of another project (Shared VPC) that VMs are attached to."""
+
+    project: str
+    """The host project."""
+    region: str
+    name: str
+    external_ip: bool
+
+
+class Needs(Struct, frozen=True, kw_only=True):
+    """What jobs on Vertex AI, or VMs, need of a project."""
+
+    project: str
+    service: Literal["vertex", "vm"] = "vertex"
+    apis: tuple[str, ...] = ()
+    bucket: str = ""
+    """Name of the output's bucket; empty: the job has no output in a bucket."""
+    regions: tuple[str, ...] = ()
+    account: str = ""
+    """The job's service account; empty: Vertex AI's custom code service agent, or Compute Engine's default account."""
+    image: str = ""
+    """An image with its digest, which must exist."""
+    repository: str = ""
+    """An Artifact Registry repository (resource name), which must exist."""
+    creates_repository: bool = False
+    """True: the launch creates the repository."""
+    secrets: tuple[str, ...] = ()
+    """Versions: projects/P/secrets/S/versions/V."""
+    gpus: tuple[GpuNeed, ...] = ()
+    lists_quotas: bool = False
+    """True: no job is planned, so the GPUs with any quota are listed."""
+    reservations: tuple[ReservationNeed, ...] = ()
+    key: str = ""
+    """The spec's encryption key: projects/P/locations/L/keyRings/R/cryptoKeys/K."""
+    subnetworks: tuple[SubnetworkNeed, ...] = ()
+    external_ip: bool = False
+    """True: VMs with external IP addresses."""
+    image_project: str = ""
+    """The project of the VMs' boot image."""
+
+    @property
+    def api(self) -> str:
+        """Return the API that creates the jobs."""
+        return "aiplatform.googleapis.com" if self.service == "vertex" else "compute.googleapis.com"
+
+    def job_account(self, number: str) -> str:
+        """Return the account that a job runs as; empty: it depends on the project's unknown number."""
+        default = agent if self.service == "vertex" else default_account
+        return self.account or (default(number) if number else "")
+
+    def puller(self, number: str) -> str:
+        """Return the account that pulls a job's image; empty: unknown. VMs pull it themselves."""
+        return self.job_account(number) if self.service == "vm" else agent(number) if number else ""
+
+
+UNEXPECTED: Final = (KeyError, TypeError, ValueError, AttributeError)
+"""What an answer of an unexpected shape raises: it is unknown, and no reason to refuse a job."""
+
+
+def agent(number: str) -> str:
+    """Return Vertex AI's custom code service agent: it pulls images, and runs jobs without an account."""
+    return f"service-{number}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+
+
+def default_account(number: str) -> str:
+    """Return Compute Engine's default service account."""
+    return f"{number}-compute@developer.gserviceaccount.com"
+
+
+def unread(name: str, error: LaunchError, text: str = "not checked") -> Check:
+    """Return the result of a check whose read failed, with the reason."""
+    fix = error.hint.partition("; then ")[0].partition(", or run as")[0]  # the rest of the line is no command
+    return Check(name=name, status="unknown", text=f"{text}: {words(error.problem)}", fix=fix)
+
+
+def answer(found: Found, name: str) -> Any:
+    """Return the answer of a read; None if it was not read, or if the resource does not exist."""
+    one = found.get(name)
+    return None if isinstance(one, LaunchError) else one

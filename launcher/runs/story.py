@@ -1,0 +1,191 @@
+"""How a run went, attempt by attempt: its wait, its machines, its steps, what was lost, how it ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launcher.backend import request
+from launcher.jobs.job import WAITING
+
+if TYPE_CHECKING:
+    from launch_train.report.goodput import AttemptTime
+    from launch_train.report.run_data import AttemptRecord, RunData, Start
+    from launcher.diagnosis import Diagnosis
+    from launcher.jobs.job import Job
+
+AttemptState = Literal["waiting", "running", "ended", "interrupted"]
+
+
+class Resumed(Struct, frozen=True, kw_only=True):
+    """A start of the processes that continued after another: the step that was reached, and the one it resumed from."""
+
+    stopped_at: int
+    resumed_from: int
+    was_preempted: bool = False
+    """Whether the processes before reported a preemption."""
+
+    @property
+    def lost(self) -> int:
+        """Return the number of steps that had to be repeated."""
+        return max(0, self.stopped_at - self.resumed_from)
+
+
+class Chapter(Struct, frozen=True, kw_only=True):
+    """One attempt. Times are in seconds; None: unknown."""
+
+    number: int
+    machine: str
+    place: str
+    """`spot in us-central1`; empty: on this machine."""
+    state: AttemptState
+    waited: float = 0.0
+    ran: float = 0.0
+    usd: float | None = None
+    resumed: Resumed | None = None
+    """How it continued the attempts before it; None: from scratch, or not yet known."""
+    lost_usd: float | None = None
+    """The price of the steps that it repeats."""
+    restarts: tuple[Resumed, ...] = ()
+    """The starts of its processes after the first."""
+    reached: int | None = None
+    """Its newest step."""
+    kind: str = ""
+    """How it ended: succeeded, preempted, stockout and so on (launcher.diagnosis); empty: it has not."""
+    cause: str = ""
+    fix: str = ""
+
+
+class LiveAttempt(Struct, frozen=True, kw_only=True):
+    """What the service says of the newest attempt's job. Times are Unix seconds."""
+
+    number: int
+    state: AttemptState
+    machine: str = ""
+    place: str = ""
+    """As in a Chapter."""
+    created: float
+    started: float | None = None
+    ended: float | None = None
+    kind: str = ""
+    cause: str = ""
+    fix: str = ""
+
+
+def live_of(job: Job, number: int, diagnosis: Diagnosis | None) -> LiveAttempt:
+    """Return what a job says of its attempt; `diagnosis` is that of its end."""
+    asked = request.read(job.request)
+    machine = f"{asked.nodes} × {asked.machine_type}" if asked.nodes > 1 else asked.machine_type
+    place = f"{asked.provisioning.partition(':')[0] or 'standard'} in {job.place}"
+    state: AttemptState = "ended" if job.is_over else "waiting" if job.state in WAITING else "running"
+    return LiveAttempt(
+        number=number,
+        state=state,
+        machine=machine,
+        place=place,
+        created=job.created,
+        started=job.started,
+        ended=job.ended,
+        kind=diagnosis.kind if diagnosis else "",
+        cause=diagnosis.cause if diagnosis else "",
+        fix=diagnosis.fix if diagnosis else "",
+    )
+
+
+def chapters(run: RunData, now: float, live: LiveAttempt | None = None) -> tuple[Chapter, ...]:
+    """Return the attempts of a run, in order. `live` is about one of them, or one that the folder doesn't have."""
+    from launch_train.report.goodput import attempt_times
+
+    records = {attempt.number: attempt for attempt in run.attempts}
+    found: list[Chapter] = []
+    for times in attempt_times(run, now):
+        starts = [start for start in run.starts if start.key[0] == times.number]
+        chapter = _chapter(run, records.get(times.number), times, starts)
+        before = [start for start in run.starts if start.key[0] < times.number]
+        chapter = replace(chapter, resumed=_resumed(before, starts[:1]))
+        if live and live.number == chapter.number:
+            chapter = _with_live(chapter, live, now, times.usd_per_hour)
+        if found and chapter.resumed and chapter.resumed.lost:
+            chapter = replace(chapter, lost_usd=_lost_usd(chapter.resumed.lost, before, found[-1]))
+        found.append(chapter)
+    if live and live.number not in records and not any(one.number == live.number for one in found):
+        alone = Chapter(number=live.number, machine=live.machine, place=live.place, state=live.state)
+        found.append(_with_live(alone, live, now, None))
+    return tuple(found)
+
+
+def total_usd(found: Sequence[Chapter]) -> float | None:
+    """Return the cost of all attempts so far; None: the price of one that ran is unknown."""
+    costs = [one.usd for one in found if one.ran > 0]
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+
+def cap_usd(plan: Any) -> float | None:
+    """Return the upper bound of a run's cost: the spec's limit, else that of the plan; None: unknown, or no cost."""
+    limits = plan.get("limits") or {} if isinstance(plan, dict) else {}
+    values = (limits.get("usd"), limits.get("usd_at_most"))
+    return next((float(value) for value in values if isinstance(value, int | float) and value > 0), None)
+
+
+def _chapter(run: RunData, record: AttemptRecord | None, times: AttemptTime, starts: Sequence[Start]) -> Chapter:
+    entry, end = (record.entry, record.end) if record else ({}, {})
+    nodes = (run.plan.get("machine") or {}).get("nodes", 1)
+    machine = str(entry.get("machine") or "")
+    is_local = run.plan.get("target") == "local" or entry.get("region") == "local"
+    where = f"{entry.get('provisioning') or 'standard'} in {entry.get('zone') or entry.get('region')}" if entry else ""
+    codes = end.get("exit_codes")
+    kind, cause = str(end.get("kind") or ""), str(end.get("cause") or "")
+    if isinstance(codes, dict):
+        failed = [f"{name} exited with {code}" for name, code in codes.items() if code]
+        kind, cause = ("failed", ", ".join(failed)) if failed else ("succeeded", "")
+    return Chapter(
+        number=times.number,
+        machine=f"{nodes} × {machine}" if nodes != 1 and machine else machine,
+        place="" if is_local else where,
+        state="ended" if end else "interrupted",
+        waited=0.0 if is_local else times.parts["queue"],
+        ran=times.paid,
+        usd=None if is_local else times.usd,
+        restarts=tuple(
+            one for place in range(1, len(starts)) if (one := _resumed(starts[:place], starts[place : place + 1]))
+        ),
+        reached=max((start.rows.steps[-1] for start in starts if start.rows.steps), default=None),
+        kind=kind,
+        cause=cause,
+        fix=str(end.get("fix") or ""),
+    )
+
+
+def _with_live(chapter: Chapter, live: LiveAttempt, now: float, usd_per_hour: float | None) -> Chapter:
+    """Return a chapter with what the service says; a recorded end stays."""
+    until = live.ended or now
+    waited = max(0.0, (live.started or until) - live.created)
+    ran = max(0.0, until - live.started) if live.started else 0.0
+    if chapter.kind:
+        return replace(chapter, state="ended") if live.state == "ended" else chapter
+    usd = None if usd_per_hour is None or not chapter.place else ran / 3600 * usd_per_hour
+    waited = waited if chapter.place else 0.0
+    ended = {"kind": live.kind, "cause": live.cause, "fix": live.fix}
+    return replace(chapter, state=live.state, waited=waited, ran=ran, usd=usd, **ended)
+
+
+def _resumed(before: Sequence[Start], first: Sequence[Start]) -> Resumed | None:
+    """Return how a start continued those before it; None: none had a step, or it has not begun."""
+    reached = [start.rows.steps[-1] for start in before if start.rows.steps]
+    begins = first[0].begins_after if first else None
+    if not reached or begins is None:
+        return None
+    preempted = before[-1].event("preempted") is not None
+    return Resumed(stopped_at=max(reached), resumed_from=begins, was_preempted=preempted)
+
+
+def _lost_usd(lost: int, before: Sequence[Start], last: Chapter) -> float | None:
+    """Return the price of steps that were repeated, by the time that the attempt before took for one."""
+    seconds = [value for start in before[-1:] for value in start.rows.values.get("step_s", ()) if value > 0]
+    if not seconds or not last.usd or not last.ran:
+        return None
+    return lost * float(median_low(seconds)) * last.usd / last.ran

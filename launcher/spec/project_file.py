@@ -1,0 +1,186 @@
+"""Settings files: the `launch.yaml` that the specs of a folder share, and the user's own `config.yaml`.
+
+Both have the same fields: defaults for fields of the spec, under their names, and the section `project` with the caps.
+They are read with the spec's own reader, so errors have the same form. A launch.yaml lies beside the spec: a file that
+merely is in the current folder is never read. There is no `identity`: who a job runs as is said in the spec.
+"""
+
+# No `from __future__ import annotations`: the reader evaluates the annotations (see launcher.spec.models).
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, field
+
+from launcher.errors import SpecError
+from launcher.spec.decoding import Decoder
+from launcher.spec.kinds import BUCKET, LabelKey, LabelValue, Model, Region, Repository
+from launcher.spec.loader import load
+from launcher.spec.nodes import Map, Node, place
+from launcher.spec.reader import Located, by_line, checked, content
+from launcher.spec.shapes import shape_of
+
+NAME: Final = "launch.yaml"
+
+
+class Project(Model, frozen=True, kw_only=True):
+    """The project, and the caps on every run in the cloud."""
+
+    id: Annotated[str, Meta(min_length=1, description="the project's ID; default: gcloud's project")] | None = None
+    max_usd_per_run: (
+        Annotated[float, Meta(gt=0, description="refuse a plan that could cost more, in USD, or whose cost is unknown")]
+        | None
+    ) = None
+    regions: Annotated[tuple[Region, ...], Meta(description="the allowed regions; default: all")] = ()
+    machines: Annotated[
+        tuple[Annotated[str, Meta(description="a GPU (l4) or a machine type (a3-highgpu-8g)")], ...],
+        Meta(description="the allowed GPUs and machine types; default: all"),
+    ] = ()
+    required_labels: Annotated[
+        tuple[LabelKey, ...], Meta(description="labels that every spec must set, in its labels section")
+    ] = ()
+    owner_label: (
+        Annotated[
+            Literal["hashed", "plain", "none"],
+            Meta(
+                description="the label launch-owner: a hash of gcloud's account, the account itself, or no label "
+                "(default: hashed)"
+            ),
+        ]
+        | None
+    ) = None
+
+
+class Image(Model, frozen=True, kw_only=True):
+    """The default of a field of the spec's section `image`."""
+
+    repository: Repository | None = None
+
+
+class SettingsFile(Model, frozen=True, kw_only=True):
+    """The fields of a settings file. All but `project` are defaults for the spec's fields of that name."""
+
+    project: Project = Project()
+    regions: Annotated[
+        tuple[Region, ...] | Literal["any"] | None,
+        Meta(description="regions in fallback order; any: all that have the machine, cheapest first"),
+    ] = None
+    image: Image = Image()
+    output: Annotated[str, Meta(pattern=BUCKET, description="where runs are stored: gs://BUCKET/PATH")] | None = None
+    labels: Annotated[dict[LabelKey, LabelValue], Meta(max_length=50, description="labels of the job and its VMs")] = (
+        field(default_factory=dict)
+    )
+
+
+class Settings(NamedTuple):
+    """A settings file with the position of each of its values; without a file all fields have their defaults."""
+
+    values: SettingsFile = SettingsFile()
+    root: Node = Map("", {})
+
+    @property
+    def project(self) -> Project:
+        """Return the section `project`."""
+        return self.values.project
+
+    def place(self, field: str) -> str:
+        """Return `file:line` of a field of the section `project`."""
+        return place(self.root, ("project", field))
+
+
+def read_project_file(folder: Path | None, spec: Path | None = None) -> Settings:
+    """Read the launch.yaml in the spec's `folder`; None: the spec is not a file, so none applies.
+
+    `spec` is the spec's path, as errors name its folder; a spec that is itself called launch.yaml has no such file.
+    Raises SpecError with all problems.
+    """
+    path = folder / NAME if folder else None
+    if path is None or not (path.exists() or path.is_symlink()) or (spec and spec.name == NAME):
+        return Settings()
+    return read_settings(path, str((spec.parent if spec else path.parent) / NAME))
+
+
+def read_settings(path: Path, source: str) -> Settings:
+    """Read a settings file; errors name it `source`. Raises SpecError with all problems."""
+    text = content(path, source)
+    if all(not line.strip() or line.lstrip().startswith(b"#") for line in text.splitlines()):
+        return Settings()
+    try:
+        loaded = load(text, lambda line: f"{source}:{line}")
+    except SpecError as error:
+        raise SpecError(by_line(error.problems, source)) from None
+    decoder = Decoder(SettingsFile)
+    found = decoder.decode(loaded.root, shape_of(SettingsFile), ())
+    if problems := [*loaded.problems, *decoder.problems]:
+        raise SpecError(by_line(problems, source))
+    return Settings(found, loaded.root)
+
+
+class Origin(NamedTuple):
+    """A field of the spec that a settings file has set, and its position there."""
+
+    field: str
+    where: str
+
+
+def with_settings(
+    located: Located, files: Sequence[Settings], *, output: bool = True
+) -> tuple[Located, tuple[Origin, ...]]:
+    """Return the spec with the fields that it leaves open from the settings files, the first file first, and where each
+    is from. With `output=False`, that field stays as it is.
+
+    Raises SpecError: the fields cannot be combined.
+    """
+    spec, root, origins = located.spec, located.root, list[Origin]()
+    for file in files:
+        for path, value in open_fields(located._replace(spec=spec), file, output):
+            spec = with_field(spec, path, value)
+            node = node_at(file.root, path)
+            root = with_node(root, path, node)
+            origins.append(Origin(".".join(path), node.where))
+    if not origins:
+        return located, ()
+    return checked(Located(spec, root, located.source)), tuple(origins)
+
+
+def open_fields(located: Located, file: Settings, output: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (path, value) of the file's fields that the spec leaves open."""
+    spec, values = located.spec, file.values
+    has_place = spec.zones or any(one.startswith("reservation:") for one in spec.provisioning or ())
+    if values.regions is not None and spec.regions is None and not has_place:
+        yield ("regions",), values.regions
+    if values.output is not None and spec.output is None and output:
+        yield ("output",), values.output
+    is_pushed = spec.image.uri is None or spec.run.node == "append"
+    if values.image.repository is not None and spec.image.repository is None and is_pushed:
+        yield ("image", "repository"), values.image.repository
+    for key, value in values.labels.items():
+        if key not in spec.labels:
+            yield ("labels", key), value
+
+
+def with_field(data: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a model or a dict with a value at a path."""
+    name, *rest = path
+    if isinstance(data, dict):
+        return {**data, name: value}
+    new = with_field(getattr(data, name), rest, value) if rest else value
+    return msgspec.structs.replace(data, **{name: new})
+
+
+def node_at(root: Node, path: Sequence[str]) -> Node:
+    """Return the node at a path that exists."""
+    for step in path:
+        root = root.entries[step] if isinstance(root, Map) else root
+    return root
+
+
+def with_node(root: Node, path: Sequence[str], node: Node) -> Node:
+    """Return the nodes with one more at a path, adding missing sections."""
+    if not path:
+        return node
+    entries = root.entries if isinstance(root, Map) else {}
+    child = with_node(entries.get(path[0], Map(node.where, {})), path[1:], node)
+    return Map(root.where, {**entries, path[0]: child})

@@ -1,0 +1,119 @@
+"""The fixture `google_cloud`: an environment in which `launcher.api` and Google's clients reach the loopback cloud."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launcher import api
+from launcher.clock import Clock
+from launcher.plan.model import Target
+from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
+from launcher.testing.googlecloud.compute import YOU
+from launcher.testing.lives import SUCCEEDED
+from launcher.testing.registry import OciRegistry, put_image
+
+if TYPE_CHECKING:
+    from launcher.api.run import OnEvent
+
+BUCKET = re.compile(r"(?:gs://|/gcs/)([a-z0-9][a-z0-9_.-]*[a-z0-9])")
+
+
+class LoopbackCloud:
+    """A project on loopback. Nothing leaves this machine, nothing costs, and waiting takes no time.
+
+    Jobs don't run: each has the states that `next_jobs` planned for it, and by default it succeeds. The network default
+    has Cloud NAT everywhere, as VMs without an external address need it. `google` is the cloud itself:
+    `google.requests` has all that arrived, `google.faults` plans faults, `google.compute.capacity` limits VMs.
+    """
+
+    def __init__(self, google: GoogleCloud, registry: OciRegistry, clock: FakeClock) -> None:
+        self.google, self.clock = google, clock
+        self._registry = registry
+        self._planned: list[tuple[Stage, ...]] = [SUCCEEDED]
+        google.jobs.play = self._next_job
+        for region, _ in [*google.compute.zones.subnetworks]:
+            google.compute.zones.open_out(region)
+
+    def next_jobs(self, *lives: tuple[Stage, ...]) -> None:
+        """Plan the lives of the next jobs on Vertex AI, in order; the last is that of all later ones too."""
+        self._planned = list(lives)
+
+    def plan(
+        self,
+        spec: str | Path | Mapping[str, Any],
+        *,
+        target: Target = "vertex",
+        changes: Mapping[str, Any] | None = None,
+    ) -> api.Plan:
+        """Plan `spec` as `launcher.api.plan` does, with an image of this cloud, and create the buckets that it names.
+
+        The spec's image is replaced by one in the loopback registry, so nothing is built. All else is the spec's.
+        Raises what `launcher.api.plan` raises.
+        """
+        own, host = dict(changes or {}), self._registry.host
+        made = api.plan(spec, target=target, changes=own)
+        if (image := made.data.image) and image.dependencies:
+            made = api.plan(spec, target=target, changes={**own, "image.repository": f"{host}/job"})
+            put_image(self._registry, "job/dependencies", image.dependencies.rpartition(":")[2])
+        elif image:
+            uri = f"{host}/job/train@{put_image(self._registry, 'job/train')}"
+            made = api.plan(spec, target=target, changes={**own, "image.uri": uri})
+        for bucket in BUCKET.findall(json.dumps([*made.requests, made.folder])):
+            if bucket not in self.google.objects.settings:
+                self.google.objects.add(bucket)
+        return made
+
+    def submit(
+        self,
+        spec: str | Path | Mapping[str, Any],
+        *,
+        target: Target = "vertex",
+        changes: Mapping[str, Any] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> api.Run:
+        """Plan and submit `spec`, which needs no limit of its cost here. Raises what `launcher.api.plan` and
+        `launcher.api.submit` raise."""
+        return api.submit(self.plan(spec, target=target, changes=changes), yes=True, on_event=on_event)
+
+    @property
+    def job_requests(self) -> list[dict[str, Any]]:
+        """Return the bodies of the create requests for Vertex AI jobs, in the order of their arrival."""
+        return [
+            dict(one.body)
+            for one in self.google.requests
+            if one.method == "POST" and one.path.endswith("/customJobs") and isinstance(one.body, Mapping)
+        ]
+
+    def _next_job(self, region: str, message: object) -> tuple[Stage, ...]:
+        return self._planned.pop(0) if len(self._planned) > 1 else self._planned[0]
+
+
+@pytest.fixture
+def google_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackCloud]:
+    """Start a cloud, and point gcloud, Google's clients and launch to it for one test.
+
+    The project is my-project, the account you@example.com. launch's own settings, gcloud's and Docker's are hidden, and
+    prices are those shipped with launch.
+    """
+    clock = FakeClock()
+    with GoogleCloud(clock=clock) as google, OciRegistry() as registry:
+        world = {
+            **google.environ(),
+            "CLOUDSDK_CORE_ACCOUNT": YOU,
+            "DOCKER_CONFIG": str(tmp_path / "docker"),
+            "LAUNCH_OFFLINE": "1",
+            "NO_GCE_CHECK": "true",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "XDG_CONFIG_HOME": str(tmp_path / "config"),
+            "no_proxy": "127.0.0.1",
+        }
+        for name, value in world.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.advance))
+        yield LoopbackCloud(google, registry, clock)

@@ -1,0 +1,230 @@
+"""The HTTP server: one address for all services."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from launcher.testing.googlecloud.advice import Advice
+from launcher.testing.googlecloud.artifactregistry import ArtifactRegistry
+from launcher.testing.googlecloud.billing import Billing
+from launcher.testing.googlecloud.cloudbuild import CloudBuild
+from launcher.testing.googlecloud.cloudquotas import CloudQuotas
+from launcher.testing.googlecloud.compute import Compute
+from launcher.testing.googlecloud.credentials import check
+from launcher.testing.googlecloud.custom_jobs import LIFE, CustomJobs, Stage
+from launcher.testing.googlecloud.errors import ApiError
+from launcher.testing.googlecloud.faults import Faults
+from launcher.testing.googlecloud.httpserver import handler
+from launcher.testing.googlecloud.iam import Iam
+from launcher.testing.googlecloud.kms import Kms
+from launcher.testing.googlecloud.logs import Logging
+from launcher.testing.googlecloud.objects import Bucket, Objects
+from launcher.testing.googlecloud.orgpolicy import OrgPolicy
+from launcher.testing.googlecloud.oslogin import OsLogin
+from launcher.testing.googlecloud.resourcemanager import ResourceManager
+from launcher.testing.googlecloud.runs import Place, Runner, Runs
+from launcher.testing.googlecloud.secretmanager import SecretManager
+from launcher.testing.googlecloud.serviceusage import ServiceUsage
+from launcher.testing.googlecloud.storage import Storage
+from launcher.testing.googlecloud.uploads import Uploads
+from launcher.testing.googlecloud.wire import (
+    Call,
+    Recorded,
+    Request,
+    Response,
+    Route,
+    Target,
+    find_route,
+    json_response,
+)
+from launcher.testing.httpserver import Server
+
+
+class GoogleCloud:
+    """A Google Cloud with one project, as a context manager. All requests are recorded in `requests`, in order.
+
+    `clock` returns Unix seconds. `script` is the life of each new job. `record` is a file to which each request is
+    appended as a line of JSON. Each answer is delayed by `latency` seconds of real time. With a `runner`, jobs run as
+    processes until the cloud is closed. `faults` has the planned faults. Requests without one of `tokens` are refused;
+    None accepts all requests.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        project: str = "my-project",
+        number: str = "123456789012",
+        buckets: tuple[str | Bucket, ...] = ("my-bucket",),
+        clock: Callable[[], float] = time.time,
+        script: tuple[Stage, ...] = LIFE,
+        record: Path | None = None,
+        latency: float = 0.0,
+        runner: Runner | None = None,
+        tokens: set[str] | None = None,
+    ) -> None:
+        self.project = project
+        self.record = record
+        self.latency = latency
+        self.faults = Faults(clock)
+        self.requests: list[Recorded] = []
+        self.tokens = tokens
+        self.logs = Logging(project, number, clock)
+        self.runs = Runs(runner, Place(clock, self.environ, self.logs.write)) if runner else None
+        self.jobs = CustomJobs(project, number, clock, script, self.runs)
+        moment = 0.2 if clock is time.time else 0.0
+        self.compute = Compute(project, number, clock, lambda: self.url, moment)
+        self.iam = Iam(project, number, self.compute.who)
+        self.artifacts = ArtifactRegistry(project, number, clock, self.iam.policies)
+        self.objects = Objects(buckets, clock)
+        self.builds = CloudBuild(project, number, clock, self.objects)
+        self.secrets = SecretManager(project, number)
+        self.oslogin = OsLogin(project)
+        self.services = ServiceUsage(project, number)
+        self.quotas = CloudQuotas(project, self.compute.quotas)
+        self.projects = ResourceManager(project, number, self.iam.policies)
+        self.billing = Billing()
+        self.policies = OrgPolicy(project, number)
+        self.keys = Kms()
+        self.advice = Advice(self.compute.zones)
+        self.storage = Storage(self.objects, number, lambda: self.url, self.iam.policies)
+        self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
+        self._lock = threading.Lock()
+        accounts = (self.secrets, self.oslogin, self.projects, self.billing, self.iam, self.services, self.quotas)
+        rules = (self.policies, self.keys)
+        services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, self.advice, *accounts, *rules)
+        serial = [self._one_at_a_time(route) for service in services for route in service.routes]
+        self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has its own lock
+        self._server = Server(("127.0.0.1", port), handler(self._serve, clock))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="google-cloud")
+        self._config = tempfile.TemporaryDirectory(prefix="gcloud-")
+
+    @property
+    def url(self) -> str:
+        """Return the address of all services, without a trailing slash."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment that leads gcloud and Google's clients here."""
+        endpoints = {
+            "AIPLATFORM": f"{self.url}/",
+            "ARTIFACTREGISTRY": f"{self.url}/",
+            "CLOUDBILLING": f"{self.url}/",
+            "CLOUDBUILD": f"{self.url}/",
+            "CLOUDKMS": f"{self.url}/",
+            "CLOUDRESOURCEMANAGER": f"{self.url}/",
+            "CLOUDQUOTAS": f"{self.url}/",
+            "COMPUTE": f"{self.url}/compute/v1/",
+            "IAM": f"{self.url}/",
+            "LOGGING": f"{self.url}/",
+            "MONITORING": f"{self.url}/",
+            "ORGPOLICY": f"{self.url}/",
+            "OSLOGIN": f"{self.url}/",
+            "POLICYTROUBLESHOOTER": f"{self.url}/",
+            "SECRETMANAGER": f"{self.url}/",
+            "SERVICEUSAGE": f"{self.url}/",
+            "STORAGE": f"{self.url}/storage/v1/",
+        }
+        return {
+            "CLOUDSDK_CONFIG": self._config.name,
+            "CLOUDSDK_CORE_PROJECT": self.project,
+            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
+            "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
+            **self._credentials(),
+            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
+            "STORAGE_EMULATOR_HOST": self.url,
+            **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": value for name, value in endpoints.items()},
+        }
+
+    def let_in(self, token: str) -> None:
+        """Accept only requests with `token` from now on. gcloud's token file, which `environ` names, then has it."""
+        self.tokens = {token}
+        self._token_file.write_text(token, encoding="utf-8")
+
+    def serve(self, request: Request) -> Response:
+        """Return the answer to a request that did not come by HTTP, faults included."""
+        return self._serve(request)
+
+    @property
+    def _token_file(self) -> Path:
+        return Path(self._config.name) / "token"
+
+    def _credentials(self) -> dict[str, str]:
+        if self.tokens is None:
+            return {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}
+        return {"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(self._token_file)}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.runs:
+            self.runs.close()  # checkpoints of jobs that are being stopped are still stored
+        self._server.shutdown()
+        self._server.hang_up()
+        self._server.server_close()
+        self._thread.join()
+        self._config.cleanup()
+
+    def _serve(self, request: Request) -> Response:
+        self._keep(request)
+        try:
+            response = self._with_faults(request) if self.faults.planned else self._answer(request)
+        except ApiError as error:
+            response = json_response(error.body(), error.code)
+        return replace(response, wait=response.wait + self.latency)
+
+    def _with_faults(self, request: Request) -> Response:
+        call = Call(request, "", Target(""))
+        if found := find_route(self._routes, request):
+            route, names = found
+            call = Call(request, route.operation, route.target(request, **names))
+        effect = self.faults.meet(call)
+        return effect(call, self._answer) if effect else self._answer(request)
+
+    def _answer(self, request: Request) -> Response:
+        found = find_route(self._routes, request)
+        if found is None:
+            message = f"The loopback cloud has no {request.method} {request.path}."
+            return json_response(ApiError(404, message, reason="notFound").body(), 404)
+        route, names = found
+        try:
+            if self.tokens is not None:
+                check(request, route.operation, self.tokens)
+            self.services.refuse(f"{route.operation.partition('.')[0]}.googleapis.com")
+            return route.answer(request, **names)
+        except ApiError as error:
+            return json_response(error.body(), error.code)
+
+    def _one_at_a_time(self, route: Route) -> Route:
+        def locked(request: Request, **names: str) -> Response:
+            with self._lock:
+                return route.answer(request, **names)
+
+        return route._replace(answer=locked)
+
+    def _keep(self, request: Request) -> None:
+        kept = Recorded(request.method, request.path, _json_body(request.body), request.query)
+        with self._lock:
+            self.requests.append(kept)
+            if self.record:
+                with self.record.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(kept._asdict()) + "\n")
+
+
+def _json_body(body: bytes) -> Any:
+    """Parse JSON. None: invalid, or an object's bytes, which are larger than any JSON request."""
+    try:
+        return json.loads(body) if len(body) < 1 << 20 else None
+    except ValueError:
+        return None

@@ -1,0 +1,31 @@
+"""What becomes of a job on the loopback cloud: its states, and the seconds after its creation at which they begin."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from launch_train.common.contract import Exit
+from launcher.testing.googlecloud.custom_jobs import Stage
+
+WAITING: Final = (Stage("JOB_STATE_QUEUED", 0), Stage("JOB_STATE_PENDING", 5))
+RUNNING: Final = (*WAITING, Stage("JOB_STATE_RUNNING", 10))
+SUCCEEDED: Final = (*RUNNING, Stage("JOB_STATE_SUCCEEDED", 30))
+
+
+def _exited(code: int) -> tuple[Stage, ...]:
+    # Vertex AI's message when a container ends with a code other than 0.
+    said = f"The replica workerpool0-0 exited with a non-zero status of {int(code)}."
+    return (*RUNNING, Stage("JOB_STATE_FAILED", 30, (3, said)))
+
+
+FAILED: Final = _exited(Exit.FAILED)
+PREEMPTED: Final = _exited(Exit.PREEMPTED)
+"""The container saved a checkpoint and ended with the code of a preemption (docs/reliability.md)."""
+NO_CAPACITY: Final = (
+    *WAITING,
+    Stage(
+        "JOB_STATE_FAILED",
+        20,
+        (8, "Resources are insufficient in region: us-central1. Please try a different region."),
+    ),
+)

@@ -1,0 +1,141 @@
+"""The registry's HTTP server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from launcher.testing.httpserver import Handler, Server
+from launcher.testing.registry.access import Access
+from launcher.testing.registry.api import Api, placed
+from launcher.testing.registry.faults import Faults
+from launcher.testing.registry.store import Store
+from launcher.testing.registry.wire import Recorded, RefusedError, Request, Response
+
+Read = Callable[[int | None], bytes]
+"""Reads so many bytes of a body; None: all of it."""
+
+
+class OciRegistry:
+    """A registry on loopback, from `with` to its end. `requests` keeps all requests, in their order.
+
+    `repositories`: those that there are (with all below them, as in Artifact Registry); None: any name is made at its
+    first push. `immutable`: a tag stays where it is. `resumes`: False is Docker's registry 2.8, which loses an upload
+    whose connection broke in a piece. `pieces`: False takes no chunked uploads. `redirects`: blobs are read elsewhere.
+    Each answer waits for `latency` seconds of real time.
+    """
+
+    def __init__(
+        self,
+        *,
+        access: Access | None = None,
+        repositories: Iterable[str] | None = None,
+        immutable: bool = False,
+        resumes: bool = True,
+        pieces: bool = True,
+        redirects: bool = False,
+        latency: float = 0.0,
+        port: int = 0,
+    ) -> None:
+        self.access = access
+        self.latency = latency
+        self.faults = Faults()
+        self.requests: list[Recorded] = []
+        self.store = Store(None if repositories is None else frozenset(repositories), immutable=immutable)
+        self.api = Api(self.store, lambda: self.url, resumes=resumes, pieces=pieces, redirects=redirects)
+        self._lock = threading.Lock()
+        self._server = Server(("127.0.0.1", port), _handler(self._serve))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="registry")
+
+    @property
+    def host(self) -> str:
+        """As it stands in references."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        """Its address, without a slash at the end."""
+        return f"http://{self.host}"
+
+    @property
+    def steps(self) -> list[str]:
+        """What the requests were for, in their order."""
+        return [request.step for request in self.requests]
+
+    @property
+    def received(self) -> int:
+        """Bytes of all bodies that were read."""
+        return sum(request.size for request in self.requests)
+
+    def tag(self, repository: str, tag: str) -> str | None:
+        """The digest that a tag names."""
+        return self.store.repository(repository).tags.get(tag)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.hang_up()
+        self._server.server_close()
+        self._thread.join()
+
+    def _serve(self, head: Request, read: Read) -> Response:
+        request = placed(head)
+        effect = self.faults.meet(request.step)
+        request = replace(request, body=read(effect.reads if effect else None))
+        self._keep(request)
+        if self.latency:
+            time.sleep(self.latency)
+        return effect(request, self._answer) if effect else self._answer(request)
+
+    def _answer(self, request: Request) -> Response:
+        try:
+            if self.access and request.step == "token":
+                return self.access.token(request)
+            stopped = self.access.stop(request, self.url) if self.access else None
+            return stopped or self.api.answer(request)
+        except RefusedError as refused:
+            return refused.response
+
+    def _keep(self, request: Request) -> None:
+        parts = (request.step, request.repository, request.method, request.path, request.query)
+        with self._lock:
+            self.requests.append(Recorded(*parts, request.headers, len(request.body)))
+
+
+def _handler(serve: Callable[[Request, Read], Response]) -> type[BaseHTTPRequestHandler]:
+    class Calls(Handler):
+        def answer(self) -> None:
+            url = urlsplit(self.path)
+            # Docker's engine sends one Accept for each media type.
+            headers = {name.lower(): ", ".join(self.headers.get_all(name, [])) for name in self.headers}
+            request = Request(self.command, unquote(url.path), url.query, headers)
+            response = serve(request, lambda most: self.read_body(headers, most))
+            if response.then == "reset":
+                self.close_connection = True
+                self.server.to_reset.add(self.connection)
+                return
+            self.send(response)
+
+        def send(self, response: Response) -> None:
+            self.send_response(response.status)
+            for name, value in response.headers.items():
+                self.send_header(name, value)
+            if response.status != 204:
+                self.send_header("Content-Length", str(len(response.body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(response.body)
+            self.wfile.flush()
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the base class's names
+
+    return Calls

@@ -1,0 +1,105 @@
+"""What a registry holds, and what it checks of manifests."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.testing.registry.wire import RefusedError, digest
+
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+IMAGES = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+
+
+@dataclass
+class Repository:
+    """The digests of its blobs; manifests (media type, bytes) by digest; digests by tag."""
+
+    blobs: set[str] = field(default_factory=set)
+    manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class Store:
+    """All repositories. `only`: the names (or beginnings of names, up to a slash) that there are; None: any."""
+
+    def __init__(self, only: frozenset[str] | None, *, immutable: bool) -> None:
+        self.only = only
+        self.immutable = immutable
+        self.data: dict[str, bytes] = {}
+        self._repositories: dict[str, Repository] = defaultdict(Repository)
+
+    def repository(self, name: str) -> Repository:
+        """The repository of that name. Raises RefusedError: it must be made first."""
+        parts = name.split("/")
+        known = {"/".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        if self.only is not None and not known & self.only:
+            raise RefusedError(404, "NAME_UNKNOWN", f'Repository "{name}" not found')
+        return self._repositories[name]
+
+    def add(self, name: str, data: bytes) -> str:
+        """Put a blob into a repository; answers its digest."""
+        found = digest(data)
+        self.data[found] = data
+        self.repository(name).blobs.add(found)
+        return found
+
+    def blob(self, name: str, wanted: str) -> bytes:
+        """A blob's bytes. Raises RefusedError."""
+        if wanted not in self.repository(name).blobs:
+            raise RefusedError(404, "BLOB_UNKNOWN", "blob unknown to registry")
+        return self.data[wanted]
+
+    def manifest(self, name: str, reference: str) -> tuple[str, str, bytes]:
+        """Digest, media type and bytes of a manifest at a tag or a digest. Raises RefusedError."""
+        repository = self.repository(name)
+        found = repository.tags.get(reference, reference)
+        if found not in repository.manifests:
+            raise RefusedError(404, "MANIFEST_UNKNOWN", "manifest unknown")
+        return found, *repository.manifests[found]
+
+    def put(self, name: str, reference: str, media_type: str, raw: bytes) -> str:
+        """Take a manifest, if all that it names is there. Raises RefusedError."""
+        repository, found = self.repository(name), digest(raw)
+        self._check(repository, media_type, raw)
+        if ":" in reference:
+            if reference != found:
+                raise RefusedError(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
+        elif self.immutable and repository.tags.get(reference, found) != found:
+            raise RefusedError(400, "TAG_INVALID", "tag is immutable")
+        else:
+            repository.tags[reference] = found
+        repository.manifests[found] = (media_type, raw)
+        return found
+
+    def _check(self, repository: Repository, media_type: str, raw: bytes) -> None:
+        try:
+            manifest = json.loads(raw)
+            named = _named(manifest, media_type)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RefusedError(400, "MANIFEST_INVALID", "manifest invalid") from error
+        if manifest.get("mediaType", media_type) != media_type:
+            raise RefusedError(400, "MANIFEST_INVALID", "media types differ")
+        there = repository.manifests if media_type in INDEXES else repository.blobs
+        for descriptor in named:
+            if descriptor["digest"] not in there:
+                raise RefusedError(400, "MANIFEST_BLOB_UNKNOWN", f"blob unknown to registry: {descriptor['digest']}")
+            if descriptor["digest"] in self.data and len(self.data[descriptor["digest"]]) != descriptor["size"]:
+                raise RefusedError(400, "SIZE_INVALID", f"{descriptor['digest']} has another size")
+
+
+def _named(manifest: dict[str, Any], media_type: str) -> list[dict[str, Any]]:
+    """The descriptors in a manifest; raises for what isn't one."""
+    if media_type in INDEXES:
+        return list(manifest["manifests"])
+    if media_type in IMAGES:
+        return [manifest["config"], *manifest["layers"]]
+    raise ValueError(media_type)

@@ -1,0 +1,376 @@
+"""`launch sweep` on the loopback cloud: plan, submit, continue, cancel."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from launcher.testing.googlecloud import FakeClock, Fault, Status
+from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
+from tests.runs.vm_runs import VmSite, exits, is_preempted
+
+STEPS = ("--set", "run.config.steps=10,20,30")
+SWEEP = ("sweep", "job.yaml", *STEPS)
+
+
+def states(data: dict[str, Any]) -> list[str]:
+    return [one["state"] for one in data["points"]]
+
+
+def labels(job: Job) -> set[str]:
+    return {body["labels"]["launch-sweep"] for _, body in job.created}
+
+
+# --- The plan --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_sends_nothing_and_is_the_same_each_time(job: Job) -> None:
+    data = job.data(*SWEEP, "--dry-run")
+    assert data == job.data(*SWEEP, "--dry-run")
+    assert [one["set"] for one in data["points"]] == [{"run.config.steps": steps} for steps in (10, 20, 30)]
+    assert len({one["run"] for one in data["points"]}) == 3
+    for one in data["points"]:
+        request = one["plan"]["attempts"][0]["request"]
+        assert request["labels"]["launch-sweep"] == one["plan"]["spec"]["labels"]["launch-sweep"] == data["sweep"]
+    assert data["limits"]["usd_at_most"] == sum(one["plan"]["limits"]["usd_at_most"] for one in data["points"])
+    assert not job.cloud.requests
+
+
+def test_a_point_is_the_run_that_its_settings_make_alone(job: Job) -> None:
+    alone = job.data("vertex", "job.yaml", "--set", "run.config.steps=20", "--dry-run")
+    assert job.data(*SWEEP, "--dry-run")["points"][1]["run"] == alone["run"]
+
+
+def test_the_table_fits_80_columns(job: Job) -> None:
+    axes = [word for n in range(8) for word in ("--set", f"env.A_RATHER_LONG_NAME_{n}=some-value-{n},other")]
+    for flags in ([], axes[:12]):
+        ran = job.launch(*SWEEP, *flags, "--dry-run")
+        assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_more_random_points_belong_to_the_same_sweep(job: Job) -> None:
+    line = ("sweep", "job.yaml", "--set", "run.config.steps=int(1,1000)", "--dry-run", "--random")
+    few, many = job.data(*line, "3"), job.data(*line, "5")
+    assert few["sweep"] == many["sweep"]
+    assert [one["run"] for one in few["points"]] == [one["run"] for one in many["points"]][:3]
+    assert job.data(*line, "3", "--seed", "1")["sweep"] != few["sweep"]
+    assert job.data("sweep", "job.yaml", "--set", "run.config.steps=int(1,2)", "--random", "9", "--dry-run")["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--set", "run.config.stepz=1,2"], "did you mean steps"),
+        (["--set", "run.config.steps=10,-20"], "point 2 (run.config.steps=-20)"),
+        (["--set", "limits.hours=1,2"], "same run"),
+        ([*STEPS, "--name", "job"], "--name job"),
+        ([*STEPS, "--name", "job-0123abcd"], "--name"),
+        ([*STEPS, "--name", "My_Sweep"], "invalid name"),
+        ([*STEPS, "--run-id", "x"], "--run-id"),
+        ([*STEPS, "--seed", "1"], "--random"),
+        ([*STEPS, "--dry-run", "--detach"], "--dry-run"),
+        ([*STEPS, "--max-parallel", "0"], "--max-parallel"),
+        ([*STEPS, "--max-parallel", "2", "--detach"], "--detach"),
+        (["--set", f"run.config.steps={','.join(map(str, range(1, 1002)))}"], "1,001 points"),
+        (["--random", "0", "--set", "run.config.steps=int(1,9)"], "--random"),
+    ],
+)
+def test_what_is_refused_before_anything_is_sent(job: Job, flags: list[str], words: str) -> None:
+    ran = job.launch("sweep", "job.yaml", *flags, code=2)
+    assert words in ran.err
+    assert not job.cloud.requests
+
+
+def test_the_cost_limit_holds_for_the_sum(job: Job) -> None:
+    one = job.data("vertex", "job.yaml", "--dry-run")["limits"]["usd_at_most"]
+    assert job.data(*SWEEP, "--usd", str(int(3 * one) + 1), "--dry-run")["limits"]["usd"] == int(3 * one) + 1
+    ran = job.launch(*SWEEP, "--usd", str(int(2 * one) + 1), code=2)
+    assert "at most 2" in ran.err
+    assert not job.cloud.requests
+
+
+# --- The cloud -------------------------------------------------------------------------------------------------------
+
+
+def test_all_points_run_with_one_image_and_the_same_command_again_does_nothing(job: Job) -> None:
+    data = job.data(*SWEEP, "--yes")
+    assert states(data) == ["SUCCEEDED"] * 3
+    assert labels(job) == {data["sweep"]}
+    assert len(job.created) == 3
+    record = json.loads(job.cloud.objects.buckets["my-bucket"][f"runs/sweeps/{data['sweep']}.json"].data)
+    assert {one["run"] for one in record["points"]} == {one["run"] for one in data["points"]}
+    assert states(job.data(*SWEEP, "--yes")) == ["SUCCEEDED"] * 3
+    assert len(job.created) == 3
+
+
+def test_a_line_for_each_point_as_it_starts_and_ends(job: Job) -> None:
+    ran = job.launch(*SWEEP, "--yes")
+    for number in (1, 2, 3):
+        assert [word for line in ran.err.splitlines() if f" {number}/3 " in line for word in line.split()[3:4]][:1] == [
+            "started"
+        ]
+    assert ran.err.count("succeeded after") == 3
+    assert "3 succeeded" in ran.out
+
+
+def test_one_failing_point_leaves_the_others(job: Job) -> None:
+    scripts(job.cloud, FAILED, WELL)
+    data = job.data(*SWEEP, "--yes")
+    assert sorted(states(data)) == ["FAILED", "SUCCEEDED", "SUCCEEDED"]
+    assert [one["cause"] for one in data["points"] if one["state"] == "FAILED"] != [None]
+    assert sorted(states(job.data(*SWEEP, "--yes"))) == ["FAILED", "SUCCEEDED", "SUCCEEDED"], "nothing is retried"
+    assert len(job.created) == 3
+    job.cloud.jobs.script = WELL
+    assert states(job.data(*SWEEP, "--yes", "--retry-failed")) == ["SUCCEEDED"] * 3
+    assert len(job.created) == 4
+
+
+def test_all_failing_is_an_error_with_the_common_cause(job: Job) -> None:
+    job.cloud.jobs.script = FAILED
+    ran = job.launch(*SWEEP, "--yes", code=3)
+    assert "all 3 points failed" in ran.err
+    assert "workerpool0-0 exited with 1" in ran.err.rpartition("all 3 points failed")[2]
+
+
+def test_the_common_cause_is_that_of_the_output(job: Job) -> None:
+    job.cloud.jobs.script = FAILED
+    runs = job.data(*SWEEP, "--yes", "--detach")["points"]
+    for one in runs:
+        job.cloud.logs.write(one["job"].rpartition("/")[2], "workerpool0-0", "ValueError: too hot")
+    ran = job.launch(*SWEEP, "--yes", code=3)
+    assert "too hot" in ran.err.rpartition("all 3 points failed")[2]
+
+
+def test_without_capacity_the_exit_code_is_5(job: Job) -> None:
+    job.cloud.jobs.script = FULL
+    assert states(job.data(*SWEEP, "--yes", code=5)) == ["FAILED"] * 3
+
+
+def test_a_missing_bucket_is_reported_once(job: Job) -> None:
+    job.write(output="gs://no-such-bucket/runs")
+    ran = job.launch(*SWEEP, "--yes", code=2)
+    assert ran.err.count("gcloud storage buckets create") == 1
+    assert not job.created
+
+
+def test_killed_between_two_submissions_the_same_command_submits_what_is_missing(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.cloud.jobs.script = RUNS
+
+    def killed(calls: Any, _threads: int) -> None:
+        for call in calls[:1]:  # the first point
+            call()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("launcher.api.sweep_cloud.in_pool", killed)
+        ran = job.launch(*SWEEP, "--yes", "--detach", code=130)
+    assert "1 job continues; 2 points not started" in ran.err
+    assert "launch cancel job-" in ran.err
+    assert len(job.created) == 1
+    assert states(job.data(*SWEEP, "--yes", "--detach")) == ["ACTIVE"] * 3
+    assert len(job.created) == 3
+
+
+def test_two_sweeps_typed_at_once_make_one_job_for_each_point(job: Job) -> None:
+    from launcher.api.cloud import open_cloud
+    from launcher.api.sweep_cloud import CloudSweep
+    from launcher.cli.flows.plan_sweep import plan_of
+    from launcher.cli.options import Flags
+    from tests.command import WORLD, as_process
+
+    job.cloud.jobs.script = RUNS
+    with as_process(["launch"], {**WORLD, **job.env}, job.folder):
+        flags = Flags(set=[STEPS[1]])
+        plan = plan_of("vertex", job.folder / "job.yaml", flags, random=None, seed=0, offline=True)
+        both = [
+            CloudSweep(plan, open_cloud(plan.project), lambda made: made, lambda _: None, lambda _: None)
+            for _ in range(2)
+        ]
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda one: one.run(detach=True), both))
+    assert len(job.created) == 3
+    assert {run.state for one in both for run in one.runs} == {"active"}
+
+
+def test_too_many_requests_are_retried_with_a_pause(job: Job) -> None:
+    job.cloud.jobs.script = RUNS
+    fault = job.cloud.faults.add(Fault(CREATE, Status(429, retry_after=7), times=2))
+    data = job.data(*SWEEP, "--yes", "--detach")
+    assert states(data) == ["ACTIVE"] * 3
+    assert job.cloud.faults.used[fault] == 2
+    assert len(job.created) == 5
+
+
+def test_a_rate_limit_that_outlasts_a_runs_retries_delays_its_point_only(job: Job) -> None:
+    job.write(provisioning=["standard"], regions=["us-central1"])
+    job.cloud.jobs.script = RUNS
+    job.cloud.faults.add(Fault(CREATE, Status(429), times=20))
+    assert states(job.data(*SWEEP, "--yes", "--detach")) == ["ACTIVE"] * 3
+    assert len(job.created) == 23
+
+
+def test_max_parallel_limits_the_jobs_at_a_time(job: Job) -> None:
+    ran = job.launch(*SWEEP, "--yes", "--max-parallel", "1")
+    kinds = [line.split()[3] for line in ran.err.splitlines() if "/3 " in line]
+    assert [kind for kind in kinds if kind in ("started", "succeeded")] == ["started", "succeeded"] * 3
+
+
+def test_a_watch_limit_ends_the_watch(job: Job) -> None:
+    job.cloud.jobs.script = RUNS
+    data = job.data(*SWEEP, "--yes", "--watch-for", "1m", code=6)
+    assert states(data) == ["ACTIVE"] * 3
+
+
+def test_an_attempt_waits_no_longer_than_it_may(job: Job) -> None:
+    job.write(limits={"wait": "10m"}, provisioning=["standard"])
+    job.cloud.jobs.script = WAITS
+    assert states(job.data(*SWEEP, "--yes", code=5)) == ["FAILED"] * 3
+    assert len(job.created) == 6, "each point in both regions"
+
+
+def test_another_sweep_cannot_take_the_name(job: Job) -> None:
+    job.data(*SWEEP, "--yes", "--name", "lr-search")
+    job.data(*SWEEP, "--yes", "--name", "lr-search")
+    ran = job.launch("sweep", "job.yaml", "--set", "run.config.steps=11,12", "--yes", "--name", "lr-search", code=2)
+    assert "lr-search" in ran.err
+    assert len(job.created) == 3
+
+
+def test_a_costly_sweep_is_asked_about_once_as_a_whole(job: Job) -> None:
+    one = job.data("vertex", "job.yaml", "--dry-run")["limits"]["usd_at_most"]
+    hours = ("--set", "limits.hours=null")
+    ran = job.launch(*SWEEP, *hours, code=2)
+    assert "this sweep could cost" in ran.err
+    assert f"{3 * one:,.2f}"[:4] in ran.err
+    assert not job.created
+
+
+# --- cancel and report -----------------------------------------------------------------------------------------------
+
+
+def test_cancel_cancels_all_active_points_after_one_question(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts(job.cloud, WELL, RUNS)
+    sweep = job.data(*SWEEP, "--yes", "--watch-for", "2m", code=6)["sweep"]
+    assert "--yes" in job.launch("cancel", sweep, code=2).err, "there is no terminal"
+    monkeypatch.setattr("launcher.cli.flows.cancel_sweep.confirmed", lambda *_: False)
+    job.launch("cancel", sweep, code=1)
+    asked: list[Any] = []
+
+    def confirmed(*words: Any) -> bool:
+        asked.append(words)
+        return True
+
+    monkeypatch.setattr("launcher.cli.flows.cancel_sweep.confirmed", confirmed)
+    ran = job.launch("cancel", sweep)
+    assert (len(asked), ran.out.count("cancelled after"), "2 points cancelled" in ran.out) == (1, 2, True)
+    assert job.data("cancel", sweep, "--yes") == {"sweep": sweep, "runs": []}
+    assert sorted(states(job.data(*SWEEP, "--yes"))) == ["CANCELLED", "CANCELLED", "SUCCEEDED"]
+
+
+def test_a_sweep_that_is_cancelled_while_it_submits_starts_no_more(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.cloud.jobs.script = RUNS
+    sweep = job.data(*SWEEP, "--dry-run")["sweep"]
+
+    def interrupted(calls: Any, _threads: int) -> None:
+        calls[0]()
+        job.cloud.objects.put("my-bucket", f"runs/sweeps/{sweep}.cancelled", b"{}")
+        for call in calls[1:]:
+            call()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("launcher.api.sweep_cloud.in_pool", interrupted)
+        ran = job.launch(*SWEEP, "--yes", "--detach")
+    assert (len(job.created), ran.code) == (1, 0)
+
+
+def test_a_large_sweep_is_asked_about_before_failed_points_are_resumed(job: Job) -> None:
+    job.cloud.jobs.script = FAILED
+    costly = (*SWEEP, "--hours", "40")
+    job.launch(*costly, "--yes", code=3)
+    job.write(limits={})
+    ran = job.launch(*SWEEP, "--retry-failed", "--detach", code=2)
+    assert "--yes" in ran.err
+    assert len(job.created) == 3
+
+
+def test_a_cancelled_sweep_starts_no_further_points(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from launcher.api.sweep_cloud import CloudSweep
+    from launcher.api.sweep_record import mark_cancelled
+
+    poll, polls = CloudSweep.poll, []
+
+    def cancelled(self: CloudSweep) -> None:
+        polls.append(1)
+        if len(polls) == 2:
+            mark_cancelled(self.storage(self.plan.output), self.plan.name)
+        poll(self)
+
+    monkeypatch.setattr(CloudSweep, "poll", cancelled)
+    assert states(job.data(*SWEEP, "--yes", "--max-parallel", "1")) == ["SUCCEEDED", "CANCELLED", "CANCELLED"]
+    monkeypatch.setattr(CloudSweep, "poll", poll)
+    assert states(job.data(*SWEEP, "--yes")) == ["SUCCEEDED"] * 3, "typed again it continues"
+
+
+@pytest.mark.parametrize("name", ["", "lr-search"])
+def test_one_report_of_all_points_also_when_vertex_has_forgotten_the_jobs(job: Job, name: str) -> None:
+    job.cloud.objects.add("my-project-launch")
+    job.write(output="gs://my-project-launch/runs")
+    data = job.data(*SWEEP, "--yes", *(["--name", name] if name else []))
+    for one in data["points"]:
+        row = b'{"step": 1, "loss": 2.5, "time": 1750000000.0}\n'
+        part = f"runs/{one['run']}/metrics/0001-0000-0000-000000.jsonl"
+        job.cloud.objects.put("my-project-launch", part, row)
+    for _ in range(2):
+        ran = job.launch("report", data["sweep"])
+        text = (job.folder / ran.out.strip()).read_text(encoding="utf-8")
+        assert ran.out.strip() == f"{data['sweep']}-report.html"
+        assert all(one["run"] in text for one in data["points"])
+        job.cloud.jobs.jobs.clear()
+
+
+def test_a_report_leaves_out_points_that_have_not_begun(job: Job) -> None:
+    job.cloud.jobs.script = RUNS
+    flags = ("--yes", "--max-parallel", "1", "--watch-for", "1m")
+    data = job.data(*SWEEP, *flags, code=6)
+    ran = job.launch("report", data["sweep"])
+    assert "2 points of 3" in ran.err
+    assert data["points"][2]["run"] not in (job.folder / ran.out.strip()).read_text(encoding="utf-8")
+
+
+def test_a_name_without_a_sweep_or_run_is_an_error(job: Job) -> None:
+    for argv in (("report", "job-012345"), ("report", "nothing"), ("cancel", "job-012345"), ("cancel", "nothing")):
+        assert job.launch(*argv, code=2).out == ""
+
+
+# --- VMs -------------------------------------------------------------------------------------------------------------
+
+
+def test_points_on_vms_and_their_report_when_the_vms_are_gone(
+    job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = VmSite(job.cloud, clock, [exits(0), is_preempted, exits(0)])
+    monkeypatch.setattr("launcher.clock.REAL", site.time)
+    job.cloud.objects.add("my-project-launch")
+    place = {"zones": ["us-central1-a", "us-central1-b"], "regions": None, "provisioning": ["spot"]}
+    job.write(output="gs://my-project-launch/runs", **place)
+    line = (
+        *SWEEP[:2],
+        "--set",
+        "run.config.steps=10,20",
+        "--to",
+        "vm",
+        "--no-preflight",
+        "--yes",
+        "--max-parallel",
+        "1",
+    )
+    data = job.data(*line)
+    assert states(data) == ["SUCCEEDED"] * 2
+    assert job.cloud.compute.names() == []
+    assert states(job.data(*line)) == ["SUCCEEDED"] * 2, "nothing runs again"
+    assert job.launch("report", data["sweep"]).out.strip() == f"{data['sweep']}-report.html"

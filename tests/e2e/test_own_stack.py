@@ -1,0 +1,347 @@
+"""Images with another PyTorch than the recipe's own, built by a real engine.
+
+The wheels are tiny and made here: a release of PyTorch in two builds, torchvision in two builds, and what needs them.
+They lie in the base image, where pip finds them besides its indexes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import docker
+import pytest
+
+from launcher.images.docker_engine import Engine
+from launcher.images.registry import Registry, parse
+from tests.e2e.engine import Running
+from tests.e2e.running import run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.rotates(turn=1)]
+
+CANARY = "canary-7f30e1c4"
+SPEC = """\
+name: mine
+machine: {{type: l4, gpus: 1}}
+image: {{repository: "{repository}", base: "{base}", requirements: {requirements}{more}}}
+run: {{script: mine.py}}
+"""
+PIP_CONF = "[global]\nfind-links = /wheels\nretries = 0\ntimeout = 5\n"
+"""PyTorch's own indexes can't be reached from everywhere; pip then uses what it finds elsewhere."""
+
+
+def wheel(folder: Path, name: str, version: str, needs: tuple[str, ...] = (), text: str = "") -> Path:
+    """A wheel of one module, which has a version."""
+    folder.mkdir(exist_ok=True)
+    package = name.replace("-", "_")
+    info = f"{package}-{version}.dist-info"
+    file = folder / f"{package}-{version}-py3-none-any.whl"
+    needs_lines = "".join(f"Requires-Dist: {one}\n" for one in needs)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{package}/__init__.py", f"__version__ = {version!r}\n{text}")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs_lines}")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels") / "wheels"
+    for version in ("2.9.1+cu126", "2.9.1+cu128", "2.15.0"):
+        wheel(folder, "torch", version)
+    for version, torch in (("0.24.1", "2.9.1"), ("0.24.1+cu128", "2.9.1"), ("0.29.9", "2.15.0")):
+        wheel(folder, "torchvision", version, (f"torch=={torch}",))
+    wheel(folder, "needs-torch", "1.0", ("torch",))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def api(containers: Running) -> Iterator[Any]:
+    client = docker.APIClient(containers.engine, version="auto", timeout=600)
+    yield client
+    client.close()
+
+
+def layered(containers: Running, api: Any, name: str, dockerfile: str, folder: Path) -> str:
+    """Build an image on the tests' base; return its digest reference in the registry."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(folder, "wheels")
+        for file, text in (("Dockerfile", f"FROM {containers.base}\n{dockerfile}"), ("pip.conf", PIP_CONF)):
+            info = tarfile.TarInfo(file)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    archive.seek(0)
+    tag = f"{containers.registry}/{name}:1"
+    events = list(api.build(fileobj=archive, custom_context=True, tag=tag, decode=True, rm=True))
+    assert not any("error" in event for event in events), events[-3:]
+    engine = Engine.connect(containers.environ)
+    digest = engine.push(tag)
+    engine.api.close()
+    return f"{containers.registry}/{name}@{digest}"
+
+
+@pytest.fixture(scope="module")
+def base(containers: Running, api: Any, wheels: Path) -> str:
+    return layered(containers, api, "withwheels", "COPY wheels /wheels\nCOPY pip.conf /etc/pip.conf\n", wheels)
+
+
+@pytest.fixture(scope="module")
+def base_with_torch(containers: Running, api: Any, wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """As NVIDIA's: a PyTorch of its own, with a version that no index has, in a prefix of its own."""
+    folder = tmp_path_factory.mktemp("vendor") / "wheels"
+    shutil.copytree(wheels, folder)
+    wheel(folder, "vendor-numpy", "1.0")
+    wheel(folder, "torch", "2.9.0a0+145a3a7.nv25.10", text="from torch_native import KERNELS\n")
+    wheel(folder, "torch-native", "1.0", text="KERNELS = 'vendor'\n")
+    steps = (
+        "COPY wheels /wheels\nCOPY pip.conf /etc/pip.conf\n"
+        "RUN python3 -m venv /opt/vendor && /opt/vendor/bin/pip install --no-index --no-deps --find-links /wheels "
+        "torch==2.9.0a0+145a3a7.nv25.10 torch-native vendor-numpy\nENV PATH=/opt/vendor/bin:$PATH\n"
+    )
+    return layered(containers, api, "vendor", steps, folder)
+
+
+def job(
+    folder: Path, containers: Running, base: str, requirements: str, more: str = "", name: str = "requirements.txt"
+) -> Path:
+    """A folder with a spec, a script and requirements."""
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text("import torch\nprint(torch.__version__)\n")
+    (folder / name).write_text(requirements)
+    spec = folder / "job.yaml"
+    values = {"repository": f"{containers.registry}/own", "base": base, "requirements": name, "more": more}
+    spec.write_text(SPEC.format(**values))
+    return spec
+
+
+def pushed(spec: Path, containers: Running, env: dict[str, str] | None = None) -> dict[str, Any]:
+    path = f"/usr/bin:{containers.environ['PATH']}"  # Debian's docker command, which has BuildKit without a plugin
+    ran = run("push", spec, "-o", "json", cwd=spec.parent, env={**containers.environ, "PATH": path, **(env or {})})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def in_image(api: Any, reference: str, code: str) -> str:
+    """Run Python in the image as its own user; return what it prints."""
+    name, _, digest = reference.partition("@")
+    api.pull(f"{name}@{digest}")
+    made = api.create_container(reference, entrypoint=["python", "-c", code])["Id"]
+    try:
+        api.start(made)
+        status = api.wait(made)["StatusCode"]
+        output = str(api.logs(made).decode())
+        assert status == 0, output
+        return output
+    finally:
+        api.remove_container(made, force=True)
+
+
+SHOW = "import torch, torchvision; print(torch.__version__, torchvision.__version__)"
+NODE = (
+    "import launch_train.node.__main__, launch_train.metrics; "
+    "import google.cloud.storage, google_crc32c, psutil, pynvml, numpy; print('node', launch_train.__file__)"
+)
+
+
+def test_the_bases_own_torch_is_used_and_never_replaced(
+    containers: Running, api: Any, base_with_torch: str, tmp_path: Path
+) -> None:
+    spec = job(tmp_path / "job", containers, base_with_torch, "needs-torch\n", ", torch: base")
+    found = pushed(spec, containers)
+    assert found["wheel"] == "base"
+    assert in_image(api, found["reference"], "import torch; print(torch.__version__, torch.KERNELS)").split() == [
+        "2.9.0a0+145a3a7.nv25.10",
+        "vendor",
+    ]
+    assert "/opt/vendor/" in in_image(api, found["reference"], "import torch; print(torch.__file__)")
+    assert in_image(api, found["reference"], NODE).split()[0] == "node"
+    assert in_image(api, found["reference"], "import needs_torch; print(needs_torch.__version__)").split() == ["1.0"]
+
+
+def test_hashes_of_every_package_are_checked(
+    containers: Running, api: Any, base: str, wheels: Path, tmp_path: Path
+) -> None:
+    def line(name: str, version: str) -> str:
+        file = wheels / f"{name}-{version}-py3-none-any.whl"
+        return f"{name}=={version} --hash=sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+
+    text = line("torch", "2.9.1+cu128") + line("torchvision", "0.24.1+cu128")
+    found = pushed(job(tmp_path / "job", containers, base, text), containers)
+    assert in_image(api, found["reference"], SHOW).split() == ["2.9.1+cu128", "0.24.1+cu128"]
+    wrong = job(tmp_path / "wrong", containers, base, text.replace("sha256:", "sha256:00", 1).replace("00", "0", 1))
+    ran = run("push", wrong, cwd=wrong.parent, env=containers.environ)
+    assert ran.returncode == 1
+    assert "HASH" in ran.stderr.upper()
+
+
+class PrivateIndex(http.server.SimpleHTTPRequestHandler):
+    """A package index that wants a password."""
+
+    def do_GET(self) -> None:
+        wanted = base64.b64encode(f"me:{CANARY}".encode()).decode()
+        if self.headers.get("Authorization") != f"Basic {wanted}":
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="packages"')
+            self.end_headers()
+            return
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def serving(folder: Path, handler: Any) -> Iterator[int]:
+    server = http.server.ThreadingHTTPServer(
+        ("0.0.0.0", 0), partial(handler, directory=str(folder))
+    )  # for the bridge's address
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def gateway(api: Any) -> str:
+    """The address of this machine in the containers' network."""
+    return str(api.inspect_network("bridge")["IPAM"]["Config"][0]["Gateway"])
+
+
+def test_torch_from_requirements_a_private_index_and_a_repository(
+    containers: Running, api: Any, base: str, tmp_path: Path
+) -> None:
+    """PyTorch's build and what follows it; no password in any layer or the history, and no git in the image."""
+    wheel(tmp_path / "index", "secret-sauce", "1.0")
+    repository(tmp_path)
+    with (
+        serving(tmp_path / "index", PrivateIndex) as port,
+        serving(tmp_path / "served", http.server.SimpleHTTPRequestHandler) as git,
+    ):
+        text = (
+            f"--find-links http://me:${{INDEX_TOKEN}}@{gateway(api)}:{port}/\n--trusted-host {gateway(api)}\n"
+            "secret-sauce\ntorch==2.9.1+cu128\ntorchvision\nneeds-torch\n"
+            f"from-git @ git+http://{gateway(api)}:{git}/x.git\n"
+        )
+        spec = job(tmp_path / "job", containers, base, text, ", build_secrets: [INDEX_TOKEN]")
+        unset = run("push", spec, cwd=spec.parent, env=containers.environ)
+        assert unset.returncode == 2
+        assert "image.build_secrets" in unset.stderr
+        found = pushed(spec, containers, {"INDEX_TOKEN": CANARY})
+    assert found["wheel"] == "cu128"
+    image = found["reference"]
+    assert in_image(api, image, SHOW).split() == ["2.9.1+cu128", "0.24.1+cu128"]
+    assert in_image(api, image, NODE).split() == ["node", "/opt/launch/launch_train/__init__.py"]
+    assert in_image(api, image, "import from_git, secret_sauce; print(from_git.here)").strip() == "from git"
+    assert in_image(api, image, "import shutil; print(shutil.which('git'))").strip() == "None"
+    assert not [one for one in api.history(image) if CANARY in json.dumps(one)]
+    needles = (CANARY.encode(), base64.b64encode(f"me:{CANARY}".encode()))
+    assert not any(needle in content for content in contents(image) for needle in needles)
+    (spec.parent / "mine.py").write_text("print(2)\n")
+    after = pushed(spec, containers)
+    assert (after["how"], after["dependencies"]) == ("appended", found["dependencies"])
+
+
+def repository(folder: Path) -> None:
+    """A git repository with a package, as files that any web server can serve."""
+    source = folder / "source"
+    (source / "from_git").mkdir(parents=True)
+    (source / "from_git" / "__init__.py").write_text("here = 'from git'\n")
+    (source / "pyproject.toml").write_text("[project]\nname = 'from-git'\nversion = '1'\n")
+    for words in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")):
+        subprocess.run(["git", *words], cwd=source, check=True)
+    subprocess.run(["git", "clone", "-q", "--bare", source, folder / "served" / "x.git"], check=True)
+    subprocess.run(["git", "update-server-info"], cwd=folder / "served" / "x.git", check=True)
+
+
+def contents(reference: str) -> Iterator[bytes]:
+    """All that an image consists of: manifest, config, and each file of its layers."""
+    where = parse(reference)
+    with Registry(where.host, {}) as registry:
+        manifest = registry.manifest(where.repository, where.digest or "")
+        assert manifest
+        yield manifest.raw
+        yield registry.blob(where.repository, manifest.body["config"]["digest"])
+    for blob in manifest.body["layers"]:
+        with (
+            urlopen(f"http://{where.host}/v2/{where.repository}/blobs/{blob['digest']}") as answer,
+            tarfile.open(fileobj=answer, mode="r|gz") as layer,
+        ):
+            for one in layer:
+                content = layer.extractfile(one) if one.isreg() else None
+                if content:
+                    yield content.read()
+
+
+def test_a_finished_image_gets_the_node_as_a_layer_and_runs_a_script(
+    containers: Running, api: Any, base_with_torch: str, tmp_path: Path
+) -> None:
+    """Without an engine; the image's own PyTorch, user and entrypoint stay."""
+    spec = job(tmp_path / "job", containers, base_with_torch, "")
+    (spec.parent / "mine.py").write_text(
+        "import launch_train.metrics, torch, google.cloud.storage\nprint('mine:', torch.__version__, torch.KERNELS)\n"
+    )
+    text = spec.read_text().replace(
+        f'base: "{base_with_torch}", requirements: requirements.txt', f'uri: "{base_with_torch}"'
+    )
+    spec.write_text(text.replace("{script: mine.py}", "{script: mine.py, node: append, launcher: python}"))
+    ran = run("push", spec, "-o", "json", cwd=spec.parent, env={**os.environ, "DOCKER_HOST": "unix:///no/engine"})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["how"], found["wheel"]) == ("appended", "base")
+    env = {**containers.environ}
+    local = run("local", spec, "--docker", "--output", str(tmp_path / "runs"), cwd=spec.parent, env=env)
+    assert local.returncode == 0, local.stdout + local.stderr
+    assert "mine: 2.9.0a0+145a3a7.nv25.10 vendor" in local.stdout + local.stderr
+
+
+def test_a_users_dockerfile_makes_the_base(containers: Running, api: Any, base_with_torch: str, tmp_path: Path) -> None:
+    """Several stages, files of the code, and PyTorch from its own FROM."""
+    spec = job(tmp_path / "job", containers, base_with_torch, "needs-torch\n", ", torch: base")
+    (spec.parent / "tool.txt").write_text("made from the context\n")
+    (spec.parent / "Own.Dockerfile").write_text(
+        f"FROM {base_with_torch} AS tools\nCOPY tool.txt /made/\n"
+        "RUN --mount=type=tmpfs,target=/t cp /made/tool.txt /made/x\n"
+        f"FROM {base_with_torch}\nCOPY --from=tools /made /made\n"
+    )
+    spec.write_text(spec.read_text().replace(f'base: "{base_with_torch}"', "dockerfile: Own.Dockerfile, code: ."))
+    found = pushed(spec, containers)
+    code = "import torch, needs_torch; print(torch.KERNELS, open('/made/x').read())"
+    assert in_image(api, found["reference"], code).split() == ["vendor", "made", "from", "the", "context"]
+    assert in_image(api, found["reference"], NODE).split()[0] == "node"
+
+
+def test_an_images_own_entrypoint_runs_untouched(containers: Running, api: Any, wheels: Path, tmp_path: Path) -> None:
+    steps = 'ENTRYPOINT ["sh", "-c", "echo own entrypoint: $0 $1 in $LAUNCH_RUN_FOLDER"]\n'
+    image = layered(containers, api, "entry", steps, wheels)
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        f'name: mine\nmachine: {{type: l4, gpus: 1}}\nimage: {{uri: "{image}"}}\n'
+        "run: {node: none, args: [--epochs, '3']}\n"
+    )
+    where = ("--output", str(tmp_path / "runs"))
+    ran = run("local", spec, "--docker", *where, cwd=tmp_path, env=containers.environ)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"own entrypoint: --epochs 3 in {tmp_path}/runs/mine-" in ran.stdout + ran.stderr
+    without = run("local", spec, *where, cwd=tmp_path, env=containers.environ)
+    assert without.returncode == 2
+    assert "--docker" in without.stderr

@@ -1,0 +1,1 @@
+"""Other frameworks under the node: their packages are the extra [judges] of pyproject.toml."""

@@ -1,0 +1,155 @@
+"""Data sets of the Hugging Face hub: the real client, and a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from launch_train.common.config import local_paths, problems
+
+ROOT = Path(__file__).parents[3] / "train"
+FILES = {
+    "main": {"README.md": "about", "data/train-0.jsonl": "a", "data/validation-0.jsonl": "b", "extra/x.jsonl": "c"},
+    "refs/convert/parquet": {"one/train-0.jsonl": "d", "two/train-0.jsonl": "e"},
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub with the data sets org/set (FILES), org/other (only a copy) and org/gated."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(self.path.partition("?")[0]).strip("/")
+        repo, _, rest = path.removeprefix("api/").removeprefix("datasets/").partition("/revision/")
+        if "/resolve/" in path:
+            repo, _, rest = path.removeprefix("datasets/").partition("/resolve/")
+        if "/tree/" in path:
+            repo, _, rest = path.removeprefix("api/datasets/").partition("/tree/")
+        repo = "/".join(repo.split("/")[:2])
+        if repo == "org/gated":
+            return self.end(403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+        if repo not in ("org/set", "org/other"):
+            return self.end(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such repository"})
+        if path.startswith("api/"):
+            revision = {"1" * 40: "main", "2" * 40: "refs/convert/parquet"}.get(rest, rest or "main")
+            if revision not in FILES:
+                return self.end(404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "no such revision"})
+            files = {"README.md": ""} if (repo, revision) == ("org/other", "main") else FILES[revision]
+            if "/tree/" in path:
+                listed = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
+                return self.end(200, {"Content-Type": "application/json"}, json.dumps(listed).encode())
+            sha = ("1" if revision == "main" else "2") * 40
+            about = {"id": repo, "sha": sha, "siblings": [{"rfilename": name} for name in files]}
+            return self.end(200, {"Content-Type": "application/json"}, json.dumps(about).encode())
+        commit, _, name = rest.partition("/")
+        letter = FILES["main" if commit[0] == "1" else "refs/convert/parquet"][name]
+        data = (json.dumps({"text": letter * 50}) + "\n").encode() * 20
+        return self.end(200, {"ETag": f'"{commit[0]}-{letter}"', "X-Repo-Commit": commit}, data)
+
+    def end(self, status: int, headers: dict[str, str], data: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+PROGRAM = """
+import json, sys
+from launch_train.common.config import parse
+from launch_train.common.errors import TrainError
+from launch_train.data import open_data
+from launch_train.distributed.process_group import Ranks
+for path in sys.argv[1:]:
+    try:
+        source = open_data(parse({"data": path, "model": {"block_size": 8}}), Ranks())
+        seen = sorted(set(bytes(source.train(1, slice(0, 24))[0].flatten().tolist())) - {10})
+        facts = {"files": source.facts["data_files"], "data": source.facts["data"]}
+        print(json.dumps({**facts, "seen": bytes(seen).decode()}))
+    except TrainError as error:
+        print(json.dumps({"error": str(error), "exit": int(error.exit)}))
+"""
+
+
+def asked(url: str, cache: Path, *paths: str) -> list[dict[str, Any]]:
+    world = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    world["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *paths],
+        env={**os.environ, **world, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    paths = ("hf:org/set/data/*", "hf:org/set@main/extra/*.jsonl", "hf:org/other/two/*")
+    wrong = ("hf:org/set/*.csv", "hf:org/set", "hf:org/other", "hf:org/gated", "hf:org/none", "hf:org/set@v9")
+    cache = tmp_path_factory.mktemp("cache")
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield dict(zip((*paths, *wrong), asked(url, cache, *paths, *wrong), strict=True))
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("path", "files", "seen"),
+    [("hf:org/set/data/*", 2, "ab"), ("hf:org/set@main/extra/*.jsonl", 1, "c"), ("hf:org/other/two/*", 1, "e")],
+)
+def test_files_of_the_hub(answers: dict[str, dict[str, Any]], path: str, files: int, seen: str) -> None:
+    """The last one is in the hub's own copy only. JSON Lines are not split by their names."""
+    assert answers[path] == {"files": files, "seen": seen, "data": path}
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("hf:org/set/*.csv", "the hub has no *.csv in it"),
+        ("hf:org/set", "hf:org/set has the folders data, extra: choose one, hf:org/set/data/*"),
+        ("hf:org/other", "has the folders one, two: choose one"),
+        ("hf:org/gated", "is gated: accept its terms at"),
+        ("hf:org/none", "has no such data set, or it is private: give a token in HF_TOKEN"),
+        ("hf:org/set@v9", "the data set has no such revision"),
+    ],
+)
+def test_what_the_hub_does_not_have(answers: dict[str, dict[str, Any]], path: str, words: str) -> None:
+    assert words in answers[path]["error"]
+    assert answers[path]["exit"] == 2
+
+
+def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
+    (found,) = asked("http://127.0.0.1:9", tmp_path, "hf:org/set")
+    assert "can't be downloaded from http://127.0.0.1:9" in found["error"]
+    assert found["exit"] == 70
+
+
+def test_names_of_data_sets() -> None:
+    for path in ("hf:org/set", "hf:org/set@main", "hf:org/set/sample/*.parquet", "hf:a-b/c.d@v1/x"):
+        assert not problems({"data": path})
+        assert local_paths({"data": path}) == {}
+    assert problems({"data": "hf:imdb"})
+    assert problems({"data": {"path": "a", "tokenizer": "hf:org/set"}})

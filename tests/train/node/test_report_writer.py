@@ -1,0 +1,47 @@
+"""The node's report of a run whose folder is in a bucket."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch_train.common import contract
+from launch_train.node import report_writer
+from launch_train.node.report_writer import ReportWriter
+from tests.train.report.folders import preempted
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(os.environ, "PYTHONPATH", str(Path(contract.__file__).parents[2]))
+    return preempted(tmp_path)
+
+
+def test_the_last_report_is_written_at_the_end(folder: Path) -> None:
+    ReportWriter(str(folder)).close(20.0)
+    assert (folder / contract.REPORT).stat().st_size > 60_000
+
+
+def test_one_is_written_while_the_run_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_writer, "EVERY", 0.01)
+    monkeypatch.setattr(ReportWriter, "_write", lambda self, _seconds: self._closed.set())
+    writer = ReportWriter(str(folder))
+    writer._thread.join(20.0)
+    assert writer._closed.is_set()
+
+
+def test_no_time_is_no_report(folder: Path) -> None:
+    ReportWriter(str(folder)).close(0.5)
+    assert not (folder / contract.REPORT).exists()
+
+
+def test_one_that_takes_too_long_is_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
+    monkeypatch.setattr(report_writer, "COMMAND", ("-c", "exec sleep 60"))
+    ReportWriter(str(folder)).close(1.1)
+    assert "not written in time" in capfd.readouterr().err

@@ -1,0 +1,109 @@
+"""Find the files of a data path (one file, all files of a folder, or those that match a pattern), and open them."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import re
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, Final
+
+from launch_train.common.errors import UsageError
+
+PACKED: Final = (".gz", ".zst")
+"""Suffixes of compressed files."""
+
+
+_IS_HELD_OUT: Final = re.compile(r"(^|[^a-z])(val|valid|validation|eval)([^a-z]|$)", re.IGNORECASE)
+_IS_TRAINING: Final = re.compile(r"(^|[^a-z])train([^a-z]|$)", re.IGNORECASE)
+"""Names of files and folders, such as val.bin, fineweb_val_000000.bin and validation/; train.bin and train-0.arrow."""
+
+
+class PackedError(UsageError):
+    """A compressed file is damaged, truncated or not compressed at all."""
+
+
+def find_files(data: str) -> list[Path] | None:
+    """Return the files of a file, a folder or a glob (*, ?, [a-z], **), sorted by path; None if it does not exist.
+
+    Hidden files and folders (those whose names start with a dot) are skipped.
+    """
+    root = Path(data).expanduser()
+    if root.is_file():
+        return [root]
+    if root.is_dir():
+        return _inside(root)
+    if not glob.has_magic(data):
+        return None
+    found = sorted(Path(name) for name in glob.glob(str(root), recursive=True))  # noqa: PTH207 - keeps absolute patterns
+    return [file for path in found for file in (_inside(path) if path.is_dir() else [path])] or None
+
+
+def _inside(root: Path) -> list[Path]:
+    parts = sorted(path.relative_to(root).parts for path in root.rglob("*"))
+    visible = (root.joinpath(*part) for part in parts if not any(name.startswith(".") for name in part))
+    return [path for path in visible if path.is_file()]
+
+
+def split_by_name(files: Sequence[Path], data: str) -> tuple[list[Path], list[Path]]:
+    """Split the files of a folder or pattern `data` into those to train on and those to hold out, by their names.
+
+    Files that are named neither are for training if no file is named train. A single file is for training.
+    """
+    root = Path(data).expanduser()
+    inside = {path: path.relative_to(root).parts if path.is_relative_to(root) else (path.name,) for path in files}
+    held_out = [path for path in files if any(_IS_HELD_OUT.search(part) for part in inside[path])]
+    rest = [path for path in files if path not in set(held_out)]
+    if len(files) == 1 or not rest:
+        return list(files), []
+    named = [path for path in rest if any(_IS_TRAINING.search(part) for part in inside[path])]
+    return named or rest, held_out
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading; .gz and .zst files are decompressed.
+
+    Raises PackedError if that fails, here or while reading, and UsageError if the file can't be read.
+    """
+    try:
+        with _open(path) as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise PackedError(f"data: {path} can't be unpacked: {error}") from error
+    except OSError as error:
+        raise UsageError(f"data: {path} can't be read: {error.strerror or error}") from error
+    except Exception as error:
+        if path.suffix.lower() == ".zst" and isinstance(error, _zstd().ZstdError):
+            raise PackedError(f"data: {path} can't be unpacked: {error}") from error
+        raise
+
+
+def unpacked_name(path: Path) -> str:
+    """Return a file's name in lower case, without the suffix of a compressed one."""
+    name = path.name.lower()
+    return name.removesuffix(next((suffix for suffix in PACKED if name.endswith(suffix)), ""))
+
+
+def _open(path: Path) -> Any:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rb")
+    return _zstd().open(path, "rb") if path.suffix.lower() == ".zst" else path.open("rb")
+
+
+def _zstd() -> ModuleType:
+    """Return the module of Python 3.14, or its backport."""
+    from importlib import import_module
+
+    try:
+        return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    except ImportError as error:
+        raise UsageError(
+            f"data: .zst files need the package backports.zstd ({error}): pip install backports.zstd, and in the "
+            "cloud add backports.zstd to image.requirements"
+        ) from error

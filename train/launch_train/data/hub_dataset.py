@@ -1,0 +1,105 @@
+"""Download a data set of the Hugging Face hub: its Parquet, Arrow and JSON Lines files. Needs huggingface_hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from launch_train.common.errors import UnfitError, UsageError
+from launch_train.data.token_file import unfit
+
+NAME: Final = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<pattern>.+))?")
+"""hf:ORG/NAME, a revision (branch, tag or commit) after @, and the files wanted: hf:ORG/NAME@main/sample/*.parquet."""
+
+CONVERTED: Final = "refs/convert/parquet"
+"""The branch on which the hub keeps a Parquet copy of data sets in other formats."""
+
+DATA: Final = (".parquet", ".arrow", ".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".bin", ".npy")
+PATIENCE: Final = 10.0
+"""Seconds to wait for the list of files."""
+
+
+def fetch(name: str, cache: Path) -> str:
+    """Download the files that `name` means (NAME), unless the hub's cache has them, and return a folder of links.
+
+    Raises UsageError if there is no such data set, it may not be read, or has no such files; UnfitError if the hub
+    can't be reached.
+    """
+    found = NAME.fullmatch(name)
+    if found is None:
+        raise UsageError(f"data: {name} is no name of a data set: hf:ORG/NAME, hf:ORG/NAME@REVISION/FOLDER/*.parquet")
+    from huggingface_hub import snapshot_download
+
+    repo, pattern = found["repo"], found["pattern"]
+    try:
+        revision, files = _files(repo, found["revision"], pattern)
+        if not files:
+            wanted = pattern or f"files of data ({', '.join(DATA)})"
+            raise UsageError(f"data: {name}: the hub has no {wanted} in it: name them, hf:{repo}/FOLDER/*.parquet")
+        if not pattern:
+            _require_one_configuration(repo, files)
+        snapshot = snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=files)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise _explained(name, repo, error) from error
+    try:
+        return str(_linked(Path(snapshot), files, cache))
+    except OSError as error:
+        raise unfit(error, cache / "trees") from error
+
+
+def _linked(snapshot: Path, files: list[str], cache: Path) -> Path:
+    """Return a folder with these files alone: a snapshot also holds what was downloaded from it before."""
+    digest = hashlib.sha256("\n".join((str(snapshot), *files)).encode()).hexdigest()
+    tree = cache / "trees" / digest[:40]
+    for file in files:
+        link = tree / file
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            link.symlink_to(snapshot.joinpath(file).resolve())
+    return tree
+
+
+def _files(repo: str, revision: str | None, pattern: str | None) -> tuple[str, list[str]]:
+    """Return the commit and the names of the wanted files in it; of the hub's Parquet copy if the data set has none."""
+    from huggingface_hub import HfApi
+
+    for branch in (revision,) if revision else (None, CONVERTED):
+        info = HfApi().dataset_info(repo, revision=branch, timeout=PATIENCE)
+        names = [one.rfilename for one in info.siblings or ()]
+        files = [name for name in names if (fnmatchcase(name, pattern) if pattern else name.endswith(DATA))]
+        if files:
+            break
+    return str(info.sha), files
+
+
+def _require_one_configuration(repo: str, files: list[str]) -> None:
+    """Raise UsageError if there are several folders, unless they are splits: they may hold the same text twice."""
+    folders = sorted({name.partition("/")[0] for name in files if "/" in name})
+    if len(folders) > 1 and not any("train" in folder for folder in folders):
+        some = ", ".join(folders[:6])
+        raise UsageError(f"data: hf:{repo} has the folders {some}: choose one, hf:{repo}/{folders[0]}/*")
+
+
+def _explained(name: str, repo: str, error: Exception) -> Exception:
+    from huggingface_hub import constants, errors
+
+    give = "give a token in HF_TOKEN (secrets)"
+    if isinstance(error, errors.GatedRepoError):
+        return UsageError(
+            f"data: {name} is gated: accept its terms at {constants.ENDPOINT}/datasets/{repo}, and {give}"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UsageError(f"data: {name}: the data set has no such revision, and no Parquet copy ({CONVERTED})")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return UsageError(f"data: {name}: {constants.ENDPOINT} has no such data set, or it is private: {give}")
+    return UnfitError(f"data: {name} can't be downloaded from {constants.ENDPOINT}: {_line(error)}")
+
+
+def _line(error: Any) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

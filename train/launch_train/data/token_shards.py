@@ -1,0 +1,269 @@
+"""Read tokens that other programs have written: the .bin files of nanoGPT and llm.c, and .npy files of NumPy.
+
+A .bin file of nanoGPT is uint16 without a header (data/openwebtext/prepare.py). One of llm.c has a header of 256 int32:
+magic number, version and number of tokens (dev/data/data_common.py, commit f1e2ace).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from launch_train.common.errors import UsageError
+from launch_train.data import tables
+from launch_train.data.files import find_files, split_by_name
+from launch_train.data.loader import cores
+from launch_train.data.source import HELD_OUT_SHARE
+from launch_train.data.token_file import BLOCK, PRETOKENISED, Corpus, Shard, count, sampled_entropy, split, temporary
+
+SUFFIXES: Final = (".bin", ".npy")
+HEADER: Final = 256 * 4
+LLMC: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+"""The type of llm.c's tokens, by magic number and version: of GPT-2 and of Llama 3."""
+LLMC_EVAL: Final = 20240522
+"""llm.c's magic number of multiple-choice tests."""
+NUMPY: Final = b"\x93NUMPY"
+NOT_TOKENS: Final = (b"PK\x03\x04", b"\x80\x02", b"\x1f\x8b")
+"""First bytes of .bin files that hold no tokens: weights (torch.save's zip archives and pickles), and gzip."""
+LARGEST: Final = 10_000_000
+"""The largest vocabulary that a model may have (launch_train.common.config.checks)."""
+
+
+def holding(data: str, column: str = "text") -> Literal["no", "some", "only"]:
+    """Return how many files of a file, folder or glob are shards of tokens, by their magic numbers or names."""
+    found = [_is_shard(file, column) for file in find_files(data) or ()]
+    return "no" if not any(found) else "only" if all(found) else "some"
+
+
+def prepare(
+    data: str, cache: Path, name: str, dtype: str | None = None, *, column: str = "text", by_name: bool = True
+) -> Corpus:
+    """Return the shards at `data` (a file, folder or glob) as a corpus. `dtype` is the type of headerless files.
+
+    With `by_name`, shards of a folder or glob that are named so (`split_by_name`) are held out, otherwise the last
+    tenth of the tokens. A table without the text `column` is a shard.
+
+    Raises UsageError if a shard is empty, truncated or of another format.
+    """
+    files = _shards(data, column)
+    train, rest = split_by_name(files, data) if by_name else (files, [])
+    shards, held = ([read_shard(_mappable(path, cache), dtype) for path in paths] for paths in (train, rest))
+    found = _examined(shards, held, cache)
+    return Corpus(
+        shards=tuple(shards),
+        held_out=tuple(held),
+        name=name,
+        files=len(train) + len(rest),
+        bytes=sum(path.stat().st_size for path in (*train, *rest)),
+        sha256=found.sha256,
+        unigram_entropy=found.unigram_entropy,
+        unit="token",
+        tokenizer=PRETOKENISED,
+        vocab_size=found.highest + 1,
+        mask=found.highest + 1,
+    )
+
+
+def require_vocabulary(corpus: Corpus, vocab_size: int) -> None:
+    """Raise UsageError with its file and position if a token is not in the model's vocabulary."""
+    for shard in (*corpus.shards, *corpus.held_out):
+        tokens = shard.tokens()
+        for start in range(0, shard.length, BLOCK):
+            beyond = tokens[start : start + BLOCK] >= vocab_size
+            if beyond.any():
+                at = start + int(beyond.argmax())
+                raise UsageError(
+                    f"data: {shard.path}: token {at:,} is {tokens[at]}; model.vocab_size is {vocab_size}: set it to "
+                    f"{corpus.vocab_size} or more, or data.dtype if the file isn't {shard.dtype}"
+                )
+
+
+def _is_shard(path: Path, column: str) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError:
+        start = b""
+    is_named = path.suffix.lower() in SUFFIXES and not start.startswith(NOT_TOKENS)
+    return is_named or start.startswith(NUMPY) or _magic(start) in LLMC or tables.hold_tokens(path, column)
+
+
+def _mappable(path: Path, cache: Path) -> Path:
+    return tables.write_tokens(path, cache) if tables.are_in(path) else path
+
+
+def _magic(start: bytes) -> tuple[int, int]:
+    first, second = np.frombuffer(start[:8].ljust(8, b"\0"), "<i4")
+    return int(first), int(second)
+
+
+def _shards(data: str, column: str) -> list[Path]:
+    files = find_files(data)
+    if files is None:
+        raise UsageError(f"data: {data} does not exist on this machine")
+    found = [path for path in files if _is_shard(path, column)]
+    if not found:
+        raise UsageError(f"data: {data} holds no shards of tokens ({', '.join(SUFFIXES)})")
+    if len(found) < len(files):
+        print(f"data: {len(found)} of {len(files)} files in {data} are shards of tokens; the others are not read")
+    return found
+
+
+# --- One shard ------------------------------------------------------------------------------------------------------
+
+
+def read_shard(path: Path, dtype: str | None = None) -> Shard:
+    """Return the tokens of a file, by its header. `dtype` is the type of files without a header; default: uint16.
+
+    Raises UsageError if the file is empty, truncated or of another format.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(HEADER)
+    except OSError as error:
+        raise UsageError(f"data: {path} can't be read: {error.strerror or error}") from error
+    if not size:
+        raise UsageError(f"data: {path} is empty: delete it, or copy it again")
+    if start.startswith(NUMPY):
+        return _numpy(path, size)
+    if path.suffix.lower() == ".npy":
+        raise UsageError(f"data: {path} is no .npy file: it starts with {start[:6]!r}; write it with numpy.save")
+    if _magic(start)[0] in (LLMC_EVAL, *(magic for magic, _ in LLMC)):
+        return _llmc(path, start, size, dtype)
+    return _raw(path, size, dtype)
+
+
+def _numpy(path: Path, size: int) -> Shard:
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            offset = file.tell()
+    except ValueError as error:
+        raise UsageError(f"data: {path} is no .npy file that can be read: {' '.join(str(error).split())}") from error
+    if dtype.kind not in "iu":
+        raise UsageError(f"data: {path} holds {dtype}, no integers: numpy.save(PATH, tokens.astype(numpy.uint16))")
+    if len(shape) != 1:
+        raise UsageError(f"data: {path} has the shape {shape}, not one dimension: numpy.save(PATH, tokens.ravel())")
+    if not shape[0]:
+        raise UsageError(f"data: {path} has no tokens: delete it")
+    _require_size(path, shape[0], (size - offset) // dtype.itemsize)
+    return Shard(path, shape[0], dtype.str, offset)
+
+
+def _llmc(path: Path, start: bytes, size: int, dtype: str | None) -> Shard:
+    magic, version = _magic(start)
+    if magic == LLMC_EVAL:
+        raise UsageError(f"data: {path} holds llm.c's multiple-choice questions, no text to train on")
+    found = LLMC.get((magic, version))
+    if found is None or len(start) < HEADER:
+        what = f"version {version}" if len(start) == HEADER else "a header that is cut short"
+        known = " and ".join(f"{magic} version {version}" for magic, version in LLMC)
+        raise UsageError(f"data: {path} has llm.c's magic number {magic} with {what}; supported: {known}")
+    if dtype not in (None, found):
+        raise UsageError(f"data: {path} is {found} by its header, and data.dtype is {dtype}: remove data.dtype")
+    length = int(np.frombuffer(start, "<i4")[2])
+    if length <= 0:
+        raise UsageError(f"data: {path} has no tokens: delete it")
+    _require_size(path, length, (size - HEADER) // np.dtype(found).itemsize)
+    return Shard(path, length, found, HEADER)
+
+
+def _require_size(path: Path, promised: int, found: int) -> None:
+    if found < promised:
+        raise UsageError(
+            f"data: {path} has {found:,} tokens, and its header says {promised:,}: it was cut short; copy it again"
+        )
+
+
+def _raw(path: Path, size: int, dtype: str | None) -> Shard:
+    width = np.dtype(dtype or "uint16").itemsize
+    if size % width:
+        kind = f"{dtype or 'uint16'}, {width} bytes each"
+        raise UsageError(
+            f"data: {path} has {size:,} bytes, which is no whole number of tokens ({kind}): it was cut short, or needs "
+            "another data.dtype"
+        )
+    shard = Shard(path, size // width, dtype or "uint16")
+    if dtype is None and _is_wider(shard):
+        raise UsageError(f"data: {path} has small numbers at every second place: it is uint32; set data.dtype: uint32")
+    return shard
+
+
+def _is_wider(shard: Shard) -> bool:
+    """Return whether a file looks like uint32, not uint16: below 2**18 the high halves are at most 3."""
+    if shard.length % 2 or shard.length < 64:
+        return False
+    start = np.asarray(shard.tokens()[: 1 << 16])
+    return bool(start[1::2].max() <= 3 < start[::2].max())
+
+
+# --- All shards -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Examined:
+    sha256: str
+    highest: int
+    unigram_entropy: float
+
+
+def _examined(shards: Sequence[Shard], held_out: Sequence[Shard], cache: Path) -> _Examined:
+    """Read all tokens once, on all cores. The result is cached for files of the same path, size and times."""
+    known = cache / f"{_identity(shards, held_out)}.shards.json"
+    try:
+        return _Examined(**json.loads(known.read_text()))
+    except (OSError, ValueError, TypeError):
+        pass
+    with ThreadPoolExecutor(cores()) as pool:
+        scans = list(pool.map(_scanned, (*shards, *held_out)))
+    digest = hashlib.sha256(json.dumps([len(shards), [scan.sha256 for scan in scans]]).encode())
+    highest = max(scan.highest for scan in scans)
+    length = count(shards)
+    parts = (shards, held_out) if held_out else split(shards, length - length // HELD_OUT_SHARE)
+    found = _Examined(digest.hexdigest(), highest, sampled_entropy(*parts, highest + 1))
+    with temporary(cache) as (file, path):
+        file.write(json.dumps(asdict(found)).encode())
+        file.flush()
+        path.replace(known)
+    return found
+
+
+def _identity(shards: Sequence[Shard], held_out: Sequence[Shard]) -> str:
+    stats = [(one, one.path.stat()) for one in (*shards, *held_out)]
+    rows = [(str(one.path.resolve()), one.dtype, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for one, at in stats]
+    return hashlib.sha256(json.dumps([len(shards), rows]).encode()).hexdigest()
+
+
+class _Scan(NamedTuple):
+    sha256: str
+    highest: int
+
+
+def _scanned(shard: Shard) -> _Scan:
+    """Return the digest of a shard's tokens and the highest one. Raises UsageError if one is negative."""
+    digest, highest, tokens = hashlib.sha256(), 0, shard.tokens()
+    for start in range(0, shard.length, BLOCK):
+        block = tokens[start : start + BLOCK]
+        if (lowest := int(block.min())) < 0:
+            at = start + int(block.argmin())
+            raise UsageError(
+                f"data: {shard.path}: token {at:,} is {lowest}, which is negative; mask targets in a script"
+            )
+        highest = max(highest, int(block.max()))
+        if highest >= LARGEST:
+            at = start + int(block.argmax())
+            raise UsageError(
+                f"data: {shard.path}: token {at:,} is {highest}: the file isn't {shard.dtype}; set data.dtype"
+            )
+        digest.update(block.tobytes())
+    return _Scan(f"{shard.dtype} {digest.hexdigest()}", highest)

@@ -1,0 +1,89 @@
+"""Tokens in a bucket, written once and found by every later machine.
+
+A corpus KEY is two objects: KEY.tokens, and KEY.json with its statistics, which is written last. Both are only ever
+created, never replaced: of two machines that write the same tokens, one does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from launch_train.common.errors import OutputError
+from launch_train.common.storage.objects import Objects
+from launch_train.common.text import si
+from launch_train.data.token_file import Measured, temporary
+
+FOLDER = ".launch/tokens"
+UPLOAD_SECONDS = 3600.0
+
+
+class TokenStore:
+    """The tokens in gs://BUCKET/.launch/tokens. Problems are printed, once: the machine then works by itself."""
+
+    def __init__(self, bucket: str, say: Callable[[str], None] = print) -> None:
+        self.url = f"gs://{bucket}/{FOLDER}"
+        self._folder = Objects(self.url).within(UPLOAD_SECONDS)
+        self._say, self._works = say, True
+
+    def get(self, key: str, tokens: Path) -> tuple[Measured, int] | None:
+        """Download a corpus to `tokens`, and return its statistics and the size of its text; None if there is none.
+
+        The content is compared with its CRC32C in the bucket and its SHA-256 in KEY.json.
+        """
+        try:
+            found = {one.name: one for one in self._folder.objects(f"{key}.")}
+            if f"{key}.json" not in found or f"{key}.tokens" not in found:
+                return None
+            known = json.loads(self._folder.read(f"{key}.json"))
+            measured, size = Measured(**known["tokens"]), int(known["bytes"])
+            with temporary(tokens.parent) as (file, path):
+                try:
+                    self._folder.fetch(found[f"{key}.tokens"], file)
+                except FileNotFoundError:  # deleted meanwhile
+                    return None
+                if sha256(path) != measured.sha256:
+                    self._say(f"data: {self.url}/{key}.tokens isn't what its .json describes; tokenizing again")
+                    return None
+                path.replace(tokens)
+        except (OutputError, OSError, ValueError, KeyError, TypeError) as error:
+            self._report("read", error)
+            return None
+        self._say(f"data: {si(measured.length)} tokens from {self.url}/{key}.tokens")
+        return measured, size
+
+    def put(self, key: str, tokens: Path, measured: Measured, size: int) -> None:
+        """Upload a corpus, unless another machine has."""
+        if not self._works:
+            return
+        about = json.dumps({"tokens": asdict(measured), "bytes": size}).encode()
+        try:
+            self._create(f"{key}.tokens", np.memmap(tokens, mode="r").data if measured.length else b"")
+            self._create(f"{key}.json", about)
+        except OutputError as error:
+            self._report("written", error)
+
+    def _create(self, name: str, data: bytes | memoryview) -> None:
+        try:
+            self._folder.write(name, data, create=True)
+        except FileExistsError:
+            return
+
+    def _report(self, what: str, error: Exception) -> None:
+        if self._works:
+            self._works = False
+            self._say(f"data: tokens can't be {what} for other machines: {error}; continuing with this machine's own")
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

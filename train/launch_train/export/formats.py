@@ -1,0 +1,141 @@
+"""Write safetensors, torch and DCP files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launch_train.checkpointing.manifest import Manifest
+from launch_train.checkpointing.partition import State
+from launch_train.common.errors import UsageError
+from launch_train.export import tokenizer
+from launch_train.export.mapped import state_of
+
+Writer = Callable[[Manifest, Sequence[Mapping[str, Any]], Path, Path], list[str]]
+"""Writes a checkpoint's shards, with a folder for temporary files, to a folder. Returns what was left out."""
+
+
+def prepare(kind: str, about: Mapping[str, Any], *, weights_only: bool) -> Writer:
+    """Return the writer of safetensors, torch or dcp."""
+    write = _write_script if is_script(about) else _write_model
+    if kind == "dcp" and not is_script(about) and not weights_only:
+        trained(about)  # refused before the download
+    return lambda manifest, shards, scratch, folder: write(
+        kind, manifest, state_of(shards, scratch), folder, weights_only
+    )
+
+
+def is_script(about: Mapping[str, Any]) -> bool:
+    """Return whether a custom script wrote the checkpoint (launch_train.checkpoint)."""
+    return "script" in about
+
+
+# --- The built-in trainer's checkpoints -------------------------------------------------------------------------------
+
+
+def _write_model(kind: str, manifest: Manifest, state: State, folder: Path, weights_only: bool) -> list[str]:
+    about, model = manifest.about, state["model"]
+    if kind == "safetensors":
+        save_safetensors(model, folder / "model.safetensors")
+    elif kind == "torch":
+        torch.save(model, folder / "model.pt")
+    else:
+        named = {} if weights_only else {"optimizer": named_optimizer(state["optimizer"], trained(about))}
+        _save_dcp({"model": model, **named}, folder)
+    return tokenizer.write(about["config"], folder)
+
+
+def save_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors to a safetensors file. A tied weight is stored once, under its first name; the metadata's `tied`
+    (JSON) has the other names."""
+    from safetensors.torch import save_file
+
+    first: dict[int, str] = {}
+    tied = {name: first[id(tensor)] for name, tensor in tensors.items() if first.setdefault(id(tensor), name) != name}
+    stored = {name: tensor for name, tensor in tensors.items() if name not in tied}
+    save_file(stored, path, {"format": "pt", **({"tied": json.dumps(tied)} if tied else {})})
+
+
+def trained(about: Mapping[str, Any]) -> list[str]:
+    """Return the names of the trained parameters, in the optimizer's order. Raises UsageError if they are unknown."""
+    if "trained" not in about:
+        raise UsageError(
+            "the optimizer's state can't be exported: an older version of launch wrote this checkpoint, without the "
+            "names of its parameters; use --weights-only, or resume the run once"
+        )
+    names: list[str] = about["trained"]
+    return names
+
+
+def named_optimizer(optimizer: Mapping[str, Any], names: Sequence[str]) -> State:
+    """Return the optimizer's state by parameter name, as torch's get_optimizer_state_dict returns it."""
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in optimizer["param_groups"]]
+    return {"state": {names[number]: moments for number, moments in optimizer["state"].items()}, "param_groups": groups}
+
+
+def _save_dcp(state: State, folder: Path) -> None:
+    import warnings
+
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        try:
+            checkpoint.state_dict_saver.save(state, checkpoint_id=os.fspath(folder), no_dist=True)
+        except CheckpointException as error:  # not an Exception
+            raise RuntimeError(str(error)) from error
+
+
+# --- A custom script's ------------------------------------------------------------------------------------------------
+
+
+def _write_script(kind: str, manifest: Manifest, state: State, folder: Path, weights_only: bool) -> list[str]:
+    """Write each state dict to a file of its own; anything else is left out."""
+    from launch_train.api.encoding import decode
+
+    decoded: State = decode(state)
+    if kind == "dcp":
+        _save_dcp(decoded, folder)
+        return []
+    fits = _is_flat if kind == "safetensors" else _is_state_dict
+    entries = {name: value for name, value in decoded.items() if fits(value)}
+    if not entries:
+        what = "flat dict of tensors" if kind == "safetensors" else "state dict"
+        raise UsageError(f"the script's checkpoint has no {what}, only {', '.join(decoded) or 'nothing'}")
+    for name, value in entries.items():
+        if kind == "safetensors":
+            save_safetensors(value, folder / f"{name}.safetensors")
+        else:
+            torch.save(value, folder / f"{name}.pt")
+    left = [name for name in decoded if name not in entries]
+    return [f"not exported, as the format can't hold them: {', '.join(left)}"] if left else []
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, Tensor) for each in value.values())
+
+
+def _is_state_dict(value: Any) -> bool:
+    """Return whether torch.load(weights_only=True) reads the value, and it has a tensor."""
+    return isinstance(value, Mapping) and _is_plain(value) and _has_tensor(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(each) for each in (*value.keys(), *value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, Tensor) or type(value) in (bool, int, float, str, torch.dtype)
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_tensor, value.values()))
+    return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(map(_has_tensor, value)))

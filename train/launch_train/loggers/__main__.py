@@ -1,0 +1,106 @@
+"""Send the rows on stdin to loggers: `python -m launch_train.loggers wandb mlflow`.
+
+Each line is a row as in the run folder (JSON); the last one is a list: the seconds left, and whether the program has
+failed. If it is missing, the training process was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from launch_train.loggers.feed import Feed
+from launch_train.loggers.service import RunInfo, Service, State, run_info
+from launch_train.telemetry.rows import Row
+
+ORPHAN_SECONDS: Final = 5.0
+"""Time for the last rows after the training process was killed."""
+RESERVE_SECONDS: Final = 0.1
+"""Part of the time that is left for the last lines."""
+NICENESS: Final = 10
+"""Training comes first where processors are scarce."""
+
+PRIVACY: Final = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+"""Neither package reports to its maker, unless the spec asks for it."""
+
+
+def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
+    """Send all rows of `lines`, and report those that could not be sent."""
+    for name, value in PRIVACY.items():
+        os.environ.setdefault(name, value)
+    env = dict(os.environ)
+    feeds = [Feed(name, partial(_open, name, env), env) for name in names]
+    progress = Progress()
+    for line in lines:
+        record = json.loads(line)
+        if isinstance(record, list):
+            seconds, failed = record
+            break
+        progress.note(record)
+        for feed in feeds:
+            feed.put(record)
+            if progress.preempted:  # no row follows, and every second counts
+                feed.end("preempted")
+    else:
+        seconds, failed = ORPHAN_SECONDS, True
+    until = time.monotonic() + max(0.0, seconds - RESERVE_SECONDS)
+    for feed in feeds:
+        feed.end(progress.state(failed=failed))
+    for feed in feeds:
+        feed.join(until)
+
+
+class Progress:
+    """How the run ends, as far as its events say."""
+
+    def __init__(self) -> None:
+        self.preempted = False
+        self._is_training = False
+
+    def note(self, row: Row) -> None:
+        """Note an event. The built-in trainer's run begins with `start` and is complete with `end`."""
+        event = row.get("event")
+        self.preempted = self.preempted or event == "preempted"
+        if event in ("start", "end"):
+            self._is_training = event == "start" and "config" in row
+
+    def state(self, *, failed: bool) -> State:
+        if self.preempted:
+            return "preempted"
+        return "failed" if failed or self._is_training else "finished"
+
+
+def _open(name: str, env: Mapping[str, str]) -> Service:
+    """Open a service; its package is imported here, in its own thread. Raises ImportError."""
+    services: dict[str, Callable[[RunInfo], Service]] = {"wandb": _wandb, "mlflow": _mlflow}
+    return services[name](run_info(env))
+
+
+def _wandb(run: RunInfo) -> Service:
+    from launch_train.loggers.wandb_run import WandbRun
+
+    return WandbRun(run)
+
+
+def _mlflow(run: RunInfo) -> Service:
+    from launch_train.loggers.mlflow_run import MlflowRun
+
+    return MlflowRun(run)
+
+
+if __name__ == "__main__":
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)  # the training process says when it is over
+    os.nice(NICENESS)
+    with suppress(ValueError):  # a line that a killed process has cut off
+        main(sys.argv[1:], sys.stdin.buffer)
+    sys.stdout.flush()
+    # A package's own exit handlers may wait for its server.
+    os._exit(0)

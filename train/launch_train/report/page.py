@@ -1,0 +1,305 @@
+"""Write the report of one or several runs: one HTML file that needs no network, no server and no other file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from itertools import islice
+from typing import Any, Final
+
+from launch_train.report import svg, sweep
+from launch_train.report.charts import Chart, begin_of, charts
+from launch_train.report.events import clock_text, event_rows
+from launch_train.report.goodput import PARTS, AttemptTime, attempt_times
+from launch_train.report.run_data import Record, RunData, is_number
+from launch_train.report.settings import differences, flat_settings, machine_text
+from launch_train.report.summary import summarize
+
+MOST_EVENTS: Final = 300
+QUIET: Final = frozenset({"start", "eval", "checkpoint", "end"})
+"""Events that the table of events leaves out: the page shows them elsewhere, or there is one for each save."""
+
+MOST_DETAILED: Final = 12
+"""Runs of which the page also has timeline, events and settings."""
+
+COMPARED: Final = ("state", "steps", "loss", "held-out loss", "speed", "time", "goodput", "cost", "starts", "machine")
+"""What the table of several runs shows of each."""
+COUNTED: Final = " of the time on steps that count"
+
+
+def page(runs: Sequence[RunData], now: float | None = None) -> str:
+    """Return the report as HTML. `now`: Unix seconds at which it is made."""
+    made = time.time() if now is None else now
+    times = [attempt_times(run, made) for run in runs]
+    points = sweep.sweep_of(runs, [flat_settings(run) for run in runs])
+    title = points.name if points else ", ".join(run.id for run in runs)
+    found = charts(runs)
+    detailed = runs if len(runs) <= MOST_DETAILED else ()
+    body = "".join(
+        [
+            f"<h1>{escape(title)}</h1>",
+            f"<p class=made>Made {clock_text(made)} UTC by launch. {_drawn(runs)}</p>",
+            _summary(runs, times),
+            _sweep(points) if points and points.settings else "",
+            _differences(runs) if 1 < len(runs) <= MOST_DETAILED else "",
+            "<div id=controls></div><div id=charts></div>",
+            f"<noscript><div class=grid>{''.join(svg.chart(chart, runs) for chart in found)}</div></noscript>",
+            *(_money(run, each) for run, each in zip(detailed, times, strict=False)),
+            *map(_profile, detailed),
+            *map(_events, detailed),
+            *map(_settings, detailed),
+            *map(_problems, runs),
+        ]
+    )
+    return _document(title, body, _data(runs, found))
+
+
+def _document(title: str, body: str, data: str) -> str:
+    assets = files("launch_train.report") / "assets"
+    style = "".join((assets / name).read_text(encoding="utf-8") for name in ("uplot.css", "page.css"))
+    scripts = [(assets / name).read_text(encoding="utf-8") for name in ("uplot.js", "page.js")]
+    allowed = " ".join(map(_hash, scripts))
+    policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    return (
+        '<!doctype html><html lang=en><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>{body}"
+        f'<script type="application/json" id=data>{data}</script>'
+        + "".join(f"<script>{script}</script>" for script in scripts)
+        + "</body></html>\n"
+    )
+
+
+def _hash(text: str) -> str:
+    """Return the source expression of an inline script or style for the content security policy."""
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _data(runs: Sequence[RunData], found: Sequence[Chart]) -> str:
+    """Return what page.js draws, as JSON that can't end its script element."""
+    curves = [
+        {
+            "title": chart.title,
+            "log": chart.log,
+            "byTime": chart.by_time,
+            "share": chart.share,
+            "curves": [
+                {
+                    "run": curve.run,
+                    "label": curve.label,
+                    "y": [*map(_short, curve.y)],
+                    "x": {kind: [*map(_short, values)] for kind, values in curve.x.items()},
+                }
+                for curve in chart.curves
+            ],
+        }
+        for chart in found
+    ]
+    marks = [[*_marks(run)] for run in runs]
+    data = {"runs": [run.id for run in runs], "charts": curves, "marks": marks}
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _short(value: float) -> float | int | None:
+    """Return a number with six digits: more can't be seen. None: not a finite number."""
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _marks(run: RunData) -> Iterator[dict[str, Any]]:
+    """Yield the moments that the charts mark: restarts, preemptions, steps that were not finite."""
+    begin = begin_of(run)
+    for place, start in enumerate(run.starts):
+        if place and start.begins_after is not None:
+            first = start.event("start") or {"time": next(iter(start.rows.times), math.nan)}
+            yield _mark("restart", start.begins_after, first.get("time"), begin)
+        for event in start.events:
+            if event["event"] in ("preempted", "non_finite", "out_of_memory", "gpu_error"):
+                yield _mark(event["event"], event.get("step"), event.get("time"), begin)
+
+
+def _mark(kind: str, step: Any, at: Any, begin: float) -> dict[str, Any]:
+    hours = (at - begin) / 3600 if type(at) in (int, float) and math.isfinite(at) else None
+    return {"kind": kind.replace("_", " "), "step": step if type(step) is int else None, "hours": hours}
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def _drawn(runs: Sequence[RunData]) -> str:
+    rows = sum(len(start.rows.steps) for run in runs for start in run.starts)
+    return f"{rows:,} rows of metrics; curves keep their lowest and highest points."
+
+
+def _summary(runs: Sequence[RunData], times: Sequence[Sequence[AttemptTime]]) -> str:
+    facts = [_facts(run, each) for run, each in zip(runs, times, strict=True)]
+    if len(runs) == 1:
+        rows = "".join(f"<tr><th scope=row>{escape(name)}<td>{escape(text)}" for name, text in facts[0].items() if text)
+        return f"<section><h2>Summary</h2><div class=scroll><table class=facts>{rows}</table></div></section>"
+    names = [name for name in COMPARED if any(fact.get(name) for fact in facts)]
+    short = [[fact.get(name, "").partition(" (")[0].removesuffix(COUNTED) for name in names] for fact in facts]
+    compared = [[run.id, *values] for run, values in zip(runs, short, strict=True)]
+    return _table("Runs", ["run", *names], compared)
+
+
+def _facts(run: RunData, times: Sequence[AttemptTime]) -> dict[str, str]:
+    found = summarize(run, times)
+    start, image = found.start, run.plan.get("image") or {}
+    return {
+        "state": found.state,
+        "machine": machine_text(run),
+        "computed on": ", ".join(str(start[key]) for key in ("device", "precision") if start.get(key))
+        + (f", {start['world_size']} processes" if start.get("world_size") else ""),
+        "parameters": f"{start['parameters']:,}" if is_number(start.get("parameters")) else "",
+        "steps": f"{found.step:,}{f' of {found.steps:,}' if found.steps else ''}" if found.step is not None else "",
+        "loss": f"{found.loss:.4f} (mean of the last {found.loss_rows} steps)" if found.loss is not None else "",
+        "held-out loss": f"{found.held_out:.4f} (lowest {found.lowest_held_out:.4f})"
+        if found.held_out is not None
+        else "",
+        **(_of_text(found.held_out, start) if found.held_out is not None else {}),
+        "speed": f"{found.speed:,.0f} {found.unit}/s (median)" if found.speed is not None else "",
+        "starts": str(found.starts) if found.starts > 1 else "",
+        "time": f"{duration(found.paid)}{f' in {found.attempts} attempts' if found.attempts > 1 else ''}"
+        if found.paid
+        else "",
+        "goodput": f"{found.goodput:.1%}{COUNTED}" if found.goodput is not None else "",
+        "cost": "" if found.is_local else f"≈${found.usd:,.2f}" if found.usd is not None else "unknown price",
+        "image": str(image.get("uri", "")),
+        "torch": str(start.get("torch", "")),
+        "folder": run.folder,
+    }
+
+
+def _of_text(loss: float, start: Record) -> dict[str, str]:
+    """Return perplexity and bits per byte of a loss in nats per byte or token. Nothing if the data is no text."""
+    unit, size, tokens = start.get("data_unit"), start.get("data_bytes", 0), start.get("data_tokens", 0)
+    if unit not in ("byte", "token") or loss > 700:
+        return {}
+    perplexity = {"perplexity": f"{math.exp(loss):.2f} per {unit}, held out"}
+    if unit == "byte":
+        return perplexity | {"bits per byte": f"{loss / math.log(2):.3f}"}
+    known = not str(start.get("tokenizer") or "none").startswith("none")  # of files with tokens, the text's size is not
+    if known and is_number(size) and size and is_number(tokens):
+        return perplexity | {"bits per byte": f"{loss / math.log(2) * tokens / size:.3f}"}
+    return perplexity
+
+
+def _sweep(found: sweep.Sweep) -> str:
+    """Return the comparison of a sweep's points."""
+    best, words = found.best, ""
+    if best is not None:
+        settings = ", ".join(f"{name} {text}" for name, text in zip(found.settings, best.settings, strict=True))
+        words = f"<p>Best point: <strong>{escape(best.run)}</strong> with {escape(settings)}: "
+        words += f"{escape(found.measure)} {best.result:.4f}</p>"
+    title = f"Sweep: {escape(found.name)}"
+    head = ["run", *found.settings, *([found.measure] if found.measure else [])]
+    rows = [
+        [
+            point.run,
+            *point.settings,
+            *(["" if point.result is None else f"{point.result:.4f}"] if found.measure else []),
+        ]
+        for point in found.points
+    ]
+    table = _table("Points, the best first", head, rows)
+    return f"<section><h2>{title}</h2>{words}{sweep.picture(found)}</section>{table}"
+
+
+def _money(run: RunData, times: Sequence[AttemptTime]) -> str:
+    """Return the timeline of the attempts, and where their time and money went."""
+    if not times:
+        return ""
+    name = f": {escape(run.id)}"
+    rows = []
+    for one in times:
+        for part in ("queue", *PARTS):
+            if seconds := one.parts[part]:
+                share = f"{seconds / one.paid:.1%}" if part != "queue" and one.paid else "not paid"
+                cost = f"${seconds / 3600 * one.usd_per_hour:,.2f}" if part != "queue" and one.usd_per_hour else ""
+                rows.append([str(one.number), one.place, part, duration(seconds), share, cost])
+        if one.end:
+            rows.append([str(one.number), one.place, f"ended: {one.end}", "", "", ""])
+    table = _table(f"Where the time went{name}", ["attempt", "machine", "part", "time", "share", "cost"], rows)
+    return f"<section><h2>Timeline{name}</h2>{svg.timeline(times)}</section>{table}"
+
+
+def _differences(runs: Sequence[RunData]) -> str:
+    rows = [[one.name, *one.values] for one in differences(runs)]
+    if not rows:
+        return "<section><h2>What differs</h2><p>Nothing in the settings.</p></section>"
+    return _table("What differs", ["setting", *(run.id for run in runs)], rows)
+
+
+def _settings(run: RunData) -> str:
+    rows = [[name, text] for name, text in sorted(flat_settings(run).items())]
+    if not rows:
+        return ""
+    return _table(f"Settings: {escape(run.id)}", ["setting", "value"], rows, folded=True)
+
+
+def _profile(run: RunData) -> str:
+    """Return the newest profile's verdict, and the kernels that took most time."""
+    profiles = [*filter(_has_verdict, run.events)]
+    if not profiles:
+        return ""
+    found = profiles[-1]
+    lines = [*map(str, found["sentences"]), str(found.get("advice") or "")]
+    text = "".join(f"<li>{escape(line)}" for line in lines if line)
+    step, kernels = found.get("step_s"), found.get("kernels")
+    rows = [
+        [
+            str(one.get("name", "")),
+            f"{one['ms']:.3f}",
+            f"{one['ms'] / step / 10:.1f}%" if is_number(step) and step else "",
+            f"{one['calls']:g}" if is_number(one.get("calls")) else "",
+        ]
+        for one in (kernels if isinstance(kernels, list) else ())
+        if isinstance(one, Mapping) and is_number(one.get("ms"))
+    ]
+    head = ["kernel or operator", "ms per step", "of the step", "calls per step"]
+    table = _table(f"Kernels: {escape(run.id)}", head, rows, folded=True) if rows else ""
+    return f"<section><h2>Profile: {escape(run.id)}</h2><ul>{text}</ul></section>{table}"
+
+
+def _has_verdict(event: Record) -> bool:
+    return event["event"] == "profile" and isinstance(event.get("sentences"), list)
+
+
+def _events(run: RunData) -> str:
+    hidden = {*QUIET, *(["profile"] if any(map(_has_verdict, run.events)) else [])}
+    rows = [*islice(event_rows(run, hidden), MOST_EVENTS)]
+    if not rows:
+        return ""
+    return _table(f"Events: {escape(run.id)}", ["time (UTC)", "attempt.start", "step", "event", ""], rows)
+
+
+def _problems(run: RunData) -> str:
+    if not run.problems:
+        return ""
+    return _table(f"Files that could not be read: {escape(run.id)}", ["file"], [[text] for text in run.problems])
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bool = False) -> str:
+    """Return a table that page.js makes sortable. `title` is HTML, everything else text."""
+    top = "".join(f"<th scope=col>{escape(name)}" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(text)}" for text in row) for row in rows)
+    table = f"<div class=scroll><table class=sortable><thead><tr>{top}<tbody>{body}</table></div>"
+    if folded:
+        return f"<section><details><summary><h2>{title}</h2></summary>{table}</details></section>"
+    return f"<section><h2>{title}</h2>{table}</section>"
+
+
+def duration(seconds: float) -> str:
+    """Return `1 h 05 min`, `12 min 03 s` or `4.2 s`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"

@@ -1,0 +1,294 @@
+"""Read what a run folder says of its run: plan, attempts, metrics by step, events and samples of the machines.
+
+Rows of metrics become columns of numbers as they are read: a million rows of ten values take 80 MB.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Final
+
+from launch_train.common import contract
+from launch_train.common.errors import TrainError
+from launch_train.common.storage import Storage
+
+Record = Mapping[str, Any]
+
+ENTRY: Final = re.compile(rf"^{contract.ATTEMPTS}/(\d+)(\.end|\.verdict)?\.json$")
+
+READERS: Final = 8
+"""Files read in parallel."""
+
+LAST_PARTS: Final = 3
+"""The last parts of a start that are read of a long run; the very last may have the `end` event alone."""
+
+LARGEST_STEP: Final = 1 << 62
+"""A script may log any number; this is what a column of steps holds."""
+
+NOT_VALUES: Final = frozenset({"step", "time", "nonfinite"})
+
+
+class Columns:
+    """The rows of one start of the processes, by step: `steps`, and a value for each step in each column.
+
+    `nan` is a value that was not a number, or that the row doesn't have.
+    """
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.times = array("d")
+        """Unix seconds at the end of each step."""
+        self.values: dict[str, array[float]] = {}
+
+    def add(self, row: Record) -> None:
+        """Add a row. One that repeats the last step replaces it."""
+        step = row["step"]
+        if self.steps and step == self.steps[-1]:
+            self._drop_last()
+        self.steps.append(step)
+        self.times.append(_number(row.get("time")))
+        for name, value in row.items():
+            if name not in NOT_VALUES and type(value) in (int, float) and abs(value) <= sys.float_info.max:
+                column = self.values.get(name)
+                if column is None:
+                    column = self.values[name] = array("d")
+                column.extend([math.nan] * (len(self.steps) - 1 - len(column)))
+                column.append(value)
+
+    def add_all(self, rows: Sequence[Record]) -> None:
+        """Add rows that have the same values and come in order, which is fast.
+
+        Raises KeyError, TypeError and ValueError, without having added any, if they are not like that.
+        """
+        names = rows[0].keys() - NOT_VALUES
+        if {*map(len, rows)} != {len(names) + 2}:
+            raise ValueError("rows of several kinds, or with values left out")
+        numbers, moments, *others = zip(*map(itemgetter("step", "time", *names), rows), strict=True)
+        steps, times = array("q", numbers), array("d", moments)
+        if {*map(type, numbers)} != {int} or (self.steps and steps[0] <= self.steps[-1]):
+            raise ValueError("steps that are no numbers, or out of order")
+        if not math.isfinite(sum(times)):
+            raise ValueError("a time that is no number")
+        if any(not {*map(type, column)} <= {int, float} for column in others):
+            raise TypeError("a value that is no number")
+        columns = {name: array("d", column) for name, column in zip(names, others, strict=True)}
+        before = len(self.steps)
+        self.steps.extend(steps)
+        self.times.extend(times)
+        for name, values in columns.items():
+            known = self.values.setdefault(name, array("d"))
+            known.extend([math.nan] * (before - len(known)))
+            known.extend(values)
+
+    def close(self) -> None:
+        """Fill the columns up, and sort the rows by step; of several with the same step the last one stays."""
+        for column in self.values.values():
+            column.extend([math.nan] * (len(self.steps) - len(column)))
+        if all(self.steps[i] < self.steps[i + 1] for i in range(len(self.steps) - 1)):
+            return
+        newest = {step: place for place, step in enumerate(self.steps)}
+        places = [newest[step] for step in sorted(newest)]
+        self.steps = array("q", (self.steps[place] for place in places))
+        self.times = array("d", (self.times[place] for place in places))
+        self.values = {name: array("d", (column[at] for at in places)) for name, column in self.values.items()}
+
+    def _drop_last(self) -> None:
+        self.steps.pop()
+        self.times.pop()
+        for column in self.values.values():
+            if len(column) > len(self.steps):
+                column.pop()
+
+
+@dataclass
+class Start:
+    """One start of the processes: its number (attempt from 1, generation from 0), rows and events."""
+
+    key: tuple[int, int]
+    rows: Columns = field(default_factory=Columns)
+    events: list[Record] = field(default_factory=list)
+
+    @property
+    def begins_after(self) -> int | None:
+        """Return the step that it resumed from; 0: from scratch; None: it has no rows and names none."""
+        for event in self.events:
+            if event["event"] == "resumed" and isinstance(event.get("step"), int):
+                return int(event["step"])
+        return self.rows.steps[0] - 1 if self.rows.steps else None
+
+    def event(self, kind: str) -> Record | None:
+        """Return the first event of a kind, or None."""
+        return next((event for event in self.events if event["event"] == kind), None)
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One attempt: what the launcher recorded when it asked for the machine (`entry`), and when it ended (`end`)."""
+
+    number: int
+    entry: Record
+    end: Record
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run, as its folder has it. `problems`: files that could not be read."""
+
+    id: str
+    folder: str
+    plan: Record
+    attempts: tuple[AttemptRecord, ...]
+    starts: tuple[Start, ...]
+    monitor: Mapping[int, Sequence[Record]]
+    """Samples of each node, in order of time."""
+    problems: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> Iterator[Record]:
+        """Yield the events of all starts, the oldest first."""
+        for start in self.starts:
+            yield from start.events
+
+    def evaluations(self) -> dict[int, Record]:
+        """Return the newest evaluation of each step that the run went through, in order of steps."""
+        newest: dict[int, Record] = {}
+        for start in self.starts:
+            after = start.begins_after
+            newest = {step: event for step, event in newest.items() if after is None or step <= after}
+            newest |= {
+                event["step"]: event
+                for event in start.events
+                if event["event"] == "eval" and type(event.get("step")) is int and is_number(event.get("loss"))
+            }
+        return dict(sorted(newest.items()))
+
+    def kept(self) -> Iterator[tuple[Start, int]]:
+        """Yield each start, the oldest first, with the number of its rows that no later start has repeated."""
+        limits: list[float] = []
+        limit = math.inf
+        for start in reversed(self.starts):
+            limits.append(limit)
+            if start.begins_after is not None:
+                limit = min(limit, start.begins_after)
+        for start, most in zip(self.starts, reversed(limits), strict=True):
+            steps = start.rows.steps
+            yield start, len(steps) if most == math.inf else _count_up_to(steps, most)
+
+    def series(self) -> Columns:
+        """Return the valid rows of the run: each step as the newest start that ran it has it."""
+        found = Columns()
+        for start, count in self.kept():
+            rows = start.rows
+            for name in rows.values.keys() - found.values.keys():
+                found.values[name] = array("d", [math.nan]) * len(found.steps)
+            for name, column in found.values.items():
+                more = rows.values.get(name)
+                column.extend(more[:count] if more else array("d", [math.nan]) * count)
+            found.steps.extend(rows.steps[:count])
+            found.times.extend(rows.times[:count])
+        return found
+
+
+def read_run(storage: Storage, *, ends_only: bool = False) -> RunData:
+    """Read a run folder. A file that is damaged or missing costs its content alone. `ends_only` reads the first and the
+    last metrics of each start, and no samples of machines: enough for how a run went, and quick for a long one.
+
+    Raises TrainError: no access.
+    """
+    problems: list[str] = []
+    kinds = (
+        (contract.METRICS, contract.ATTEMPTS) if ends_only else (contract.METRICS, contract.MONITOR, contract.ATTEMPTS)
+    )
+    names = {contract.MONITOR: list[str]()} | {kind: [*storage.list(f"{kind}/")] for kind in kinds}
+
+    def read(name: str) -> bytes:
+        try:
+            return storage.read(name)
+        except (OSError, TrainError) as error:
+            problems.append(f"{name}: {error}")
+            return b""
+
+    starts: dict[tuple[int, int], Start] = {}
+    monitor: dict[int, list[Record]] = {}
+    with ThreadPoolExecutor(READERS) as threads:
+        parts = sorted((_numbers(name), name) for name in names[contract.METRICS] if contract.PART.match(name))
+        parts = _ends(parts) if ends_only else parts
+        for (numbers, _), text in zip(parts, threads.map(read, [name for _, name in parts]), strict=True):
+            _add_part(starts.setdefault((numbers[0], numbers[1]), Start((numbers[0], numbers[1]))), text)
+        samples = sorted((_numbers(name), name) for name in names[contract.MONITOR] if contract.PART.match(name))
+        for (numbers, _), text in zip(samples, threads.map(read, [name for _, name in samples]), strict=True):
+            monitor.setdefault(numbers[2], []).extend(
+                row for row in contract.records(text) if is_number(row.get("time"))
+            )
+        entries = [name for name in names[contract.ATTEMPTS] if ENTRY.match(name)]
+        texts = dict(zip(entries, threads.map(read, entries), strict=True))
+    for start in starts.values():
+        start.rows.close()
+    for rows in monitor.values():
+        rows.sort(key=lambda row: row["time"])
+    plan = _object(read(contract.PLAN))
+    name = str(plan.get("run") or storage.url.rstrip("/").rpartition("/")[2])
+    ordered = tuple(starts[key] for key in sorted(starts))
+    return RunData(name, storage.url, plan, _attempts(texts), ordered, monitor, tuple(problems))
+
+
+def _ends(parts: Sequence[tuple[tuple[int, ...], str]]) -> list[tuple[tuple[int, ...], str]]:
+    """Return the first and the last parts of each start; `parts` are in order."""
+    starts: dict[tuple[int, ...], list[tuple[tuple[int, ...], str]]] = {}
+    for part in parts:
+        starts.setdefault(part[0][:2], []).append(part)
+    return [part for each in starts.values() for part in [each[0], *each[max(1, len(each) - LAST_PARTS) :]]]
+
+
+def _attempts(texts: Mapping[str, bytes]) -> tuple[AttemptRecord, ...]:
+    entries: dict[int, dict[str, Record]] = {}
+    for name, text in texts.items():
+        found = ENTRY.match(name)
+        assert found is not None  # noqa: S101 - only such names were read
+        entries.setdefault(int(found[1]), {})["end" if found[2] else "entry"] = _object(text)
+    return tuple(
+        AttemptRecord(key, entries[key].get("entry", {}), entries[key].get("end", {})) for key in sorted(entries)
+    )
+
+
+def _add_part(start: Start, text: bytes) -> None:
+    records = contract.records(text)
+    start.events += [record for record in records if isinstance(record.get("event"), str)]
+    rows = [record for record in records if "event" not in record]
+    try:
+        start.rows.add_all(rows)
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError):
+        for row in rows:
+            if type(row.get("step")) is int and abs(row["step"]) < LARGEST_STEP:
+                start.rows.add(row)
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    return next(iter(contract.records(text.replace(b"\n", b" "))), {})
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    found = contract.PART.match(name)
+    return tuple(map(int, found.groups("0"))) if found else ()
+
+
+def _count_up_to(steps: Sequence[int], most: float) -> int:
+    import bisect
+
+    return bisect.bisect_right(steps, most)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number, and no bool."""
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _number(value: Any) -> float:
+    return float(value) if is_number(value) else math.nan

@@ -1,0 +1,89 @@
+"""The settings of runs by dotted name, without secrets, and what differs between several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch_train.common.masking import mask
+from launch_train.report.run_data import RunData
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that differs between runs, and its value in each; an empty text: the run doesn't have it."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+def differences(runs: Sequence[RunData]) -> tuple[Difference, ...]:
+    """Return what differs between runs: image, machine and launch's version, then the settings by name."""
+    origins = [origin(run) for run in runs]
+    settings = [flat_settings(run) for run in runs]
+    names = [*dict.fromkeys(name for each in origins for name in each)]
+    names += sorted({name for each in settings for name in each})
+    rows = (
+        (name, tuple((one | more).get(name, "") for one, more in zip(origins, settings, strict=True))) for name in names
+    )
+    return tuple(Difference(name, values) for name, values in rows if len({*values}) > 1)
+
+
+def origin(run: RunData) -> dict[str, str]:
+    """Return what a run was made from and where it runs: its image, machine, launch's version and PyTorch.
+
+    An image's tag is the hash of its content, so `image` differs if the code differs; `dependencies` has the packages
+    alone, and `code` the number and size of the user's files.
+    """
+    image, plan = run.plan.get("image") or {}, run.plan
+    requests = (attempt.get("request") or {} for attempt in plan.get("attempts") or ())
+    labels: Mapping[str, Any] = next((found for request in requests if (found := request.get("labels"))), {})
+    found = {
+        "image": image.get("uri"),
+        "image: dependencies": image.get("dependencies"),
+        "image: code": f"{image['files']} files, {image.get('size', 0):,} bytes" if image.get("files") else "",
+        "launch": str(labels.get("launch-version", "")).replace("-", "."),
+        "torch": first_event(run, "start").get("torch"),
+        "machine": machine_text(run),
+    }
+    return {name: str(text) for name, text in found.items() if text}
+
+
+def machine_text(run: RunData) -> str:
+    """Return `2 × a3-highgpu-8g`; of a local run, the machine that this one stood in for."""
+    machine = run.plan.get("machine") or {}
+    nodes = machine.get("nodes", 1)
+    text = f"{nodes} × {machine.get('machine_type', '')}" if nodes != 1 else str(machine.get("machine_type", ""))
+    return f"this machine, in place of {text}" if run.plan.get("target") == "local" and text else text
+
+
+def first_event(run: RunData, kind: str) -> Mapping[str, Any]:
+    """Return the event of a kind in the newest start that has one, else an empty one."""
+    return next((found for each in reversed(run.starts) if (found := each.event(kind))), {})
+
+
+def flat_settings(run: RunData) -> dict[str, str]:
+    """Return the spec's and the trainer's settings by dotted name, without what may be a secret."""
+    found = dict(_flat(mask(run.plan.get("spec") or {}), ""))
+    config = mask(first_event(run, "start").get("config"))
+    return found | {f"run.config.{name}": text for name, text in _flat(config, "") if name} if config else found
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
+    elif value not in (None, {}, []):
+        yield name, _text(value)
+
+
+def shown_text(name: str, value: Any) -> str:
+    """Return a value as text, without what may be a secret: by its name, by the flag before it, or by its looks."""
+    return _text(mask(value, name))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

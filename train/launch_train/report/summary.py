@@ -1,0 +1,194 @@
+"""The figures of a run: how far it came, its losses and speed, its time and cost; and those of several side by side."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from launch_train.report.goodput import AttemptTime, goodput, total_usd
+from launch_train.report.run_data import Columns, Record, RunData, is_number
+from launch_train.report.settings import first_event
+
+MEAN_ROWS: Final = 10
+"""The loss of a step is the mean of so many rows up to it: single ones vary too much to be compared."""
+SPEEDS: Final = ("tokens_per_s", "images_per_s")
+NOT_COMPARED: Final = frozenset({"lr", "step_s", "data_s", "mfu", "memory_gb", "micro_batch", "skipped", *SPEEDS})
+"""Columns that say how training ran, not how well it learns."""
+LOWEST, HIGHEST = ("loss", "perplexity", "ppl", "error", "mse", "mae"), ("acc", "f1", "auc", "bleu", "rouge", "reward")
+"""Parts of a metric's name by which its best value is the lowest or the highest."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a run; None and empty: unknown."""
+
+    state: str
+    start: Record
+    """The newest `start` event, which has the device, the precision and so on."""
+    step: int | None
+    steps: int | None
+    loss: float | None
+    """The mean of the last `loss_rows` rows."""
+    loss_rows: int
+    held_out: float | None
+    lowest_held_out: float | None
+    speed: float | None
+    """The median, in `unit` per second."""
+    unit: str
+    starts: int
+    attempts: int
+    paid: float
+    """Seconds in which the machines were paid for."""
+    goodput: float | None
+    """The share of paid time in steps that count."""
+    usd: float | None
+    is_local: bool
+
+
+def summarize(run: RunData, times: Sequence[AttemptTime]) -> Summary:
+    """Return a run's figures; `times` are those of its attempts."""
+    rows, start = run.series(), first_event(run, "start")
+    losses: Sequence[float] = rows.values.get("loss", ())
+    _, evaluated = held_out(run)
+    config = start.get("config")
+    steps = config.get("steps") if isinstance(config, Mapping) else None
+    speed = next((name for name in SPEEDS if name in rows.values), "")
+    return Summary(
+        state=state_text(run),
+        start=start,
+        step=rows.steps[-1] if rows.steps else None,
+        steps=steps if is_number(steps) else None,
+        loss=mean(losses[-MEAN_ROWS:]) if len(losses) else None,
+        loss_rows=min(MEAN_ROWS, len(losses)),
+        held_out=evaluated[-1] if evaluated else None,
+        lowest_held_out=min(evaluated) if evaluated else None,
+        speed=median(rows.values[speed]) if speed else None,
+        unit=speed.partition("_")[0],
+        starts=len(run.starts),
+        attempts=len(times),
+        paid=sum(each.paid for each in times),
+        goodput=goodput(times),
+        usd=total_usd(times),
+        is_local=run.plan.get("target") == "local",
+    )
+
+
+def state_text(run: RunData) -> str:
+    """Return how a run ended, or `not ended`."""
+    recorded = run.attempts[-1].end if run.attempts else {}
+    if run.starts and run.starts[-1].event("end") is not None:
+        return "finished"
+    if kind := recorded.get("kind"):
+        return f"{kind}: {recorded.get('cause', '')}".rstrip(": ")
+    codes = recorded.get("exit_codes")
+    if isinstance(codes, Mapping):
+        return "succeeded" if not any(codes.values()) else f"ended with exit code {max(filter(None, codes.values()))}"
+    return "not ended"
+
+
+# --- Several runs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric of several runs: its value in each, None where a run doesn't have it.
+
+    `kind` is final, best, or at_step with the newest `step` that all runs have; None for a single figure of a run.
+    """
+
+    name: str
+    kind: Literal["final", "best", "at_step"] | None
+    step: int | None
+    values: tuple[float | None, ...]
+
+    @property
+    def deltas(self) -> tuple[float | None, ...]:
+        """Return the difference of each value to the first run's."""
+        first = self.values[0]
+        return tuple(None if None in (value, first) else value - first for value in self.values)  # type: ignore[operator]
+
+
+Curve = tuple[Sequence[int], Sequence[float]]
+"""Steps in order, and the value of each; nan: not a finite number."""
+
+
+def metric_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
+    """Return the held-out loss, the loss and the script's own metrics: final, best, and at the same step."""
+    series = [run.series() for run in runs]
+    own = sorted({name for rows in series for name in rows.values} - NOT_COMPARED - {"loss", "grad_norm"})
+    curves: dict[str, list[Curve]] = {
+        "held-out loss": [held_out(run) for run in runs],
+        "loss": [smooth(rows) for rows in series],
+        **{name: [(rows.steps, rows.values.get(name, ())) for rows in series] for name in own},
+    }
+    return tuple(
+        figure for name, each in curves.items() if any(steps for steps, _ in each) for figure in _figures(name, each)
+    )
+
+
+def held_out(run: RunData) -> Curve:
+    """Return the loss of each evaluated step."""
+    found = run.evaluations()
+    return [*found], [float(event["loss"]) for event in found.values()]
+
+
+def smooth(rows: Columns) -> Curve:
+    """Return the loss of each step as the mean of the last MEAN_ROWS rows; nan where one of them is not finite."""
+    losses = rows.values.get("loss", ())
+    if not len(losses):
+        return (), ()
+    return rows.steps, [mean(losses[max(0, end - MEAN_ROWS) : end]) for end in range(1, len(losses) + 1)]
+
+
+def _figures(name: str, curves: Sequence[Curve]) -> list[Figure]:
+    found = [Figure(name, "final", None, tuple(_last(curve) for curve in curves))]
+    if choose := best_of(name):
+        finite = [[value for value in values if math.isfinite(value)] for _, values in curves]
+        found.append(Figure(name, "best", None, tuple(choose(each) if each else None for each in finite)))
+    common = set.intersection(
+        *({step for step, value in zip(*curve, strict=False) if not math.isnan(value)} for curve in curves)
+    )
+    if common:
+        step = max(common)
+        values = tuple(values[bisect_right(steps, step) - 1] for steps, values in curves)
+        found.append(Figure(name, "at_step", step, values))
+    return found
+
+
+def best_of(name: str) -> Callable[[Sequence[float]], float] | None:
+    """Return min or max, whichever finds a metric's best value; None: its name doesn't say."""
+    lower = name.lower()
+    if any(part in lower for part in LOWEST):
+        return min
+    return max if any(part in lower for part in HIGHEST) else None
+
+
+def _last(curve: Curve) -> float | None:
+    return curve[1][-1] if len(curve[1]) else None
+
+
+def run_figures(found: Sequence[Summary]) -> tuple[Figure, ...]:
+    """Return the figures that each run has once: speed, time, goodput, cost."""
+    units = {each.unit for each in found if each.unit}
+    speed = [(f"{unit}/s", [each.speed if each.unit == unit else None for each in found]) for unit in sorted(units)]
+    rows: list[tuple[str, list[float | None]]] = [
+        *speed,
+        ("time", [each.paid or None for each in found]),
+        ("goodput", [each.goodput for each in found]),
+        ("cost", [each.usd if each.paid and not each.is_local else None for each in found]),
+    ]
+    return tuple(Figure(name, None, None, tuple(values)) for name, values in rows if any(v is not None for v in values))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of at least one value."""
+    return sum(values) / len(values)
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the upper median of the finite values; nan: there are none."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    return finite[len(finite) // 2] if finite else math.nan

@@ -1,0 +1,84 @@
+"""Pictures of a report that need no script: the timeline, and the charts for a browser without JavaScript."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from launch_train.report.charts import Chart, Curve
+from launch_train.report.goodput import PARTS, AttemptTime
+from launch_train.report.run_data import RunData
+from launch_train.report.sampling import visible
+
+WIDTH, HEIGHT = 560, 220
+LEFT, BOTTOM, TOP = 60, 24, 10
+POINTS: Final = 300
+TIMELINE: Final = 900
+ROW: Final = 26
+
+
+def timeline(times: Sequence[AttemptTime]) -> str:
+    """Return the attempts as bars over time, a colour for each part."""
+    spans = [span for one in times for span in one.spans]
+    begin, end = min((span.begin for span in spans), default=0.0), max((span.end for span in spans), default=0.0)
+    scale = (TIMELINE - LEFT) / max(end - begin, 1e-9)
+    bars = []
+    for row, one in enumerate(times):
+        y = row * ROW + 4
+        bars.append(f"<text x=0 y={y + 14}>{one.number}</text>")
+        for span in one.spans:
+            x, width = LEFT + (span.begin - begin) * scale, max(0.5, (span.end - span.begin) * scale)
+            text = f"{span.part}: {span.end - span.begin:,.1f} s"
+            bars.append(
+                f'<rect class="part {span.part}" x={x:.1f} y={y} width={width:.1f} height={ROW - 8}>'
+                f"<title>{escape(text)}</title></rect>"
+            )
+    height = len(times) * ROW + 8
+    used = [part for part in ("queue", *PARTS) if any(one.parts[part] for one in times)]
+    legend = "".join(
+        f'<li><svg width=12 height=12><rect class="part {part}" width=12 height=12 /></svg> {part}' for part in used
+    )
+    picture = (
+        f'<svg class=timeline viewBox="0 0 {TIMELINE} {height}" role=img aria-label="Timeline of the attempts">'
+        f"{''.join(bars)}</svg>"
+    )
+    return f"{picture}<ul class=legend>{legend}</ul>"
+
+
+def chart(found: Chart, runs: Sequence[RunData]) -> str:
+    """Return a chart as an image, for a browser without JavaScript."""
+    kind = "hours" if found.by_time else "step"
+    drawn = [(curve, _points(curve, kind)) for curve in found.curves if curve.x.get(kind)]
+    every = [point for _, points in drawn for point in points]
+    if not every:
+        return ""
+    x_low, x_high = min(x for x, _ in every), max(x for x, _ in every)
+    y_low, y_high = min(y for _, y in every), max(y for _, y in every)
+    x_scale = (WIDTH - LEFT - 10) / ((x_high - x_low) or 1.0)
+    y_scale = (HEIGHT - BOTTOM - TOP) / ((y_high - y_low) or 1.0)
+    lines = []
+    for number, (curve, points) in enumerate(drawn):
+        path = " ".join(
+            f"{LEFT + (x - x_low) * x_scale:.1f},{HEIGHT - BOTTOM - (y - y_low) * y_scale:.1f}" for x, y in points
+        )
+        name = f"{runs[curve.run].id} {curve.label}".strip()
+        lines.append(f'<polyline class="line c{number % 8}" points="{path}"><title>{escape(name)}</title></polyline>')
+    labels = (
+        f"<text x={LEFT - 6} y={TOP + 8} text-anchor=end>{y_high:.4g}</text>"
+        f"<text x={LEFT - 6} y={HEIGHT - BOTTOM} text-anchor=end>{y_low:.4g}</text>"
+        f"<text x={LEFT} y={HEIGHT - 6}>{x_low:.4g}</text>"
+        f"<text x={WIDTH - 10} y={HEIGHT - 6} text-anchor=end>{kind} {x_high:.6g}</text>"
+    )
+    title = escape(found.title)
+    return (
+        f"<figure><figcaption>{title}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role=img aria-label="{title}">{labels}{"".join(lines)}</svg></figure>'
+    )
+
+
+def _points(curve: Curve, kind: str) -> list[tuple[float, float]]:
+    kept = visible([curve.y], POINTS)
+    pairs = [(float(curve.x[kind][at]), curve.y[at]) for at in kept]
+    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]

@@ -1,0 +1,56 @@
+"""Upload TensorBoard event files that a script writes to a folder of its own (`run.metrics.tensorboard` of a spec)."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from launch_train.common import contract
+from launch_train.common.errors import OutputError
+from launch_train.telemetry.upload_queue import Outbox
+
+PATTERN: Final = "*.tfevents.*"
+
+LEAST_SECONDS: Final = 10.0
+"""Shortest time between two uploads of a file. It is uploaded whole, so a larger one waits longer."""
+
+BYTES_PER_SECOND: Final = 1 << 20
+"""Mean upload rate that a growing file may cause."""
+
+
+@dataclass
+class EventFiles:
+    """The event files below `folder`, which may not exist yet.
+
+    They are stored below logs/script of the run folder, beside launch's own curves, in the same sub-folders, which are
+    runs to TensorBoard. The names hold time, host and process, so files of several starts and nodes don't collide.
+    """
+
+    folder: Path
+    outbox: Outbox
+    _sent: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Size and modification time of each file when it was last uploaded."""
+    _due: dict[Path, float] = field(default_factory=dict)
+    """time.monotonic() from which each file may be uploaded again."""
+
+    def upload(self, *, last: bool = False) -> None:
+        """Upload the files that have changed, if their time has come or this is the `last` call. Raises OutputError."""
+        for path in sorted(self.folder.rglob(PATTERN)):
+            try:
+                self._upload(path, path.stat(), last)
+            except (FileNotFoundError, OutputError):
+                if path.exists():
+                    raise  # else the script has deleted it
+
+    def _upload(self, path: Path, found: os.stat_result, last: bool) -> None:
+        state = (found.st_size, found.st_mtime_ns)
+        early = not last and time.monotonic() < self._due.get(path, 0.0)
+        if early or state == self._sent.get(path) or not path.is_file():
+            return
+        name = path.relative_to(self.folder).as_posix().replace("\\", "_")
+        self.outbox.put_file(f"{contract.LOGS}/script/{name}", path)
+        self._sent[path] = state
+        self._due[path] = time.monotonic() + max(LEAST_SECONDS, found.st_size / BYTES_PER_SECOND)
