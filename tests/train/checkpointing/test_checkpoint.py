@@ -396,6 +396,14 @@ def test_what_a_later_start_saved_is_not_ours_to_remove() -> None:
     assert retention.folders_to_remove(names, 200, ONE, last=1, every=0) == []
 
 
+def test_the_next_checkpoint_of_the_same_start_is_never_removed() -> None:
+    """Rank 1 writes the last checkpoint while rank 0 still removes old ones after the one before."""
+    names = [contract.manifest(11, ONE), f"{contract.checkpoint_folder(12, ONE)}/rank-00001-0000.part"]
+    assert retention.folders_to_remove(names, 11, ONE, last=1, every=0) == []
+    assert retention.folders_to_remove([*names, contract.manifest(12, ONE)], 11, ONE, last=1, every=0) == []
+    assert retention.folders_to_remove(names, 11, TWO, last=1, every=0) == [contract.checkpoint_folder(12, ONE)]
+
+
 def test_the_manifest_says_all_in_plain_json(tmp_path: Path) -> None:
     manifest = write(LocalFolder(tmp_path))
     data = json.loads((tmp_path / contract.manifest(5, "0001-0000")).read_text())

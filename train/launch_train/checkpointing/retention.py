@@ -23,8 +23,9 @@ def prune(
     """Remove checkpoints after `start` has saved `step`; return the removed folders.
 
     Of the steps up to this one the `last` newest, the multiples of `every` (0: none) and those in `best` stay. Later
-    steps belong to a checkpoint that was skipped as broken, and are removed like unfinished ones. A manifest is deleted
-    before its parts.
+    steps of earlier starts belong to a checkpoint that was skipped as broken, and are removed like unfinished ones;
+    those of `start` itself stay: other ranks may already be writing the next checkpoint. A manifest is deleted before
+    its parts.
     """
     names = storage.list(f"{contract.CHECKPOINTS}/")
     folders = folders_to_remove(names, step, start, last=last, every=every, best=best)
@@ -54,7 +55,8 @@ def folders_to_remove(
     kept |= set(sorted(newest)[-last:])
     folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}
     unfinished = {folder for folder in folders - complete if folder.rpartition("/")[2] <= start}
-    return sorted(unfinished | (complete - {newest[step] for step in kept}))
+    next_ones = {folder for folder in folders if folder.rpartition("/")[2] == start and _step(folder) > step}
+    return sorted((unfinished | complete) - next_ones - {newest[step] for step in kept})
 
 
 def best_steps(metrics: Mapping[int, float], count: int) -> list[int]:
