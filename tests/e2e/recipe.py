@@ -93,6 +93,8 @@ def likeness(text: str) -> list[str]:
     text = re.sub(r"\b\d+ (?:min|h) (?=\d+ (?:s|min)\b)", "", text)
     text = re.sub(r"sha256:[0-9a-f]+|[0-9a-f]{16}…", "DIGEST", text)
     lines = [" ".join(re.sub(r"[\d.,:]*\d[\d.,:e-]*k?", "#", line).split()) for line in text.splitlines()]
+    lines = [re.sub(r"# (?:s|min|h)\b", "# s", line) for line in lines]
+    lines = [re.sub(r"(RUNNING|SUCCEEDED) # s \S+ \S+", r"\1 # s # #", line) for line in lines]  # has it begun, /total
     noise = r"\[workerpool#\] step|# step #|\[service\]|# (queued|waiting)"
     kept = [line for line in lines if not re.match(noise, line)]
     return sorted(kept, key=lambda line: line.startswith("["))  # the job's own lines come some seconds late
