@@ -333,6 +333,7 @@ def answers(served: tuple[str, list[str]], tmp_path_factory: pytest.TempPathFact
     return dict(zip((*there, *gone), found, strict=True))
 
 
+@pytest.mark.rotates(turn=0)
 def test_a_model_of_the_hub_with_its_weights_and_with_fresh_ones(
     served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
 ) -> None:
@@ -344,6 +345,7 @@ def test_a_model_of_the_hub_with_its_weights_and_with_fresh_ones(
     assert any("Bearer hf_secret" in line for line in served[1])
 
 
+@pytest.mark.rotates(turn=0)
 def test_what_the_hub_does_not_have(served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]) -> None:
     url, silent = served[0], answers["silent"]
     assert f"model not found at {url}, or it is private: give a token in HF_TOKEN" in answers["nothing"]["error"]
@@ -353,6 +355,7 @@ def test_what_the_hub_does_not_have(served: tuple[str, list[str]], answers: dict
     assert hub.PATIENCE <= 10
 
 
+@pytest.mark.rotates(turn=0)
 def test_a_hub_that_is_broken_is_asked_once_a_model(
     served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
 ) -> None:
@@ -366,6 +369,7 @@ def test_a_hub_that_is_broken_is_asked_once_a_model(
     assert paths == [f"/broken/{name}/resolve/main/config.json" for name in asked_for]
 
 
+@pytest.mark.rotates(turn=0)
 def test_a_pretrained_model_whose_name_has_no_organisation_is_one_of_the_hub(
     served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
 ) -> None:

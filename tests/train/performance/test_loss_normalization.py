@@ -23,6 +23,10 @@ from tests.train.trainer.test_train import events, read, steps
 
 WITHIN = 1e-5
 
+COSTLY = pytest.mark.rotates(turn=1)
+"""Of tests that need the runs of `base`, some 50 s of CPU time. tests/train/checkpointing/test_loader.py always compares
+two micro-batches."""
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Path:
@@ -41,7 +45,7 @@ def numbers(folder: Path) -> list[float]:
     return [*found, *(event["loss"] for event in events(rows, "eval"))]
 
 
-@pytest.mark.rotates
+@COSTLY
 @pytest.mark.parametrize("name", sorted(weighing.CASES.keys() - {"two"}))
 def test_neither_micro_batch_nor_ranks_change_a_step(base: Path, name: str) -> None:
     whole = numbers(base / f"{name}-12x1")
@@ -51,11 +55,13 @@ def test_neither_micro_batch_nor_ranks_change_a_step(base: Path, name: str) -> N
             assert numbers(base / f"{name}-{size}x{world}") == pytest.approx(whole, rel=WITHIN), (size, world)
 
 
+@COSTLY
 @pytest.mark.parametrize("name", weighing.FSDP)
 def test_nor_does_sharing_the_model_out(base: Path, name: str) -> None:
     assert numbers(base / f"{name}-fsdp-3x2") == pytest.approx(numbers(base / f"{name}-12x1"), rel=WITHIN)
 
 
+@COSTLY
 @pytest.mark.parametrize("name", weighing.COMPILED)
 @pytest.mark.parametrize("mode", ["regional", "whole"])
 def test_nor_does_the_compiler(base: Path, name: str, mode: str) -> None:
@@ -67,6 +73,7 @@ def test_nor_does_the_compiler(base: Path, name: str, mode: str) -> None:
         assert numbers(folder) == pytest.approx(whole, rel=WITHIN)
 
 
+@COSTLY
 def test_a_rank_without_a_target_that_counts_adds_nothing(base: Path) -> None:
     one, two = numbers(base / "two-2x1"), numbers(base / "two-1x2")
     assert two == pytest.approx(one, rel=WITHIN)
@@ -74,12 +81,14 @@ def test_a_rank_without_a_target_that_counts_adds_nothing(base: Path) -> None:
     assert 0.0 in two[::2]  # a step in which nothing counts changes nothing
 
 
+@COSTLY
 def test_three_ways_to_say_the_same(base: Path) -> None:
     whole = numbers(base / "mean-12x1")
     for other in ("by-hand", "pair", "inside"):
         assert numbers(base / f"{other}-12x1") == pytest.approx(whole, rel=WITHIN)
 
 
+@COSTLY
 def test_a_count_of_the_users_is_what_the_sum_is_divided_by(base: Path) -> None:
     config = parse({**weighing.SHORT, **weighing.CASES["pair"]})
     _, targets = open_data(config, Ranks()).train(1, slice(0, 12))
