@@ -68,8 +68,8 @@ def measure(specs: int) -> tuple[list[float], list[float], int]:
     attempts = 0
     for text in islice(texts(), specs):
         read: list[JobSpec] = []
-        reading.append(milliseconds(lambda text=text, read=read: read.append(read_text(text, "spec.yaml"))))  # type: ignore[misc]
-        planning.append(milliseconds(lambda spec=read[0]: plan(spec, known, context)))  # type: ignore[misc]
+        reading.append(milliseconds(lambda text=text, read=read: read.append(read_text(text, "spec.yaml"))))  # type: ignore[misc]  # mypy can't infer a lambda with a default
+        planning.append(milliseconds(lambda spec=read[0]: plan(spec, known, context)))  # type: ignore[misc]  # as above
         attempts += len(plan(read[0], known, context).attempts)
     return reading, planning, attempts
 

@@ -361,7 +361,7 @@ class RunWatch:
     def update(self, **changes: object) -> None:
         """Change fields of the view."""
         with self._lock:
-            self._view = self._view._replace(**changes)  # type: ignore[arg-type]
+            self._view = self._view._replace(**changes)  # type: ignore[arg-type]  # a field's name and its value
 
 
 class Attentive:

@@ -113,11 +113,11 @@ class Composer:
         return root
 
     def peek(self) -> Event:
-        event: Event = self.events.peek_event()  # type: ignore[no-untyped-call]
+        event: Event = self.events.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs have no types here
         return event
 
     def next(self) -> Event:
-        event: Event = self.events.get_event()  # type: ignore[no-untyped-call]
+        event: Event = self.events.get_event()  # type: ignore[no-untyped-call]  # as above
         return event
 
     def node(self, event: Event, depth: int) -> Node:

@@ -85,11 +85,8 @@ def list_files(folder: str) -> Listed | None:
 
 def checkout_of(folder: str) -> str | None:
     """Return the root of the folder's checkout: the nearest folder, itself included, that has a .git."""
-    while not os.path.lexists(f"{folder}/.git"):
-        folder, before = os.path.dirname(folder), folder  # noqa: PTH120
-        if folder == before:
-            return None
-    return folder
+    places = (Path(folder), *Path(folder).parents)
+    return next((str(place) for place in places if os.path.lexists(place / ".git")), None)
 
 
 def commit(folder: Path, names: Iterable[str] = ()) -> Commit | None:

@@ -212,7 +212,7 @@ LISTED = {
     "network": "x/default",
     "nats": [{"sourceSubnetworkIpRangesToNat": "LIST_OF_SUBNETWORKS", "subnetworks": [{"name": "x/default"}]}],
 }
-OTHERS = {**LISTED, "nats": [{**LISTED["nats"][0], "subnetworks": [{"name": "x/other"}]}]}  # type: ignore[dict-item]
+OTHERS = {**LISTED, "nats": [{**LISTED["nats"][0], "subnetworks": [{"name": "x/other"}]}]}  # type: ignore[dict-item]  # a text or a list of dicts
 PRIVATE = {"privateIpGoogleAccess": True}
 
 

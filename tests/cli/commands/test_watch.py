@@ -39,7 +39,7 @@ def test_a_job_is_watched_to_its_end(job: Job) -> None:
 
 @pytest.mark.parametrize(("script", "hint"), [(FAILED, "--resume"), (FULL, "launch follow")])
 def test_a_failure_is_that_of_the_command(job: Job, script: tuple[object, ...], hint: str) -> None:
-    job.cloud.jobs.script = script  # type: ignore[assignment]
+    job.cloud.jobs.script = script  # type: ignore[assignment]  # a script of this test
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     ran = job.launch("watch", run, code=3)
     assert f"error: {run} failed" in ran.err
@@ -90,7 +90,7 @@ def on_terminal() -> Iterator[int]:
     with (
         pytest.MonkeyPatch.context() as patch,
         open(slave, "w", encoding="utf-8") as stdout,  # noqa: PTH123 - a file handle
-        open(os.dup(slave), encoding="utf-8") as stdin,  # noqa: PTH123
+        open(os.dup(slave), encoding="utf-8") as stdin,  # noqa: PTH123 - as above
     ):
         patch.setattr("sys.stdout", stdout)
         patch.setattr("sys.stdin", stdin)

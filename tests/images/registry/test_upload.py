@@ -177,7 +177,7 @@ def test_a_file_that_becomes_shorter_ends_it(made: Registry, registry: OciRegist
 
 def test_a_file_that_cant_be_read_ends_it(made: Registry, time: FakeTime, tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"a layer's file can't be read: .*No such file"):
-        made.upload(REPOSITORY, digest(b"x"), 1, (tmp_path / "gone").open)  # type: ignore[arg-type]
+        made.upload(REPOSITORY, digest(b"x"), 1, (tmp_path / "gone").open)  # type: ignore[arg-type]  # the file does not exist
 
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:

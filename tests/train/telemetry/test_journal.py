@@ -75,7 +75,7 @@ def test_an_entry(writer: Writer) -> None:
 def test_it_comes_while_the_run_goes_on(writer: Writer) -> None:
     for n in range(3):
         writer.write(f"{n}\n")
-        until(lambda n=n: writer.texts()[-1:] == [str(n)], "the line", limit=10)  # type: ignore[misc]
+        until(lambda n=n: writer.texts()[-1:] == [str(n)], "the line", limit=10)  # type: ignore[misc]  # mypy can't infer a lambda with a default
 
 
 @pytest.mark.parametrize(

@@ -92,14 +92,14 @@ def test_a_scripts_checkpoints_are_of_the_gpu_that_it_has_set(monkeypatch: pytes
 
 def test_the_last_rows_are_read_from_the_gpu_of_their_rank(calls: Calls) -> None:
     recorder = SimpleNamespace(take_block=lambda alone: noted(calls, "synchronize") and [])
-    shutdown.write_last_rows(SimpleNamespace(ranks=Ranks(device=GPU), recorder=recorder, sink=Null()))  # type: ignore[arg-type]
+    shutdown.write_last_rows(SimpleNamespace(ranks=Ranks(device=GPU), recorder=recorder, sink=Null()))  # type: ignore[arg-type]  # the parts that are used
     until_done("last rows")
     assert calls["last rows"] == [GPU, "synchronize"]
 
 
 def test_a_trace_is_exported_on_the_gpu_of_its_rank(calls: Calls) -> None:
     held = SimpleNamespace(export_chrome_trace=lambda path: noted(calls, path))
-    recording = Recording(None, GPU, None)  # type: ignore[arg-type]
+    recording = Recording(None, GPU, None)  # type: ignore[arg-type]  # neither is used
     thread = threading.Thread(target=recording._export, args=(held, "trace"), name="profile")
     thread.start()
     thread.join()

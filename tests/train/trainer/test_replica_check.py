@@ -69,7 +69,7 @@ def test_the_last_good_checkpoint_is_named(session: tuple[int, Path]) -> None:
     kept = saved(session[1] / "saved")
     assert kept
     assert max(kept) < BAD
-    assert int(re.search(r"step-(\d+)", event["checkpoint"])[1]) == max(kept)  # type: ignore[index]
+    assert int(re.search(r"step-(\d+)", event["checkpoint"])[1]) == max(kept)  # type: ignore[index]  # it matches
 
 
 @pytest.mark.parametrize("name", ["before-save", "at-the-end", "preempted"])
@@ -165,7 +165,7 @@ def test_comparing_costs_a_thousandth(cost: float, usual: float, interval: int) 
     assert replicas.due(41)
     replicas.compare(41, model.parameters(), torch.optim.SGD(model.parameters()))
     replicas._stopwatch.read()
-    replicas._stopwatch._times, replicas._host_seconds = [(cost, 0.0)], 0.0  # type: ignore[attr-defined]
+    replicas._stopwatch._times, replicas._host_seconds = [(cost, 0.0)], 0.0  # type: ignore[attr-defined]  # the stopwatch of a CPU
     assert replicas.read(usual) is None
     assert (replicas.last_agreed, replicas.interval) == (41, interval)
     assert [replicas.due(41 + interval - 1), replicas.due(41 + interval)] == [False, True]

@@ -82,7 +82,7 @@ def _step(trial: Trial, used: precision.PrecisionPolicy, device: torch.device) -
     model: nn.Module = models.build_model(Config(model=trial.shape)).to(device)
     inputs, targets = _batch(trial, device)
     if isinstance(trial.shape, ResNet) and device.type == "cuda":  # in both trials, so that only the precision differs
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack memory_format
         inputs = inputs.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     scaler = precision.scaler(used, device)

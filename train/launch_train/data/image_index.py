@@ -195,7 +195,7 @@ def scanned(shard: Path, number: int) -> list[Row]:
                 if member.isfile() and suffix in SUFFIXES:
                     images[key] = member
                 elif member.isfile() and suffix in (".cls", ".json"):
-                    labels[key] = _label(tar.extractfile(member).read(), f"{shard}: {member.name}")  # type: ignore[union-attr]
+                    labels[key] = _label(tar.extractfile(member).read(), f"{shard}: {member.name}")  # type: ignore[union-attr]  # a regular file has content
     except tarfile.TarError as error:
         raise UsageError(f"data: {shard} can't be read as an unpacked tar file: {error}") from error
     if not _ends(shard):
