@@ -45,7 +45,7 @@ class Credentials:
     identity_token: str = field(default="", repr=False)
 
 
-class Source:
+class CredentialSource:
     """One source of credentials. Its result is cached."""
 
     def __init__(self, name: str, find: Callable[[], Credentials | None] | None = None) -> None:
@@ -63,17 +63,17 @@ class Source:
         return self._found
 
 
-def sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
+def sources(host: str, environ: Mapping[str, str]) -> tuple[CredentialSource, ...]:
     """Return the sources in order; the last one is anonymous."""
-    docker = Source("docker's configuration", partial(from_docker, host, environ))
-    nobody = Source("no credentials")
+    docker = CredentialSource("docker's configuration", partial(from_docker, host, environ))
+    nobody = CredentialSource("no credentials")
     if not is_googles(host) or environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in TRUE:
         return docker, nobody
     return (
-        Source("CLOUDSDK_AUTH_ACCESS_TOKEN", partial(from_environment, environ)),
+        CredentialSource("CLOUDSDK_AUTH_ACCESS_TOKEN", partial(from_environment, environ)),
         docker,
-        Source("application default credentials", partial(from_google, environ)),
-        Source("gcloud", partial(from_gcloud, environ)),
+        CredentialSource("application default credentials", partial(from_google, environ)),
+        CredentialSource("gcloud", partial(from_gcloud, environ)),
         nobody,
     )
 

@@ -20,7 +20,7 @@ from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.data import files, open_data
 from launch_train.data import tokenize as made
-from launch_train.data.masked_lm import Masked, Rule, bits, hide
+from launch_train.data.masked_lm import Masked, MaskingRule, bits, hide
 from launch_train.data.source import IGNORED, MASK, share
 from launch_train.data.synthetic import SyntheticTokens
 from launch_train.data.text import Text, prepare
@@ -383,7 +383,7 @@ def test_a_sample_always_has_something_hidden_and_never_the_end_of_a_document() 
     tokens = np.array([[5, 9, 9, 9], [1, 2, 3, 9]])
     random = bits(1, MASK, 1, 0, 2, 4)
     for share_hidden, expected in ((1e-9, 1), (1.0, 3)):
-        _, targets = hide(tokens, random, Rule(share_hidden, 10, 10, 9))
+        _, targets = hide(tokens, random, MaskingRule(share_hidden, 10, 10, 9))
         assert (targets != IGNORED).sum(axis=1).tolist() == [1, expected]
         assert not (targets == 9).any()
 

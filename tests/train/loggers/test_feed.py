@@ -11,7 +11,7 @@ import pytest
 
 from launch_train.common.masking import HIDDEN
 from launch_train.loggers import feed as feeds
-from launch_train.loggers.feed import Feed
+from launch_train.loggers.feed import LoggerFeed
 from launch_train.loggers.service import RefusedError, Service, State
 from launch_train.telemetry.rows import Row
 
@@ -58,11 +58,11 @@ def _without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(feeds, name, 0.001)
 
 
-def feed(service: Service | Callable[[], Service], env: Mapping[str, str] | None = None) -> Feed:
-    return Feed("wandb", service if callable(service) else lambda: service, env or {})
+def feed(service: Service | Callable[[], Service], env: Mapping[str, str] | None = None) -> LoggerFeed:
+    return LoggerFeed("wandb", service if callable(service) else lambda: service, env or {})
 
 
-def ended(one: Feed, state: State = "finished", seconds: float = WITHIN) -> None:
+def ended(one: LoggerFeed, state: State = "finished", seconds: float = WITHIN) -> None:
     one.end(state)
     one.join(time.monotonic() + seconds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch_train.monitoring.health import Fault, cuda_fault, faults, is_gpu
+from launch_train.monitoring.health import GpuFault, cuda_fault, faults, is_gpu
 from launch_train.monitoring.nvidia_smi import Card, links, read
 from tests.train.monitoring.nvidiasmi import MIG_DEVICE, PROCESS, T4, eight, gpu, log, matrix
 
@@ -51,7 +51,7 @@ def test_one_fault(differences: dict[str, object], ends: bool, words: str) -> No
 def test_a_process_is_named() -> None:
     process = PROCESS.format(pid=4321, kind="C", name="/usr/bin/python3", memory="3052 MiB")
     found = faults(cards(log(gpu(processes=process, used=3060))))
-    assert found == [Fault("GPU 0: /usr/bin/python3 (pid 4321) is on it with 3.2 GB")]
+    assert found == [GpuFault("GPU 0: /usr/bin/python3 (pid 4321) is on it with 3.2 GB")]
 
 
 def test_what_several_gpus_have_is_said_once() -> None:
@@ -88,8 +88,8 @@ def test_gpus_that_have_nvlink_in_the_cloud(name: str, switched: bool) -> None:
 
 def test_drivers_and_cuda() -> None:
     said = "driver 535.104.05 supports CUDA 12.2; this image has CUDA 13.0, which needs 580 or newer"
-    assert cuda_fault("535.104.05", "12.2", "13.0") == Fault(said, ends=True)
-    assert cuda_fault("700.1", "13.9", "14.0") == Fault(
+    assert cuda_fault("535.104.05", "12.2", "13.0") == GpuFault(said, ends=True)
+    assert cuda_fault("700.1", "13.9", "14.0") == GpuFault(
         "driver 700.1 supports CUDA 13.9; this image has CUDA 14.0, which needs a newer one", ends=True
     )
     for driver, supports, image in [

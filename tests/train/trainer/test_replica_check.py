@@ -13,7 +13,13 @@ from torch import nn
 from launch_train.common.contract import MANIFEST, Exit
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
-from launch_train.trainer.replica_check import Difference, ReplicaCheck, digest, find_difference, replicated_tensors
+from launch_train.trainer.replica_check import (
+    ReplicaCheck,
+    ReplicaDifference,
+    digest,
+    find_difference,
+    replicated_tensors,
+)
 from tests.train import flipping
 from tests.train.flipping import BAD
 from tests.train.forked import Forked
@@ -145,13 +151,13 @@ def test_parameters_and_moments_are_apart() -> None:
     ("digests", "expected"),
     [
         ([(1, 2), (1, 2)], None),
-        ([(1, 2), (3, 2)], Difference(4, 8, (0, 1), "parameters")),
-        ([(1, 2), (1, 2), (1, 3)], Difference(4, 8, (2,), "moments")),
-        ([(1, 2), (1, 2), (7, 3), (9, 2), (1, 2)], Difference(4, 8, (2, 3), "parameters and moments")),
-        ([(1, 2), (1, 2), (7, 2), (7, 2)], Difference(4, 8, (0, 1, 2, 3), "parameters")),
+        ([(1, 2), (3, 2)], ReplicaDifference(4, 8, (0, 1), "parameters")),
+        ([(1, 2), (1, 2), (1, 3)], ReplicaDifference(4, 8, (2,), "moments")),
+        ([(1, 2), (1, 2), (7, 3), (9, 2), (1, 2)], ReplicaDifference(4, 8, (2, 3), "parameters and moments")),
+        ([(1, 2), (1, 2), (7, 2), (7, 2)], ReplicaDifference(4, 8, (0, 1, 2, 3), "parameters")),
     ],
 )
-def test_who_differs(digests: list[tuple[int, int]], expected: Difference | None) -> None:
+def test_who_differs(digests: list[tuple[int, int]], expected: ReplicaDifference | None) -> None:
     assert find_difference(digests, 4, 8) == expected
 
 

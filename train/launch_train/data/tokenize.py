@@ -27,7 +27,7 @@ from launch_train.data.files import opened
 from launch_train.data.gcs_cache import stream
 from launch_train.data.loader import cores
 from launch_train.data.text import are_records, documents, files_of
-from launch_train.data.token_file import BLOCK, Corpus, Measured, Shard, measured, temporary
+from launch_train.data.token_file import BLOCK, Corpus, Shard, TokenStatistics, measured, temporary
 from launch_train.data.token_store import TokenStore
 from launch_train.data.tokenizers import Tokenizer, open_tokenizer
 from launch_train.data.workers import leave_with_rank, start_server
@@ -182,18 +182,18 @@ def _key(files: TextFiles, tokenizer: Tokenizer, column: str) -> str:
     return digest.hexdigest()
 
 
-def _known(tokens: Path, about: Path, tokenizer: Tokenizer) -> tuple[Measured, int] | None:
+def _known(tokens: Path, about: Path, tokenizer: Tokenizer) -> tuple[TokenStatistics, int] | None:
     """Return the statistics of cached tokens and the size of their text in bytes, or None if they are not cached."""
     try:
         said = json.loads(about.read_text())
-        found, size = Measured(**said["tokens"]), int(said["bytes"])
+        found, size = TokenStatistics(**said["tokens"]), int(said["bytes"])
         whole = tokens.stat().st_size == found.length * np.dtype(tokenizer.dtype).itemsize
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return (found, size) if whole else None
 
 
-def _note(about: Path, found: Measured, size: int) -> None:
+def _note(about: Path, found: TokenStatistics, size: int) -> None:
     with temporary(about.parent) as (file, path):
         file.write(json.dumps({"tokens": asdict(found), "bytes": size}).encode())
         file.flush()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from launch_train.loggers.feed import Feed
+from launch_train.loggers.feed import LoggerFeed
 from launch_train.loggers.service import RunInfo, Service, State, run_info
 from launch_train.telemetry.rows import Row
 
@@ -36,7 +36,7 @@ def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
     for name, value in PRIVACY.items():
         os.environ.setdefault(name, value)
     env = dict(os.environ)
-    feeds = [Feed(name, partial(_open, name, env), env) for name in names]
+    feeds = [LoggerFeed(name, partial(_open, name, env), env) for name in names]
     progress = Progress()
     for line in lines:
         record = json.loads(line)

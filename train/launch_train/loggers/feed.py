@@ -29,7 +29,7 @@ LAST_TRIES: Final = 4
 T = TypeVar("T")
 
 
-class Feed:
+class LoggerFeed:
     """Opens a service and gives it the rows, in order, from a thread of its own."""
 
     def __init__(self, name: str, open_service: Callable[[], Service], env: Mapping[str, str]) -> None:
