@@ -56,7 +56,7 @@ class FoundSpecs(Struct, frozen=True, kw_only=True):
     """The spec files that arguments name, and the other YAML files of their folders."""
 
     specs: tuple[Path, ...]
-    others: tuple[Path, ...] = ()
+    other_files: tuple[Path, ...] = ()
 
 
 def find_specs(paths: Sequence[Path]) -> FoundSpecs:
@@ -74,7 +74,7 @@ def find_specs(paths: Sequence[Path]) -> FoundSpecs:
         raise UsageError(
             f"no spec found in {', '.join(map(str, paths))}", "Name spec files or a folder: launch check job_specs/"
         )
-    return FoundSpecs(specs=tuple(specs), others=tuple(file for file in others if file not in specs))
+    return FoundSpecs(specs=tuple(specs), other_files=tuple(file for file in others if file not in specs))
 
 
 def yaml_files(folder: Path) -> Iterator[Path]:

@@ -17,7 +17,7 @@ NO_TORCH = 'no formula for this model, and measuring it needs PyTorch here: pip 
 MEASURED = "measured on fake tensors; an RNN or another kernel of its own may keep more"
 
 
-def estimated(inputs: Inputs) -> Estimate:
+def estimate_spec(inputs: Inputs) -> Estimate:
     """Return the estimate of a spec. Raises PlanRefused or UsageError."""
     with inputs.located.naming_places():
         measured, note = measured_sizes(inputs.spec, inputs.code)

@@ -52,10 +52,10 @@ def named_runs(name: str) -> tuple[LocalRun, ...]:
 def no_run_folder(path: Path) -> tuple[str, str]:
     """Return the problem and the hint for a path that is not a run folder."""
     inside = runs_below(path) or runs_below(path.parent)
-    problem = f"{path} is not a run folder" if is_there(path) else f"folder {path} does not exist"
+    problem = f"{path} is not a run folder" if path_exists(path) else f"folder {path} does not exist"
     if not inside:
         return problem, "Name a run folder (OUTPUT/RUN), or a run: launch runs lists the runs."
-    return problem, f"Name one of these runs:\n{listed(inside)}"
+    return problem, f"Name one of these runs:\n{run_lines(inside)}"
 
 
 def is_named(run: str, text: str) -> bool:
@@ -65,10 +65,10 @@ def is_named(run: str, text: str) -> bool:
 
 def is_run_folder(path: Path) -> bool:
     """Return whether a folder has attempts, metrics or a plan."""
-    return any(is_there(path / name) for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
+    return any(path_exists(path / name) for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
 
 
-def is_there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Return whether a path exists; False for text that is too long for a path."""
     return os.path.exists(path)  # noqa: PTH110 -- Path.exists raises on such a name
 
@@ -94,29 +94,29 @@ def label_of(run: LocalRun, label: str) -> str:
         return ""
 
 
-def listed(found: Sequence[LocalRun]) -> str:
+def run_lines(found: Sequence[LocalRun]) -> str:
     """Return the runs, one per line."""
-    lines = [f"  {shown(one)}" for one in found[:SHOWN]]
+    lines = [f"  {display_path(one)}" for one in found[:SHOWN]]
     more = [f"  … and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return "\n".join([*lines, *more])
 
 
-def shown(run: LocalRun) -> str:
+def display_path(run: LocalRun) -> str:
     """Return the path of a run relative to the current folder, in a form that cannot be taken for a name."""
-    path = relative(str(run.folder))
+    path = relative_path(str(run.folder))
     return path if "/" in path else f"./{path}"
 
 
-def here_instead(text: str) -> str:
+def local_run_hint(text: str) -> str:
     """Return the hint for a command that only takes runs in the cloud, if `text` is a run on this machine."""
     try:
         found = exact_run(text) or next(iter(named_runs(text)), None)
     except UsageError:
         return ""
-    return f"{shown(found)} is a run on this machine: launch status {shown(found)}\n" if found else ""
+    return f"{display_path(found)} is a run on this machine: launch status {display_path(found)}\n" if found else ""
 
 
-def relative(folder: str) -> str:
+def relative_path(folder: str) -> str:
     """Return the folder relative to the current one if it is inside it."""
     if folder.startswith("gs://"):
         return folder

@@ -68,7 +68,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
         wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
     listing = find_jobs(cloud, wanted, list(dict.fromkeys(regions)))
     exact = RESOURCE.fullmatch(text) is not None
-    runs = tuple(run for run in grouped(listing.jobs) if exact or matches(run, text))
+    runs = tuple(run for run in grouped(listing.jobs) if exact or has_name(run, text))
     if not runs and (kept := in_default_folder(cloud, text)):
         return (kept,)
     if not runs and listing.unread:
@@ -82,7 +82,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
         raise NoSuchRun(
             f"no run {text} {where} of project {cloud.project}",
-            f"{find_local_run.here_instead(text)}"
+            f"{find_local_run.local_run_hint(text)}"
             "launch runs lists the runs. A finished run on VMs is found by its folder,\n"
             "gs://…/RUN. For a VM to work on: launch vm status NAME",
         )
@@ -92,7 +92,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
 def all_runs(cloud: CloudContext, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
     """Return all of launch's runs, newest first: those in `regions` (default: where Vertex AI has GPUs), and those on
     VMs, in all zones without `regions`. Raises LaunchError: no region could be read."""
-    places = searched(regions) if regions else catalog.load().gpu_regions
+    places = regions_to_search(regions) if regions else catalog.load().gpu_regions
     return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs)
 
 
@@ -191,7 +191,7 @@ def grouped(jobs: Sequence[Job]) -> tuple[FoundRun, ...]:
     return tuple(FoundRun(id=name, jobs=tuple(found)) for name, found in runs.items())
 
 
-def matches(run: FoundRun, text: str) -> bool:
+def has_name(run: FoundRun, text: str) -> bool:
     """Return whether `text` is the run's ID or name, or the number of one of its jobs."""
     return find_local_run.is_named(run.id, text) or any(job.id == text for job in run.jobs)
 
@@ -207,7 +207,7 @@ def report_unread(cloud: CloudContext, unread: dict[str, LaunchError], regions: 
         cloud.notice(f"{', '.join(names)} could not be read: {problem}")
 
 
-def searched(named: Sequence[str] | None) -> tuple[str, ...]:
+def regions_to_search(named: Sequence[str] | None) -> tuple[str, ...]:
     """Return the regions to search: those named, else all with Vertex AI training. Raises UsageError."""
     known = catalog.load().training_regions
     for region in named or ():

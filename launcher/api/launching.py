@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from launch_train.common import contract
 from launch_train.common.config import is_resumable
-from launcher.api.find_local_run import here_instead
-from launcher.api.find_run import FoundRun, find_jobs, searched
+from launcher.api.find_local_run import local_run_hint
+from launcher.api.find_run import FoundRun, find_jobs, regions_to_search
 from launcher.api.job_view import CloudJobView
 from launcher.api.planning import planned
 from launcher.api.run_folder import storage_of
@@ -169,7 +169,7 @@ def with_image(made: Plan, job: Wanted, report: Report) -> Plan:
 def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[[str], None]) -> Plan:
     """Return the plan under the next free run ID, or under the ID of its newest fresh run while that is active."""
     identity = identity_of(made.attempts[0])
-    found = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
+    found = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', regions_to_search(None))
     same = (job for job in reversed(found.jobs) if job.labels.get(IDENTITY_LABEL) == identity)
     newest = {number_of(job.run, made.run): job for job in same}
     newest.pop(0, None)  # set by --run-id
@@ -206,9 +206,9 @@ def number_of(run: str, first: str) -> int:
 
 def check_run_exists(made: Plan, cloud: CloudContext) -> None:
     """Check that the run to resume was launched before. Raises UsageError."""
-    found = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
+    found = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', regions_to_search(None))
     if not found.jobs and is_free(made, made.run, cloud):
-        raise UsageError(f"no run {made.run} to resume", f"{here_instead(made.run)}launch runs lists the runs.")
+        raise UsageError(f"no run {made.run} to resume", f"{local_run_hint(made.run)}launch runs lists the runs.")
 
 
 def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedChange | None:
@@ -218,7 +218,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
     What the run had comes from its newest job. With these settings the spec must have the run's identity: then nothing
     else has changed.
     """
-    jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None)).jobs
+    jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', regions_to_search(None)).jobs
     stored = BucketLedger.open(made.run_folder).stored() if made.run_folder and not jobs else None
     before = jobs[0].request if jobs else stored.plan.attempts[0].request if stored else {}
     had, spec = request.read(before), inputs.spec
@@ -238,7 +238,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
         return None  # its job is followed where it is
     places = [(had.machine_type, had.provisioning, jobs[0].place)] if jobs else places_of(stored.plan) if stored else []
     computed = request.differences(before, made.attempts[0].request)
-    return AllowedChange(identity=identity, lines=(*computed, *moves(places, made)))
+    return AllowedChange(identity=identity, lines=(*computed, *placement_changes(places, made)))
 
 
 def places_of(made: Plan) -> list[tuple[str, str, str]]:
@@ -246,7 +246,7 @@ def places_of(made: Plan) -> list[tuple[str, str, str]]:
     return [(one.machine_type, one.provisioning, one.where) for one in made.attempts]
 
 
-def moves(before: Sequence[tuple[str, str, str]], made: Plan) -> Iterator[str]:
+def placement_changes(before: Sequence[tuple[str, str, str]], made: Plan) -> Iterator[str]:
     """Yield a line for the machine type, the provisioning model and the place, if no attempt of the plan has the one
     before: `provisioning: spot → standard`."""
     fields = ("machine type", "provisioning", "zone" if made.attempts[0].zone else "region")

@@ -34,9 +34,9 @@ class LocalRunView:
         self._progress = ProgressReader(self._storage, clock=clock, list_interval=LIST_SECONDS)
 
     @property
-    def recent(self) -> tuple[Record, ...]:
+    def newest_rows(self) -> tuple[Record, ...]:
         """Return the newest rows of metrics, oldest first."""
-        return self._progress.recent
+        return self._progress.newest_rows
 
     @property
     def attempt(self) -> int:

@@ -44,7 +44,7 @@ def run_measurement(config: Mapping[str, Any], code: Path | None) -> dict[str, A
         except subprocess.TimeoutExpired:
             return {"error": f"it was not built and run once within {SECONDS:.0f} s"}
         finally:
-            end(child)
+            kill_group(child)
         if not result.is_file():
             last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")
             return {"error": f"its process ended with exit code {child.returncode}: {last[:200]}"}
@@ -52,7 +52,7 @@ def run_measurement(config: Mapping[str, Any], code: Path | None) -> dict[str, A
         return found
 
 
-def end(child: subprocess.Popen[str]) -> None:
+def kill_group(child: subprocess.Popen[str]) -> None:
     """Kill the process with those that it started."""
     import signal
     from contextlib import suppress

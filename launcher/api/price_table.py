@@ -61,7 +61,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(base, "launch", "prices") if base else None
 
 
-def store(texts: Mapping[str, str], environ: Mapping[str, str]) -> PriceTable:
+def store_tables(texts: Mapping[str, str], environ: Mapping[str, str]) -> PriceTable:
     """Store new tables (name -> CSV text) in the cache, remove older ones, and return the new one.
 
     Raises LaunchError: the cache cannot be written.

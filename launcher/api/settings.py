@@ -51,11 +51,11 @@ def effective_settings(path: Path | None, target: Target = "vertex") -> Effectiv
     user = user_settings_path(os.environ)
     files = [*([path.parent / NAME] if path and beside else []), *([user] if user else [])]
     return EffectiveSettings(
-        settings=tuple(found(located, settings)), files={str(file): is_there(file) for file in files}
+        settings=tuple(all_settings(located, settings)), files={str(file): is_there(file) for file in files}
     )
 
 
-def found(located: Located, settings: AppliedSettings) -> Iterator[Setting]:
+def all_settings(located: Located, settings: AppliedSettings) -> Iterator[Setting]:
     """Yield all settings."""
     spec = located.spec
     project = find_project(os.environ, settings.files)

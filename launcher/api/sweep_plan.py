@@ -145,7 +145,7 @@ def plan_points(gather: Gather, chosen: Sequence[Point], name: str, what: str, *
         try:
             inputs = gather(point)
             label = label or sweep_name(name, inputs.spec.name, planned(inputs, offline=offline).run, what)
-            inputs = labelled(inputs, label)
+            inputs = with_sweep_label(inputs, label)
             plan = planned(inputs, offline=offline)
         except LaunchError as error:
             refused.append((number, error))
@@ -204,7 +204,7 @@ def sweep_name(given: str, spec_name: str, run: str, what: str) -> str:
     return given
 
 
-def labelled(inputs: Inputs, name: str) -> Inputs:
+def with_sweep_label(inputs: Inputs, name: str) -> Inputs:
     """Return the inputs with the sweep's label, which leaves the run ID as it is."""
     spec = inputs.spec
     return inputs._replace(spec=replace(spec, labels={**spec.labels, SWEEP_LABEL: name}))
@@ -218,11 +218,11 @@ def check_budget(sweep: SweepPlan) -> None:
     raise PlanRefused(
         f"limits.usd: the {len(sweep.points)} points could cost {usd_text(total)} together, "
         f"more than {usd_text(limit)}",
-        "\n".join(affordable(sweep, limit, total)),
+        "\n".join(budget_hints(sweep, limit, total)),
     )
 
 
-def affordable(sweep: SweepPlan, limit: float, total: float) -> Iterator[str]:
+def budget_hints(sweep: SweepPlan, limit: float, total: float) -> Iterator[str]:
     """Yield what would be within the limit."""
     hours = int(min(one.plan.limits.hours for one in sweep.points) * limit / total * 100) / 100
     if hours >= 0.1:

@@ -67,7 +67,7 @@ class RunView(NamedTuple):
     is_local: bool
     job: Job | None = None
     progress: Progress | None = None
-    recent: Sequence[Record] = ()
+    newest_rows: Sequence[Record] = ()
     """The newest rows of metrics, oldest first."""
     nodes: tuple[Node, ...] = ()
     story: RunStory = RunStory()
@@ -79,7 +79,7 @@ class RunView(NamedTuple):
     error: LaunchError | None = None
 
 
-class Source(Protocol):
+class WatchedRun(Protocol):
     """A run that can be watched: one view for each attempt."""
 
     id: str
@@ -114,7 +114,7 @@ class AttemptView(Protocol):
     """A JobView that also has the newest rows of metrics."""
 
     @property
-    def recent(self) -> Sequence[Record]:
+    def newest_rows(self) -> Sequence[Record]:
         """Return the newest rows of metrics, oldest first."""
 
     def job(self) -> Job:
@@ -127,7 +127,7 @@ class AttemptView(Protocol):
         """See JobView."""
 
 
-class CloudRun:
+class WatchedCloudRun:
     """A run in the cloud."""
 
     is_local = False
@@ -195,7 +195,7 @@ class CloudRun:
         return BucketLedger(self.storage).entries() if self.storage else ()
 
 
-class RunHere:
+class WatchedLocalRun:
     """A run on this machine."""
 
     is_local = True
@@ -243,7 +243,7 @@ class RunHere:
 class RunWatch:
     """Watches one run on a thread until it ends. `view` is what is known of it."""
 
-    def __init__(self, source: Source, on_event: Callable[[Event], None] = lambda _event: None) -> None:
+    def __init__(self, source: WatchedRun, on_event: Callable[[Event], None] = lambda _event: None) -> None:
         """`on_event` gets all events, on the watch's thread."""
         self.source = source
         self._on_event = on_event
@@ -289,9 +289,9 @@ class RunWatch:
                 self._handle(LinesPrinted(view.lines()))
                 if progress := view.progress():
                     self._handle(ProgressUpdated(progress))
-                self.update(recent=view.recent)
+                self.update(newest_rows=view.newest_rows)
             else:
-                attentive = Attentive(view, self)
+                attentive = DetailedView(view, self)
                 job = watch(attentive, self._report, source.clock, wait_seconds=None, intervals=source.intervals).job
             self._read_end(job)
             job = self._next_job(job) if source.may_continue(job) else None
@@ -364,7 +364,7 @@ class RunWatch:
             self._view = self._view._replace(**changes)  # type: ignore[arg-type]  # a field's name and its value
 
 
-class Attentive:
+class DetailedView:
     """A JobView that reads story and GPUs with the progress, so that they share its intervals and outages."""
 
     def __init__(self, view: AttemptView, run: RunWatch) -> None:
@@ -381,7 +381,7 @@ class Attentive:
     def progress(self) -> Progress | None:
         """Return the progress; read what else is due."""
         found = self._view.progress()
-        self._run.update(recent=self._view.recent)
+        self._run.update(newest_rows=self._view.newest_rows)
         try:
             if job := self._run.view.job:
                 self._run.refresh(job)
@@ -391,10 +391,10 @@ class Attentive:
         return found
 
 
-def watched(found: LocalRun | FoundRun, cloud: CloudContext | None, say: Callable[[str], None]) -> Source:
+def watched_run(found: LocalRun | FoundRun, cloud: CloudContext | None, say: Callable[[str], None]) -> WatchedRun:
     """Return the source of a run that was found. `say` gets messages for the user."""
     if isinstance(found, LocalRun):
-        return RunHere(found)
+        return WatchedLocalRun(found)
     if cloud is None:
         raise ValueError("a run in the cloud needs its context")
-    return CloudRun(cloud, found, say)
+    return WatchedCloudRun(cloud, found, say)

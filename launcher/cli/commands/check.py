@@ -73,9 +73,9 @@ def check(
     checked = check_specs(found.specs, target=on, project=project)
     error = refusal(checked)
     if output_format is not Output.text:
-        printed(data(checked, found.others), output_format, error)
+        printed(data(checked, found.other_files), output_format, error)
     else:
-        for line in page(checked, found.others):
+        for line in page(checked, found.other_files):
             print(line)
         for line in annotation_lines(checked) if form is TextFormat.github else ():
             print(line)

@@ -227,12 +227,12 @@ def inputs_of(run: LocalRun, spec: Path | None, flags: Flags, *, in_place: bool 
 def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     """Print what a resume changes. Raises UsageError: the run can't continue with it."""
     from launcher.api.code_growth import stored_plan
-    from launcher.api.local_resume import changes
+    from launcher.api.local_resume import changed_settings
     from launcher.cli.flows.preemption import say
 
     before = stored_plan(run.folder / contract.PLAN)
     fix = "Without --resume, the command starts a run of its own."
-    for line in changes(run.id, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
+    for line in changed_settings(run.id, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
         say(f"resuming with {line.removeprefix('run.config.')}")
 
 

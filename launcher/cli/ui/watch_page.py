@@ -116,7 +116,7 @@ def curves(view: RunView, width: int) -> Iterator[Text]:
     progress = view.progress
     names = ["loss", *([f"{progress.unit}_per_s"] if progress and progress.unit != "steps" else [])]
     for name in names:
-        values = [value for row in view.recent if (value := figure(row, name)) is not None]
+        values = [value for row in view.newest_rows if (value := figure(row, name)) is not None]
         if values:
             value = values[-1]
             shown = f"{value:,.4f}" if name == "loss" else f"{value:,.0f}" if math.isfinite(value) else str(value)

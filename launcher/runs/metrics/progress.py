@@ -95,7 +95,7 @@ class ProgressReader:
         return summarize_rows(tuple(self._rows), self._steps, self._resumed_from)
 
     @property
-    def recent(self) -> tuple[Record, ...]:
+    def newest_rows(self) -> tuple[Record, ...]:
         """Return the newest rows that were read, of all starts, oldest first."""
         return tuple(self._recent)
 

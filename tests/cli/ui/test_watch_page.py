@@ -42,7 +42,7 @@ def view(tmp_path: Path) -> RunView:
         False,
         job=JOB,
         progress=Progress(step=50, steps=200, loss=2.5, rate=1000.0, unit="tokens", eta_seconds=300, time=T + 940),
-        recent=[{"step": n, "loss": 5 / n, "tokens_per_s": 1000.0} for n in range(1, 51)],
+        newest_rows=[{"step": n, "loss": 5 / n, "tokens_per_s": 1000.0} for n in range(1, 51)],
         nodes=(Node(0, 120.0, 2, facts),),
         story=RunStory(found, 3.0),
         lines=tuple(Line(0.0, "workerpool0-0", f"line {n} \x1b[31m {'x' * 99}", "DEFAULT") for n in range(50)),
@@ -97,7 +97,7 @@ def test_what_is_not_known_yet(view: RunView) -> None:
     assert "this machine" in shown([RunView("run-1", True)])[0]
     failed = RunView("run-1", False, is_over=True, error=LaunchError("access was withdrawn"))
     assert "access was withdrawn" in "\n".join(shown([failed]))
-    odd = view._replace(recent=[{"step": 1, "loss": None, "nonfinite": {"loss": "nan"}}])
+    odd = view._replace(newest_rows=[{"step": 1, "loss": None, "nonfinite": {"loss": "nan"}}])
     assert "nan" in "\n".join(shown([odd]))
 
 
