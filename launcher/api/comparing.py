@@ -1,4 +1,4 @@
-"""Compare specs, with their code, with those of a git commit: what changes in the requests and the costs."""
+"""Compare specs and their code with those of a git commit: changes of the requests and the costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal["new", "removed", "changed", "unchanged"]
 
 
 class SpecChange(Struct, frozen=True, kw_only=True):
-    """A spec of the working tree, of the commit, or of both."""
+    """A spec that exists in the working tree, in the commit, or in both."""
 
     path: str
     """Relative to the repository; of a removed spec, its former path."""
@@ -75,7 +75,7 @@ def relative(path: Path, top: Path) -> str:
 def check_by_path(
     specs: Iterable[Path], top: Path, target: Target | None, project: str | None
 ) -> dict[str, CheckedSpec]:
-    """Check specs and return them by their path in the repository; findings have such paths too."""
+    """Check specs and return the results by path. All paths, also in findings, are relative to the repository."""
     inside = [relative(path, top) for path in specs]
 
     def shown(text: str) -> str:
@@ -86,7 +86,7 @@ def check_by_path(
 
 
 def with_paths(one: CheckedSpec, path: str, shown: Callable[[str], str]) -> CheckedSpec:
-    """Return a result with the spec's path in the repository, and texts by `shown`."""
+    """Return a result with the spec's path in the repository, and with `shown` applied to its texts."""
 
     def finding(found: Finding) -> Finding:
         return replace(found, file=shown(found.file), text=shown(found.text), hint=shown(found.hint))
@@ -97,8 +97,8 @@ def with_paths(one: CheckedSpec, path: str, shown: Callable[[str], str]) -> Chec
 
 
 def pair_and_compare(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> list[SpecChange]:
-    """Pair the specs of both sides, by path and then by name, and compare them. In the order of the working tree; the
-    removed ones follow."""
+    """Pair the specs of both sides, by path and then by name, and compare them. The order is that of the working tree;
+    removed specs follow."""
     renamed = find_renames(before, after)
     found = []
     for path, now in after.items():
@@ -113,7 +113,7 @@ def pair_and_compare(before: Mapping[str, CheckedSpec], after: Mapping[str, Chec
 
 
 def find_renames(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> dict[str, str]:
-    """Return new path -> former path: of a new and a removed spec that alone have the same `name`."""
+    """Return new path -> former path for each `name` that exactly one new and one removed spec have."""
     old, new = (
         {name: paths[0] for name, paths in paths_by_name(one, other).items() if len(paths) == 1}
         for one, other in ((before, after), (after, before))
@@ -122,7 +122,7 @@ def find_renames(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedS
 
 
 def paths_by_name(specs: Mapping[str, CheckedSpec], others: Mapping[str, CheckedSpec]) -> dict[str, list[str]]:
-    """Return the name of each spec that the other side lacks -> its paths."""
+    """Return name -> paths of the specs whose path the other side lacks."""
     found: dict[str, list[str]] = {}
     for path, one in specs.items():
         if path not in others and one.plan:

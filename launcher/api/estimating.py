@@ -1,4 +1,4 @@
-"""Estimate a run from its spec: by formula, or for another model by building it in a process of its own."""
+"""Estimate a run from its spec: with formulas or, for a custom model, by building it in a separate process."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from launcher.errors import UsageError
 RUNS = "runs"
 """The default output of `launch local`, in the current folder."""
 HIDDEN = "."
-"""Prefix of folders that are no runs, such as one that is being deleted."""
+"""Prefix of folders that are not runs, such as a run that is being deleted."""
 SHOWN = 10
-"""Most runs that an error lists."""
+"""Maximum number of runs that an error lists."""
 
 
 class LocalRun(Struct, frozen=True):
-    """A run folder on this machine, by its full path."""
+    """A run folder on this machine; the path is absolute."""
 
     folder: Path
 
@@ -50,7 +50,7 @@ def named_runs(name: str) -> tuple[LocalRun, ...]:
 
 
 def no_run_folder(path: Path) -> tuple[str, str]:
-    """Return the problem and the hint for a path that is not a run folder."""
+    """Return the error text and the hint for a path that is not a run folder."""
     inside = runs_below(path) or runs_below(path.parent)
     problem = f"{path} is not a run folder" if path_exists(path) else f"folder {path} does not exist"
     if not inside:
@@ -108,7 +108,7 @@ def display_path(run: LocalRun) -> str:
 
 
 def local_run_hint(text: str) -> str:
-    """Return the hint for a command that only takes runs in the cloud, if `text` is a run on this machine."""
+    """Return a hint that `text` is a run on this machine, for commands that only take runs in the cloud; else empty."""
     try:
         found = exact_run(text) or next(iter(named_runs(text)), None)
     except UsageError:

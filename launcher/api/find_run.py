@@ -90,8 +90,8 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
 
 
 def all_runs(cloud: CloudContext, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
-    """Return all of launch's runs, newest first: those in `regions` (default: where Vertex AI has GPUs), and those on
-    VMs, in all zones without `regions`. Raises LaunchError: no region could be read."""
+    """Return all of launch's runs, newest first: on Vertex AI those in `regions` (default: all with GPUs), on VMs those
+    in `regions` (default: all zones). Raises LaunchError: no region could be read."""
     places = regions_to_search(regions) if regions else catalog.load().gpu_regions
     return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs)
 
@@ -100,7 +100,7 @@ def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str], *, all_
     """Return the jobs in these regions, on Vertex AI and on VMs (`all_vms`: in all zones); report what could not be
     read.
 
-    Raises LaunchError: nothing could be read.
+    Raises LaunchError: no region could be read.
     """
     from launcher.backend.base import Listing
 

@@ -29,9 +29,9 @@ class FoundSweep(Struct, frozen=True, kw_only=True):
 
     name: str
     runs: tuple[FoundRun, ...]
-    """Those with jobs. The others have none yet, or their jobs are gone."""
+    """The runs with jobs. Other points have no job yet, or their jobs were deleted."""
     folders: dict[str, str]
-    """The folder of each run by its ID, also of runs without jobs."""
+    """Run ID -> folder, also for runs without jobs."""
     output: str = ""
     """The folder of the run folders; empty: unknown."""
 
@@ -42,8 +42,8 @@ def local_points(name: str) -> tuple[LocalRun, ...]:
 
 
 def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundSweep | None:
-    """Return a sweep by its name; None: no job and no record in the default output has it. Raises LaunchError: no
-    region can be read."""
+    """Return a sweep by its name; None: neither a job nor a record in the default output has that name. Raises
+    LaunchError: no region can be read."""
     listing = find_jobs(cloud, f'labels.{SWEEP_LABEL}="{name}"', regions)
     unread = tuple(listing.unread)
     runs = tuple(
@@ -51,7 +51,7 @@ def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundS
     )
     folders = {run.id: folder for run in runs if (folder := request.run_folder(run.job.request))}
     output = next((folder.rpartition("/")[0] for folder in folders.values()), "")
-    with suppress(LaunchError):  # without a record, what the jobs say must do
+    with suppress(LaunchError):  # without a record, the jobs are the only source
         storage = open_folder(output) if output else default_output(cloud)
         with read_errors():
             folders = {run: f"{storage.url}/{run}" for run in read_record(storage, name)} | folders

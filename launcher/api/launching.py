@@ -215,7 +215,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
     """Return the change with which the plan may resume its run: another machine or place, more steps, or settings that
     alter no past step. Return None if there is nothing to resume, or if the submission must refuse the change.
 
-    What the run had comes from its newest job. With these settings the spec must have the run's identity: then nothing
+    The run's earlier settings come from its newest job. With them, the spec must have the run's identity: then nothing
     else has changed.
     """
     jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', regions_to_search(None)).jobs
@@ -247,8 +247,8 @@ def places_of(made: Plan) -> list[tuple[str, str, str]]:
 
 
 def placement_changes(before: Sequence[tuple[str, str, str]], made: Plan) -> Iterator[str]:
-    """Yield a line for the machine type, the provisioning model and the place, if no attempt of the plan has the one
-    before: `provisioning: spot → standard`."""
+    """Yield a line for each of machine type, provisioning model and place whose earlier value no attempt of the plan
+    has: `provisioning: spot → standard`."""
     fields = ("machine type", "provisioning", "zone" if made.attempts[0].zone else "region")
     for name, old, new in zip(fields, zip(*before, strict=True), zip(*places_of(made), strict=True), strict=True):
         if not {*old} & {*new}:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GONE: Final = "the process of launch local is gone"
 LIST_SECONDS: Final = 5.0
-"""Between two listings of the metrics: they are files of this machine."""
+"""Interval between two listings of the metrics; short, as they are files on this machine."""
 
 
 class LocalRunView:

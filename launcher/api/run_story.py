@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from launcher.runs.attempts import Entry
 
 LONG_WAIT = 600.0
-"""Seconds of waiting after which something can be done about it."""
+"""Seconds of waiting after which the advice says what the user can do about it."""
 TAIL = 200
-"""Last lines of output in which the cause of a failure is looked for."""
+"""Number of last output lines that are searched for the cause of a failure."""
 
 
 class RunStory(NamedTuple):
@@ -35,8 +35,7 @@ class RunStory(NamedTuple):
 
 
 def cloud_story(found: RunStatus, *, whole: bool = False) -> RunStory:
-    """Return the story of a run in the cloud; what its folder doesn't say comes from its job. `whole` reads all
-    metrics."""
+    """Return the story of a run in the cloud, from its folder and its job. `whole` reads all metrics."""
     from launcher.api.run_folder import storage_of
     from launcher.backend import request
 

@@ -1,4 +1,4 @@
-"""Plan a sweep: one run for each point, whose names, bounds and requests are known before anything is sent."""
+"""Plan a sweep: one run for each point. All names, cost bounds and requests are known before anything is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.text import plural, usd_text
 
 NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SHOWN: Final = 5
-"""Most refused points that an error lists."""
+"""Maximum number of refused points that an error lists."""
 DIGEST: Final = 6
 """Hex digits in a sweep's name: two fewer than in a run's, so that neither is taken for the other."""
 
@@ -63,9 +63,9 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     name: str
     points: tuple[SweepPoint, ...]
     is_named: bool = False
-    """The user chose the name, so another sweep may have it."""
+    """True: the user chose the name, so another sweep may already have it."""
     notes: tuple[str, ...] = ()
-    """What differs from what was asked for, such as fewer points."""
+    """Differences from what was requested, such as fewer points."""
 
     @property
     def target(self) -> Target:
@@ -223,7 +223,7 @@ def check_budget(sweep: SweepPlan) -> None:
 
 
 def budget_hints(sweep: SweepPlan, limit: float, total: float) -> Iterator[str]:
-    """Yield what would be within the limit."""
+    """Yield hints for staying within the limit."""
     hours = int(min(one.plan.limits.hours for one in sweep.points) * limit / total * 100) / 100
     if hours >= 0.1:
         yield f"Shorter runs: --hours {hours:g}"
@@ -245,5 +245,5 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as --set takes it."""
+    """Return a value in the form that --set takes."""
     return str(value) if isinstance(value, str | float | int) and not isinstance(value, bool) else json.dumps(value)
