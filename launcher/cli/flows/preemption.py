@@ -31,7 +31,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
 
     after: float
     exit_codes: dict[str, int]
-    went_on: Resumption
+    resumption: Resumption
 
     @property
     def done(self) -> bool:
@@ -43,7 +43,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
         when = f"after {exact_duration(self.after)}"
         if self.done:
             return f"{when}; all processes still exited with 0, so the job was not restarted"
-        stopped, resumed, lost = self.went_on.stopped_at, self.went_on.resumed_from, self.went_on.lost
+        stopped, resumed, lost = self.resumption.stopped_at, self.resumption.resumed_from, self.resumption.lost
         if stopped is not None:
             when = f"{when} at step {stopped}"
         if resumed is None:
@@ -56,9 +56,9 @@ class Preempted(Struct, frozen=True, kw_only=True):
         return {
             "after_seconds": self.after,
             "exit_codes": self.exit_codes,
-            "stopped_at_step": self.went_on.stopped_at,
-            "resumed_from_step": self.went_on.resumed_from,
-            "steps_lost": self.went_on.lost,
+            "stopped_at_step": self.resumption.stopped_at,
+            "resumed_from_step": self.resumption.resumed_from,
+            "steps_lost": self.resumption.lost,
         }
 
 

@@ -274,7 +274,7 @@ def preemption_result(after: float, exit_codes: dict[str, int], found: Results |
     """Return the preemption of an attempt with the resumption that the metrics show."""
     from launcher.runs.metrics.results import Results
 
-    return Preempted(after=after, exit_codes=exit_codes, went_on=(found or Results(starts=())).resumption(attempt))
+    return Preempted(after=after, exit_codes=exit_codes, resumption=(found or Results(starts=())).resumption(attempt))
 
 
 def failure(end: End, folder: str | None, cause: Cause | None) -> JobFailed:

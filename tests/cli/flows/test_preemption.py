@@ -81,7 +81,7 @@ def test_without_preemption_nothing_is_printed(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("went_on", "text"),
+    ("resumption", "text"),
     [
         (
             Resumption(stopped_at=152, resumed_from=152),
@@ -97,12 +97,12 @@ def test_without_preemption_nothing_is_printed(capsys: pytest.CaptureFixture[str
         (UNKNOWN, "after 15 s; restarted"),
     ],
 )
-def test_the_line_of_the_summary(went_on: Resumption, text: str) -> None:
-    assert Preempted(after=15, exit_codes={"a": 75}, went_on=went_on).text() == text
+def test_the_line_of_the_summary(resumption: Resumption, text: str) -> None:
+    assert Preempted(after=15, exit_codes={"a": 75}, resumption=resumption).text() == text
 
 
 def test_the_summary_of_a_job_that_was_already_done() -> None:
-    text = Preempted(after=120, exit_codes={"a": 0}, went_on=UNKNOWN).text()
+    text = Preempted(after=120, exit_codes={"a": 0}, resumption=UNKNOWN).text()
     assert text == "after 2 min; all processes still exited with 0, so the job was not restarted"
 
 
