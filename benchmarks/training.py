@@ -13,17 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 from benchmarks import jobs
 from benchmarks.machine import described
+from benchmarks.result import parser_of, publish, today
 from benchmarks.starts import start
 from benchmarks.tables import Loop, Step, cost_table, steps_table, wall
 from benchmarks.turns import Amount, measure
 
-RESULTS = Path(__file__).with_name("results")
 NOTE = (
     "In each round all loops are started anew; a figure is the median over the rounds, and *least to most* are its "
     "rounds: what *plain loop, again* has there is noise."
@@ -83,13 +81,12 @@ def main() -> None:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__.partition("\n")[0])
+    parser = parser_of("training", __doc__)
     parser.add_argument("--rounds", type=int, help="in each all loops are started anew (5)")
     parser.add_argument("--turns", type=int, help="of each loop in a round (4, of a tiny model 8)")
     parser.add_argument("--steps", type=int, help="of a turn (10, of a tiny model 50)")
     parser.add_argument("--peers", action="store_true", help="HF accelerate and Lightning Fabric too")
     parser.add_argument("--start", action="store_true", help="from torchrun to the first step, too")
-    parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
     return parser.parse_args(arguments)
 
 
@@ -101,16 +98,13 @@ def amount_of(options: argparse.Namespace, usual: Amount) -> Amount:
 
 def conclude(name: str, amount: Amount, hardware: str, work: Callable[[], list[str]], *, write: bool) -> None:
     """Do the work, and print its result with date, command, hardware and duration."""
-    began, today = time.monotonic(), datetime.now(UTC).date().isoformat()
+    began = time.monotonic()
     lines = work()
     took = (time.monotonic() - began) / 60
     much = f"{amount.rounds} rounds of {amount.turns} turns of {amount.steps} steps, {took:.1f} minutes"
     command = " ".join(("python -m benchmarks.training", *sys.argv[1:]))
-    text = "\n".join((f"# Training, {today}\n\n`{command}`: {much}. {hardware}.\n\n{NOTE}\n", *lines))
-    print(text, flush=True)
-    if write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}-{today}.md").write_text(text, encoding="utf-8")
+    text = "\n".join((f"# Training, {today()}\n\n`{command}`: {much}. {hardware}.\n\n{NOTE}\n", *lines))
+    publish(name, text, write=write)
 
 
 if __name__ == "__main__":
