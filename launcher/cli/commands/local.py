@@ -157,7 +157,6 @@ def run_spec(
     from launcher.api.planning import planned
     from launcher.cli.flows import rehearse
     from launcher.cli.flows.plan import gather
-    from launcher.cli.flows.preemption import say
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.cli.flows.suggestions import Typed
     from launcher.cli.ui.plan_page import show
@@ -175,21 +174,12 @@ def run_spec(
     if dry_run:
         show(plan, output_format, image=docker)
         return
-    from launcher.api.local_resume import check_repeated, find_unfinished  # need what Windows lacks
-
     with inputs.located.naming_places():
         check_kernels(inputs)
         check_entrypoint(inputs, docker)
     if new:
         plan = as_fresh_run(plan, inputs)
-    for warning in plan.warnings:
-        say(f"warning: {warning}")
-    if run:
-        report_changes(run, plan, inputs)
-    elif not new:
-        check_repeated(plan, is_builtin=inputs.spec.run.is_builtin)
-        if offer := find_unfinished(plan, inputs.source.code):
-            say(offer)
+    report_start(plan, inputs, run, is_new=new)
     image = None
     if docker:
         plan, image = with_local_image(plan, inputs)
@@ -222,6 +212,24 @@ def inputs_of(run: LocalRun, spec: Path | None, flags: Flags, *, in_place: bool 
         why = "has no readable plan" if before is None else "has code of yours, which its folder does not keep"
         raise UsageError(f"{run.id} {why}", f"Add the spec: launch local SPEC --resume {run.id}")
     return gather_data("local", before.spec, str(path), overrides(there), run_id=run.id)
+
+
+def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bool) -> None:
+    """Print the plan's warnings, and what changed since `run`, which it resumes, or since an unfinished run.
+
+    Raises UsageError: the run can't continue with the plan.
+    """
+    from launcher.api.local_resume import check_repeated, find_unfinished
+    from launcher.cli.flows.preemption import say
+
+    for warning in plan.warnings:
+        say(f"warning: {warning}")
+    if run:
+        report_changes(run, plan, inputs)
+    elif not is_new:
+        check_repeated(plan, is_builtin=inputs.spec.run.is_builtin)
+        if hint := find_unfinished(plan, inputs.source.code):
+            say(hint)
 
 
 def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
