@@ -1,4 +1,4 @@
-"""Cancel a sweep: its active points, and those that a running launch could still start."""
+"""Cancel a sweep: its active points, and those that a launch may still start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from launcher.api.find_sweep import FoundSweep
 
 AT_A_TIME: Final = 16
-"""Points cancelled in parallel."""
 
 
 def cancel_points(

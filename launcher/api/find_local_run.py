@@ -55,7 +55,7 @@ def no_run_folder(path: Path) -> tuple[str, str]:
     problem = f"{path} is not a run folder" if path_exists(path) else f"folder {path} does not exist"
     if not inside:
         return problem, "Name a run folder (OUTPUT/RUN), or a run: launch runs lists the runs."
-    return problem, f"Name one of these runs:\n{run_lines(inside)}"
+    return problem, f"Name one of these runs:\n{listed(inside)}"
 
 
 def is_named(run: str, text: str) -> bool:
@@ -94,16 +94,16 @@ def label_of(run: LocalRun, label: str) -> str:
         return ""
 
 
-def run_lines(found: Sequence[LocalRun]) -> str:
+def listed(found: Sequence[LocalRun]) -> str:
     """Return the runs, one per line."""
-    lines = [f"  {display_path(one)}" for one in found[:SHOWN]]
+    lines = [f"  {shown(one)}" for one in found[:SHOWN]]
     more = [f"  … and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return "\n".join([*lines, *more])
 
 
-def display_path(run: LocalRun) -> str:
+def shown(run: LocalRun) -> str:
     """Return the path of a run relative to the current folder, in a form that cannot be taken for a name."""
-    path = relative_path(str(run.folder))
+    path = relative(str(run.folder))
     return path if "/" in path else f"./{path}"
 
 
@@ -113,10 +113,10 @@ def local_run_hint(text: str) -> str:
         found = exact_run(text) or next(iter(named_runs(text)), None)
     except UsageError:
         return ""
-    return f"{display_path(found)} is a run on this machine: launch status {display_path(found)}\n" if found else ""
+    return f"{shown(found)} is a run on this machine: launch status {shown(found)}\n" if found else ""
 
 
-def relative_path(folder: str) -> str:
+def relative(folder: str) -> str:
     """Return the folder relative to the current one if it is inside it."""
     if folder.startswith("gs://"):
         return folder

@@ -92,7 +92,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
 def all_runs(cloud: CloudContext, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
     """Return all of launch's runs, newest first: on Vertex AI those in `regions` (default: all with GPUs), on VMs those
     in `regions` (default: all zones). Raises LaunchError: no region could be read."""
-    places = regions_to_search(regions) if regions else catalog.load().gpu_regions
+    places = searched(regions) if regions else catalog.load().gpu_regions
     return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs)
 
 
@@ -207,7 +207,7 @@ def report_unread(cloud: CloudContext, unread: dict[str, LaunchError], regions: 
         cloud.notice(f"{', '.join(names)} could not be read: {problem}")
 
 
-def regions_to_search(named: Sequence[str] | None) -> tuple[str, ...]:
+def searched(named: Sequence[str] | None) -> tuple[str, ...]:
     """Return the regions to search: those named, else all with Vertex AI training. Raises UsageError."""
     known = catalog.load().training_regions
     for region in named or ():

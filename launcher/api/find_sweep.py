@@ -51,7 +51,7 @@ def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundS
     )
     folders = {run.id: folder for run in runs if (folder := request.run_folder(run.job.request))}
     output = next((folder.rpartition("/")[0] for folder in folders.values()), "")
-    with suppress(LaunchError):  # without a record, the jobs are the only source
+    with suppress(LaunchError):  # without a record, what the jobs say must do
         storage = open_folder(output) if output else default_output(cloud)
         with read_errors():
             folders = {run: f"{storage.url}/{run}" for run in read_record(storage, name)} | folders

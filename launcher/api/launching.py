@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from launch_train.common import contract
 from launch_train.common.config import is_resumable
 from launcher.api.find_local_run import local_run_hint
-from launcher.api.find_run import FoundRun, find_jobs, regions_to_search
+from launcher.api.find_run import FoundRun, find_jobs, searched
 from launcher.api.job_view import CloudJobView
 from launcher.api.planning import planned
 from launcher.api.run_folder import storage_of
@@ -169,7 +169,7 @@ def with_image(made: Plan, job: Wanted, report: Report) -> Plan:
 def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[[str], None]) -> Plan:
     """Return the plan under the next free run ID, or under the ID of its newest fresh run while that is active."""
     identity = identity_of(made.attempts[0])
-    found = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', regions_to_search(None))
+    found = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
     same = (job for job in reversed(found.jobs) if job.labels.get(IDENTITY_LABEL) == identity)
     newest = {number_of(job.run, made.run): job for job in same}
     newest.pop(0, None)  # set by --run-id
@@ -206,7 +206,7 @@ def number_of(run: str, first: str) -> int:
 
 def check_run_exists(made: Plan, cloud: CloudContext) -> None:
     """Check that the run to resume was launched before. Raises UsageError."""
-    found = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', regions_to_search(None))
+    found = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
     if not found.jobs and is_free(made, made.run, cloud):
         raise UsageError(f"no run {made.run} to resume", f"{local_run_hint(made.run)}launch runs lists the runs.")
 
@@ -218,7 +218,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
     The run's earlier settings come from its newest job. With them, the spec must have the run's identity: then nothing
     else has changed.
     """
-    jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', regions_to_search(None)).jobs
+    jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None)).jobs
     stored = BucketLedger.open(made.run_folder).stored() if made.run_folder and not jobs else None
     before = jobs[0].request if jobs else stored.plan.attempts[0].request if stored else {}
     had, spec = request.read(before), inputs.spec

@@ -10,7 +10,7 @@ from launch_train.common import contract
 from launch_train.common.config import is_resumable
 from launcher.api import find_local_run
 from launcher.api.code_growth import modification_time, stored_plan
-from launcher.api.find_local_run import LocalRun, display_path, is_named, runs_below
+from launcher.api.find_local_run import LocalRun, is_named, runs_below, shown
 from launcher.api.local_records import LocalRecord, read_record
 from launcher.backend import request
 from launcher.errors import UsageError
@@ -54,7 +54,7 @@ def resume_hint(run: LocalRun, record: LocalRecord, files: Sequence[File]) -> st
     changed = listed(names, NAMED) if names else "the code"
     return (
         f"{changed} changed since {run.id} (step {record.progress.step}); "
-        f"--resume {run.id if is_default else display_path(run)} continues it with the new code"
+        f"--resume {run.id if is_default else shown(run)} continues it with the new code"
     )
 
 
@@ -93,6 +93,6 @@ def find_local(text: str) -> LocalRun:
     if not found:
         raise UsageError(f"no run {text} in ./{find_local_run.RUNS}", "launch runs --local lists the runs.")
     if len(found) > 1:
-        names = "\n".join(f"--resume {display_path(run)}" for run in found[: find_local_run.SHOWN])
+        names = "\n".join(f"--resume {shown(run)}" for run in found[: find_local_run.SHOWN])
         raise UsageError(f"{len(found)} runs match {text}", names)
     return found[0]

@@ -14,7 +14,7 @@ from msgspec import Struct
 from launcher.api.cancelling import Cancellation, cancel_run
 from launcher.api.cloud import CloudContext, open_cloud
 from launcher.api.cost_limit import check_limit, is_limited
-from launcher.api.find_run import FoundRun, NoSuchRun, in_folder, one_run, regions_to_search
+from launcher.api.find_run import FoundRun, NoSuchRun, in_folder, one_run, searched
 from launcher.api.gather import project
 from launcher.api.launching import (
     RunEvent,
@@ -178,7 +178,7 @@ def find(name: str, *, regions: Sequence[str] | None = None, on_event: OnEvent |
         NotAuthorised: no credentials, or a permission is missing.
     """
     cloud = open_cloud(project("vertex", os.environ), EventSink(on_event).say)
-    found = one_run(cloud, name, regions_to_search(regions))
+    found = one_run(cloud, name, searched(regions))
     return Run(cloud, found.id, request.run_folder(found.job.request))
 
 
@@ -299,7 +299,7 @@ class Run:
         vertex = self._plan is not None and self._plan.target == "vertex"
         regions = {attempt.region: None for attempt in self._plan.attempts} if self._plan and vertex else None
         try:
-            return one_run(self._cloud, self.id, tuple(regions) if regions else regions_to_search(None))
+            return one_run(self._cloud, self.id, tuple(regions) if regions else searched(None))
         except NoSuchRun:
             if self.folder and (found := in_folder(self._cloud, self.folder)):
                 return found

@@ -122,15 +122,15 @@ def cloud_advice(job: Job, last: Chapter) -> str:
 
 def local_advice(run: LocalRun, storage: Storage, last: Chapter) -> str:
     """Return what to do about a run on this machine that has ended."""
-    from launcher.api.find_local_run import display_path
+    from launcher.api.find_local_run import shown
     from launcher.gcp.storage import use_errors
     from launcher.rehearsal.attempts import newest_checkpoint
 
     if last.kind == "succeeded":
-        return f"launch report {display_path(run)} --open shows its curves"
+        return f"launch report {shown(run)} --open shows its curves"
     with use_errors():
         step = newest_checkpoint(storage)
     after = "starts from scratch, as there is no checkpoint" if step is None else f"resumes from step {step:,}"
     if last.kind == "failed":
-        return f"fix the error (launch logs {display_path(run)}), then repeat its launch local command: it {after}"
+        return f"fix the error (launch logs {shown(run)}), then repeat its launch local command: it {after}"
     return f"repeat its launch local command: it {after}"

@@ -93,11 +93,11 @@ def in_cloud(run: FoundRun, text: str) -> Deletion:
 
 def lines(one: Deletion) -> Iterator[str]:
     """Yield what is lost."""
-    from launcher.api.find_local_run import relative_path
+    from launcher.api.find_local_run import relative
     from launcher.runs.logs.line import clean_text
 
     what = one.what
-    where = f"{plural(len(what.objects), 'file')} in {relative_path(what.folder)}" if what.folder else "no folder"
+    where = f"{plural(len(what.objects), 'file')} in {relative(what.folder)}" if what.folder else "no folder"
     yield clean_text(f"{what.run}: {one.state}; {where}")
     if what.checkpoints:
         yield f"  checkpoints: step {listed([str(step) for step in what.checkpoints], NAMED)}"

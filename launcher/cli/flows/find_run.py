@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.api import find_local_run
 from launcher.api.find_local_run import LocalRun
-from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, regions_to_search
+from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
 from launcher.api.run_folder import open_run_folder
 from launcher.backend import request
 from launcher.cli.flows.cloud import is_spec, name_of, of_run
@@ -82,7 +82,7 @@ def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]
         cloud, text = of_run(text)
     except UsageError as error:
         raise UsageError(f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}", error.hint) from error
-    return look_up(cloud, text, regions_to_search(regions))
+    return look_up(cloud, text, searched(regions))
 
 
 def only_local(text: str, found: Sequence[LocalRun]) -> LocalRun:
@@ -103,9 +103,7 @@ def several(text: str, here: Sequence[LocalRun], there: Sequence[FoundRun]) -> U
     lines = []
     for run in here[: find_local_run.SHOWN]:
         record = read_record(run.folder)
-        lines.append(
-            (repeated(text, find_local_run.display_path(run)), f"{record.state if record else ''} on this machine")
-        )
+        lines.append((repeated(text, find_local_run.shown(run)), f"{record.state if record else ''} on this machine"))
     for found in there[: find_local_run.SHOWN]:
         words = (found.id, "--region", found.job.region) if found.id in ids or found.id == text else (found.id,)
         lines.append((repeated(text, *words), f"{found.job.state} in {found.job.place}"))

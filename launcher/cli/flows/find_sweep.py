@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from launcher.api.find_local_run import exact_run, run_lines
-from launcher.api.find_run import RUN_ID, NoSuchRun, regions_to_search
+from launcher.api.find_local_run import exact_run, listed
+from launcher.api.find_run import RUN_ID, NoSuchRun, searched
 from launcher.api.find_sweep import FoundSweep, find_sweep, local_points
 from launcher.api.run_folder import open_run_folder
 from launcher.cli.flows.cloud import here
@@ -59,7 +59,7 @@ def sweep_to_cancel(text: str, regions: Sequence[str] | None) -> FoundSweep | No
     if found is None and not regions and (points := local_points(text)):
         raise UsageError(
             f"launch cancel does not stop sweeps on this machine: {text}",
-            f"If it is running, press Ctrl-C in its terminal. Its runs:\n{run_lines(points)}",
+            f"If it is running, press Ctrl-C in its terminal. Its runs:\n{listed(points)}",
         )
     return found
 
@@ -76,7 +76,7 @@ def is_run(text: str) -> bool:
 def cloud_sweep(text: str, regions: Sequence[str] | None) -> FoundSweep | None:
     """Return the sweep in the cloud of that name; None: there is none, or the cloud cannot be searched."""
     try:
-        return find_sweep(here(), text, regions_to_search(regions))
+        return find_sweep(here(), text, searched(regions))
     except (UsageError, NotAuthorised):
         return None
     except LaunchError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from launcher.api.cost_limit import is_limited, is_limited_plan
-from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, one_run, regions_to_search
+from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, one_run, searched
 from launcher.api.gather import Inputs, project_of
 from launcher.api.launching import (
     RunWatcher,
@@ -132,7 +132,7 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
             "Add the spec: launch … SPEC --resume RUN …",
         )
     else:
-        run = one_run(cloud, name, regions_to_search(flags.region))
+        run = one_run(cloud, name, searched(flags.region))
         made, ready, allowed = stored_plan(cloud, run), with_its_own_image, None
         limited = is_limited_plan(made)
     follow(
@@ -154,7 +154,7 @@ def run_id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
     if RUN_ID.fullmatch(name):
         return name
     try:
-        return one_run(cloud, name, regions_to_search(flags.region)).id
+        return one_run(cloud, name, searched(flags.region)).id
     except NoSuchRun:
         return name
 

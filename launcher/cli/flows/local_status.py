@@ -103,7 +103,7 @@ def read_snapshot(run: LocalRun) -> LocalSnapshot:
 
 def lines(run: LocalRun, snapshot: LocalSnapshot, story: RunStory) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
-    from launcher.api.find_local_run import relative_path
+    from launcher.api.find_local_run import relative
     from launcher.cli.ui import gpu_monitor
     from launcher.cli.ui.event_printer import STATES
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
@@ -119,7 +119,7 @@ def lines(run: LocalRun, snapshot: LocalSnapshot, story: RunStory) -> Iterator[s
         yield from labelled("" if number else "GPUs", text)
     yield ""
     yield from labelled("machine", "this machine")
-    yield f"{'folder':{LABEL}}{relative_path(str(run.folder))}"
+    yield f"{'folder':{LABEL}}{relative(str(run.folder))}"
     if snapshot.attempts and (time := snapshot.attempts[-1].facts.get("time")):
         yield f"{'started':{LABEL}}{stamp(time)}"
     if end and not snapshot.is_running:

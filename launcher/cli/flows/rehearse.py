@@ -18,7 +18,7 @@ import msgspec
 
 from launch_train.common import contract
 from launch_train.common.faults import NEEDS_GPU
-from launcher.api.find_local_run import relative_path
+from launcher.api.find_local_run import relative
 from launcher.api.run_folder import read_results
 from launcher.api.run_folder import restarts as restarts_in
 from launcher.cli.flows import preemption, rehearsal_folder
@@ -232,7 +232,7 @@ def left_text(left: WrittenFiles) -> str:
         f"{os.fsencode(name).decode(errors='replace')} ({size_text(left.files[name])})" for name in largest
     )
     more = f" and {len(left.files) - MOST_NAMED} more" if len(left.files) > MOST_NAMED else ""
-    where = f"moved to {relative_path(str(left.folder))}" if left.folder else "not kept"
+    where = f"moved to {relative(str(left.folder))}" if left.folder else "not kept"
     where += f", except some: {left.problem}" if left.problem else ""
     return f"written to the working directory, which a job loses: {named}{more}; {where}"
 

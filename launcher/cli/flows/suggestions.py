@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.api.find_local_run import relative_path
+from launcher.api.find_local_run import relative
 from launcher.cli.options import Flags, words
 from launcher.errors import LaunchError
 
@@ -36,7 +36,7 @@ def next_commands(typed: Typed | None, folder: str | None, *, has_metrics: bool)
     """Yield commands to try after a run that succeeded, with what each shows. `typed` is None for a request from a
     file."""
     if has_metrics and folder and not folder.startswith("gs://") and (tensorboard := found("tensorboard")):
-        yield shell(tensorboard, "--logdir", f"{relative_path(folder)}/logs"), "shows the curves"
+        yield shell(tensorboard, "--logdir", f"{relative(folder)}/logs"), "shows the curves"
     if typed is None or (typed.spec and not typed.spec.is_file()):  # a pipe can be read only once
         return
     if command := cloud_command(typed):
@@ -99,7 +99,7 @@ def shell(*argv: str) -> str:
 
 def program(name: str = "launch") -> str:
     """Return how to type a program: its name if it is on the PATH, else its path beside this Python."""
-    return name if shutil.which(name) else relative_path(str(Path(sys.executable).parent / name))
+    return name if shutil.which(name) else relative(str(Path(sys.executable).parent / name))
 
 
 def found(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launch_train.common.contract import MEAN_STEPS
-from launcher.api.find_local_run import relative_path
+from launcher.api.find_local_run import relative
 from launcher.cli.ui.plan_page import labelled
 from launcher.cli.ui.text import elapsed
 from launcher.runs.metrics.results import figure
@@ -51,9 +51,9 @@ def lines(
     for text in nonfinite(found) if found else ():
         yield from labelled("warning", text)
     if folder:
-        yield from labelled("folder", relative_path(folder))
+        yield from labelled("folder", relative(folder))
     if report:
-        yield from labelled("report", relative_path(report))
+        yield from labelled("report", relative(report))
 
 
 def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
