@@ -35,7 +35,7 @@ class Resumed(Struct, frozen=True, kw_only=True):
         return max(0, self.stopped_at - self.resumed_from)
 
 
-class Chapter(Struct, frozen=True, kw_only=True):
+class AttemptSummary(Struct, frozen=True, kw_only=True):
     """One attempt. Times are in seconds; None: unknown."""
 
     number: int
@@ -67,7 +67,7 @@ class LiveAttempt(Struct, frozen=True, kw_only=True):
     state: AttemptState
     machine: str = ""
     place: str = ""
-    """As in a Chapter."""
+    """As in an AttemptSummary."""
     created: float
     started: float | None = None
     ended: float | None = None
@@ -96,29 +96,29 @@ def live_of(job: Job, number: int, diagnosis: Diagnosis | None) -> LiveAttempt:
     )
 
 
-def chapters(run: RunData, now: float, live: LiveAttempt | None = None) -> tuple[Chapter, ...]:
+def summarize_attempts(run: RunData, now: float, live: LiveAttempt | None = None) -> tuple[AttemptSummary, ...]:
     """Return the attempts of a run, in order. `live` is about one of them, or one that the folder doesn't have."""
     from launch_train.report.goodput import attempt_times
 
     records = {attempt.number: attempt for attempt in run.attempts}
-    found: list[Chapter] = []
+    found: list[AttemptSummary] = []
     for times in attempt_times(run, now):
         starts = [start for start in run.starts if start.key[0] == times.number]
-        chapter = _chapter(run, records.get(times.number), times, starts)
+        summary = _summary(run, records.get(times.number), times, starts)
         before = [start for start in run.starts if start.key[0] < times.number]
-        chapter = replace(chapter, resumed=_resumed(before, starts[:1]))
-        if live and live.number == chapter.number:
-            chapter = _with_live(chapter, live, now, times.usd_per_hour)
-        if found and chapter.resumed and chapter.resumed.lost:
-            chapter = replace(chapter, lost_usd=_lost_usd(chapter.resumed.lost, before, found[-1]))
-        found.append(chapter)
+        summary = replace(summary, resumed=_resumed(before, starts[:1]))
+        if live and live.number == summary.number:
+            summary = _with_live(summary, live, now, times.usd_per_hour)
+        if found and summary.resumed and summary.resumed.lost:
+            summary = replace(summary, lost_usd=_lost_usd(summary.resumed.lost, before, found[-1]))
+        found.append(summary)
     if live and live.number not in records and not any(one.number == live.number for one in found):
-        alone = Chapter(number=live.number, machine=live.machine, place=live.place, state=live.state)
+        alone = AttemptSummary(number=live.number, machine=live.machine, place=live.place, state=live.state)
         found.append(_with_live(alone, live, now, None))
     return tuple(found)
 
 
-def total_usd(found: Sequence[Chapter]) -> float | None:
+def total_usd(found: Sequence[AttemptSummary]) -> float | None:
     """Return the cost of all attempts so far; None: the price of one that ran is unknown."""
     costs = [one.usd for one in found if one.ran > 0]
     return None if None in costs else sum(cost for cost in costs if cost is not None)
@@ -131,7 +131,7 @@ def cap_usd(plan: Any) -> float | None:
     return next((float(value) for value in values if isinstance(value, int | float) and value > 0), None)
 
 
-def _chapter(run: RunData, record: AttemptRecord | None, times: AttemptTime, starts: Sequence[Start]) -> Chapter:
+def _summary(run: RunData, record: AttemptRecord | None, times: AttemptTime, starts: Sequence[Start]) -> AttemptSummary:
     entry, end = (record.entry, record.end) if record else ({}, {})
     nodes = (run.plan.get("machine") or {}).get("nodes", 1)
     machine = str(entry.get("machine") or "")
@@ -142,7 +142,7 @@ def _chapter(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
     if isinstance(codes, dict):
         failed = [f"{name} exited with {code}" for name, code in codes.items() if code]
         kind, cause = ("failed", ", ".join(failed)) if failed else ("succeeded", "")
-    return Chapter(
+    return AttemptSummary(
         number=times.number,
         machine=f"{nodes} × {machine}" if nodes != 1 and machine else machine,
         place="" if is_local else where,
@@ -160,17 +160,17 @@ def _chapter(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
     )
 
 
-def _with_live(chapter: Chapter, live: LiveAttempt, now: float, usd_per_hour: float | None) -> Chapter:
-    """Return a chapter with what the service says; a recorded end stays."""
+def _with_live(summary: AttemptSummary, live: LiveAttempt, now: float, usd_per_hour: float | None) -> AttemptSummary:
+    """Return a summary with what the service says; a recorded end stays."""
     until = live.ended or now
     waited = max(0.0, (live.started or until) - live.created)
     ran = max(0.0, until - live.started) if live.started else 0.0
-    if chapter.kind:
-        return replace(chapter, state="ended") if live.state == "ended" else chapter
-    usd = None if usd_per_hour is None or not chapter.place else ran / 3600 * usd_per_hour
-    waited = waited if chapter.place else 0.0
+    if summary.kind:
+        return replace(summary, state="ended") if live.state == "ended" else summary
+    usd = None if usd_per_hour is None or not summary.place else ran / 3600 * usd_per_hour
+    waited = waited if summary.place else 0.0
     ended = {"kind": live.kind, "cause": live.cause, "fix": live.fix}
-    return replace(chapter, state=live.state, waited=waited, ran=ran, usd=usd, **ended)
+    return replace(summary, state=live.state, waited=waited, ran=ran, usd=usd, **ended)
 
 
 def _resumed(before: Sequence[Start], first: Sequence[Start]) -> Resumed | None:
@@ -183,7 +183,7 @@ def _resumed(before: Sequence[Start], first: Sequence[Start]) -> Resumed | None:
     return Resumed(stopped_at=max(reached), resumed_from=begins, was_preempted=preempted)
 
 
-def _lost_usd(lost: int, before: Sequence[Start], last: Chapter) -> float | None:
+def _lost_usd(lost: int, before: Sequence[Start], last: AttemptSummary) -> float | None:
     """Return the price of steps that were repeated, by the time that the attempt before took for one."""
     seconds = [value for start in before[-1:] for value in start.rows.values.get("step_s", ()) if value > 0]
     if not seconds or not last.usd or not last.ran:

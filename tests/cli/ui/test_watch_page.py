@@ -22,7 +22,7 @@ from launcher.jobs.job import Job
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
-from launcher.runs.story import LiveAttempt, chapters
+from launcher.runs.story import LiveAttempt, summarize_attempts
 from tests.train.report.folders import T, preempted
 
 FOOTER = "q quit"
@@ -35,7 +35,7 @@ def view(tmp_path: Path) -> RunView:
     folder = preempted(tmp_path)
     (folder / "attempts" / "0002.verdict.json").unlink()
     live = LiveAttempt(number=2, state="running", created=T + 300, started=T + 400)
-    found = chapters(read_run(LocalFolder(folder), ends_only=True), T + 1000, live)
+    found = summarize_attempts(read_run(LocalFolder(folder), ends_only=True), T + 1000, live)
     facts = {"gpu_util_mean": 0.97, "gpu_mem_max_gb": 60.0, "gpu_temp_max_c": 61.0, "gpu_power_mean_w": 653.0}
     return RunView(
         "run-0123abcd",
