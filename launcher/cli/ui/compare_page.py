@@ -105,7 +105,7 @@ def name_of(one: Figure) -> str:
 
 
 def cells(one: Figure) -> tuple[str, ...]:
-    """Return each run's value with its difference to the first run's: `2.5612 (-0.0531)`, `11,210 (+2.1%)`."""
+    """Return each run's value with its difference from the first run's: `2.5612 (-0.0531)`, `11,210 (+2.1%)`."""
     value, delta = FORMATS.get(one.name, FORMATS["tokens/s"] if one.name.endswith("/s") else (_number, _difference))
     texts = []
     for place, (each, more) in enumerate(zip(one.values, one.deltas, strict=True)):
@@ -133,7 +133,7 @@ FORMATS: Final[dict[str, tuple[Callable[[float], str], Callable[[float, float], 
     "goodput": (lambda value: f"{value:.1%}", lambda delta, _: f"{100 * delta:+.1f} points"),
     "cost": (lambda value: usd_text(value, approx=True), _percent),
 }
-"""Figure -> text of its value, and of its difference to the first run's."""
+"""Figure -> text of its value, and of its difference from the first run's."""
 
 
 def table(title: str, letters: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
