@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 from launch_train.monitoring.nvidia_smi import Card
 
-NEEDS: Final = {12: 525, 13: 580}
+MIN_DRIVER: Final = {12: 525, 13: 580}
 """Oldest driver branch that runs each major version of CUDA
 (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
-SWITCHED: Final = re.compile(r"A100-SXM|H100 80GB HBM3|H200(?! NVL)|G?B[23]00")
+NVLINKED: Final = re.compile(r"A100-SXM|H100 80GB HBM3|H200(?! NVL)|G?B[23]00")
 """Names of GPUs for which every pair in a cloud machine is connected by NVLink."""
 
 FOREIGN_GB: Final = 1.0
@@ -22,20 +22,20 @@ FOREIGN_GB: Final = 1.0
 
 
 class GpuFault(NamedTuple):
-    """A fault; `ends`: training cannot work with it."""
+    """A fault of a GPU or a node. `is_fatal`: training can't work with it."""
 
     text: str
-    ends: bool = False
+    is_fatal: bool = False
 
 
-def faults(cards: Sequence[Card], wires: Sequence[Sequence[str]] = ()) -> list[GpuFault]:
+def faults(cards: Sequence[Card], links: Sequence[Sequence[str]] = ()) -> list[GpuFault]:
     """Return the faults of these GPUs, each once with the GPUs that have it."""
     found: dict[GpuFault, list[int]] = {}
     for card in cards:
         for fault in _faults_of(card):
             found.setdefault(fault, []).append(card.number)
-    named = [GpuFault(f"{_gpus(indices)}: {fault.text}", fault.ends) for fault, indices in found.items()]
-    return [*named, *_slow_links(cards, wires)]
+    named = [GpuFault(f"{_gpus(indices)}: {fault.text}", fault.is_fatal) for fault, indices in found.items()]
+    return [*named, *_slow_links(cards, links)]
 
 
 def _faults_of(card: Card) -> Iterator[GpuFault]:
@@ -48,11 +48,11 @@ def _memory_faults(card: Card) -> Iterator[GpuFault]:
     """Yield memory faults. According to NVIDIA, a pending remapping needs no action; a recovery action does
     (https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html)."""
     if card.recovery in ("Reset", "Reboot"):
-        yield GpuFault(f"it needs a {card.recovery.lower()}, says the driver: take another machine", ends=True)
+        yield GpuFault(f"the driver requests a {card.recovery.lower()}: use another machine", is_fatal=True)
     elif card.recovery:
-        yield GpuFault(f"the driver asks for it: {card.recovery}")
+        yield GpuFault(f"the driver requests this action: {card.recovery}")
     if card.remap_failed:
-        yield GpuFault("broken memory could not be replaced by spare memory: take another machine", ends=True)
+        yield GpuFault("broken memory could not be replaced by spare memory: use another machine", is_fatal=True)
     if card.remap_pending:
         yield GpuFault("broken memory is replaced at the next reset: it needs a reset")
     if card.uncorrectable:
@@ -61,11 +61,11 @@ def _memory_faults(card: Card) -> Iterator[GpuFault]:
 
 def _use_faults(card: Card) -> Iterator[GpuFault]:
     if card.compute_mode == "Prohibited":
-        yield GpuFault("its compute mode is Prohibited: nothing may compute on it (nvidia-smi -c DEFAULT)", ends=True)
+        yield GpuFault("its compute mode is Prohibited: nothing can run on it (nvidia-smi -c DEFAULT)", is_fatal=True)
     elif card.compute_mode.startswith("Exclusive"):
         yield GpuFault(f"its compute mode is {card.compute_mode}: a second process on it would fail")
     if card.mig and not card.mig_devices:
-        yield GpuFault("MIG is on, without an instance to compute on (nvidia-smi -mig 0 switches it off)", ends=True)
+        yield GpuFault("MIG is on, but has no instance to run on (nvidia-smi -mig 0 turns it off)", is_fatal=True)
     elif card.mig:
         yield GpuFault("MIG is on: a process gets one instance, NCCL can't join two, and utilisation isn't measured")
     for process in card.processes:
@@ -75,7 +75,7 @@ def _use_faults(card: Card) -> Iterator[GpuFault]:
             f"{card.used_gb:.1f} of {card.memory_gb or 0:.1f} GB are in use, by a process that can't be seen from here"
         )
     if card.fabric not in ("", "Completed", "Not Supported"):
-        yield GpuFault(f"it isn't known to the NVSwitch fabric yet ({card.fabric}): CUDA may fail with error 802")
+        yield GpuFault(f"it is not registered with the NVSwitch fabric ({card.fabric}): CUDA may fail with error 802")
 
 
 def _speed_faults(card: Card) -> Iterator[GpuFault]:
@@ -91,15 +91,15 @@ def _speed_faults(card: Card) -> Iterator[GpuFault]:
         yield GpuFault(f"it is slowed down without work ({', '.join(card.slowed)})")
 
 
-def _slow_links(cards: Sequence[Card], wires: Sequence[Sequence[str]]) -> Iterator[GpuFault]:
-    if not all(SWITCHED.search(card.name) for card in cards):
+def _slow_links(cards: Sequence[Card], links: Sequence[Sequence[str]]) -> Iterator[GpuFault]:
+    if not all(NVLINKED.search(card.name) for card in cards):
         return
-    near = [card.number for card in cards if card.number < len(wires)]
-    pairs = [(a, b) for a, b in combinations(near, 2) if not wires[a][b].startswith("NV")]
+    near = [card.number for card in cards if card.number < len(links)]
+    pairs = [(a, b) for a, b in combinations(near, 2) if not links[a][b].startswith("NV")]
     if pairs:
         (a, b), more = pairs[0], f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
         yield GpuFault(
-            f"GPU {a} and GPU {b}{more} reach each other by {wires[a][b]} instead of NVLink: slow all-reduce"
+            f"GPU {a} and GPU {b}{more} reach each other by {links[a][b]} instead of NVLink: slow all-reduce"
         )
 
 
@@ -119,9 +119,11 @@ def cuda_fault(driver: str, supports: str, image: str) -> GpuFault | None:
     """
     if not (driver and supports and image) or _major(supports) >= _major(image):
         return None
-    least = NEEDS.get(_major(image))
+    least = MIN_DRIVER.get(_major(image))
     needs = f"needs {least} or newer" if least else "needs a newer one"
-    return GpuFault(f"driver {driver} supports CUDA {supports}; this image has CUDA {image}, which {needs}", ends=True)
+    return GpuFault(
+        f"driver {driver} supports CUDA {supports}; this image has CUDA {image}, which {needs}", is_fatal=True
+    )
 
 
 def _major(version: str) -> int:

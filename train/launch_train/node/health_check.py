@@ -117,8 +117,8 @@ def assess(facts: Facts, *, processes: int | None, wanted: Mapping[str, Any], cl
         *_gpu_type_faults(facts, wanted),
     ]
     found += [*health.faults(facts.cards, facts.links), *_shm_faults(facts)]
-    serious = [fault.text for fault in found if fault.ends]
-    warnings = [fault.text for fault in found if not fault.ends]
+    serious = [fault.text for fault in found if fault.is_fatal]
+    warnings = [fault.text for fault in found if not fault.is_fatal]
     if cloud and serious:
         return Findings("; ".join(serious), tuple(warnings))
     how = "continuing" if facts.gpus else "continuing on CPU"
@@ -129,10 +129,10 @@ def _gpu_count_faults(facts: Facts, processes: int | None, wanted: Mapping[str, 
     name, needed = wanted.get("name"), processes or 1
     if name and facts.gpus < needed:
         why = f": nvidia-smi: {facts.error}" if facts.error else ""
-        yield GpuFault(f"found {facts.gpus} of {needed} GPUs ({name}){why}", ends=True)
+        yield GpuFault(f"found {facts.gpus} of {needed} GPUs ({name}){why}", is_fatal=True)
     for line in facts.lost:
         if line != facts.error:
-            yield GpuFault(f"a GPU is lost; it needs a reset or another machine: nvidia-smi: {line}", ends=True)
+            yield GpuFault(f"a GPU is lost; it needs a reset or another machine: nvidia-smi: {line}", is_fatal=True)
 
 
 def _driver_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:
@@ -140,7 +140,7 @@ def _driver_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[GpuFault
     if fault := health.cuda_fault(facts.driver, facts.cuda, facts.image_cuda):
         yield fault
     elif minimum and facts.driver and _version(facts.driver) < _version(str(minimum)):
-        yield GpuFault(f"the NVIDIA driver is {facts.driver}, but the image needs {minimum} or newer", ends=True)
+        yield GpuFault(f"the NVIDIA driver is {facts.driver}, but the image needs {minimum} or newer", is_fatal=True)
 
 
 def _gpu_type_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:

@@ -1,4 +1,4 @@
-"""Find what bounds a run, from a trace of a few steps. Standard library only.
+"""Find what limits a run's speed, from a trace of a few steps. Standard library only.
 
 Each moment is attributed to one cause. On a GPU, the first of these that the device does at that moment: computing,
 optimizer kernels, kernels that only move memory, communication (exposed: no computing at the same time), copies to and
@@ -55,7 +55,7 @@ class Analysis(NamedTuple):
     launches: int = 0
     """Kernel launches per step."""
     kernels: tuple[Kernel, ...] = ()
-    """Those that take most time, the longest first. Kernels overlap: their sum may be more than a step."""
+    """Those that take the most time, the longest first. Kernels overlap, so their sum may exceed a step."""
 
     @property
     def bound(self) -> Cause:
@@ -271,7 +271,7 @@ def _operator_times(trace: Trace, window: _Within) -> Iterator[tuple[str, float]
 
 
 def _costliest(times: Iterable[tuple[str, float]], steps: int) -> tuple[Kernel, ...]:
-    """Return the names with most time of these calls, in microseconds, that `steps` steps made."""
+    """Return the kernels that took the most time. `times`: name and microseconds of each call in `steps` steps."""
     totals: dict[str, list[float]] = {}
     for name, time in times:
         totals.setdefault(name, []).append(time)

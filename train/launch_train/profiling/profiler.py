@@ -1,4 +1,4 @@
-"""Record some steps with torch's profiler (the setting `profile`), and report what bounds the run.
+"""Record some steps with torch's profiler (the setting `profile`), and report what limits the run's speed.
 
 Only rank 0 records. All ranks do the same work, and rank 0's trace includes its waits for the others; recording on more
 ranks would slow down their nodes, and thereby all.

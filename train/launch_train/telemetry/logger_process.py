@@ -32,11 +32,11 @@ MOST_BYTES: Final = 8 << 20
 POLL_SECONDS: Final = 0.02
 
 NOT_INHERITED: Final = (contract.CODE, contract.WATCH, contract.FAULTS, contract.EXIT_FILE)
-"""Variables of the node that are for the training processes only: the user's modules must not hide a logger's."""
+"""Variables that are for the training processes only: the user's modules must not hide those of a logger."""
 
 
 class LoggerProcess:
-    """Passes rows on without waiting. What fails costs the loggers' rows alone; they are in the run folder."""
+    """Passes rows on without waiting. A failure affects only the loggers: the run folder has all rows."""
 
     def __init__(self, names: Sequence[str], env: Mapping[str, str], argv: Sequence[str] = ()) -> None:
         """Start the process for `names`. `argv` replaces the command. Raises OSError."""
