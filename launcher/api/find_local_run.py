@@ -107,7 +107,7 @@ def shown(run: LocalRun) -> str:
     return path if "/" in path else f"./{path}"
 
 
-def local_run_hint(text: str) -> str:
+def here_instead(text: str) -> str:
     """Return a hint that `text` is a run on this machine, for commands that only take runs in the cloud; else empty."""
     try:
         found = exact_run(text) or next(iter(named_runs(text)), None)

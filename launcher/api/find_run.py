@@ -82,7 +82,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
         raise NoSuchRun(
             f"no run {text} {where} of project {cloud.project}",
-            f"{find_local_run.local_run_hint(text)}"
+            f"{find_local_run.here_instead(text)}"
             "launch runs lists the runs. A finished run on VMs is found by its folder,\n"
             "gs://…/RUN. For a VM to work on: launch vm status NAME",
         )

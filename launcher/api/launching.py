@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from launch_train.common import contract
 from launch_train.common.config import is_resumable
-from launcher.api.find_local_run import local_run_hint
+from launcher.api.find_local_run import here_instead
 from launcher.api.find_run import FoundRun, find_jobs, searched
 from launcher.api.job_view import CloudJobView
 from launcher.api.planning import planned
@@ -208,7 +208,7 @@ def check_run_exists(made: Plan, cloud: CloudContext) -> None:
     """Check that the run to resume was launched before. Raises UsageError."""
     found = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
     if not found.jobs and is_free(made, made.run, cloud):
-        raise UsageError(f"no run {made.run} to resume", f"{local_run_hint(made.run)}launch runs lists the runs.")
+        raise UsageError(f"no run {made.run} to resume", f"{here_instead(made.run)}launch runs lists the runs.")
 
 
 def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedChange | None:

@@ -1,4 +1,4 @@
-"""Watching runs: on a clock of its own, through outages and from one attempt to the next."""
+"""Watching runs with a fake clock, through outages and from one attempt to the next."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOB = Job(name="projects/p/locations/us-central1/customJobs/7", region="us-centr
 
 
 class Steps:
-    """A clock whose sleeps do something, one thing each."""
+    """A clock that calls one function of a list at each sleep."""
 
     def __init__(self, *does: Callable[[], object]) -> None:
         self._clock, self._does = FakeClock(), [*does]
@@ -167,7 +167,7 @@ def test_access_that_was_withdrawn_is_an_error() -> None:
     assert isinstance(view.error, NotAuthorised)
 
 
-def test_a_fault_of_launch_is_an_error_too() -> None:
+def test_a_bug_of_launch_is_an_error_too() -> None:
     class Broken(Scripted):
         def newest_job(self) -> Job:
             raise ValueError("odd")

@@ -71,7 +71,7 @@ def everything(world: World) -> dict[str, Any]:
     }
 
 
-def test_nothing_of_anybody_elses_is_touched(world: World) -> None:
+def test_resources_of_others_are_not_touched(world: World) -> None:
     world.lives["cpu"] = RUNS
     with world.kit(bucket=False, image=False):
         pass

@@ -1,4 +1,4 @@
-"""What a service does must not reach training: it is down, slow, refuses, or never answers."""
+"""Failures of a service must not affect training: it is down, slow, refuses, or never answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITHIN = 10.0
 
 
 class Recorded:
-    """A service that remembers its calls; `before` runs ahead of each."""
+    """A service that records its calls; `before` runs before each."""
 
     def __init__(self, before: Callable[[str], object] = lambda call: None) -> None:
         self.before = before
@@ -81,7 +81,7 @@ def test_rows_come_in_order_and_the_config_once() -> None:
     assert (service.config, service.state) == ({"steps": 3, "api_token": HIDDEN}, "finished")
 
 
-def test_an_outage_costs_no_row_and_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outage_loses_no_row_and_prints_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
     service = Recorded(Failing(ConnectionError("https://user:pw@host/api: refused"), TimeoutError(), OSError("x")))
     one = feed(service)
     one.put({"step": 1, "loss": 0.5})
