@@ -1,4 +1,4 @@
-"""How a run went, attempt by attempt: its wait, its machines, its steps, what was lost, how it ended. Pure."""
+"""Summarise a run's attempts: wait, machines, steps, losses and end of each. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AttemptState = Literal["waiting", "running", "ended", "interrupted"]
 
 
 class Resumed(Struct, frozen=True, kw_only=True):
-    """A start of the processes that continued after another: the step that was reached, and the one it resumed from."""
+    """A start of the processes that resumed an earlier one: the step reached before, and the step resumed from."""
 
     stopped_at: int
     resumed_from: int
@@ -47,21 +47,21 @@ class AttemptSummary(Struct, frozen=True, kw_only=True):
     ran: float = 0.0
     usd: float | None = None
     resumed: Resumed | None = None
-    """How it continued the attempts before it; None: from scratch, or not yet known."""
+    """How it resumed from earlier attempts; None: it began from scratch, or that is not known yet."""
     lost_usd: float | None = None
-    """The price of the steps that it repeats."""
+    """Cost in USD of the steps that it repeats."""
     restarts: tuple[Resumed, ...] = ()
-    """The starts of its processes after the first."""
+    """Starts of its processes after the first one."""
     reached: int | None = None
     """Its newest step."""
     kind: str = ""
-    """How it ended: succeeded, preempted, stockout and so on (launcher.diagnosis); empty: it has not."""
+    """Kind of its end: succeeded, preempted, stockout and so on (launcher.diagnosis); empty while it has not ended."""
     cause: str = ""
     fix: str = ""
 
 
 class LiveAttempt(Struct, frozen=True, kw_only=True):
-    """What the service says of the newest attempt's job. Times are Unix seconds."""
+    """The newest attempt's job as the service reports it. Times are Unix seconds."""
 
     number: int
     state: AttemptState
@@ -77,7 +77,7 @@ class LiveAttempt(Struct, frozen=True, kw_only=True):
 
 
 def live_of(job: Job, number: int, diagnosis: Diagnosis | None) -> LiveAttempt:
-    """Return what a job says of its attempt; `diagnosis` is that of its end."""
+    """Return an attempt according to its job; `diagnosis` is that of the job's end."""
     asked = request.read(job.request)
     machine = f"{asked.nodes} × {asked.machine_type}" if asked.nodes > 1 else asked.machine_type
     place = f"{asked.provisioning.partition(':')[0] or 'standard'} in {job.place}"
@@ -97,7 +97,7 @@ def live_of(job: Job, number: int, diagnosis: Diagnosis | None) -> LiveAttempt:
 
 
 def summarize_attempts(run: RunData, now: float, live: LiveAttempt | None = None) -> tuple[AttemptSummary, ...]:
-    """Return the attempts of a run, in order. `live` is about one of them, or one that the folder doesn't have."""
+    """Return a summary of each attempt, in order. `live` is one of them, or one that the folder does not have yet."""
     from launch_train.report.goodput import attempt_times
 
     records = {attempt.number: attempt for attempt in run.attempts}
@@ -184,7 +184,7 @@ def _resumed(before: Sequence[Start], first: Sequence[Start]) -> Resumed | None:
 
 
 def _lost_usd(lost: int, before: Sequence[Start], last: AttemptSummary) -> float | None:
-    """Return the price of steps that were repeated, by the time that the attempt before took for one."""
+    """Return the cost of repeated steps in USD, based on the time per step of the attempt before."""
     seconds = [value for start in before[-1:] for value in start.rows.values.get("step_s", ()) if value > 0]
     if not seconds or not last.usd or not last.ran:
         return None

@@ -13,8 +13,8 @@ from launcher.plan.model import Plan
 
 
 def confirmation(*, limited: bool, yes: bool, say: Callable[[str], None]) -> Callable[[Plan], None]:
-    """Return the question for a driver, which asks it just before it creates the first job of a new or resumed run:
-    nothing is asked about a run that is active or has succeeded. `yes`: nothing is asked."""
+    """Return the function by which a driver asks just before it creates the first job of a new or resumed run. Nothing
+    is asked about a run that is active or has succeeded. `yes`: never ask."""
 
     def confirm(made: Plan) -> None:
         if not yes:

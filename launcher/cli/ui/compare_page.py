@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 GAP: Final = 2
 """Spaces between two cells."""
 NAME, CELL = 34, 21
-"""Longest name, and longest text of a run, of a row in columns: two runs fit the width."""
+"""Maximum width of a row's name and of a run's text in columns, so that two runs fit the page."""
 Row = tuple[str, Sequence[str]]
 """A name, and a text for each run."""
 UNKNOWN: Final = "–"
 
 
 class Compared(NamedTuple):
-    """Some runs: ID and folder of each, its figures, what differs, and the figures of all side by side."""
+    """A comparison of runs: ID and folder of each, its figures, the differences, and the figures side by side."""
 
     runs: tuple[tuple[str, str], ...]
     summaries: tuple[Summary, ...]

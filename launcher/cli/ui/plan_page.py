@@ -160,7 +160,7 @@ def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def mount_lines(plan: Plan) -> Iterator[str]:
-    """Yield what is mounted at each folder of the container, and what becomes of it."""
+    """Yield what is mounted at each folder of the container, and what happens to it after the job."""
     from launcher.spec.mounts import Mount
 
     for mount in (msgspec.convert(one, Mount) for one in plan.spec.get("mounts", ())):
@@ -339,7 +339,7 @@ COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")
 
 
 def fitted(text: str, before: int = 0) -> str:
-    """A message in lines that fit a terminal, behind `before` characters; elsewhere (a file, a pipe) as it is."""
+    """Return a message wrapped to a terminal's width, minus `before` characters; unchanged for a file or a pipe."""
     if not sys.stderr.isatty():
         return text
     width = WIDTH - before
@@ -351,16 +351,16 @@ def fitted(text: str, before: int = 0) -> str:
 
 
 def labelled(label: str, text: str) -> Iterator[str]:
-    """A label, then the text beside it, wrapped."""
+    """Yield a label with the wrapped text beside it."""
     for number, line in enumerate(wrapped(text, WIDTH - LABEL)):
         yield f"{label if number == 0 else '':<{LABEL}}{line}"
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` characters; what a terminal would act upon is written as an escape."""
+    """Return lines of at most `width` characters; control characters are escaped."""
     return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for what a terminal would act upon."""
+    """Return the text with control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

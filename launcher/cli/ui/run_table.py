@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from launcher.api.run_list import ListedRun, ListedSweep, RunList
 
 SHOWN: Final = 30
-"""Most runs in the table without --all."""
+"""Maximum number of rows without --all."""
 WIDTH: Final = 80
 EMPTY: Final = "-"
 LEFT: Final = ("NAME", "TARGET", "MACHINE", "OWNER", "STATE")
 """Columns aligned to the left; the others are numbers."""
 OWNER_DIGITS: Final = 8
 DROPPED: Final = ("OWNER", "STEP", "MACHINE", "TARGET", "AGE")
-"""What is dropped from a table that is too wide, in this order; of STEP only the total."""
+"""Columns that are dropped from a table that is too wide, in this order; of STEP only the total."""
 
 
 def lines(found: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.runs.story import AttemptSummary, Resumed
 
 LEAST_WAIT = 10.0
-"""Shorter waits in seconds are left out."""
+"""Waits shorter than this, in seconds, are not mentioned."""
 
 
 def attempt_text(one: AttemptSummary) -> str:
