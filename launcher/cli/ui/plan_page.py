@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from launcher.text import exact_duration, hourly_price, plural, size_text, usd_t
 
 if TYPE_CHECKING:
     from launcher.api.gather import AppliedSettings
-    from launcher.plan.model import Attempt, Image, Plan
+    from launcher.plan.model import Attempt, Image, Plan, Target
 
 WIDTH = 80
 LABEL = 10
@@ -98,8 +98,7 @@ def style_of(value: str) -> str | None:
 
 def page(plan: Plan, image: bool = False, settings: AppliedSettings | None = None) -> Iterator[str]:
     """Yield the page of a plan, in at most 80 columns."""
-    where = TARGETS[plan.target] + ("" if plan.target == "local" else f", project {plan.project}")
-    yield from wrapped(f"{plan.run}  on {where}", WIDTH)
+    yield from wrapped(f"{plan.run}  on {target_text(plan.target, plan.project)}", WIDTH)
     yield ""
     for label, text in facts(plan, image, settings.usd_cap if settings else None):
         yield from labelled(label, text)
@@ -108,11 +107,21 @@ def page(plan: Plan, image: bool = False, settings: AppliedSettings | None = Non
     if plan.target != "local":
         yield ""
         yield from attempt_table(plan)
-    for warning in plan.warnings:
+    yield from closing_lines(plan.warnings, plan.target)
+
+
+def target_text(target: Target, project: str) -> str:
+    """Return `Vertex AI, project my-project`."""
+    return TARGETS[target] + ("" if target == "local" else f", project {project}")
+
+
+def closing_lines(warnings: Iterable[str], target: Target) -> Iterator[str]:
+    """Yield the warnings, and that nothing was submitted."""
+    for warning in warnings:
         yield ""
         yield from labelled("warning", warning)
     yield ""
-    yield "Nothing was submitted." if plan.target != "local" else "Nothing was started."
+    yield "Nothing was submitted." if target != "local" else "Nothing was started."
 
 
 def facts(plan: Plan, image: bool, usd_cap: tuple[float, str] | None = None) -> Iterator[tuple[str, str]]:
