@@ -23,7 +23,7 @@ from benchmarks.tables import Loop, Step, cost_table, steps_table, wall
 from benchmarks.turns import Amount, measure
 
 NOTE = (
-    "In each round all loops are started anew; a figure is the median over the rounds, and *least to most* are its "
+    "All loops are restarted in each round; a figure is the median over the rounds, and *least to most* are its "
     "rounds: what *plain loop, again* has there is noise."
 )
 
@@ -82,7 +82,7 @@ def main() -> None:
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = parser_of("training", __doc__)
-    parser.add_argument("--rounds", type=int, help="in each all loops are started anew (5)")
+    parser.add_argument("--rounds", type=int, help="all loops are restarted in each (5)")
     parser.add_argument("--turns", type=int, help="of each loop in a round (4, of a tiny model 8)")
     parser.add_argument("--steps", type=int, help="of a turn (10, of a tiny model 50)")
     parser.add_argument("--peers", action="store_true", help="HF accelerate and Lightning Fabric too")

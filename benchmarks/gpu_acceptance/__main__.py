@@ -249,7 +249,7 @@ def fitting(waiting: Sequence[Task], left: float, jobs: int) -> list[Task]:
 
 
 def _is_due(session: Session, task: Task, *, retry: bool) -> bool:
-    """Return whether a row is missing, or failed and is to be repeated."""
+    """Return whether a row is missing, or failed and must be repeated."""
     row = session.rows.get(task.key)
     return row is None or (retry and row["status"] == "failed" and row["try"] == 1)
 

@@ -14,7 +14,7 @@ from launcher.plan.memory.sizes import sizes_of
 from launcher.spec.models import JobSpec
 
 NO_TORCH = 'no formula for this model, and measuring it needs PyTorch here: pip install "gcp-launch[train]"'
-MEASURED = "measured on fake tensors; an RNN or another kernel of its own may keep more"
+MEASURED = "measured on fake tensors; an RNN or a custom kernel may keep more"
 
 
 def estimate_spec(inputs: Inputs) -> Estimate:

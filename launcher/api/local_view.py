@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.runs.metrics.results import Record
     from launcher.runs.watch.loop import Line, Progress
 
-GONE: Final = "the process of launch local is gone"
+GONE: Final = "the process of launch local no longer exists"
 LIST_SECONDS: Final = 5.0
 """Interval between two listings of the metrics; short, as they are files on this machine."""
 

@@ -172,7 +172,7 @@ def refusal(refused: Sequence[tuple[int, LaunchError]], chosen: Sequence[Point])
 
 
 def check_runs(found: Sequence[SweepPoint]) -> None:
-    """Check that every point is a run of its own. Raises UsageError."""
+    """Check that no two points are the same run. Raises UsageError."""
     first: dict[str, SweepPoint] = {}
     for one in found:
         if (other := first.setdefault(one.run, one)) is not one:

@@ -126,7 +126,7 @@ class Composer:
         if depth > MAX_DEPTH:
             self.stop(event, f"nested more than {MAX_DEPTH} levels deep", "check the brackets and the indentation")
         if self.values > MAX_VALUES:
-            self.stop(event, f"more than {MAX_VALUES} values", "move data to a file of its own")
+            self.stop(event, f"more than {MAX_VALUES} values", "move the data to a separate file")
         if isinstance(event, AliasEvent):
             return self.broken(event, f"unsupported alias *{clipped(event.anchor or '')}", "write out the value")
         self.check_properties(event)

@@ -123,7 +123,7 @@ def without_filters(folder: Path) -> Iterator[str]:
 
 
 def export_commit(folder: Path, ref: str, to: Path) -> None:
-    """Write the files of a commit into the empty folder `to`, as a checkout of its own that shares the objects.
+    """Write the files of a commit into the empty folder `to`, as a separate checkout that shares the objects.
 
     The repository's own files, index and refs do not change. Large files (LFS) are written as pointers.
 

@@ -239,7 +239,7 @@ def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     from launcher.cli.flows.preemption import say
 
     before = stored_plan(run.folder / contract.PLAN)
-    fix = "Without --resume, the command starts a run of its own."
+    fix = "Without --resume, the command starts a separate run."
     for line in changed_settings(run.id, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
         say(f"resuming with {line.removeprefix('run.config.')}")
 

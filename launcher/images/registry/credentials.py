@@ -55,9 +55,9 @@ class CredentialSource:
         self._find = find
         self._found: Credentials | None = None
 
-    def credentials(self, *, anew: bool = False) -> Credentials | None:
+    def credentials(self, *, refresh: bool = False) -> Credentials | None:
         """Return the credentials; None: none for this registry. Raises SourceError."""
-        if self._find and (anew or not self.known):
+        if self._find and (refresh or not self.known):
             self._found = self._find()
             self.known = True
         return self._found

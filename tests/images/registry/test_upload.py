@@ -99,7 +99,7 @@ def test_a_piece_that_is_cut_off_goes_on_at_its_byte(made: Registry, registry: O
 
 
 def test_an_upload_cut_off_after_one_byte_starts_from_scratch(made: Registry, registry: OciRegistry) -> None:
-    """Both are "0-0": such an upload is begun anew rather than continued at a byte too early."""
+    """Both are "0-0": such an upload is restarted rather than continued one byte too early."""
     registry.faults.add(Fault("upload.chunk", CutOff(1)))
     send(made, LARGE)
     assert stored(registry, LARGE)

@@ -2,7 +2,7 @@
 
 It reads the processes' output from stdin, and writes the rows that `run.metrics.regex` finds in it to the run folder
 (on node 0). It uploads the event files below `run.metrics.tensorboard`. It is a separate process because Python's
-regular expressions can take exponential time, and hold the interpreter meanwhile: the node must go on.
+regular expressions can take exponential time, and hold the interpreter meanwhile: the node must continue.
 """
 
 from __future__ import annotations

@@ -351,4 +351,4 @@ def _calculates(stack: list[Event]) -> bool:
 
 
 _COMPILED = "Torch-Compiled Region"
-"""Event of a compiled region; Inductor's loops have no events of their own."""
+"""Event of a compiled region; Inductor's loops have no separate events."""

@@ -1,4 +1,4 @@
-"""Upload TensorBoard event files that a script writes to a folder of its own (`run.metrics.tensorboard` of a spec)."""
+"""Upload the TensorBoard event files that a script writes to a folder (`run.metrics.tensorboard` of a spec)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Feed the process that sends a run's rows to other services: `python -m launch_train.loggers wandb mlflow`.
 
-It is a process of its own because a logger's package takes seconds to import, holds the interpreter while it works, and
+It is a separate process because a logger's package takes seconds to import, holds the interpreter while it works, and
 waits for its server when Python exits. Rows go through a pipe that nobody waits for.
 """
 
@@ -42,7 +42,7 @@ class LoggerProcess:
         """Start the process for `names`. `argv` replaces the command. Raises OSError."""
         self._names = ", ".join(names)
         inherited = {name: value for name, value in {**os.environ, **env}.items() if name not in NOT_INHERITED}
-        # A session of its own: signals for the training processes are not for it.
+        # A separate session: signals to the training processes must not reach it.
         self._process = subprocess.Popen(
             [*(argv or (sys.executable, "-m", MODULE)), *names],
             stdin=subprocess.PIPE,
