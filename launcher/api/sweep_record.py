@@ -1,7 +1,6 @@
 """The record of a sweep in the cloud: `sweeps/NAME.json` in the output, with the runs of its points.
 
-The label `launch-sweep` finds the jobs that exist; the record also finds runs whose jobs were deleted, such as
-ended VMs.
+The label `launch-sweep` finds the jobs that exist; the record also finds runs whose jobs are gone, such as ended VMs.
 """
 
 from __future__ import annotations
