@@ -74,7 +74,7 @@ def removable_folder(run: str, storage: Storage) -> Removable:
             plan = b""
     nested = [name for name in names if name.endswith(f"/{contract.PLAN}")]
     if nested:
-        raise UsageError(f"another run lies in {storage.url}: {nested[0]}", "Delete that one first.")
+        raise UsageError(f"{storage.url} contains another run: {nested[0]}", "Delete that run first.")
     if names and json_field(plan, "run") != run and not any(name.startswith(f"{contract.ATTEMPTS}/") for name in names):
         raise UsageError(f"{storage.url} is not the folder of {run}: it has neither its plan nor attempts")
     return Removable(run=run, folder=storage.url, objects=tuple(sorted(names, key=deletion_order)))
