@@ -28,28 +28,28 @@ NOTE = (
 )
 
 
-def loops(told: jobs.Told, ranks: int, *, peers: bool) -> list[Loop]:
+def loops(fields: jobs.JobFields, ranks: int, *, peers: bool) -> list[Loop]:
     """Return the loops to compare; the plain loop, the baseline, comes first."""
-    ours = jobs.trainer("trainer", jobs.config(told), ranks)
-    return [*jobs.plain(told, ranks), ours, *(jobs.peers(told, ranks) if peers else [])]
+    ours = jobs.trainer("trainer", jobs.config(fields), ranks)
+    return [*jobs.plain(fields, ranks), ours, *(jobs.peers(fields, ranks) if peers else [])]
 
 
-def in_parts(told: jobs.Told, ranks: int) -> list[Loop]:
+def in_parts(fields: jobs.JobFields, ranks: int) -> list[Loop]:
     """Return the trainer without some of its features."""
     return [
-        jobs.trainer("trainer, no monitor", jobs.config(told, monitor=0), ranks),
-        jobs.trainer("trainer, writes nothing", jobs.config(told, monitor=0), ranks, writes=False),
+        jobs.trainer("trainer, no monitor", jobs.config(fields, monitor=0), ranks),
+        jobs.trainer("trainer, writes nothing", jobs.config(fields, monitor=0), ranks, writes=False),
     ]
 
 
-def on_cpu(told: jobs.Told, ranks: int, amount: Amount, *, peers: bool) -> list[str]:
+def on_cpu(fields: jobs.JobFields, ranks: int, amount: Amount, *, peers: bool) -> list[str]:
     """Measure steps of a real model, and the loops' own overhead."""
     title = "one process" if ranks == 1 else f"gloo, DDP × {ranks}"
-    real = measure(loops(told, ranks, peers=peers), amount)
-    hardly = {**told, "shape": jobs.HARDLY, "batch_size": 2}
+    real = measure(loops(fields, ranks, peers=peers), amount)
+    hardly = {**fields, "shape": jobs.HARDLY, "batch_size": 2}
     parts = in_parts(hardly, ranks) if ranks == 1 else []
     costs = measure([*loops(hardly, ranks, peers=peers), *parts], tiny(amount))
-    step = Step(told["batch_size"] * told["shape"]["block_size"])
+    step = Step(fields["batch_size"] * fields["shape"]["block_size"])
     return [
         *steps_table(real, title, step),
         *cost_table(costs, f"{title}, a model of hardly any work", wall(real[0]).middle),
@@ -64,9 +64,9 @@ def tiny(amount: Amount) -> Amount:
 
 def cpu_result(options: argparse.Namespace, amount: Amount) -> list[str]:
     with jobs.text() as path:
-        told = {**jobs.JOB, "text": str(path)}
-        lines = [line for ranks in (1, 2) for line in on_cpu(told, ranks, amount, peers=options.peers)]
-        return lines + (start(told, amount.rounds) if options.start else [])
+        fields = {**jobs.JOB, "text": str(path)}
+        lines = [line for ranks in (1, 2) for line in on_cpu(fields, ranks, amount, peers=options.peers)]
+        return lines + (start(fields, amount.rounds) if options.start else [])
 
 
 # --- The command -----------------------------------------------------------------------------------------------------

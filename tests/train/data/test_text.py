@@ -156,7 +156,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, cache: Path) -> Non
 
 def test_how_far_it_is_is_told_now_and_then_in_short_lines() -> None:
     now, said = iter([0.0, 1.0, 11.0, 12.0, 22.0]), list[str]()
-    told = made.Told(lambda: next(now), said.append)
+    told = made.TokenizingReporter(lambda: next(now), said.append)
     for number in range(4):
         told.more(1_000_000, 2_500_000_000 * (number + 1))
     assert said[0] == "tokens: 2.00M documents, 5.00GB (182k documents/s, 455MB/s)"

@@ -223,14 +223,14 @@ def _key(name: str) -> tuple[str, str]:
 
 def _label(content: bytes, where: str) -> int:
     try:
-        said = json.loads(content)
-        if isinstance(said, dict):
-            said = next(said[key] for key in _LABELS if key in said)
+        label = json.loads(content)
+        if isinstance(label, dict):
+            label = next(label[key] for key in _LABELS if key in label)
     except (ValueError, StopIteration):
-        said = None
-    if type(said) is not int or said < 0:
+        label = None
+    if type(label) is not int or label < 0:
         raise UsageError(f"data: {where} is not a class number: {content[:40]!r}")
-    return said
+    return label
 
 
 # --- Saving ---------------------------------------------------------------------------------------------------------
