@@ -8,7 +8,6 @@ moment of the machine affects both; medians are compared.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -20,16 +19,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.machine import described
+from benchmarks.result import parser_of, save_result, today
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).with_name("results")
 PART, WORKERS = 16 << 20, 8
 
 
@@ -292,13 +290,12 @@ TITLES = {
 
 def main() -> None:
     """Measure and print; with --write, save the tables in benchmarks/results/."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__.partition("\n")[0])
+    parser = parser_of("checkpoints", __doc__)
     parser.add_argument("what", nargs="*", help=f"{', '.join(TITLES)}; left out: all")
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--pause-steps", type=int, default=200)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
     options = parser.parse_args()
     if unknown := set(options.what) - set(TITLES):
         parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
@@ -308,14 +305,12 @@ def main() -> None:
         "pause": lambda: pause(options.pause_steps),
         "resume": lambda: resume(options.runs),
     }
-    today = datetime.now(UTC).date().isoformat()
-    text = f"# Checkpoints, {today}\n\n{described('torch', 'google-cloud-storage')}.\n"
+    text = f"# Checkpoints, {today()}\n\n{described('torch', 'google-cloud-storage')}.\n"
     for what in options.what or TITLES:
         text += "\n".join(["", f"## {TITLES[what]}", "", *tables[what](), ""])
         print(text, flush=True)
     if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"checkpoints-{today}.md").write_text(text, encoding="utf-8")
+        save_result("checkpoints", text)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ alternate, and medians are compared.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -20,15 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.machine import described
+from benchmarks.result import parser_of, save_result, today
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).with_name("results")
 LAUNCH = Path(sys.executable).with_name("launch")
 FILES, BYTES = 10_000, 200_000_000
 DOCKERFILE = """\
@@ -185,12 +183,11 @@ TITLES = {"hash": "Listing and hashing", "edit": "An edit", "cold": "An edit on 
 
 def main() -> None:
     """Measure and print; with --write, save the tables in benchmarks/results/."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.containers", description=__doc__.partition("\n")[0])
+    parser = parser_of("containers", __doc__)
     parser.add_argument("what", nargs="*", help=f"{', '.join(TITLES)}; left out: all")
     parser.add_argument("--spec", type=Path, help="a spec whose image.repository is a registry on this machine")
     parser.add_argument("--prune", action="store_true", help="`cold` may remove all images from the engine")
     parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
     options = parser.parse_args()
     if unknown := set(options.what) - set(TITLES):
         parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
@@ -203,14 +200,12 @@ def main() -> None:
         "edit": lambda: edit(options.spec.resolve(), options.runs),
         "cold": lambda: cold(options.spec.resolve(), max(1, options.runs // 2)),
     }
-    today = datetime.now(UTC).date().isoformat()
-    text = f"# Containers, {today}\n\n{described('docker', 'requests')}.\n"
+    text = f"# Containers, {today()}\n\n{described('docker', 'requests')}.\n"
     for what in options.what or TITLES:
         text += "\n".join(["", f"## {TITLES[what]}", "", *tables[what](), ""])
         print(text, flush=True)
     if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"containers-{today}.md").write_text(text, encoding="utf-8")
+        save_result("containers", text)
 
 
 if __name__ == "__main__":

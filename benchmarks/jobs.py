@@ -14,7 +14,7 @@ from benchmarks.tables import Loop
 STEPS = 1_000_000
 """Steps of a job; no loop finishes while it is measured."""
 
-Told = Mapping[str, Any]
+JobFields = Mapping[str, Any]
 
 NANOGPT = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 """The small CPU GPT of nanoGPT's README."""
@@ -22,7 +22,7 @@ NANOGPT = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 HARDLY = {"n_layer": 4, "n_head": 2, "n_embd": 8, "block_size": 8}
 """Model with as many operators and parameter tensors, but hardly any work: a step takes only the loop's overhead."""
 
-JOB: Told = {
+JOB: JobFields = {
     "steps": STEPS,
     "batch_size": 12,
     "lr": 1e-3,
@@ -35,11 +35,11 @@ JOB: Told = {
 }
 
 
-def config(told: Told, **more: Any) -> dict[str, Any]:
+def config(fields: JobFields, **more: Any) -> dict[str, Any]:
     """Return the trainer's run.config for a job."""
-    optimizer = {key: told[key] for key in ("lr", "min_lr", "warmup_steps", "weight_decay", "grad_clip")}
-    own = {"model": {"name": "gpt", **told["shape"]}, "data": told["text"], "optimizer": optimizer}
-    rest = {key: told[key] for key in ("steps", "batch_size", "seed")}
+    optimizer = {key: fields[key] for key in ("lr", "min_lr", "warmup_steps", "weight_decay", "grad_clip")}
+    own = {"model": {"name": "gpt", **fields["shape"]}, "data": fields["text"], "optimizer": optimizer}
+    rest = {key: fields[key] for key in ("steps", "batch_size", "seed")}
     return {**own, **rest, "eval": {"every": 0}, **more}
 
 
@@ -53,16 +53,16 @@ def text() -> Iterator[Path]:
         yield path
 
 
-def plain(told: Told, ranks: int = 1, title: str = "plain loop") -> list[Loop]:
+def plain(fields: JobFields, ranks: int = 1, title: str = "plain loop") -> list[Loop]:
     """Return the baseline loop twice; the difference between the two is noise."""
-    return [Loop(title, "plain", told, ranks), Loop(f"{title}, again", "plain", told, ranks)]
+    return [Loop(title, "plain", fields, ranks), Loop(f"{title}, again", "plain", fields, ranks)]
 
 
-def trainer(title: str, run_config: Told, ranks: int = 1, *, writes: bool = True) -> Loop:
+def trainer(title: str, run_config: JobFields, ranks: int = 1, *, writes: bool = True) -> Loop:
     """Return the built-in trainer. `writes`: it has a run folder."""
     return Loop(title, "trainer", {"writes": writes, "config": run_config}, ranks)
 
 
-def peers(told: Told, ranks: int) -> list[Loop]:
+def peers(fields: JobFields, ranks: int) -> list[Loop]:
     """Return loops that use other packages, written as in their documentation."""
-    return [Loop("HF accelerate", "accelerate", told, ranks), Loop("Lightning Fabric", "fabric", told, ranks)]
+    return [Loop("HF accelerate", "accelerate", fields, ranks), Loop("Lightning Fabric", "fabric", fields, ranks)]

@@ -14,16 +14,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 
 from benchmarks import turns
 from benchmarks.machine import described
+from benchmarks.result import save_result
 from benchmarks.tables import Loop, Measured
 from launch_train.telemetry.logger_process import LoggerProcess
 
-RESULTS = Path(__file__).with_name("results")
 CONFIG = {"data": "synthetic", "eval": {"every": 0}, "steps": 1_000_000, "checkpoint": "off"}
 VARIANTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("no loggers", ()),
@@ -60,8 +58,7 @@ def main() -> None:
     lines += table(turns.measure(loops, amount))
     print("\n".join(lines))
     if chosen.write:
-        date = datetime.now(UTC).date().isoformat()
-        (RESULTS / f"loggers-{date}.md").write_text("\n".join(["# Loggers", "", *lines, ""]))
+        save_result("loggers", "\n".join(["# Loggers", "", *lines, ""]))
 
 
 def passing(blocks: int = 2000, rows: int = 50) -> float:

@@ -20,14 +20,14 @@ from launch_train.common.config.settings import Gpt
 
 
 def main() -> None:
-    told = json.loads(sys.argv[2])
-    {"plain": plain, "trainer": trainer, "accelerate": accelerate, "fabric": fabric}[sys.argv[1]](told)
+    fields = json.loads(sys.argv[2])
+    {"plain": plain, "trainer": trainer, "accelerate": accelerate, "fabric": fabric}[sys.argv[1]](fields)
 
 
-def job(told: Mapping[str, Any]) -> Job:
+def job(fields: Mapping[str, Any]) -> Job:
     """Build the job from its JSON form."""
-    own = {key: value for key, value in told.items() if key in Job.__dataclass_fields__}
-    return Job(**{**own, "text": Path(told["text"]), "shape": Gpt(**told["shape"])})
+    own = {key: value for key, value in fields.items() if key in Job.__dataclass_fields__}
+    return Job(**{**own, "text": Path(fields["text"]), "shape": Gpt(**fields["shape"])})
 
 
 def place() -> tuple[int, int]:
@@ -35,17 +35,17 @@ def place() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def plain(told: Mapping[str, Any]) -> None:
+def plain(fields: Mapping[str, Any]) -> None:
     rank, world = place()
     if world > 1:
         torch.distributed.init_process_group("gloo")
-    plain_loop.train(job(told), rank, world, turns.here().step)
+    plain_loop.train(job(fields), rank, world, turns.here().step)
 
 
-def trainer(told: Mapping[str, Any]) -> None:
+def trainer(fields: Mapping[str, Any]) -> None:
     """Run the built-in trainer like `python -m launch_train`.
 
-    `told["config"]` is run.config. It writes to the run folder of its environment, if there is one.
+    `fields["config"]` is run.config. It writes to the run folder of its environment, if there is one.
     """
     from launch_train import __main__ as program
     from launch_train.common import contract
@@ -58,15 +58,15 @@ def trainer(told: Mapping[str, Any]) -> None:
         return left_to_do(run)
 
     train.has_work_left = waited
-    os.environ[contract.CONFIG] = json.dumps(told["config"])
+    os.environ[contract.CONFIG] = json.dumps(fields["config"])
     program.main()
 
 
-def accelerate(told: Mapping[str, Any]) -> None:
+def accelerate(fields: Mapping[str, Any]) -> None:
     """Run a loop with Hugging Face Accelerate, written as in its documentation."""
     from accelerate import Accelerator
 
-    (rank, world), what, mine = place(), job(told), turns.here()
+    (rank, world), what, mine = place(), job(fields), turns.here()
     precision = "bf16" if what.precision == "bf16" else "no"
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
     bare = plain_loop.build(what)
@@ -86,11 +86,11 @@ def accelerate(told: Mapping[str, Any]) -> None:
         optimizer.zero_grad()
 
 
-def fabric(told: Mapping[str, Any]) -> None:
+def fabric(fields: Mapping[str, Any]) -> None:
     """Run a loop with Lightning Fabric, written as in its documentation."""
     from lightning_fabric import Fabric
 
-    (rank, world), what, mine = place(), job(told), turns.here()
+    (rank, world), what, mine = place(), job(fields), turns.here()
     strategy, precision = "ddp" if world > 1 else "auto", "bf16-mixed" if what.precision == "bf16" else "32-true"
     lightning = Fabric(accelerator="auto", devices=world, strategy=strategy, precision=precision)
     lightning.launch()

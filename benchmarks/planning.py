@@ -5,23 +5,20 @@ python -m benchmarks.planning [--specs 1000] [--write]
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from itertools import count, cycle, islice
-from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.machine import described
+from benchmarks.result import parser_of, publish, today
 from launcher import __version__, catalog
 from launcher.plan.build import plan
 from launcher.plan.model import Context
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read_text
 
-RESULTS = Path(__file__).with_name("results")
 LIMIT_MS = 2.0
 MACHINES = (
     ("h100", 2, 1),
@@ -68,8 +65,8 @@ def measure(specs: int) -> tuple[list[float], list[float], int]:
     attempts = 0
     for text in islice(texts(), specs):
         read: list[JobSpec] = []
-        reading.append(milliseconds(lambda text=text, read=read: read.append(read_text(text, "spec.yaml"))))  # type: ignore[misc]
-        planning.append(milliseconds(lambda spec=read[0]: plan(spec, known, context)))  # type: ignore[misc]
+        reading.append(milliseconds(lambda text=text, read=read: read.append(read_text(text, "spec.yaml"))))  # type: ignore[misc]  # mypy can't infer a lambda with a default
+        planning.append(milliseconds(lambda spec=read[0]: plan(spec, known, context)))  # type: ignore[misc]  # as above
         attempts += len(plan(read[0], known, context).attempts)
     return reading, planning, attempts
 
@@ -82,16 +79,14 @@ def row(name: str, values: list[float]) -> str:
 
 def main() -> None:
     """Measure and print; with --write, save the table in benchmarks/results/."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__.partition("\n")[0])
+    parser = parser_of("planning", __doc__)
     parser.add_argument("--specs", type=int, default=1000)
-    parser.add_argument("--write", action="store_true", help="keep the table under benchmarks/results/")
     options = parser.parse_args()
     reading, planning, attempts = measure(options.specs)
-    today = datetime.now(UTC).date().isoformat()
     amount = f"{options.specs:,} different specs in one process, {attempts:,} attempts"
     text = "\n".join(
         [
-            f"# Planning, {today}",
+            f"# Planning, {today()}",
             "",
             f"{amount}. {described('msgspec', 'pyyaml')}.",
             "",
@@ -101,12 +96,10 @@ def main() -> None:
             row("read one spec", reading),
             "",
             f"Planning should stay at or below {LIMIT_MS:g} ms a spec.",
+            "",
         ]
     )
-    print(text)
-    if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"planning-{today}.md").write_text(text + "\n", encoding="utf-8")
+    publish("planning", text, write=options.write)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Wall and CPU time (user + system) of fresh processes. The local runs have a plan
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,16 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.machine import described
+from benchmarks.result import parser_of, publish, today
 from launch_train.common import contract
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
 
-RESULTS = Path(__file__).with_name("results")
 LAUNCH = Path(sys.executable).with_name("launch")
 COUNT = 1000
 ACTIVE = 30
@@ -137,20 +135,15 @@ def table(taken: Mapping[str, list[Taken]]) -> str:
 
 def main() -> None:
     """Measure and print; with --write, save the table in benchmarks/results/."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=__doc__.partition("\n")[0])
+    parser = parser_of("runs", __doc__)
     parser.add_argument("--runs", type=int, default=5, help="runs of each command")
-    parser.add_argument("--write", action="store_true", help="keep the table under benchmarks/results/")
     options = parser.parse_args()
     taken = measure(options.runs)
-    today = datetime.now(UTC).date().isoformat()
-    head = f"# Lists of {COUNT:,} runs, {today}\n\nMedians of {options.runs} runs in turns. "
+    head = f"# Lists of {COUNT:,} runs, {today()}\n\nMedians of {options.runs} runs in turns. "
     head += f"{described('google-cloud-aiplatform', 'msgspec')}.\n"
     limit = f"At most {LOCAL_SECONDS:g} s on this machine and {CLOUD_SECONDS:g} s in the cloud."
     text = f"{head}\n{table(taken)}\n\n{limit}\n"
-    print(text)
-    if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"runs-{today}.md").write_text(text, encoding="utf-8")
+    publish("runs", text, write=options.write)
 
 
 if __name__ == "__main__":

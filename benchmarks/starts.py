@@ -53,12 +53,12 @@ SCRIPTS: Mapping[str, str] = {
 }
 
 
-def start(told: jobs.Told, rounds: int) -> list[str]:
+def start(fields: jobs.JobFields, rounds: int) -> list[str]:
     """Measure with two ranks, alternating between the scripts.
 
     An extra first round is not counted, since it compiles bytecode and reads files from disk.
     """
-    own = {**told, "steps": 1, "warmup_steps": 1}
+    own = {**fields, "steps": 1, "warmup_steps": 1}
     with tempfile.TemporaryDirectory() as folder:
         env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "train"), "XDG_CACHE_HOME": f"{folder}/cache"}
         env = {**os.environ, **env, "BENCHMARK_JOB": json.dumps(own), "LAUNCH_CONFIG": json.dumps(jobs.config(own))}

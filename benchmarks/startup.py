@@ -8,7 +8,6 @@ bytecode, as in an installation.
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import os
 import resource
@@ -17,15 +16,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from benchmarks.machine import described
+from benchmarks.result import parser_of, publish, today
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).with_name("results")
 SPEC = ROOT / "job_specs" / "vertex-2xh100.yaml"
 PACKAGES = ("launcher", "train/launch_train")
 LIMIT = 1.5
@@ -120,21 +118,15 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Measure and print; with --write, save the table in benchmarks/results/."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.partition("\n")[0])
+    parser = parser_of("startup", __doc__)
     parser.add_argument("--runs", type=int, default=9, help="runs of each command")
-    parser.add_argument("--write", action="store_true", help="keep the table under benchmarks/results/")
     options = parser.parse_args()
     rows = measure(options.runs)
-    today = datetime.now(UTC).date().isoformat()
-    head = (
-        f"# Start-up, {today}\n\nMedians of {options.runs} runs in turns. {described('typer', 'pyyaml', 'msgspec')}.\n"
-    )
+    head = f"# Start-up, {today()}\n\nMedians of {options.runs} runs in turns. "
+    head += f"{described('typer', 'pyyaml', 'msgspec')}.\n"
     limit = f"\nThe `launch` rows should stay at or below {LIMIT} × bare."
     text = f"{head}\n{table(rows)}\n{limit}\n"
-    print(text)
-    if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"startup-{today}.md").write_text(text, encoding="utf-8")
+    publish("startup", text, write=options.write)
 
 
 if __name__ == "__main__":

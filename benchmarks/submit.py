@@ -8,7 +8,6 @@ the arrival of its `customJobs.create`, and up to its exit.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -17,18 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import ClassVar, NamedTuple
 
 from benchmarks.machine import described
+from benchmarks.result import parser_of, publish, today
 from launcher.testing.googlecloud import Fault, GoogleCloud
 from launcher.testing.googlecloud.effects import Step
 from launcher.testing.googlecloud.wire import Call, Request, Response
 from launcher.testing.registry import OciRegistry
 
-RESULTS = Path(__file__).with_name("results")
 LAUNCH = Path(sys.executable).with_name("launch")
 LIMIT = 2.0
 """Upper bound of the CPU time of `launch vertex --detach` up to its create, relative to importing the client alone."""
@@ -190,20 +188,15 @@ def pinned(registry: OciRegistry) -> str:
 
 def main() -> None:
     """Measure and print; with --write, save the table in benchmarks/results/."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.submit", description=__doc__.partition("\n")[0])
+    parser = parser_of("submit", __doc__)
     parser.add_argument("--runs", type=int, default=7, help="runs of each command")
-    parser.add_argument("--write", action="store_true", help="keep the table under benchmarks/results/")
     options = parser.parse_args()
     taken = measure(options.runs)
-    today = datetime.now(UTC).date().isoformat()
-    head = f"# To the create request, {today}\n\nMedians of {options.runs} runs in turns. "
+    head = f"# To the create request, {today()}\n\nMedians of {options.runs} runs in turns. "
     head += f"{described('google-cloud-aiplatform', 'grpcio')}.\n"
     limit = f"`launch vertex SPEC --detach` should stay at or below {LIMIT:g} × the import; in brackets: to its end."
     text = f"{head}\n{table(taken)}\n\n{limit}\n"
-    print(text)
-    if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"submit-{today}.md").write_text(text, encoding="utf-8")
+    publish("submit", text, write=options.write)
 
 
 if __name__ == "__main__":

@@ -13,45 +13,43 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 from benchmarks import jobs
 from benchmarks.machine import described
+from benchmarks.result import parser_of, publish, today
 from benchmarks.starts import start
 from benchmarks.tables import Loop, Step, cost_table, steps_table, wall
 from benchmarks.turns import Amount, measure
 
-RESULTS = Path(__file__).with_name("results")
 NOTE = (
-    "In each round all loops are started anew; a figure is the median over the rounds, and *least to most* are its "
+    "All loops are restarted in each round; a figure is the median over the rounds, and *least to most* are its "
     "rounds: what *plain loop, again* has there is noise."
 )
 
 
-def loops(told: jobs.Told, ranks: int, *, peers: bool) -> list[Loop]:
+def loops(fields: jobs.JobFields, ranks: int, *, peers: bool) -> list[Loop]:
     """Return the loops to compare; the plain loop, the baseline, comes first."""
-    ours = jobs.trainer("trainer", jobs.config(told), ranks)
-    return [*jobs.plain(told, ranks), ours, *(jobs.peers(told, ranks) if peers else [])]
+    ours = jobs.trainer("trainer", jobs.config(fields), ranks)
+    return [*jobs.plain(fields, ranks), ours, *(jobs.peers(fields, ranks) if peers else [])]
 
 
-def in_parts(told: jobs.Told, ranks: int) -> list[Loop]:
+def in_parts(fields: jobs.JobFields, ranks: int) -> list[Loop]:
     """Return the trainer without some of its features."""
     return [
-        jobs.trainer("trainer, no monitor", jobs.config(told, monitor=0), ranks),
-        jobs.trainer("trainer, writes nothing", jobs.config(told, monitor=0), ranks, writes=False),
+        jobs.trainer("trainer, no monitor", jobs.config(fields, monitor=0), ranks),
+        jobs.trainer("trainer, writes nothing", jobs.config(fields, monitor=0), ranks, writes=False),
     ]
 
 
-def on_cpu(told: jobs.Told, ranks: int, amount: Amount, *, peers: bool) -> list[str]:
+def on_cpu(fields: jobs.JobFields, ranks: int, amount: Amount, *, peers: bool) -> list[str]:
     """Measure steps of a real model, and the loops' own overhead."""
     title = "one process" if ranks == 1 else f"gloo, DDP × {ranks}"
-    real = measure(loops(told, ranks, peers=peers), amount)
-    hardly = {**told, "shape": jobs.HARDLY, "batch_size": 2}
+    real = measure(loops(fields, ranks, peers=peers), amount)
+    hardly = {**fields, "shape": jobs.HARDLY, "batch_size": 2}
     parts = in_parts(hardly, ranks) if ranks == 1 else []
     costs = measure([*loops(hardly, ranks, peers=peers), *parts], tiny(amount))
-    step = Step(told["batch_size"] * told["shape"]["block_size"])
+    step = Step(fields["batch_size"] * fields["shape"]["block_size"])
     return [
         *steps_table(real, title, step),
         *cost_table(costs, f"{title}, a model of hardly any work", wall(real[0]).middle),
@@ -66,9 +64,9 @@ def tiny(amount: Amount) -> Amount:
 
 def cpu_result(options: argparse.Namespace, amount: Amount) -> list[str]:
     with jobs.text() as path:
-        told = {**jobs.JOB, "text": str(path)}
-        lines = [line for ranks in (1, 2) for line in on_cpu(told, ranks, amount, peers=options.peers)]
-        return lines + (start(told, amount.rounds) if options.start else [])
+        fields = {**jobs.JOB, "text": str(path)}
+        lines = [line for ranks in (1, 2) for line in on_cpu(fields, ranks, amount, peers=options.peers)]
+        return lines + (start(fields, amount.rounds) if options.start else [])
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -83,13 +81,12 @@ def main() -> None:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, help="in each all loops are started anew (5)")
+    parser = parser_of("training", __doc__)
+    parser.add_argument("--rounds", type=int, help="all loops are restarted in each (5)")
     parser.add_argument("--turns", type=int, help="of each loop in a round (4, of a tiny model 8)")
     parser.add_argument("--steps", type=int, help="of a turn (10, of a tiny model 50)")
     parser.add_argument("--peers", action="store_true", help="HF accelerate and Lightning Fabric too")
     parser.add_argument("--start", action="store_true", help="from torchrun to the first step, too")
-    parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
     return parser.parse_args(arguments)
 
 
@@ -101,16 +98,13 @@ def amount_of(options: argparse.Namespace, usual: Amount) -> Amount:
 
 def conclude(name: str, amount: Amount, hardware: str, work: Callable[[], list[str]], *, write: bool) -> None:
     """Do the work, and print its result with date, command, hardware and duration."""
-    began, today = time.monotonic(), datetime.now(UTC).date().isoformat()
+    began = time.monotonic()
     lines = work()
     took = (time.monotonic() - began) / 60
     much = f"{amount.rounds} rounds of {amount.turns} turns of {amount.steps} steps, {took:.1f} minutes"
     command = " ".join(("python -m benchmarks.training", *sys.argv[1:]))
-    text = "\n".join((f"# Training, {today}\n\n`{command}`: {much}. {hardware}.\n\n{NOTE}\n", *lines))
-    print(text, flush=True)
-    if write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}-{today}.md").write_text(text, encoding="utf-8")
+    text = "\n".join((f"# Training, {today()}\n\n`{command}`: {much}. {hardware}.\n\n{NOTE}\n", *lines))
+    publish(name, text, write=write)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ class Stopped(KeyboardInterrupt):
 def signals_stop() -> Iterator[None]:
     """Raise Stopped on the first SIGTERM or SIGHUP (a closed terminal) inside the block.
 
-    Replicas run in sessions of their own, so these signals do not reach them. Only the main thread can set handlers; an
+    Replicas run in their own sessions, so these signals do not reach them. Only the main thread can set handlers; an
     ignored signal (nohup) stays ignored.
     """
     received: list[int] = []

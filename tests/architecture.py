@@ -1,6 +1,6 @@
-"""The house's rules that import-linter can't say, as checks of a folder: each answers the places that break it.
+"""Rules of the architecture that import-linter can't express. Each check returns the places that break it.
 
-They read the source and never import it, so they can be held to a broken copy.
+The checks read the source and never import it, so tests can run them on a copy with a violation.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-WORLD = {
+IMPURE_MODULES = {
     *("os", "sys", "io", "time", "random", "secrets", "uuid", "tempfile", "shutil", "glob", "getpass", "platform"),
     *("socket", "ssl", "http", "urllib", "subprocess", "threading", "multiprocessing", "asyncio", "signal", "logging"),
     *("importlib", "importlib.resources", "pkgutil"),
 }
-"""What a pure module has no use for: the clock, the environment, files, the network, processes, chance."""
+"""Modules with side effects or changing results: clock, environment, files, network, processes, random numbers."""
 
 PURE_NAMES = {"pathlib": {"PurePath", "PurePosixPath"}, "datetime": {"timedelta"}, "urllib": set()}
-"""Modules of which some names are pure."""
+"""Module -> its names that are pure."""
 
-CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
+IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
 
 SDKS = {"google", "grpc", "docker", "torch", "numpy", "pydantic", "requests", "tensorboard"}
 
@@ -29,54 +29,54 @@ Found = list[str]
 
 
 def impure(root: Path, *packages: str) -> Found:
-    """Imports and calls by which a pure package (below `root`) would reach the world."""
+    """Return the imports and calls in pure packages (below `root`) that have side effects or changing results."""
     return [
-        f"{place(root, file, node)}: {what}"
+        f"{location(root, file, node)}: {what}"
         for file in sources(root, *packages)
-        for node in ast.walk(tree(file))
-        for what in (*world_imports(node), *world_calls(node))
+        for node in ast.walk(syntax_tree(file))
+        for what in (*impure_imports(node), *impure_calls(node))
     ]
 
 
 def prints(root: Path, package: str, allowed: str) -> Found:
-    """Who writes to stdout or stderr in `package` outside `allowed`, a folder below it."""
+    """Return where `package` writes to stdout or stderr, except in `allowed`, a folder below it."""
     outside = (file for file in product(root, package) if not file.is_relative_to(root / package / allowed))
     return [
-        f"{place(root, file, node)}: {ast.unparse(node)}"
+        f"{location(root, file, node)}: {ast.unparse(node)}"
         for file in outside
-        for node in ast.walk(tree(file))
-        if speaks(node)
+        for node in ast.walk(syntax_tree(file))
+        if is_print(node)
     ]
 
 
 def eager_sdks(root: Path, package: str) -> Found:
-    """Cloud SDKs and torch imported when a module loads, and not where they are used."""
+    """Return where cloud SDKs and torch are imported when a module loads, instead of where they are used."""
     return [
-        f"{place(root, file, node)}: {name}"
+        f"{location(root, file, node)}: {name}"
         for file in product(root, package)
-        for node in on_load(tree(file).body)
+        for node in run_on_import(syntax_tree(file).body)
         for name in imported(node)
         if name.partition(".")[0] in SDKS
     ]
 
 
 def imports_of(root: Path, package: str, forbidden: str, allowed: str = "") -> Found:
-    """Where `package` imports the package `forbidden`, anywhere in its files; its subpackage `allowed` may be."""
+    """Return where `package` imports the package `forbidden`, except for its subpackage `allowed`."""
     return [
-        f"{place(root, file, node)}: {name}"
+        f"{location(root, file, node)}: {name}"
         for file in sources(root, package)
-        for node in ast.walk(tree(file))
+        for node in ast.walk(syntax_tree(file))
         for name in imported(node)
         if name.partition(".")[0] == forbidden and not (allowed and f"{name}.".startswith(f"{allowed}."))
     ]
 
 
-def circle(root: Path, package: str) -> Found:
-    """Modules of `package` that import each other in a circle, the first one again at its end: at load, in a function,
-    or for their types alone."""
+def import_cycle(root: Path, package: str) -> Found:
+    """Return modules of `package` that import each other in a cycle; the first one is also the last. Imports in
+    functions and for types count too."""
     modules = {module_name(root, file): file for file in sources(root, package)}
     arrows = {
-        name: {other for node in ast.walk(tree(file)) for other in targets(node, modules)} - {name}
+        name: {other for node in ast.walk(syntax_tree(file)) for other in targets(node, modules)} - {name}
         for name, file in modules.items()
     }
     try:
@@ -87,8 +87,7 @@ def circle(root: Path, package: str) -> Found:
 
 
 def targets(node: ast.AST, modules: Iterable[str]) -> Iterator[str]:
-    """Which of the modules an import statement is about: `from train import dist` is about
-    launch_train.distributed.process_group."""
+    """Yield those of `modules` that a statement imports: `from launch_train import data` imports launch_train.data."""
     names = imported(node)
     if isinstance(node, ast.ImportFrom) and names:
         inner = [f"{names[0]}.{alias.name}" for alias in node.names]
@@ -97,29 +96,29 @@ def targets(node: ast.AST, modules: Iterable[str]) -> Iterator[str]:
 
 
 def module_name(root: Path, file: Path) -> str:
-    """train/launch_train/data/__init__.py is launch_train.data."""
+    """Return a file's dotted module name: launch_train.data for launch_train/data/__init__.py."""
     return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-def world_imports(node: ast.AST) -> Iterator[str]:
-    """Names imported from modules that reach the world."""
+def impure_imports(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement imports from modules with side effects."""
     if isinstance(node, ast.ImportFrom) and node.module in PURE_NAMES:
         names = {alias.name for alias in node.names} - PURE_NAMES[node.module]
         yield from (f"imports {node.module}.{name}" for name in sorted(names))
         return
     for name in imported(node):
-        if name in PURE_NAMES or name in WORLD or name.partition(".")[0] in WORLD | SDKS:
+        if name in PURE_NAMES or name in IMPURE_MODULES or name.partition(".")[0] in IMPURE_MODULES | SDKS:
             yield f"imports {name}"
 
 
-def world_calls(node: ast.AST) -> Iterator[str]:
-    """Built-in functions that reach the world."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+def impure_calls(node: ast.AST) -> Iterator[str]:
+    """Yield the call of a built-in function with side effects."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
         yield f"calls {node.func.id}()"
 
 
-def speaks(node: ast.AST) -> bool:
-    """print(…), sys.stdout.… and sys.stderr.…, typer.echo and the like."""
+def is_print(node: ast.AST) -> bool:
+    """Return whether a node prints: print(…), sys.stdout, sys.stderr, typer.echo or click.echo."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id == "print"
     if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
@@ -127,46 +126,46 @@ def speaks(node: ast.AST) -> bool:
     return (node.value.id, node.attr) in {("sys", "stdout"), ("sys", "stderr"), ("typer", "echo"), ("click", "echo")}
 
 
-def on_load(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when the module is imported; `if TYPE_CHECKING:` is none."""
+def run_on_import(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run when the module is imported, without those under `if TYPE_CHECKING:`."""
     for node in body:
         yield node
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from on_load(node.orelse)
+            yield from run_on_import(node.orelse)
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from on_load(child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt))
+            yield from run_on_import(child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt))
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The modules that an import statement names; a relative import names none."""
+    """Return the modules that an import statement names; none for a relative import."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
 
 
 def sources(root: Path, *packages: str) -> list[Path]:
-    """The Python files of the packages, at least one in each."""
+    """Return the Python files of the packages, at least one of each."""
     files = {package: sorted((root / package).rglob("*.py")) for package in packages}
     assert all(files.values()), f"no Python file below one of {packages}"
     return [file for found in files.values() for file in found]
 
 
 def product(root: Path, package: str) -> list[Path]:
-    """The Python files of a package, without its `testing`, which serves tests."""
+    """Return the Python files of a package without its subpackage `testing`, which is for tests."""
     return [file for file in sources(root, package) if not file.is_relative_to(root / package / "testing")]
 
 
-def tree(file: Path) -> ast.Module:
-    """The file's syntax tree."""
+def syntax_tree(file: Path) -> ast.Module:
+    """Return the file's syntax tree."""
     return parsed(file.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def parsed(text: str) -> ast.Module:
-    """The syntax tree of a file and of its copies."""
+    """Return the syntax tree of a file's text; copies of a file share it."""
     return ast.parse(text)
 
 
-def place(root: Path, file: Path, node: ast.AST) -> str:
-    """file:line, the file below the root."""
+def location(root: Path, file: Path, node: ast.AST) -> str:
+    """Return FILE:LINE of a node; the file is relative to the root."""
     return f"{file.relative_to(root)}:{getattr(node, 'lineno', 0)}"

@@ -1,4 +1,4 @@
-"""What `launch` renders, as a user gets it: by the command, in a process of its own."""
+"""What `launch` renders, as a user gets it: by the command, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house's rules hold, and each check of them is seen to fail on a broken copy."""
+"""The rules of the architecture hold, and each check fails on a copy that breaks its rule."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import circle, eager_sdks, imports_of, impure, prints
+from tests.architecture import eager_sdks, import_cycle, imports_of, impure, prints
 
 ROOT = Path(__file__).parent.parent
 Break = Callable[[str, str], None]
 
 
-def test_the_arrows_between_packages_hold() -> None:
+def test_the_contracts_of_imports_hold() -> None:
     done = lint_imports(ROOT)
     assert done.returncode == 0, done.stdout
 
@@ -53,8 +53,8 @@ def test_make_runs_what_is_marked_for_it(mark: str) -> None:
 
 
 @pytest.mark.parametrize(("root", "package"), [(ROOT, "launcher"), (ROOT / "train", "launch_train")])
-def test_no_files_import_each_other_in_a_circle(root: Path, package: str) -> None:
-    assert circle(root, package) == []
+def test_no_modules_import_each_other_in_a_cycle(root: Path, package: str) -> None:
+    assert import_cycle(root, package) == []
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_no_files_import_each_other_in_a_circle(root: Path, package: str) -> Non
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from launch_train.api.session import Script",
     ],
 )
-def test_a_circle_is_seen(copy: Path, broken: Break, line: str) -> None:
+def test_an_import_cycle_is_found(copy: Path, broken: Break, line: str) -> None:
     broken("train/launch_train/checkpointing/loader.py", line)
     assert {"launch_train.checkpointing.loader", "launch_train.api.session"} <= set(
-        circle(copy / "train", "launch_train")
+        import_cycle(copy / "train", "launch_train")
     )
 
 
-ARROWS = [
+FORBIDDEN_IMPORTS = [
     ("launcher/plan/model.py", "from launcher.cli import main", "launcher.plan.model -> launcher.cli"),
     ("launcher/spec/models.py", "import launcher.plan.model", "launcher.spec.models -> launcher.plan.model"),
     ("launcher/catalog/__init__.py", "import launcher.spec.models", "launcher.catalog -> launcher.spec.models"),
@@ -95,16 +95,16 @@ ARROWS = [
         "launch_train.performance.optimizer -> launch_train.trainer.build",
     ),
 ]
-"""A file, a line that it gets, and the forbidden import which that is."""
+"""A file, a line that is added to it, and the forbidden import as import-linter reports it."""
 
 
-def test_wrong_arrows_are_seen(copy: Path, broken: Break) -> None:
-    """All at once: import-linter takes seconds."""
-    for file, line, _ in ARROWS:
+def test_forbidden_imports_are_found(copy: Path, broken: Break) -> None:
+    """All in one run, because import-linter takes seconds."""
+    for file, line, _ in FORBIDDEN_IMPORTS:
         broken(file, line)
     done = lint_imports(copy)
     assert done.returncode != 0
-    assert [arrow for *_, arrow in ARROWS if arrow not in done.stdout] == []
+    assert [arrow for *_, arrow in FORBIDDEN_IMPORTS if arrow not in done.stdout] == []
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_wrong_arrows_are_seen(copy: Path, broken: Break) -> None:
         "import torch",
     ],
 )
-def test_an_impure_plan_is_seen(copy: Path, broken: Break, line: str) -> None:
+def test_an_impure_plan_is_found(copy: Path, broken: Break, line: str) -> None:
     broken("launcher/plan/names.py", line)
     [found] = impure(copy, "launcher/plan")
     assert found.startswith("launcher/plan/names.py:")
@@ -136,7 +136,7 @@ def test_pure_names_of_impure_modules_are_allowed(copy: Path, broken: Break) -> 
 @pytest.mark.parametrize(
     "line", ["print('hello')", "import sys; sys.stdout.write('a')", "import typer; typer.echo('a')"]
 )
-def test_a_print_below_the_commands_is_seen(copy: Path, broken: Break, line: str) -> None:
+def test_a_print_outside_of_the_cli_is_found(copy: Path, broken: Break, line: str) -> None:
     broken("launcher/catalog/model.py", line)
     assert len(prints(copy, "launcher", allowed="cli")) == 1
 
@@ -149,7 +149,7 @@ def test_a_print_below_the_commands_is_seen(copy: Path, broken: Break, line: str
         "class A:\n    import torch",
     ],
 )
-def test_an_eager_sdk_is_seen(copy: Path, broken: Break, line: str) -> None:
+def test_an_eager_import_of_an_sdk_is_found(copy: Path, broken: Break, line: str) -> None:
     broken("launcher/gcp/__init__.py", line)
     assert len(eager_sdks(copy, "launcher")) == 1
 
@@ -162,7 +162,7 @@ def test_an_sdk_in_a_function_or_for_types_alone_is_allowed(copy: Path, broken: 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources in a folder where `broken` may break them."""
+    """A copy of the sources, which `broken` may change."""
     root = tmp_path_factory.mktemp("sources")
     for package in ("launcher", "train"):
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__", "*.csv"))
@@ -172,7 +172,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken(copy: Path) -> Iterator[Break]:
-    """Adds a line at the end of a file of the copy, until the test's end."""
+    """Append a line to a file of the copy; undone at the end of the test."""
     before: dict[Path, str] = {}
 
     def add(file: str, line: str) -> None:
@@ -186,7 +186,7 @@ def broken(copy: Path) -> Iterator[Break]:
 
 
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
-    """import-linter on the packages below `root`, by its contracts in pyproject.toml."""
+    """Run import-linter on the packages below `root`, with the contracts in pyproject.toml."""
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     command = [sys.executable, "-c", code]
     path = os.pathsep.join([str(root), str(root / "train")])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import jobs, prices, starts, startup, tables, training, turns
+from benchmarks import jobs, prices, result, starts, startup, tables, training, turns
 from benchmarks.gpu_acceptance import sizes
 from benchmarks.tables import Loop, Measured, Step, Turn
 from benchmarks.turns import Amount
@@ -283,7 +283,7 @@ def test_command_line_values_override_the_defaults(arguments: list[str], amount:
 
 
 def test_a_result_has_its_command_and_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "RESULTS", tmp_path)
+    monkeypatch.setattr(result, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["training.py", "--write"])
     training.conclude("training", Amount(6, 4, 10), "hardware", lambda: ["| table |", ""], write=True)
     training.conclude("unwritten", Amount(6, 4, 10), "hardware", lambda: ["| table |", ""], write=False)

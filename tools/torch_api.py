@@ -165,7 +165,7 @@ def wheel_url(release: str) -> str:
     with urlopen(INDEX, timeout=60) as answer:
         page = answer.read().decode()
     pattern = rf'href="([^"]+)"[^>]*>\s*torch-{re.escape(release)}-cp312-cp312-\w*x86_64\.whl'
-    return urljoin(INDEX, html.unescape(re.search(pattern, page)[1]))  # type: ignore[index]
+    return urljoin(INDEX, html.unescape(re.search(pattern, page)[1]))  # type: ignore[index]  # a release without such a wheel is an error
 
 
 class Remote(io.RawIOBase):
@@ -189,7 +189,7 @@ class Remote(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # only called by BufferedReader
         end = min(self._at + len(buffer), self._size)
         if end <= self._at:
             return 0

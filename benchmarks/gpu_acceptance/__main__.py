@@ -182,7 +182,7 @@ def _load(*, tiny: bool = True) -> None:
         from launch_train.trainer import train  # noqa: F401 - the rows' processes are forked from this one
 
         if tiny:  # on a GPU machine it might initialise CUDA
-            import torch._dynamo  # noqa: F401
+            import torch._dynamo  # noqa: F401 - as above
     except Exception as error:  # noqa: BLE001 - the rows that need it report it
         print(f"preloading failed: {type(error).__name__}: {error}", flush=True)
 
@@ -249,7 +249,7 @@ def fitting(waiting: Sequence[Task], left: float, jobs: int) -> list[Task]:
 
 
 def _is_due(session: Session, task: Task, *, retry: bool) -> bool:
-    """Return whether a row is missing, or failed and is to be repeated."""
+    """Return whether a row is missing, or failed and must be repeated."""
     row = session.rows.get(task.key)
     return row is None or (retry and row["status"] == "failed" and row["try"] == 1)
 

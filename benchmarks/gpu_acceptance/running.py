@@ -112,7 +112,7 @@ def _forked(task: Task, place: Place) -> int:
     with (place.folder / PRINTED).open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115 - open until the process ends
     code = 1
     try:
         os.chdir(place.folder)

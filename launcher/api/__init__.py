@@ -1,4 +1,4 @@
-"""launch from Python, for notebooks, Airflow and tests (docs/python.md).
+"""The Python API of launch, for notebooks, Airflow and tests (docs/python.md).
 
     from launcher import api
 

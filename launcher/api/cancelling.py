@@ -1,4 +1,4 @@
-"""Cancel a run: its active jobs, what ended jobs left, and the next attempt."""
+"""Cancel a run: its active jobs, its next attempt, and resources that ended jobs left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Cancellation(Struct, frozen=True, kw_only=True):
-    """How a run was cancelled."""
+    """The result of cancelling a run."""
 
     run: str
     jobs: tuple[Job, ...]
@@ -34,7 +34,7 @@ class Cancellation(Struct, frozen=True, kw_only=True):
     only_blocked: bool = False
     """True: no job was active, and the next attempt was blocked."""
     errors: tuple[LaunchError, ...] = ()
-    """What failed, for jobs that may still run or cost money."""
+    """Failures, because of which jobs may still run or cost money."""
 
 
 def cancel_run(cloud: CloudContext, found: FoundRun, say: Callable[[str], None]) -> Cancellation:
@@ -65,7 +65,7 @@ def cancel_run(cloud: CloudContext, found: FoundRun, say: Callable[[str], None])
 def cancel_jobs(
     service: Services, clock: Clock, active: Sequence[Job], say: Callable[[str], None]
 ) -> tuple[list[Job], list[LaunchError]]:
-    """Cancel all jobs, also after a failure; return those that ended, and the errors."""
+    """Cancel all jobs, even if one fails; return those that ended, and the errors."""
 
     ended: list[Job] = []
     errors: list[LaunchError] = []
@@ -82,7 +82,7 @@ def cancel_jobs(
 
 
 def record_end(cloud: CloudContext, job: Job, say: Callable[[str], None]) -> None:
-    """Record in the run's folder how the attempt ended; no later launch may do it."""
+    """Record in the run's folder how the attempt ended: there may be no later launch that would."""
 
     if not (folder := request.run_folder(job.request)):
         return
@@ -96,7 +96,7 @@ def record_end(cloud: CloudContext, job: Job, say: Callable[[str], None]) -> Non
 
 
 def release_ended(service: Services, over: Sequence[Job]) -> list[LaunchError]:
-    """Delete what ended jobs left, such as a stopped VM; return the errors."""
+    """Delete what ended jobs left behind, such as a stopped VM; return the errors."""
     errors: list[LaunchError] = []
     for job in over:
         try:

@@ -23,9 +23,9 @@ from launcher.workspace.code_files import CodeCache
 from launcher.workspace.listing import NEVER, is_run_folder
 
 STAND_IN: Final = "unset-project"
-"""The project of a plan where none is set."""
+"""Project ID used if none is set."""
 SPEC: Final = re.compile(rb"""^["']?machine["']?\s*:""", re.MULTILINE)
-"""The one section that every spec has, in a file that need not be valid YAML."""
+"""Matches the section that every spec has, even in a file that is not valid YAML."""
 POSITION: Final = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+): ")
 FIELD: Final = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 
@@ -53,10 +53,10 @@ class CheckedSpec(Struct, frozen=True, kw_only=True):
 
 
 class FoundSpecs(Struct, frozen=True, kw_only=True):
-    """The spec files that arguments name, and the other YAML files of their folders."""
+    """The spec files that the arguments name, and the YAML files in the same folders that are not specs."""
 
     specs: tuple[Path, ...]
-    others: tuple[Path, ...] = ()
+    other_files: tuple[Path, ...] = ()
 
 
 def find_specs(paths: Sequence[Path]) -> FoundSpecs:
@@ -74,7 +74,7 @@ def find_specs(paths: Sequence[Path]) -> FoundSpecs:
         raise UsageError(
             f"no spec found in {', '.join(map(str, paths))}", "Name spec files or a folder: launch check job_specs/"
         )
-    return FoundSpecs(specs=tuple(specs), others=tuple(file for file in others if file not in specs))
+    return FoundSpecs(specs=tuple(specs), other_files=tuple(file for file in others if file not in specs))
 
 
 def yaml_files(folder: Path) -> Iterator[Path]:
@@ -95,7 +95,7 @@ def is_generated(folder: str) -> bool:
 
 
 def is_spec(file: Path) -> bool:
-    """Return whether a YAML file is meant as a spec; a file that can't be read counts as one, so it is reported."""
+    """Return whether a YAML file is meant as a spec. An unreadable file counts as one, so that it is reported."""
     try:
         return SPEC.search(file.read_bytes()) is not None
     except OSError:
@@ -133,8 +133,8 @@ def check_spec(path: Path, target: Target | None, project: str | None, cache: Co
 
 
 def target_of(spec: JobSpec) -> Target:
-    """Return what a spec is written for: local if its output is a folder on this machine, vm if it has settings that
-    only VMs have, else vertex."""
+    """Return the target of a spec: local if its output is a folder on this machine, vm if it has settings that only VMs
+    have, else vertex."""
     if spec.output and not spec.output.startswith("gs://"):
         return "local"
     of_vms = spec.vm != Vm() or spec.zones or spec.machine.local_ssds or spec.identity.subnetwork
@@ -173,12 +173,12 @@ def check_target(located: Located, path: Path, target: Target, project: str | No
 
 
 def is_program(spec: JobSpec) -> bool:
-    """Return whether a spec has something to run; other specs for VMs are for VMs to work on."""
+    """Return whether a spec has a program to run. A spec for VMs without one is for workplace VMs."""
     return spec.run != Run() or bool(spec.output or spec.secrets)
 
 
 def has_no_region(inputs: Inputs) -> bool:
-    """Return whether neither the spec nor gcloud names a region; a launch from here would be refused."""
+    """Return whether neither the spec nor gcloud sets a region, so that a launch from here would be refused."""
     spec, context = inputs.spec, inputs.context
     return context.target != "local" and spec.regions is None and not (spec.zones or context.default_regions)
 
@@ -194,7 +194,7 @@ def problems_of(error: LaunchError, source: str) -> Iterator[Finding]:
 
 
 def warning(text: str, located: Located) -> Finding:
-    """Return a warning with its position: at its start, or that of the field at its start."""
+    """Return a warning with its position. The text begins with the position, or with a field, whose position counts."""
     file, line, rest = split(text, located.source)
     if line is None and (field := FIELD.match(text)):
         file, line, _ = split(f"{located.place(field[0])}: ", located.source)

@@ -15,8 +15,9 @@ from launcher.plan.model import Content, Plan
 from launcher.text import plural, size_text
 
 MUCH: Final = 1_000_000
-"""Bytes of growth that are reported."""
+"""Growth in bytes from which on it is reported."""
 MOST_NAMED: Final = 3
+"""Files that the message names."""
 
 
 def grown_since(name: str, output: str, files: Sequence[File], content: Content) -> str:
@@ -24,13 +25,15 @@ def grown_since(name: str, output: str, files: Sequence[File], content: Content)
 
     `output` is a folder with local runs. The named files are newer than that run's plan.
     """
-    for path in sorted(Path(output).glob(f"{glob.escape(name)}-*/{contract.PLAN}"), key=modified, reverse=True):
+    for path in sorted(
+        Path(output).glob(f"{glob.escape(name)}-*/{contract.PLAN}"), key=modification_time, reverse=True
+    ):
         plan = stored_plan(path)
         if plan is None or plan.image is None or plan.spec.get("name") != name:
             continue
         if content.size - plan.image.size < MUCH:
             return ""
-        newer = [file for file in files if file.link is None and modified(file.path) > modified(path)]
+        newer = [file for file in files if file.link is None and modification_time(file.path) > modification_time(path)]
         sizes = {file.name: file.path.stat().st_size for file in newer}
         largest = sorted(sizes, key=lambda one: -sizes[one])[:MOST_NAMED]
         before = f"{size_text(plan.image.size)} in {plural(plan.image.files, 'file')}"
@@ -39,8 +42,8 @@ def grown_since(name: str, output: str, files: Sequence[File], content: Content)
     return ""
 
 
-def modified(path: Path) -> float:
-    """Return when a file was written, in Unix seconds; 0: unknown."""
+def modification_time(path: Path) -> float:
+    """Return a file's modification time in Unix seconds; 0: unknown."""
     with suppress(OSError):
         return path.stat().st_mtime
     return 0.0

@@ -1,4 +1,4 @@
-"""Compare specs, with their code, with those of a git commit: what changes in the requests and the costs."""
+"""Compare specs and their code with those of a git commit: changes of the requests and the costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal["new", "removed", "changed", "unchanged"]
 
 
 class SpecChange(Struct, frozen=True, kw_only=True):
-    """A spec of the working tree, of the commit, or of both."""
+    """A spec that exists in the working tree, in the commit, or in both."""
 
     path: str
     """Relative to the repository; of a removed spec, its former path."""
@@ -49,11 +49,11 @@ def compare_specs(
         former = [copy / relative(path, top) for path in paths]
         there = [path for path in former if path.exists()]
         here = [path for path, old in zip(paths, former, strict=True) if path.exists() or not old.exists()]
-        before = by_path(find_specs(there).specs if there else (), copy, target, project)
-        after = by_path(find_specs(here).specs if here else (), top, target, project)
+        before = check_by_path(find_specs(there).specs if there else (), copy, target, project)
+        after = check_by_path(find_specs(here).specs if here else (), top, target, project)
     if not before and not after:
         raise UsageError(f"no spec found in {', '.join(map(str, paths))}", "Name spec files or a folder.")
-    return changes(before, after)
+    return pair_and_compare(before, after)
 
 
 def checkout_of(paths: Sequence[Path]) -> Path:
@@ -72,8 +72,10 @@ def relative(path: Path, top: Path) -> str:
     return real.relative_to(top).as_posix()
 
 
-def by_path(specs: Iterable[Path], top: Path, target: Target | None, project: str | None) -> dict[str, CheckedSpec]:
-    """Check specs and return them by their path in the repository; findings have such paths too."""
+def check_by_path(
+    specs: Iterable[Path], top: Path, target: Target | None, project: str | None
+) -> dict[str, CheckedSpec]:
+    """Check specs and return the results by path. All paths, also in findings, are relative to the repository."""
     inside = [relative(path, top) for path in specs]
 
     def shown(text: str) -> str:
@@ -84,7 +86,7 @@ def by_path(specs: Iterable[Path], top: Path, target: Target | None, project: st
 
 
 def with_paths(one: CheckedSpec, path: str, shown: Callable[[str], str]) -> CheckedSpec:
-    """Return a result with the spec's path in the repository, and texts by `shown`."""
+    """Return a result with the spec's path in the repository, and with `shown` applied to its texts."""
 
     def finding(found: Finding) -> Finding:
         return replace(found, file=shown(found.file), text=shown(found.text), hint=shown(found.hint))
@@ -94,31 +96,33 @@ def with_paths(one: CheckedSpec, path: str, shown: Callable[[str], str]) -> Chec
     )
 
 
-def changes(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> list[SpecChange]:
-    """Pair the specs of both sides, by path and then by name, and compare them. In the order of the working tree; the
-    removed ones follow."""
-    renamed = renames(before, after)
+def pair_and_compare(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> list[SpecChange]:
+    """Pair the specs of both sides, by path and then by name, and compare them. The order is that of the working tree;
+    removed specs follow."""
+    renamed = find_renames(before, after)
     found = []
     for path, now in after.items():
         was = before.get(renamed.get(path, path))
         found.append(
-            compared(path, was, now, renamed.get(path, "")) if was else SpecChange(path=path, kind="new", after=now)
+            compare_versions(path, was, now, renamed.get(path, ""))
+            if was
+            else SpecChange(path=path, kind="new", after=now)
         )
     gone = [path for path in before if path not in after and path not in renamed.values()]
     return [*found, *(SpecChange(path=path, kind="removed", before=before[path]) for path in gone)]
 
 
-def renames(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> dict[str, str]:
-    """Return new path -> former path: of a new and a removed spec that alone have the same `name`."""
+def find_renames(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> dict[str, str]:
+    """Return new path -> former path for each `name` that exactly one new and one removed spec have."""
     old, new = (
-        {name: paths[0] for name, paths in by_name(one, other).items() if len(paths) == 1}
+        {name: paths[0] for name, paths in paths_by_name(one, other).items() if len(paths) == 1}
         for one, other in ((before, after), (after, before))
     )
     return {new[name]: old[name] for name in new if name in old}
 
 
-def by_name(specs: Mapping[str, CheckedSpec], others: Mapping[str, CheckedSpec]) -> dict[str, list[str]]:
-    """Return the name of each spec that the other side lacks -> its paths."""
+def paths_by_name(specs: Mapping[str, CheckedSpec], others: Mapping[str, CheckedSpec]) -> dict[str, list[str]]:
+    """Return name -> paths of the specs whose path the other side lacks."""
     found: dict[str, list[str]] = {}
     for path, one in specs.items():
         if path not in others and one.plan:
@@ -126,7 +130,7 @@ def by_name(specs: Mapping[str, CheckedSpec], others: Mapping[str, CheckedSpec])
     return found
 
 
-def compared(path: str, before: CheckedSpec, after: CheckedSpec, renamed_from: str) -> SpecChange:
+def compare_versions(path: str, before: CheckedSpec, after: CheckedSpec, renamed_from: str) -> SpecChange:
     """Compare both versions of a spec."""
     both = compare_plans(before.plan, after.plan) if before.plan and after.plan else PlanChanges()
     refusals = (before.problems, after.problems)

@@ -1,4 +1,4 @@
-"""The rule that a run that could cost more than $100 needs a limit by the user, or a confirmation."""
+"""The rule that a run that could cost more than $100 needs a limit set by the user, or a confirmation."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ def is_limited(inputs: Inputs) -> bool:
 
 
 def is_limited_plan(made: Plan) -> bool:
-    """Return the same of a stored plan. Settings files do not apply to it; it does not say which file its spec was, so
-    the built-in one is known by its name and hours."""
+    """Return whether the user limited the cost of a stored plan. Settings files do not apply to it.
+
+    The plan does not record its spec's path, so the built-in spec is recognised by its name and hours.
+    """
     limits = made.spec.get("limits", {})
     own = read(built_in(made.target, training=True))
     is_own = (made.spec.get("name"), limits.get("hours")) == (own.name, own.limits.hours)
     return made.limits.usd is not None or (limits.get("hours") is not None and not is_own)
 
 
-def is_dear(made: Plan) -> bool:
+def is_expensive(made: Plan) -> bool:
     """Return whether a plan could cost more than $100, or has no upper bound."""
     return made.limits.usd_at_most is None or made.limits.usd_at_most > ASK_USD
 
@@ -46,8 +48,8 @@ def could_cost(made: Plan) -> str:
     return f"could cost {usd_text(most)}" if most is not None else "has no upper bound on its cost"
 
 
-def unlimited(made: Plan) -> str:
-    """Return why a dear plan without a limit needs a confirmation."""
+def missing_limit(made: Plan) -> str:
+    """Return why an expensive plan without a limit needs a confirmation."""
     old = old_prices(made)
     return "neither limits.usd nor limits.hours is set" + (f"; estimated at {old}" if old else "")
 
@@ -60,12 +62,12 @@ def old_prices(made: Plan) -> str:
 
 
 def check_limit(made: Plan, *, limited: bool) -> None:
-    """Check that a plan that is submitted from Python is cheap, or has a limit. Raises UsageError."""
-    if not is_dear(made) or limited:
+    """Check that a plan submitted from Python could cost at most $100, or has a limit. Raises UsageError."""
+    if not is_expensive(made) or limited:
         return
     most = made.limits.usd_at_most
     usd = f'changes={{"limits.usd": {math.ceil(most)}}}' if most is not None else 'changes={"limits.hours": H}'
     raise UsageError(
-        f"this run {could_cost(made)}: {unlimited(made)}",
+        f"this run {could_cost(made)}: {missing_limit(made)}",
         f"Set a limit: api.plan(…, {usd}); or api.submit(…, yes=True)",
     )

@@ -1,4 +1,4 @@
-"""Estimate a run from its spec: by formula, or for another model by building it in a process of its own."""
+"""Estimate a run from its spec: with formulas or, for a custom model, by building it in a separate process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from launcher.plan.memory.sizes import sizes_of
 from launcher.spec.models import JobSpec
 
 NO_TORCH = 'no formula for this model, and measuring it needs PyTorch here: pip install "gcp-launch[train]"'
-MEASURED = "measured on fake tensors; an RNN or another kernel of its own may keep more"
+MEASURED = "measured on fake tensors; an RNN or a custom kernel may keep more"
 
 
-def estimated(inputs: Inputs) -> Estimate:
+def estimate_spec(inputs: Inputs) -> Estimate:
     """Return the estimate of a spec. Raises PlanRefused or UsageError."""
     with inputs.located.naming_places():
         measured, note = measured_sizes(inputs.spec, inputs.code)

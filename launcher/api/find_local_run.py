@@ -16,13 +16,13 @@ from launcher.errors import UsageError
 RUNS = "runs"
 """The default output of `launch local`, in the current folder."""
 HIDDEN = "."
-"""Prefix of folders that are no runs, such as one that is being deleted."""
+"""Prefix of folders that are not runs, such as a run that is being deleted."""
 SHOWN = 10
-"""Most runs that an error lists."""
+"""Maximum number of runs that an error lists."""
 
 
 class LocalRun(Struct, frozen=True):
-    """A run folder on this machine, by its full path."""
+    """A run folder on this machine; the path is absolute."""
 
     folder: Path
 
@@ -50,9 +50,9 @@ def named_runs(name: str) -> tuple[LocalRun, ...]:
 
 
 def no_run_folder(path: Path) -> tuple[str, str]:
-    """Return the problem and the hint for a path that is not a run folder."""
+    """Return the error text and the hint for a path that is not a run folder."""
     inside = runs_below(path) or runs_below(path.parent)
-    problem = f"{path} is not a run folder" if is_there(path) else f"folder {path} does not exist"
+    problem = f"{path} is not a run folder" if path_exists(path) else f"folder {path} does not exist"
     if not inside:
         return problem, "Name a run folder (OUTPUT/RUN), or a run: launch runs lists the runs."
     return problem, f"Name one of these runs:\n{listed(inside)}"
@@ -65,10 +65,10 @@ def is_named(run: str, text: str) -> bool:
 
 def is_run_folder(path: Path) -> bool:
     """Return whether a folder has attempts, metrics or a plan."""
-    return any(is_there(path / name) for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
+    return any(path_exists(path / name) for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
 
 
-def is_there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Return whether a path exists; False for text that is too long for a path."""
     return os.path.exists(path)  # noqa: PTH110 -- Path.exists raises on such a name
 
@@ -108,7 +108,7 @@ def shown(run: LocalRun) -> str:
 
 
 def here_instead(text: str) -> str:
-    """Return the hint for a command that only takes runs in the cloud, if `text` is a run on this machine."""
+    """Return a hint that `text` is a run on this machine, for commands that only take runs in the cloud; else empty."""
     try:
         found = exact_run(text) or next(iter(named_runs(text)), None)
     except UsageError:

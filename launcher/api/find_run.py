@@ -68,7 +68,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
         wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
     listing = find_jobs(cloud, wanted, list(dict.fromkeys(regions)))
     exact = RESOURCE.fullmatch(text) is not None
-    runs = tuple(run for run in grouped(listing.jobs) if exact or matches(run, text))
+    runs = tuple(run for run in grouped(listing.jobs) if exact or has_name(run, text))
     if not runs and (kept := in_default_folder(cloud, text)):
         return (kept,)
     if not runs and listing.unread:
@@ -90,8 +90,8 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
 
 
 def all_runs(cloud: CloudContext, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
-    """Return all of launch's runs, newest first: those in `regions` (default: where Vertex AI has GPUs), and those on
-    VMs, in all zones without `regions`. Raises LaunchError: no region could be read."""
+    """Return all of launch's runs, newest first: on Vertex AI those in `regions` (default: all with GPUs), on VMs those
+    in `regions` (default: all zones). Raises LaunchError: no region could be read."""
     places = searched(regions) if regions else catalog.load().gpu_regions
     return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs)
 
@@ -100,7 +100,7 @@ def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str], *, all_
     """Return the jobs in these regions, on Vertex AI and on VMs (`all_vms`: in all zones); report what could not be
     read.
 
-    Raises LaunchError: nothing could be read.
+    Raises LaunchError: no region could be read.
     """
     from launcher.backend.base import Listing
 
@@ -191,7 +191,7 @@ def grouped(jobs: Sequence[Job]) -> tuple[FoundRun, ...]:
     return tuple(FoundRun(id=name, jobs=tuple(found)) for name, found in runs.items())
 
 
-def matches(run: FoundRun, text: str) -> bool:
+def has_name(run: FoundRun, text: str) -> bool:
     """Return whether `text` is the run's ID or name, or the number of one of its jobs."""
     return find_local_run.is_named(run.id, text) or any(job.id == text for job in run.jobs)
 

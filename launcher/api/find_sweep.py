@@ -29,9 +29,9 @@ class FoundSweep(Struct, frozen=True, kw_only=True):
 
     name: str
     runs: tuple[FoundRun, ...]
-    """Those with jobs. The others have none yet, or their jobs are gone."""
+    """The runs with jobs. Other points have no job yet, or their jobs were deleted."""
     folders: dict[str, str]
-    """The folder of each run by its ID, also of runs without jobs."""
+    """Run ID -> folder, also for runs without jobs."""
     output: str = ""
     """The folder of the run folders; empty: unknown."""
 
@@ -42,8 +42,8 @@ def local_points(name: str) -> tuple[LocalRun, ...]:
 
 
 def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundSweep | None:
-    """Return a sweep by its name; None: no job and no record in the default output has it. Raises LaunchError: no
-    region can be read."""
+    """Return a sweep by its name; None: neither a job nor a record in the default output has that name. Raises
+    LaunchError: no region can be read."""
     listing = find_jobs(cloud, f'labels.{SWEEP_LABEL}="{name}"', regions)
     unread = tuple(listing.unread)
     runs = tuple(

@@ -33,7 +33,7 @@ from launcher.workspace.user_settings import read_user_settings
 STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
 """The startup script of every VM."""
 MOUNT_SCRIPT = STARTUP.with_name("mounts.sh")
-"""The part of it that only jobs with mounts need."""
+"""The part of the startup script that only jobs with mounts need."""
 
 PROJECT_ID = re.compile(r"(([-a-z0-9]{1,63}\.)*([a-z]([-a-z0-9]{0,61}[a-z0-9])?):)?[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """What gcloud accepts as core/project (Google Cloud SDK 528.0.0, core/properties.py: _VALID_PROJECT_REGEX)."""
@@ -51,12 +51,12 @@ class Inputs(NamedTuple):
 
 
 class AppliedSettings(NamedTuple):
-    """The settings files of a spec, and what they set."""
+    """The settings files of a spec, and the fields that they set."""
 
     files: tuple[Settings, ...] = ()
     """The launch.yaml beside the spec, then the user's own file."""
     origins: tuple[Origin, ...] = ()
-    """The fields of the spec that are theirs."""
+    """The fields of the spec that settings files have set, each with its `file:line`."""
 
     def with_project(self, target: Target, named: str | None) -> AppliedSettings:
         """Return the settings with the origin of the project, if one of the files names it."""

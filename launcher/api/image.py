@@ -1,4 +1,4 @@
-"""The image of a spec: what it will contain, and its labels."""
+"""The image of a spec: its content and its labels."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ def create(job: Wanted, say: Callable[[str], None]) -> None:
 
 
 def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Compare an image that launch did not build, image.uri or a base with its own PyTorch, with the machine, before
-    anything is sent. What can't be read is unknown, and refuses nothing. Raises PlanRefused."""
+    """Check that an image that launch did not build (image.uri, or a base with its own PyTorch) fits the machine.
+
+    Content that can't be read is not a reason to refuse the plan. Raises PlanRefused.
+    """
     from launcher.catalog import load
     from launcher.images.inspect import contents
     from launcher.images.registry import Registry, parse

@@ -43,9 +43,9 @@ class CloudJobView:
         self._progress = ProgressReader(folder, job, attempt=number or 1, clock=clock) if folder else None
 
     @property
-    def recent(self) -> tuple[Record, ...]:
+    def newest_rows(self) -> tuple[Record, ...]:
         """Return the newest rows of metrics, oldest first."""
-        return self._progress.recent if self._progress else ()
+        return self._progress.newest_rows if self._progress else ()
 
     def job(self) -> Job:
         """Return the job's current state."""

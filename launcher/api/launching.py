@@ -215,7 +215,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
     """Return the change with which the plan may resume its run: another machine or place, more steps, or settings that
     alter no past step. Return None if there is nothing to resume, or if the submission must refuse the change.
 
-    What the run had comes from its newest job. With these settings the spec must have the run's identity: then nothing
+    The run's earlier settings come from its newest job. With them, the spec must have the run's identity: then nothing
     else has changed.
     """
     jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None)).jobs
@@ -238,7 +238,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
         return None  # its job is followed where it is
     places = [(had.machine_type, had.provisioning, jobs[0].place)] if jobs else places_of(stored.plan) if stored else []
     computed = request.differences(before, made.attempts[0].request)
-    return AllowedChange(identity=identity, lines=(*computed, *moves(places, made)))
+    return AllowedChange(identity=identity, lines=(*computed, *placement_changes(places, made)))
 
 
 def places_of(made: Plan) -> list[tuple[str, str, str]]:
@@ -246,9 +246,9 @@ def places_of(made: Plan) -> list[tuple[str, str, str]]:
     return [(one.machine_type, one.provisioning, one.where) for one in made.attempts]
 
 
-def moves(before: Sequence[tuple[str, str, str]], made: Plan) -> Iterator[str]:
-    """Yield a line for the machine type, the provisioning model and the place, if no attempt of the plan has the one
-    before: `provisioning: spot → standard`."""
+def placement_changes(before: Sequence[tuple[str, str, str]], made: Plan) -> Iterator[str]:
+    """Yield a line for each of machine type, provisioning model and place whose earlier value no attempt of the plan
+    has: `provisioning: spot → standard`."""
     fields = ("machine type", "provisioning", "zone" if made.attempts[0].zone else "region")
     for name, old, new in zip(fields, zip(*before, strict=True), zip(*places_of(made), strict=True), strict=True):
         if not {*old} & {*new}:

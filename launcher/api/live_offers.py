@@ -1,4 +1,4 @@
-"""What a project can get of an offer right now: quotas of VMs and of Vertex AI, and advice on Spot capacity."""
+"""Live data of offers for a project: its quotas of VMs and of Vertex AI, and Google's advice on Spot capacity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VERTEX: Final = "quotas of Vertex AI"
 def live_offers(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[tuple[str, str], LiveOffer]:
     """Return (GPU, region) -> live data of the first offers. Raises as `launcher.compute.live_offers` does."""
     vms_call: Callable[[], Any] = partial(on_compute_engine, compute, catalog, offers)
-    found = together({"vms": vms_call, **calls(compute, catalog, offers)})
+    found = together({"vms": vms_call, **quota_requests(compute, catalog, offers)})
     vms = found.pop("vms")
     if isinstance(vms, LaunchError):
         raise vms
@@ -40,10 +40,10 @@ def live_offers(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> 
     }
 
 
-def calls(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[str, Callable[[], Any]]:
-    """Return the requests to Cloud Quotas: Vertex AI's quotas, and those of VMs that Compute Engine does not show."""
+def quota_requests(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[str, Callable[[], Any]]:
+    """Return the requests to Cloud Quotas by name: Vertex AI's quotas, and VM quotas that Compute Engine lacks."""
     rest, project = Rest(compute.project, compute.environ), f"projects/{compute.project}"
-    ids = {str(quota.id) for one in offers for _, quota in hidden(catalog, one)}
+    ids = {str(quota.id) for one in offers for _, quota in models_only_in_cloud_quotas(catalog, one)}
     return tolerant(
         {
             VERTEX: partial(read_quotas, rest, project),
@@ -52,8 +52,8 @@ def calls(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[s
     )
 
 
-def hidden(catalog: Catalog, offer: Offer) -> Iterator[tuple[str, Quota]]:
-    """Yield the provisioning models whose quota for VMs only Cloud Quotas shows, with the quota."""
+def models_only_in_cloud_quotas(catalog: Catalog, offer: Offer) -> Iterator[tuple[str, Quota]]:
+    """Yield each provisioning model whose VM quota only Cloud Quotas shows, with that quota."""
     for model in offer.prices:
         quota = catalog.quota(offer.machines[0], "compute", model)
         if quota and quota.id and (quota.dims or not quota.metric):
@@ -64,7 +64,7 @@ def with_quotas(found: LiveOffer, catalog: Catalog, offer: Offer, answers: Mappi
     """Return an offer's live data with the quotas in these answers."""
     region, problems = str(offer.region), list(found.problems)
     quotas = dict(found.quotas)
-    for model, quota in hidden(catalog, offer):
+    for model, quota in models_only_in_cloud_quotas(catalog, offer):
         info = answers[str(quota.id)]
         if isinstance(info, LaunchError):
             problems.append(f"{quota.id}: {words(info.problem, 160)}")
@@ -75,13 +75,14 @@ def with_quotas(found: LiveOffer, catalog: Catalog, offer: Offer, answers: Mappi
         problems.append(f"{VERTEX}: {words(known.problem, 160)}")
         known = {"quotas": {}, "usage": None}
     vertex = {
-        model: vertex_use(known, catalog.quota(offer.machines[0], "vertex", model), region) for model in offer.prices
+        model: vertex_quota_use(known, catalog.quota(offer.machines[0], "vertex", model), region)
+        for model in offer.prices
     }
     return replace(found, quotas=quotas, vertex_quotas=vertex, problems=tuple(dict.fromkeys(problems)))
 
 
-def vertex_use(known: Mapping[str, Any], quota: Quota | None, region: str) -> QuotaUse | None:
-    """Return the limit and use of a quota of Vertex AI; None: unknown."""
+def vertex_quota_use(known: Mapping[str, Any], quota: Quota | None, region: str) -> QuotaUse | None:
+    """Return the limit and the use of a Vertex AI quota; None: unknown."""
     if quota is None:
         return None
     for metric, info in known["quotas"].items():

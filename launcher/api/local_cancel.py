@@ -1,7 +1,7 @@
-"""Cancel a run on this machine, through a file in its folder: its `launch local` sees it and stops the processes.
+"""Cancel a run on this machine through a file in its folder, which makes its `launch local` stop the processes.
 
-No signal is sent from here: a number of a process that was recorded may be another's by now, and the run may be on
-another machine with the same disk.
+No signal is sent from here: a recorded process ID may belong to another process by now, and the run may be on another
+machine that shares the disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 0.5
 STOP_SECONDS: Final = 60.0
-"""Time in which a cancelled run ends: its processes get 30 s to save (rehearsal.supervisor)."""
+"""Time limit for a cancelled run to end: its processes get 30 s to save (rehearsal.supervisor)."""
 
 
 def cancel_local(run: LocalRun, clock: Clock) -> bool:
@@ -60,7 +60,7 @@ def request_cancel(storage: Storage) -> None:
 
 @contextmanager
 def stopped_by_cancel(storage: Storage | None, attempt: int) -> Iterator[threading.Event]:
-    """Send this process SIGTERM, once, when the attempt in a local run folder is cancelled; yields whether it was."""
+    """Send this process SIGTERM, once, when the attempt in a local run folder is cancelled. The event is then set."""
     cancelled, done = threading.Event(), threading.Event()
 
     def watch(path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Read what a run folder on this machine says of its run, from a few small files: a list has a thousand of them.
+"""Read the state of runs on this machine from a few small files of each run folder: a list may have a thousand runs.
 
-Standard library and msgspec only, and no metrics file is read whole. A file that is damaged costs its run a `problem`,
-never the list.
+Standard library and msgspec only, and no metrics file is read whole. A damaged file gives its run a `problem` and does
+not affect the others.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 LOCK: Final = re.compile(r"(\d{4,})\.json")
 TAIL_BYTES: Final = 16_384
-"""Read from the end of the newest part of the metrics."""
+"""Bytes read from the end of a part of the metrics, where its newest row is."""
 HEAD_BYTES: Final = 16_384
-"""Read from the start of a start's first part: the event with its number of steps."""
+"""Bytes read from the beginning of a start's first part: the `start` event has the number of steps."""
 PARTS: Final = 3
-"""The newest parts in which a row is looked for: the last one may have events alone."""
+"""Number of newest parts that are searched for a row: the last one may contain only events."""
 
 
 class SpecLabels(Struct, frozen=True):
@@ -41,30 +41,30 @@ class SpecLabels(Struct, frozen=True):
 
 
 class PlanLabels(Struct, frozen=True):
-    """The labels in a plan, and nothing else of it."""
+    """The part of a plan that has the labels."""
 
     spec: SpecLabels = SpecLabels()
 
 
 class LocalRecord(Struct, frozen=True, kw_only=True):
-    """A run folder on this machine. Times are Unix seconds of this machine's clock; None: unknown."""
+    """The state of a run folder on this machine. Times are Unix seconds by this machine's clock; None: unknown."""
 
     folder: Path
     state: str
     """RUNNING, SUCCEEDED, FAILED, CANCELLED, INTERRUPTED or UNKNOWN."""
     attempts: int = 0
     created: float | None = None
-    """When the first attempt began."""
+    """Start of the first attempt."""
     started: float | None = None
-    """When the newest attempt began; without attempts, the folder's time."""
+    """Start of the newest attempt; without attempts, the folder's modification time."""
     end: End | None = None
     """How the newest attempt ended; None: it is running, or its end was not recorded."""
     facts: Mapping[str, Any] = {}
-    """The lock of the newest attempt."""
+    """The content of the newest attempt's lock."""
     labels: Mapping[str, str] = {}
     progress: Progress | None = None
     user: int = -1
-    """The number of the user who owns the folder."""
+    """The folder owner's user ID (uid)."""
     problem: str = ""
     """Why the folder could not be read completely."""
 
@@ -75,7 +75,7 @@ class LocalRecord(Struct, frozen=True, kw_only=True):
 
 
 def read_records(folder: Path) -> tuple[LocalRecord, ...]:
-    """Return the runs in a folder, in no order. A folder that does not exist has none."""
+    """Return the runs in a folder, unsorted; none if the folder does not exist."""
     try:
         paths = [Path(one.path) for one in os.scandir(folder) if not one.name.startswith(HIDDEN)]
     except OSError:
@@ -85,7 +85,7 @@ def read_records(folder: Path) -> tuple[LocalRecord, ...]:
 
 
 def read_record(folder: Path) -> LocalRecord | None:
-    """Return what a run folder says, with a `problem` if it is unreadable; None: it has just been deleted."""
+    """Return the state of a run, with a `problem` if its folder is unreadable; None: it has just been deleted."""
     try:
         return read_files(folder)
     except Exception as error:  # noqa: BLE001 - whatever a damaged folder holds, it must not cost the list
@@ -105,7 +105,7 @@ def read_record(folder: Path) -> LocalRecord | None:
 
 
 def read_files(folder: Path) -> LocalRecord:
-    """Return what a run folder says. Raises OSError and ValueError: a file is unreadable."""
+    """Return the state of a run. Raises OSError and ValueError: a file is unreadable."""
     numbers = [int(found[1]) for name in names_in(folder / contract.ATTEMPTS) if (found := LOCK.fullmatch(name))]
     last = max(numbers, default=0)
     facts = read_json(folder, contract.attempt_lock(last), dict[str, Any]) if last else {}
@@ -137,7 +137,7 @@ def labels_of(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Return the progress by the newest rows; None: no row yet."""
+    """Return the progress according to the newest row; None: no row yet."""
     names = sorted(names_in(folder / contract.METRICS))  # zero-padded numbers, in the order of writing
     parts = ((found, name) for name in reversed(names) if (found := contract.PART.match(f"{contract.METRICS}/{name}")))
     for found, name in islice(parts, PARTS):
@@ -153,7 +153,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def last_lines(path: Path) -> list[bytes]:
-    """Return the last lines of a file."""
+    """Return the complete lines in the last TAIL_BYTES of a file."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - TAIL_BYTES))
@@ -162,13 +162,13 @@ def last_lines(path: Path) -> list[bytes]:
 
 
 def first_bytes(path: Path) -> bytes:
-    """Return the start of a file."""
+    """Return the first HEAD_BYTES of a file."""
     with path.open("rb") as file:
         return file.read(HEAD_BYTES)
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder; none if it does not exist."""
+    """Return the file names in a folder; none if it does not exist."""
     try:
         return os.listdir(folder)  # noqa: PTH208 -- names alone, of tens of thousands of parts
     except FileNotFoundError:
@@ -186,6 +186,6 @@ def read_json(folder: Path, name: str, kind: type[T]) -> T | None:
 
 
 def time_of(facts: Mapping[str, Any] | None) -> float | None:
-    """Return when an attempt began, or None if its lock has no valid time."""
+    """Return the start of an attempt in Unix seconds; None if its lock has no valid time."""
     value = (facts or {}).get("time")
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

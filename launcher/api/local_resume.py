@@ -1,4 +1,4 @@
-"""Continue a local run with another version of its code, and find the run that a changed script would have been."""
+"""Resume a local run with changed code, and suggest that instead of a new run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from launch_train.common import contract
 from launch_train.common.config import is_resumable
 from launcher.api import find_local_run
-from launcher.api.code_growth import modified, stored_plan
+from launcher.api.code_growth import modification_time, stored_plan
 from launcher.api.find_local_run import LocalRun, is_named, runs_below, shown
 from launcher.api.local_records import LocalRecord, read_record
 from launcher.backend import request
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.plan.model import Plan
 
 CANDIDATES: Final = 20
-"""The newest runs that are compared with a plan."""
+"""Number of newest runs that are compared with a plan."""
 NAMED: Final = 2
 """Most changed files that a message names."""
 
@@ -40,16 +40,16 @@ def find_unfinished(made: Plan, files: Sequence[File]) -> str:
         before, record = stored_plan(run.folder / contract.PLAN), read_record(run.folder)
         if before is None or record is None or request.differences(request_of(before), request_of(made)):
             continue
-        return "" if record.state in ("SUCCEEDED", "RUNNING") else offer(run, record, files)
+        return "" if record.state in ("SUCCEEDED", "RUNNING") else resume_hint(run, record, files)
     return ""
 
 
-def offer(run: LocalRun, record: LocalRecord, files: Sequence[File]) -> str:
-    """Return what changed since a run, and how to continue it; empty before its first step."""
+def resume_hint(run: LocalRun, record: LocalRecord, files: Sequence[File]) -> str:
+    """Return which code changed since a run, and the flag that resumes it; empty before its first step."""
     if record.progress is None:
         return ""
-    written = modified(run.folder / contract.PLAN)
-    names = [file.name for file in files if file.link is None and modified(file.path) > written]
+    written = modification_time(run.folder / contract.PLAN)
+    names = [file.name for file in files if file.link is None and modification_time(file.path) > written]
     is_default = run.folder.parent == Path(find_local_run.RUNS).resolve()
     changed = listed(names, NAMED) if names else "the code"
     return (
@@ -64,11 +64,11 @@ def check_repeated(made: Plan, *, is_builtin: bool) -> None:
     folder = made.run_folder or "gs://"
     if not folder.startswith("gs://"):
         fix = f"--resume {made.run} with its newest spec continues it; --new starts a fresh run."
-        changes(made.run, stored_plan(Path(folder) / contract.PLAN), made, is_builtin=is_builtin, fix=fix)
+        changed_settings(made.run, stored_plan(Path(folder) / contract.PLAN), made, is_builtin=is_builtin, fix=fix)
 
 
-def changes(run: str, before: Plan | None, made: Plan, *, is_builtin: bool, fix: str) -> tuple[str, ...]:
-    """Return a line for each setting in which a plan differs from that of the run it resumes; its code may differ too.
+def changed_settings(run: str, before: Plan | None, made: Plan, *, is_builtin: bool, fix: str) -> tuple[str, ...]:
+    """Return a line for each setting in which a plan differs from the plan of the run that it resumes.
 
     Raises UsageError, with `fix`: with these settings the built-in trainer would have computed other steps.
     """

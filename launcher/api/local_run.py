@@ -1,8 +1,8 @@
-"""Run a plan on this machine, in a process of its own.
+"""Run a plan on this machine, in a separate process.
 
-Supervising replicas needs signal handlers and adopts their orphans, which are matters of a whole process: a notebook or
-a task pool has its own. So `launch local` runs the plan's request in a child process, and this module reads what it
-reports (docs/output.md).
+Supervising replicas needs signal handlers and adopts their orphans. Both apply to a whole process, and a notebook or a
+task pool has its own. So a child process, `launch local`, runs the plan's request, and this module parses its output
+(docs/output.md).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class LocalResult(Struct, frozen=True, kw_only=True):
 
     run: str
     seconds: float
-    """Duration of the start that succeeded; an earlier one's, if the run had already succeeded."""
+    """Duration of the start that succeeded, which may be an earlier one."""
     exit_codes: dict[str, int]
-    """By replica."""
+    """Replica -> exit code."""
     folder: str | None
 
     def metrics(self) -> Results | None:
@@ -87,8 +87,8 @@ def run_child(
 ) -> tuple[dict[str, Any], int]:
     """Run a command of launch; return its JSON document and its exit code. Stops it on KeyboardInterrupt.
 
-    `environ` are variables besides this process's. `on_start` gets the process, in a session of its own: who stops it
-    sends one signal, and Ctrl-C in the terminal none.
+    `environ` has variables that are added to this process's. `on_start` gets the process. It has its own session, so
+    that Ctrl-C in the terminal does not reach it and only one signal stops it.
     """
     command = [sys.executable, "-P", "-m", "launcher", *words]
     with (
@@ -118,7 +118,7 @@ def run_child(
 
 @contextmanager
 def stopped_at_last(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Stop the child, and with it the replicas, if the block is left before its end."""
+    """Stop the child, and with it the replicas, if the block is left before the child exits."""
     try:
         yield
     finally:
@@ -130,7 +130,7 @@ def stopped_at_last(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def pass_on(stream: IO[bytes] | None, on_line: OnLine) -> None:
-    """Pass on the lines of stderr: the replicas' and launch's."""
+    """Pass on the lines of stderr, those of the replicas and of launch."""
     for raw in stream or ():
         line = raw.decode(errors="replace").rstrip("\r\n")
         if found := LINE.fullmatch(line):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from launcher.runs.metrics.results import Record
     from launcher.runs.watch.loop import Line, Progress
 
-GONE: Final = "the process of launch local is gone"
+GONE: Final = "the process of launch local no longer exists"
 LIST_SECONDS: Final = 5.0
-"""Between two listings of the metrics: they are files of this machine."""
+"""Interval between two listings of the metrics; short, as they are files on this machine."""
 
 
 class LocalRunView:
@@ -34,9 +34,9 @@ class LocalRunView:
         self._progress = ProgressReader(self._storage, clock=clock, list_interval=LIST_SECONDS)
 
     @property
-    def recent(self) -> tuple[Record, ...]:
+    def newest_rows(self) -> tuple[Record, ...]:
         """Return the newest rows of metrics, oldest first."""
-        return self._progress.recent
+        return self._progress.newest_rows
 
     @property
     def attempt(self) -> int:

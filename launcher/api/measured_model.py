@@ -1,4 +1,4 @@
-"""Build a custom model in a process of its own, with limits of memory and time, and measure it there."""
+"""Build and measure a custom model in a separate process, with limits of memory and time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAM = "launch_train.bench.model_memory"
 
 
 def run_measurement(config: Mapping[str, Any], code: Path | None) -> dict[str, Any]:
-    """Build and run the model in a process with limits of memory and time. Returns its sizes, or `error`."""
+    """Build and run the model in a process with limits of memory and time. Return its sizes, or `error`."""
     package = Path(contract.__file__).parents[2]
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -44,7 +44,7 @@ def run_measurement(config: Mapping[str, Any], code: Path | None) -> dict[str, A
         except subprocess.TimeoutExpired:
             return {"error": f"it was not built and run once within {SECONDS:.0f} s"}
         finally:
-            end(child)
+            kill_group(child)
         if not result.is_file():
             last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")
             return {"error": f"its process ended with exit code {child.returncode}: {last[:200]}"}
@@ -52,8 +52,8 @@ def run_measurement(config: Mapping[str, Any], code: Path | None) -> dict[str, A
         return found
 
 
-def end(child: subprocess.Popen[str]) -> None:
-    """Kill the process with those that it started."""
+def kill_group(child: subprocess.Popen[str]) -> None:
+    """Kill the process and those that it started."""
     import signal
     from contextlib import suppress
 
@@ -63,7 +63,7 @@ def end(child: subprocess.Popen[str]) -> None:
 
 
 def of_measurement(name: str, found: Mapping[str, Any]) -> ModelSizes:
-    """Return the sizes from a measurement. The largest array stands for the gradients that exist beside it: two."""
+    """Return the sizes from a measurement. The largest array counts twice: its gradient exists at the same time."""
     number = max(1, found["blocks"])
 
     def saved_in(kind: str) -> Saved:

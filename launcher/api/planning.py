@@ -20,7 +20,7 @@ from launcher.spec.models import JobSpec
 from launcher.spec.reader import Override
 
 SPEC = "spec"
-"""The position of the values of a spec that is not a file, in errors."""
+"""The position that errors name for the values of a spec that is not a file."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what may not work as intended, a sentence each."""
+        """Return what may not work as intended, one sentence for each."""
         return self.data.warnings
 
     @property

@@ -1,7 +1,7 @@
-"""The price table of a plan: the newer of the shipped one and the one that `launch prices --update` fetched.
+"""The price table of a plan: the shipped one, or a newer one that `launch prices --update` has fetched.
 
-A fetched table is a folder of the user's cache, DATE-DIGEST, which appears in one step. A folder whose content doesn't
-match its name is ignored.
+A fetched table is a folder in the user's cache, DATE-DIGEST, which is created atomically. A folder whose content
+doesn't match its name is ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.catalog import Catalog, PriceTable, tables
 from launcher.errors import LaunchError
 
 OFFLINE: Final = "LAUNCH_OFFLINE"
-"""Set to 1, plans use the shipped prices."""
+"""Environment variable; with the value 1, plans use the shipped prices."""
 OLD_DAYS: Final = 30
 """Age at which prices are called old."""
 TRUE: Final = ("1", "true", "yes", "on")
@@ -61,7 +61,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(base, "launch", "prices") if base else None
 
 
-def store(texts: Mapping[str, str], environ: Mapping[str, str]) -> PriceTable:
+def store_tables(texts: Mapping[str, str], environ: Mapping[str, str]) -> PriceTable:
     """Store new tables (name -> CSV text) in the cache, remove older ones, and return the new one.
 
     Raises LaunchError: the cache cannot be written.
@@ -101,5 +101,5 @@ def age_days(day: str, now: float) -> int:
 
 
 def is_old(day: str, now: float) -> bool:
-    """Return whether prices are older than 30 days; so are prices dated days after this machine's clock."""
+    """Return whether prices are older than 30 days, or dated days after this machine's clock."""
     return not -1 <= age_days(day, now) <= OLD_DAYS

@@ -1,7 +1,7 @@
-"""Delete a run that has ended: its folder with the checkpoints, and in the cloud the record of its jobs.
+"""Delete a run that has ended: its folder with the checkpoints, and in the cloud the records of its jobs.
 
-Checkpoints are the result of paid time. Before anything is deleted, the folder must be shown to be that of the run, and
-the run to have no job that could still write to it.
+Checkpoints are the result of paid time. Nothing is deleted until it is certain that the folder is the run's own, and
+that the run has no job that could still write to it.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 DELETERS: Final = 16
 """Objects deleted in parallel."""
 DELETING: Final = ".tmp-rm-"
-"""Prefix of a local run folder that is being deleted: no list shows it."""
-OURS: Final = frozenset(
+"""Prefix of a local run folder that is being deleted; lists of runs skip it."""
+OWN_NAMES: Final = frozenset(
     {
         *(contract.METRICS, contract.MONITOR, contract.CHECKPOINTS, contract.LOGS, contract.TEXT, contract.PROFILE),
         *(contract.ATTEMPTS, contract.NODES, contract.MACHINES, contract.PLAN, contract.SPEC, contract.REPORT),
         *(contract.TERMINAL, contract.BENCH, contract.PROGRESS, contract.NOTIFIED, "stacks", "wandb", "workdirs"),
     }
 )
-"""What launch writes at the top of a run folder."""
+"""Names of the files and folders that launch creates directly in a run folder."""
 
 
 class Removable(Struct, frozen=True, kw_only=True):
-    """What would be deleted of a run."""
+    """The data of a run that would be deleted."""
 
     run: str
     folder: str
     """Empty: the run has no folder."""
     objects: tuple[str, ...] = ()
-    """Their names, in the order of deletion: what identifies the run comes last."""
+    """Object names in the order of deletion: those that identify the run come last."""
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -55,14 +55,14 @@ class Removable(Struct, frozen=True, kw_only=True):
         return tuple(sorted({int(one["step"]) for one in found}))
 
     @property
-    def others(self) -> tuple[str, ...]:
-        """Return the names that launch did not write, such as a script's own files."""
-        names = (name for name in self.objects if name.partition("/")[0] not in OURS)
+    def user_files(self) -> tuple[str, ...]:
+        """Return the objects that launch did not write, such as a script's own files."""
+        names = (name for name in self.objects if name.partition("/")[0] not in OWN_NAMES)
         return tuple(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 
 def removable_folder(run: str, storage: Storage) -> Removable:
-    """Return what a run folder holds. Raises UsageError: it is not this run's, or other runs lie in it."""
+    """Return the content of a run folder. Raises UsageError: it belongs to another run, or contains other runs."""
     from launcher.gcp.storage import use_errors
     from launcher.runs.ledger import json_field
 
@@ -74,14 +74,14 @@ def removable_folder(run: str, storage: Storage) -> Removable:
             plan = b""
     nested = [name for name in names if name.endswith(f"/{contract.PLAN}")]
     if nested:
-        raise UsageError(f"another run lies in {storage.url}: {nested[0]}", "Delete that one first.")
+        raise UsageError(f"{storage.url} contains another run: {nested[0]}", "Delete that run first.")
     if names and json_field(plan, "run") != run and not any(name.startswith(f"{contract.ATTEMPTS}/") for name in names):
         raise UsageError(f"{storage.url} is not the folder of {run}: it has neither its plan nor attempts")
     return Removable(run=run, folder=storage.url, objects=tuple(sorted(names, key=deletion_order)))
 
 
 def deletion_order(name: str) -> tuple[int, str]:
-    """Return the place of an object: a deletion that was interrupted can be repeated as long as the plan is left."""
+    """Return an object's sort key. The plan comes last: while it exists, an interrupted deletion can be repeated."""
     first = name.partition("/")[0]
     return {contract.ATTEMPTS: 1, contract.PLAN: 2}.get(first, 0), name
 
@@ -108,7 +108,7 @@ def remove_local(run: LocalRun) -> None:
 
 
 def check_is_local_run(run: LocalRun) -> None:
-    """Check that a folder is a run's: another may have a folder `metrics` too. Raises UsageError."""
+    """Check that a folder is a run folder: others may have a folder `metrics` too. Raises UsageError."""
     try:
         plan = read_json(run.folder, contract.PLAN, dict[str, Any]) or {}
     except ValueError:
@@ -130,7 +130,7 @@ def still_running(run: str) -> UsageError:
 
 
 def removable_run(cloud: CloudContext, found: FoundRun) -> Removable:
-    """Return what would be deleted of a run in the cloud.
+    """Return the data of a run in the cloud that would be deleted.
 
     Raises UsageError: it has an active job, may have one, or its folder is not its own; LaunchError.
     """
@@ -153,9 +153,9 @@ def removable_run(cloud: CloudContext, found: FoundRun) -> Removable:
 
 
 def remove_run(cloud: CloudContext, found: FoundRun, what: Removable, say: Callable[[str], None]) -> None:
-    """Delete a run in the cloud: first its next attempt is blocked, then its objects and the records of its jobs go.
+    """Delete a run in the cloud: block its next attempt, then delete its objects and the records of its jobs.
 
-    Raises LaunchError: something is left; the same call continues.
+    Raises LaunchError: not everything was deleted; the same call deletes the rest.
     """
     from launcher.api.cancelling import block_next, release_ended
     from launcher.gcp.storage import open_folder, use_errors
@@ -177,7 +177,7 @@ def remove_run(cloud: CloudContext, found: FoundRun, what: Removable, say: Calla
 
 
 def check_not_resumed(found: FoundRun, what: Removable, storage: Storage) -> None:
-    """Check that no launch has resumed the run since it was found: no attempt is open that was not there then. Raises
+    """Check that no launch has resumed the run since it was found, which would have added an attempt. Raises
     UsageError."""
     from launcher.runs.ledger import BucketLedger
 
@@ -189,7 +189,7 @@ def check_not_resumed(found: FoundRun, what: Removable, storage: Storage) -> Non
 
 
 def delete_objects(storage: Storage, names: Sequence[str]) -> None:
-    """Delete objects, in three turns by their order. Raises OutputError."""
+    """Delete objects in three groups, by `deletion_order`. Raises OutputError."""
     for turn in range(3):
         with ThreadPoolExecutor(DELETERS) as threads:
             list(threads.map(storage.delete, [name for name in names if deletion_order(name)[0] == turn]))

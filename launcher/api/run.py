@@ -186,7 +186,7 @@ class Run:
     """A run in the cloud. Every method asks Google; nothing is kept between calls but the run's ID and plan.
 
     All methods raise LaunchError, with the causes and fixes that the commands print: NotAuthorised, UnreachableError
-    (no answer; try again), NoSuchRun (Google has forgotten the run and its folder is gone).
+    (no answer; try again), NoSuchRun (Google no longer knows the run, and its folder does not exist).
     """
 
     def __init__(

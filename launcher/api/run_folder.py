@@ -23,7 +23,7 @@ READERS = 8
 
 
 class FolderSnapshot(NamedTuple):
-    """What a run's folder says. `problem` is why it could not be read completely, or an empty text."""
+    """The records in a run's folder. `problem` is why it could not be read completely; empty if it could."""
 
     attempts: tuple[Entry, ...] = ()
     progress: Progress | None = None

@@ -1,4 +1,4 @@
-"""List all runs: those in a folder of this machine and those in the cloud, in one form."""
+"""List all runs, those in a folder on this machine and those in the cloud, as one type."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from launcher.runs.metrics.progress import Progress
 
 NEWEST: Final = 30
-"""Ended runs and sweeps in the cloud whose progress is read; that of older ones is not, to keep the list fast."""
+"""Number of newest ended runs and sweeps in the cloud whose progress is read; more would make the list slow."""
 CLOUD_SECONDS: Final = 20.0
-"""After so long without an answer of the cloud, the runs on this machine are listed alone."""
+"""Time limit for listing the runs in the cloud; after it, only those on this machine are listed."""
 ANSWER_SECONDS: Final = 5.0
-"""Timeout of one of these reads."""
+"""Timeout of reading one run's progress."""
 READERS: Final = 16
 """Run folders read in parallel."""
 
@@ -48,13 +48,13 @@ class ListedRun(Struct, frozen=True, kw_only=True):
     state: str
     """As `launch status` has it (docs/output.md)."""
     created: float
-    """When its newest job was created or, on this machine, its newest attempt began."""
+    """Creation of its newest job or, on this machine, start of its newest attempt."""
     owner: str = ""
-    """me, the value of another account's owner label, or another user of this machine; empty: unknown."""
+    """`me`, another account's owner label, or the name of another user of this machine; empty: unknown."""
     labels: Mapping[str, str] = {}
     progress: Progress | None = None
     usd: float | None = None
-    """What its known jobs have cost so far, without disks. On this machine: 0."""
+    """Cost of its known jobs so far, without disks; 0 on this machine."""
     folder: str | None = None
     problem: str = ""
     """Why it could not be read completely."""
@@ -69,12 +69,12 @@ class ListedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def sweep(self) -> str:
-        """Return the name of the sweep that it is a point of, or an empty text."""
+        """Return the name of its sweep; empty if it is not part of one."""
         return self.labels.get(SWEEP_LABEL, "")
 
     @property
     def loss(self) -> float | None:
-        """Return its newest loss, if that is a number."""
+        """Return its newest loss; None if it has none or if it is not finite."""
         loss = self.progress.loss if self.progress else None
         return loss if loss is not None and math.isfinite(loss) else None
 
@@ -103,7 +103,7 @@ class ListedSweep(Struct, frozen=True, kw_only=True):
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):
-    """Which runs to list. Empty and None: all."""
+    """Selects the runs to list. A field that is empty or None selects all."""
 
     mine: bool = False
     states: tuple[str, ...] = ()
@@ -112,10 +112,10 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str | None] = {}
     """Label -> its value; None: any value."""
     since: float | None = None
-    """Unix seconds: only runs that began later."""
+    """Unix seconds; earlier runs are not listed."""
 
     def matches(self, run: ListedRun) -> bool:
-        """Return whether a run is one of those."""
+        """Return whether a run is selected."""
         has_name = self.name is None or find_local_run.is_named(run.run, self.name) or fnmatchcase(run.run, self.name)
         has_labels = all(
             name in run.labels and value in (None, run.labels[name]) for name, value in self.labels.items()
@@ -130,7 +130,7 @@ class RunFilter(Struct, frozen=True, kw_only=True):
 
 
 class RunList(Struct, frozen=True, kw_only=True):
-    """The runs, newest first. `unlisted` is why those in the cloud are missing; None: they are not."""
+    """The runs, newest first. `unlisted` is the error because of which those in the cloud are missing, or None."""
 
     runs: tuple[ListedRun, ...]
     unlisted: LaunchError | None = None
@@ -188,16 +188,16 @@ def newest_first(listed: Sequence[ListedRun]) -> list[ListedRun]:
     return sorted(listed, key=lambda run: (-run.created, run.run))
 
 
-def folded(listed: Sequence[ListedRun]) -> list[ListedRun | ListedSweep]:
-    """Return the runs with those of each sweep as one entry, at the place of its newest run."""
+def group_sweeps(listed: Sequence[ListedRun]) -> list[ListedRun | ListedSweep]:
+    """Combine the runs of each sweep into one entry, at the position of its newest run."""
     groups: dict[tuple[str, bool], list[ListedRun]] = {}
     for run in listed:
-        groups.setdefault(group_of(run), []).append(run)
+        groups.setdefault(group_key(run), []).append(run)
     return [ListedSweep(name=runs[0].sweep, runs=tuple(runs)) if runs[0].sweep else runs[0] for runs in groups.values()]
 
 
-def group_of(run: ListedRun) -> tuple[str, bool]:
-    """Return what the runs of one sweep have in common; a run of no sweep is alone."""
+def group_key(run: ListedRun) -> tuple[str, bool]:
+    """Return a key that is the same for all runs of one sweep, and unique for a run without a sweep."""
     return run.sweep or f"run {run.run}", run.target == "local"
 
 
@@ -205,12 +205,12 @@ def group_of(run: ListedRun) -> tuple[str, bool]:
 
 
 def list_local(folder: Path, wanted: RunFilter) -> list[ListedRun]:
-    """Return the runs in a folder, in no order."""
-    return [run for record in read_records(folder) if wanted.matches(run := of_record(record))]
+    """Return the runs in a folder, unsorted."""
+    return [run for record in read_records(folder) if wanted.matches(run := from_record(record))]
 
 
-def of_record(record: LocalRecord) -> ListedRun:
-    """Return a run on this machine."""
+def from_record(record: LocalRecord) -> ListedRun:
+    """Return a run on this machine as an entry of the list."""
     return ListedRun(
         run=record.id,
         target="local",
@@ -249,12 +249,12 @@ def list_cloud(cloud: CloudContext, wanted: RunFilter, regions: Sequence[str] | 
     if wanted.mine and not account:
         raise UsageError("--mine needs gcloud's account, and none is set", "gcloud auth login")
     now = time.time()
-    found = (of_jobs(run, account, now) for run in all_runs(cloud, regions))
+    found = (from_jobs(run, account, now) for run in all_runs(cloud, regions))
     return with_progress(newest_first([run for run in found if wanted.matches(run)]))
 
 
-def of_jobs(found: FoundRun, account: str, now: float) -> ListedRun:
-    """Return a run in the cloud, without its progress."""
+def from_jobs(found: FoundRun, account: str, now: float) -> ListedRun:
+    """Return a run in the cloud as an entry of the list, without its progress."""
     from launcher.api.run_cost import job_usd
     from launcher.backend import request
 
@@ -273,9 +273,9 @@ def of_jobs(found: FoundRun, account: str, now: float) -> ListedRun:
 
 
 def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:
-    """Return the runs, the active and the newest of them with their progress: one read each, in parallel."""
-    ended = [*dict.fromkeys(group_of(run) for run in listed if not run.is_active)][:NEWEST]
-    chosen = [run for run in listed if run.folder and (run.is_active or group_of(run) in ended)]
+    """Return the runs; add the progress of the active and the newest ones, with one read each, in parallel."""
+    ended = [*dict.fromkeys(group_key(run) for run in listed if not run.is_active)][:NEWEST]
+    chosen = [run for run in listed if run.folder and (run.is_active or group_key(run) in ended)]
     buckets = open_buckets({bucket_of(run.folder) for run in chosen if run.folder})
     with ThreadPoolExecutor(READERS) as threads:
         read = threads.map(lambda run: read_progress(buckets, run.folder or ""), chosen)
@@ -300,7 +300,7 @@ def open_buckets(urls: Iterable[str]) -> dict[str, Storage]:
 
 
 def read_progress(buckets: Mapping[str, Storage], folder: str) -> Progress | None:
-    """Return the progress that a run's newest record shows; None: it has none, or it can't be read now."""
+    """Return the progress in a run's `progress.json`; None: it does not exist, or is unreadable at the moment."""
     from launch_train.common.storage import OutputError
     from launcher.runs.metrics.progress import parse_record
 

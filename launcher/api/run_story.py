@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from launcher.errors import LaunchError
-from launcher.runs.story import Chapter, LiveAttempt, cap_usd, chapters, live_of
+from launcher.runs.story import AttemptSummary, LiveAttempt, cap_usd, live_of, summarize_attempts
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -20,23 +20,22 @@ if TYPE_CHECKING:
     from launcher.runs.attempts import Entry
 
 LONG_WAIT = 600.0
-"""Seconds of waiting after which something can be done about it."""
+"""Seconds of waiting after which the advice says what the user can do about it."""
 TAIL = 200
-"""Last lines of output in which the cause of a failure is looked for."""
+"""Number of last output lines that are searched for the cause of a failure."""
 
 
 class RunStory(NamedTuple):
     """A run's attempts, the upper bound of its cost in USD, what to do next, and its records (None: unreadable)."""
 
-    chapters: tuple[Chapter, ...] = ()
+    chapters: tuple[AttemptSummary, ...] = ()
     cap: float | None = None
     advice: str = ""
     run: RunData | None = None
 
 
 def cloud_story(found: RunStatus, *, whole: bool = False) -> RunStory:
-    """Return the story of a run in the cloud; what its folder doesn't say comes from its job. `whole` reads all
-    metrics."""
+    """Return the story of a run in the cloud, from its folder and its job. `whole` reads all metrics."""
     from launcher.api.run_folder import storage_of
     from launcher.backend import request
 
@@ -55,7 +54,7 @@ def story_of_job(run: RunData | None, name: str, job: Job, entries: Sequence[Ent
     diagnosis = of_end(job, request.tried_by(job, job.name.split("/")[1])) if job.is_over else None
     live = live_of(job, number, diagnosis)
     known = run or RunData(name, "", {}, (), (), {})
-    found = chapters(known, now, live)
+    found = summarize_attempts(known, now, live)
     return RunStory(found, cap_usd(known.plan), cloud_advice(job, found[-1]), run)
 
 
@@ -71,7 +70,7 @@ def local_story(run: LocalRun, *, is_running: bool, number: int, whole: bool = F
     live = None
     if is_running and created:
         live = LiveAttempt(number=number, state="running", created=created, started=created)
-    found = chapters(records, time.time(), live)
+    found = summarize_attempts(records, time.time(), live)
     if found and found[-1].kind == "failed" and (cause := cause_in_text(storage, found[-1].number)):
         found = (*found[:-1], replace(found[-1], cause=cause))
     return RunStory(found, None, local_advice(run, storage, found[-1]) if found and not is_running else "", records)
@@ -102,7 +101,7 @@ def cause_in_text(storage: Storage, attempt: int) -> str:
     return str(causes.cause or "")
 
 
-def cloud_advice(job: Job, last: Chapter) -> str:
+def cloud_advice(job: Job, last: AttemptSummary) -> str:
     """Return what to do about a run in the cloud, with the commands; empty: nothing."""
     from launcher.jobs.job import command
     from launcher.runs.attempts import RUN_ENDS
@@ -121,7 +120,7 @@ def cloud_advice(job: Job, last: Chapter) -> str:
     return last.fix if "--resume" in last.fix else f"{last.fix}\n{resume}".strip()
 
 
-def local_advice(run: LocalRun, storage: Storage, last: Chapter) -> str:
+def local_advice(run: LocalRun, storage: Storage, last: AttemptSummary) -> str:
     """Return what to do about a run on this machine that has ended."""
     from launcher.api.find_local_run import shown
     from launcher.gcp.storage import use_errors

@@ -21,7 +21,7 @@ from launcher.workspace.user_settings import is_there, user_settings_path
 NOT_SET: Final = "not set"
 BUILT_IN: Final = "default"
 CAPS: Final = ("max_usd_per_run", "regions", "machines", "required_labels", "owner_label")
-"""Of the section `project`, in the order of its documentation."""
+"""Caps in the section `project`, in the order of its documentation."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -51,11 +51,11 @@ def effective_settings(path: Path | None, target: Target = "vertex") -> Effectiv
     user = user_settings_path(os.environ)
     files = [*([path.parent / NAME] if path and beside else []), *([user] if user else [])]
     return EffectiveSettings(
-        settings=tuple(found(located, settings)), files={str(file): is_there(file) for file in files}
+        settings=tuple(all_settings(located, settings)), files={str(file): is_there(file) for file in files}
     )
 
 
-def found(located: Located, settings: AppliedSettings) -> Iterator[Setting]:
+def all_settings(located: Located, settings: AppliedSettings) -> Iterator[Setting]:
     """Yield all settings."""
     spec = located.spec
     project = find_project(os.environ, settings.files)
@@ -91,8 +91,8 @@ def regions(located: Located) -> Setting:
 
 
 def caps(name: str, files: tuple[Settings, ...]) -> Iterator[Setting]:
-    """Yield a cap of each file that sets it, the decisive one: the lowest amount, the first file's owner label, and all
-    lists, since a plan must satisfy each of them."""
+    """Yield the values of a cap that take effect: the lowest amount, the first file's owner label, and all lists, since
+    a plan must satisfy each of them."""
     given = [
         Setting(name=f"project.{name}", value=value, origin=file.place(name))
         for file in files

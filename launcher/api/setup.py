@@ -16,7 +16,7 @@ from launcher.workspace.gcloud_config import account
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """What a project has and lacks."""
+    """The steps that set up a project: those that are done, and the pending ones."""
 
     wanted: Wanted
     done: tuple[Step, ...]
@@ -35,7 +35,7 @@ def read_setup(
     network: str = "default",
     quotas: Sequence[QuotaRequest] = (),
 ) -> Setup:
-    """Return what the project has and lacks; changes nothing. Raises LaunchError: it can't be read; UsageError: the
+    """Return the state of the project's setup; changes nothing. Raises LaunchError: it can't be read; UsageError: the
     bucket belongs to another project."""
     rest = Rest(project, environ)
     wanted = Wanted(
@@ -56,7 +56,7 @@ def read_setup(
 
 
 def apply_setup(setup: Setup, say: Callable[[str], None]) -> None:
-    """Do the pending steps; `say` gets each that is done. Raises LaunchError."""
+    """Do the pending steps; `say` receives a line for each. Raises LaunchError."""
     apply(setup.pending, launcher.clock.REAL, say)
 
 

@@ -1,7 +1,7 @@
-"""Run a sweep in the cloud: submit its points in parallel, poll all their jobs together, start what is due.
+"""Run a sweep in the cloud: submit its points in parallel, poll all their jobs together, submit what is due.
 
-Each point is a run with its own driver, locks and attempts. So a sweep has no state of its own: killed at any moment
-and started again, it finds each run as it is.
+Each point is a run with its own driver, locks and attempts, so the sweep itself has no state: killed at any moment and
+started again, it continues each run from its actual state.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from launcher.api.cloud import CloudContext
 
 SUBMITTERS: Final = 100
-"""Points submitted at a time. Each waits for the cloud most of the time."""
+"""Points submitted in parallel. Each waits for the cloud most of the time."""
 POLL_SECONDS: Final = 10.0
 MOST_FAILURES: Final = 5
-"""Polls in a row at which the cloud does not answer about a point, until it is left to the next launch."""
+"""Consecutive polls without an answer about a point, after which it is left to the next launch."""
 
 MOST_BUSY: Final = 20
 """Rounds of retries that a rate limit may refuse. Each takes half a minute, so a thousand points get their turn."""
 MOST_CAUSES: Final = 3
-"""Points whose output is read for the cause of their failure: a project may read its log 60 times a minute."""
+"""Number of failed points whose output is searched for the cause: a project may read its log 60 times a minute."""
 TAIL: Final = 200
-"""Lines of it."""
+"""Number of last output lines that are searched."""
 
 
 class CloudPoint(PointRun, kw_only=True):
@@ -57,15 +57,15 @@ class CloudPoint(PointRun, kw_only=True):
     is_due: bool = False
     """Its job has ended or is unknown, so its driver must decide."""
     resume: bool = False
-    """It had failed, and is to run again."""
+    """True: it had failed, and runs again."""
     driver: RunDriver | None = None
     number: int = 0
-    """Of the attempt."""
+    """The attempt's number."""
     wait_until: float | None = None
-    """When the attempt has waited for machines for as long as it may."""
+    """End of the time that the attempt may wait for machines, by the cloud's clock; None: no limit."""
     failures: int = 0
     busy: int = 0
-    """How often the rate of requests outlasted all retries of a round."""
+    """Rounds in which a rate limit outlasted all retries."""
 
 
 class NoWatcher:
@@ -156,7 +156,7 @@ class CloudSweep:
                 self._see(run, job)
 
     def _check_cancelled(self) -> None:
-        """Start no further points after `launch cancel`."""
+        """Cancel the waiting points if `launch cancel` was run."""
         waiting = [run for run in self.runs if run.state == "waiting"]
         if waiting and self._is_cancelled():
             for run in waiting:
@@ -173,7 +173,7 @@ class CloudSweep:
             return False
 
     def _see(self, run: CloudPoint, job: Job | None) -> None:
-        """Take over the job's state."""
+        """Update a point from its job's state."""
         if job is None or run.job is None or job.name != run.job.name or job.is_over:
             run.is_due = True
             return
@@ -261,7 +261,7 @@ class CloudSweep:
             self._on_event(PointChanged(run=run, kind="started" if submitted.created else "found"))
 
     def _limit_wait(self, run: CloudPoint, driver: RunDriver, *, created: bool) -> None:
-        """Note until when the attempt may wait for machines. `created`: just now."""
+        """Set the time until which the attempt may wait for machines. `created`: its job was created just now."""
         run.wait_until = None
         limits = run.point.plan.limits
         if run.job and (limits.wait_seconds or limits.wait_total_seconds):
@@ -337,7 +337,7 @@ class CloudSweep:
 
 
 def is_rate_limited(driver: RunDriver | None) -> bool:
-    """Return whether a run's newest attempt was refused for a moment only: too many requests were made."""
+    """Return whether a run's newest attempt was refused only temporarily, because of too many requests."""
     try:
         entries = driver.ledger.entries() if driver else ()
     except LaunchError:

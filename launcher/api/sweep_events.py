@@ -1,4 +1,4 @@
-"""The points of a running sweep, and what is reported about them."""
+"""The points of a running sweep, and the events that report their changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = Literal["waiting", "active", "succeeded", "failed", "cancelled", "unknow
 
 
 class PointRun(Struct, kw_only=True):
-    """A point and how far it is."""
+    """A point and its current state."""
 
     point: SweepPoint
     state: State = "waiting"
@@ -43,7 +43,7 @@ OnEvent = Callable[[PointChanged], None]
 
 
 def cause_of(run: PointRun) -> str:
-    """Return why a point failed, without its run's name, so that causes can be compared."""
+    """Return why a point failed, without its run's name, so that the causes of several points can be compared."""
     if isinstance(run.error, RunEnded):
         return run.cause or run.error.diagnosis.cause
     return run.error.problem.replace(run.point.run, "RUN") if run.error else ""

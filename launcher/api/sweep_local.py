@@ -1,6 +1,6 @@
-"""Run a sweep on this machine: each point as `launch local` runs it, in a process of its own, some at a time.
+"""Run a sweep on this machine: each point in a separate process, as `launch local` runs it, several in parallel.
 
-The points run the code as it was when the sweep was planned, also if its files change meanwhile.
+The points run the code as it was when the sweep was planned, even if its files change in the meantime.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from launch_train.common.storage import Storage
 
 TAKEN_SECONDS: Final = 2.0
-"""How often a point that another process runs is looked at."""
+"""Poll interval of a point that another process runs."""
 SIGNALLED: Final = frozenset({contract.Exit.PREEMPTED, 128 + 2, 128 + 15})
-"""Exit codes of a process that was stopped, not of one that failed; so is any negative one."""
+"""Exit codes of a process that was stopped by a signal and did not fail; so do all negative codes."""
 
 
 class LocalSweep:
@@ -52,7 +52,7 @@ class LocalSweep:
         retry_failed: bool = False,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`on_event` is called on the thread that calls `run`. Without `max_parallel`, so many points run at a time as
+        """`on_event` is called on the thread that calls `run`. `max_parallel` is by default the number of points that
         this machine has GPUs for, at least one."""
         self.plan = plan
         self.runs = [PointRun(point=point) for point in plan.points]
@@ -139,7 +139,7 @@ class LocalSweep:
         self._ended.put((run, slot, error))
 
     def _take_end(self) -> None:
-        """Wait until a point has ended, or until one that another process runs may have."""
+        """Wait until a point has ended, or until it is time to poll those that other processes run."""
         try:
             run, slot, error = self._ended.get(timeout=TAKEN_SECONDS)
         except queue.Empty:

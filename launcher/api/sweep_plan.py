@@ -1,4 +1,4 @@
-"""Plan a sweep: one run for each point, whose names, bounds and requests are known before anything is sent."""
+"""Plan a sweep: one run for each point. All names, cost bounds and requests are known before anything is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.text import plural, usd_text
 
 NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SHOWN: Final = 5
-"""Most refused points that an error lists."""
+"""Maximum number of refused points that an error lists."""
 DIGEST: Final = 6
 """Hex digits in a sweep's name: two fewer than in a run's, so that neither is taken for the other."""
 
@@ -63,9 +63,9 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     name: str
     points: tuple[SweepPoint, ...]
     is_named: bool = False
-    """The user chose the name, so another sweep may have it."""
+    """True: the user chose the name, so another sweep may already have it."""
     notes: tuple[str, ...] = ()
-    """What differs from what was asked for, such as fewer points."""
+    """Differences from what was requested, such as fewer points."""
 
     @property
     def target(self) -> Target:
@@ -145,7 +145,7 @@ def plan_points(gather: Gather, chosen: Sequence[Point], name: str, what: str, *
         try:
             inputs = gather(point)
             label = label or sweep_name(name, inputs.spec.name, planned(inputs, offline=offline).run, what)
-            inputs = labelled(inputs, label)
+            inputs = with_sweep_label(inputs, label)
             plan = planned(inputs, offline=offline)
         except LaunchError as error:
             refused.append((number, error))
@@ -172,7 +172,7 @@ def refusal(refused: Sequence[tuple[int, LaunchError]], chosen: Sequence[Point])
 
 
 def check_runs(found: Sequence[SweepPoint]) -> None:
-    """Check that every point is a run of its own. Raises UsageError."""
+    """Check that no two points are the same run. Raises UsageError."""
     first: dict[str, SweepPoint] = {}
     for one in found:
         if (other := first.setdefault(one.run, one)) is not one:
@@ -204,7 +204,7 @@ def sweep_name(given: str, spec_name: str, run: str, what: str) -> str:
     return given
 
 
-def labelled(inputs: Inputs, name: str) -> Inputs:
+def with_sweep_label(inputs: Inputs, name: str) -> Inputs:
     """Return the inputs with the sweep's label, which leaves the run ID as it is."""
     spec = inputs.spec
     return inputs._replace(spec=replace(spec, labels={**spec.labels, SWEEP_LABEL: name}))
@@ -218,12 +218,12 @@ def check_budget(sweep: SweepPlan) -> None:
     raise PlanRefused(
         f"limits.usd: the {len(sweep.points)} points could cost {usd_text(total)} together, "
         f"more than {usd_text(limit)}",
-        "\n".join(affordable(sweep, limit, total)),
+        "\n".join(budget_hints(sweep, limit, total)),
     )
 
 
-def affordable(sweep: SweepPlan, limit: float, total: float) -> Iterator[str]:
-    """Yield what would be within the limit."""
+def budget_hints(sweep: SweepPlan, limit: float, total: float) -> Iterator[str]:
+    """Yield hints for staying within the limit."""
     hours = int(min(one.plan.limits.hours for one in sweep.points) * limit / total * 100) / 100
     if hours >= 0.1:
         yield f"Shorter runs: --hours {hours:g}"
@@ -245,5 +245,5 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as --set takes it."""
+    """Return a value in the form that --set takes."""
     return str(value) if isinstance(value, str | float | int) and not isinstance(value, bool) else json.dumps(value)

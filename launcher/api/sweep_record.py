@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.api.sweep_plan import SweepPlan
 
 TRIES: Final = 5
-"""Writes of a record, if other launches of the sweep write it at the same time."""
+"""Attempts to write a record while other launches of the sweep write it at the same time."""
 
 
 def record_name(sweep: str) -> str:
@@ -67,7 +67,7 @@ def read_version(output: Storage, sweep: str) -> tuple[dict[str, Any], str]:
 
 
 def mark_cancelled(output: Storage, sweep: str) -> None:
-    """Let launches that run the sweep start no further points. Raises OutputError."""
+    """Mark the sweep as cancelled, so that launches that run it start no further points. Raises OutputError."""
     output.write(mark_name(sweep), json.dumps({"time": time.time()}).encode())
 
 

@@ -1,4 +1,4 @@
-"""Watch runs, each on a thread of its own, and keep the newest state of each for whoever shows it.
+"""Watch runs, each on its own thread, and keep the newest state of each for display.
 
 The polling is that of `launch follow` (launcher/runs/watch). Nothing is submitted: if an attempt ends and another
 launch starts the next one, the watch continues with it.
@@ -52,35 +52,35 @@ if TYPE_CHECKING:
     """What a run's folder says: its records (None: unreadable), and its attempts."""
 
 TAIL: Final = 100
-"""Lines that are kept, and read at first."""
+"""Number of last lines that are kept, and read at first."""
 NEXT_SECONDS: Final = 300.0
-"""How long a next attempt is waited for after one that may be followed by another."""
+"""Time limit of waiting for the next attempt."""
 NEXT_INTERVAL: Final = 10.0
 GPU_MINUTES: Final = 2
-"""The last minutes of samples that are shown."""
+"""Minutes of GPU samples that are shown."""
 
 
 class RunView(NamedTuple):
-    """What is known of a run at one moment. `is_over`: it is no longer watched; `error`: why, if it was not its end."""
+    """Snapshot of a watched run. `is_over`: it is no longer watched; `error`: why, if the run itself has not ended."""
 
     id: str
     is_local: bool
     job: Job | None = None
     progress: Progress | None = None
-    recent: Sequence[Record] = ()
+    newest_rows: Sequence[Record] = ()
     """The newest rows of metrics, oldest first."""
     nodes: tuple[Node, ...] = ()
     story: RunStory = RunStory()
     lines: tuple[Line, ...] = ()
     trouble: str = ""
-    """Why it can't be read just now; empty: it can."""
+    """Why the run is temporarily unreadable; empty if it is not."""
     note: str = ""
     is_over: bool = False
     error: LaunchError | None = None
 
 
-class Source(Protocol):
-    """A run that can be watched: one view for each attempt."""
+class WatchedRun(Protocol):
+    """A run to watch; each attempt has its own view."""
 
     id: str
     is_local: bool
@@ -101,10 +101,10 @@ class Source(Protocol):
         """Return whether another attempt may follow."""
 
     def details(self, job: Job) -> tuple[RunStory, tuple[Node, ...]]:
-        """Return the story and the GPUs; reads the run's folder. Raises LaunchError."""
+        """Read the run's folder, and return the story and the GPU samples. Raises LaunchError."""
 
     def current_story(self, job: Job) -> RunStory | None:
-        """Return the story now, by the records that were read last; None: they must be read."""
+        """Return the current story, based on the records that were read last; None if they must be read again."""
 
     def cancel(self, job: Job | None, say: Callable[[str], None]) -> bool:
         """Cancel the run, whose newest known job is `job`; return False if it had ended. Raises LaunchError."""
@@ -114,7 +114,7 @@ class AttemptView(Protocol):
     """A JobView that also has the newest rows of metrics."""
 
     @property
-    def recent(self) -> Sequence[Record]:
+    def newest_rows(self) -> Sequence[Record]:
         """Return the newest rows of metrics, oldest first."""
 
     def job(self) -> Job:
@@ -127,8 +127,8 @@ class AttemptView(Protocol):
         """See JobView."""
 
 
-class CloudRun:
-    """A run in the cloud."""
+class WatchedCloudRun:
+    """A run in the cloud, to watch."""
 
     is_local = False
     intervals = CLOUD
@@ -195,8 +195,8 @@ class CloudRun:
         return BucketLedger(self.storage).entries() if self.storage else ()
 
 
-class RunHere:
-    """A run on this machine."""
+class WatchedLocalRun:
+    """A run on this machine, to watch."""
 
     is_local = True
     intervals = THIS_MACHINE
@@ -215,11 +215,11 @@ class RunHere:
         return self._view
 
     def next_job(self, ended: Job) -> Job | None:
-        """Return None: a run here ends with its process."""
+        """Return None: a run on this machine ends with its process."""
         return None
 
     def may_continue(self, ended: Job) -> bool:
-        """Return False: as above."""
+        """Return False, for the same reason."""
         return False
 
     def details(self, job: Job) -> tuple[RunStory, tuple[Node, ...]]:
@@ -234,17 +234,17 @@ class RunHere:
         return None
 
     def cancel(self, job: Job | None, say: Callable[[str], None]) -> bool:
-        """Ask the run's `launch local` to stop."""
+        """Request the run's `launch local` to stop."""
         from launcher.api.local_cancel import cancel_local
 
         return cancel_local(self.run, self.clock)
 
 
 class RunWatch:
-    """Watches one run on a thread until it ends. `view` is what is known of it."""
+    """Watches one run on a thread until it ends. `view` is the newest snapshot."""
 
-    def __init__(self, source: Source, on_event: Callable[[Event], None] = lambda _event: None) -> None:
-        """`on_event` gets all events, on the watch's thread."""
+    def __init__(self, source: WatchedRun, on_event: Callable[[Event], None] = lambda _event: None) -> None:
+        """`on_event` receives all events, on the watch's thread."""
         self.source = source
         self._on_event = on_event
         self._lock = threading.Lock()
@@ -256,16 +256,16 @@ class RunWatch:
 
     @property
     def view(self) -> RunView:
-        """Return what is known now."""
+        """Return the newest snapshot."""
         with self._lock:
             return self._view
 
     def start(self) -> None:
-        """Start to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end at most so many seconds; return whether it has come."""
+        """Wait up to `seconds` for the end; return whether the watch has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -289,15 +289,15 @@ class RunWatch:
                 self._handle(LinesPrinted(view.lines()))
                 if progress := view.progress():
                     self._handle(ProgressUpdated(progress))
-                self.update(recent=view.recent)
+                self.update(newest_rows=view.newest_rows)
             else:
-                attentive = Attentive(view, self)
-                job = watch(attentive, self._report, source.clock, wait_seconds=None, intervals=source.intervals).job
+                detailed = DetailedView(view, self)
+                job = watch(detailed, self._report, source.clock, wait_seconds=None, intervals=source.intervals).job
             self._read_end(job)
             job = self._next_job(job) if source.may_continue(job) else None
 
     def _opened(self, job: Job) -> AttemptView:
-        """Return a view of a job, whatever outage there is."""
+        """Return a view of a job; retry during outages."""
         while True:
             try:
                 return self.source.view(job)
@@ -313,7 +313,7 @@ class RunWatch:
             self.update(note=f"its folder could not be read at the end: {error.problem}")
 
     def _next_job(self, ended: Job) -> Job | None:
-        """Wait for the next attempt; None: nobody started one."""
+        """Wait for the next attempt; None: none was started in time."""
         self._report(Note(f"no attempt is running; launch follow {self.source.id} starts the next one"))
         until = self.source.clock.now() + NEXT_SECONDS
         while self.source.clock.now() < until:
@@ -326,7 +326,7 @@ class RunWatch:
         return None
 
     def refresh(self, job: Job, *, force: bool = False) -> None:
-        """Read story and GPUs if that is due; else bring the story up to date. Raises LaunchError."""
+        """Read the story and the GPU samples if they are due; else update the story. Raises LaunchError."""
         now = self.source.clock.now()
         if force or now >= self._details_due:
             self._details_due = now + (5.0 if self.source.is_local else 60.0)
@@ -361,11 +361,12 @@ class RunWatch:
     def update(self, **changes: object) -> None:
         """Change fields of the view."""
         with self._lock:
-            self._view = self._view._replace(**changes)  # type: ignore[arg-type]
+            self._view = self._view._replace(**changes)  # type: ignore[arg-type]  # a field's name and its value
 
 
-class Attentive:
-    """A JobView that reads story and GPUs with the progress, so that they share its intervals and outages."""
+class DetailedView:
+    """A JobView that also reads the story and the GPU samples with the progress, so that they share its poll intervals
+    and outage reports."""
 
     def __init__(self, view: AttemptView, run: RunWatch) -> None:
         self._view, self._run = view, run
@@ -379,9 +380,9 @@ class Attentive:
         return self._view.lines()
 
     def progress(self) -> Progress | None:
-        """Return the progress; read what else is due."""
+        """Return the progress; read the story and the GPU samples if they are due."""
         found = self._view.progress()
-        self._run.update(recent=self._view.recent)
+        self._run.update(newest_rows=self._view.newest_rows)
         try:
             if job := self._run.view.job:
                 self._run.refresh(job)
@@ -391,10 +392,10 @@ class Attentive:
         return found
 
 
-def watched(found: LocalRun | FoundRun, cloud: CloudContext | None, say: Callable[[str], None]) -> Source:
-    """Return the source of a run that was found. `say` gets messages for the user."""
+def watched_run(found: LocalRun | FoundRun, cloud: CloudContext | None, say: Callable[[str], None]) -> WatchedRun:
+    """Return a run that was found, ready to be watched. `say` receives messages for the user."""
     if isinstance(found, LocalRun):
-        return RunHere(found)
+        return WatchedLocalRun(found)
     if cloud is None:
         raise ValueError("a run in the cloud needs its context")
-    return CloudRun(cloud, found, say)
+    return WatchedCloudRun(cloud, found, say)

@@ -347,7 +347,7 @@ def _shape(family: Mapping[str, object], **own: object) -> MachineType:
     """Return a machine of a family; without provisioning models on Vertex AI if it is not offered there."""
     if not own["on_vertex"]:
         own |= {"vertex_provisioning": (), "vertex_default": (), "vertex_warn": {}}
-    return MachineType(**{**family, **own})  # type: ignore[arg-type]
+    return MachineType(**{**family, **own})  # type: ignore[arg-type]  # read and checked by column
 
 
 def _nccl(lines: list[dict[str, str]]) -> Nccl:

@@ -124,7 +124,7 @@ def failure_of(record: Record) -> Failure:
         return Failure(code=3, message=message)
     if record.exit == Exit.PREEMPTED:  # stopped before its container started
         return Failure(code=3, message=f"{message} {record.reason}", reason=STOPPED)
-    return Failure(code=3, message=f"{message} {record.reason}", reason=STARTUP, metadata={"said": record.reason})
+    return Failure(code=3, message=f"{message} {record.reason}", reason=STARTUP, metadata={"reason": record.reason})
 
 
 # --- Operations -------------------------------------------------------------------------------------------------------

@@ -113,9 +113,9 @@ def of_quota(quota: Mapping[str, Any]) -> dict[str, str]:
     """Return a QuotaExceededInfo under the names that a refused request's ErrorInfo uses for the same values."""
     if not quota:
         return {}
-    told = {"quota_metric": quota.get("metricName"), "quota_limit": quota.get("limitName")}
+    quota_facts = {"quota_metric": quota.get("metricName"), "quota_limit": quota.get("limitName")}
     limit = {"quota_limit_value": f"{quota['limit']:g}"} if "limit" in quota else {}
-    return {**texts(quota.get("dimensions", {})), **texts(told), **limit}
+    return {**texts(quota.get("dimensions", {})), **texts(quota_facts), **limit}
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from launcher.compute.client import Compute
 from launcher.compute.messages import as_json
 from launcher.compute.preflight_checks import (
     Finding,
-    QuotaUse,
+    QuotaNeed,
     VmNetwork,
     check_iap_ssh,
     check_limit,
@@ -189,7 +189,7 @@ def check_quota(
 ) -> Finding | None:
     """Return which quota is too low, or None: a region's for one provisioning model, or the project's."""
     total = plan.machine.gpus * plan.machine.nodes
-    use = quota_use(plan, attempt.provisioning) if attempt else QuotaUse(metric=GLOBAL_GPU_QUOTA, units=total)
+    use = quota_need(plan, attempt.provisioning) if attempt else QuotaNeed(metric=GLOBAL_GPU_QUOTA, units=total)
     if use is None or answer is None or not total:
         return None
     model = attempt.provisioning if attempt else plan.attempts[0].provisioning
@@ -199,7 +199,7 @@ def check_quota(
     return finding._replace(fix=increase_command(project, region, model, use, answer.get("quotas", ())))
 
 
-def quota_use(plan: Plan, provisioning: str) -> QuotaUse | None:
+def quota_need(plan: Plan, provisioning: str) -> QuotaNeed | None:
     """Return what one attempt uses of a quota in its region; None: the quota's name is unknown, or not listed there."""
     known, wanted = catalog.load(), (plan.machine.gpu, plan.machine.gpus)
     shapes = known.machines.get(plan.machine.machine_type, ())
@@ -208,10 +208,10 @@ def quota_use(plan: Plan, provisioning: str) -> QuotaUse | None:
     if quota is None or not quota.metric or quota.dims:
         return None
     fallback = quota.metric.removeprefix("PREEMPTIBLE_") if quota.metric.startswith("PREEMPTIBLE_") else ""
-    return QuotaUse(metric=quota.metric, units=quota.units * plan.machine.nodes, fallback=fallback)
+    return QuotaNeed(metric=quota.metric, units=quota.units * plan.machine.nodes, fallback=fallback)
 
 
-def increase_command(project: str, region: str, provisioning: str, use: QuotaUse, quotas: Any) -> str:
+def increase_command(project: str, region: str, provisioning: str, use: QuotaNeed, quotas: Any) -> str:
     """Return the command that requests a higher quota, as the diagnosis of Google's refusals shows it."""
     limit = next((each["limit"] for each in quotas if each.get("metric") == use.metric), 0.0)
     where = f"in region {region}." if region else "globally."

@@ -204,7 +204,7 @@ def allow_command(
 # --- Machines and quotas ----------------------------------------------------------------------------------------------
 
 
-class QuotaUse(Struct, frozen=True, kw_only=True):
+class QuotaNeed(Struct, frozen=True, kw_only=True):
     """The amount of a region's quota that all VMs of an attempt use.
 
     `fallback`: the standard quota, which Spot VMs use if the project has no preemptible quota
@@ -217,7 +217,7 @@ class QuotaUse(Struct, frozen=True, kw_only=True):
     fallback: str = ""
 
 
-def check_limit(use: QuotaUse, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]) -> Finding | None:
+def check_limit(use: QuotaNeed, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]) -> Finding | None:
     """Return a refusal if a quota is too low, a warning if it is used up at the moment, or None.
 
     An empty `region` means that the quota is the project's.

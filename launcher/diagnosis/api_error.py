@@ -37,12 +37,12 @@ def recognised(refusal: Refusal, tried: Tried) -> Diagnosis | None:
 
 def unknown(refusal: Refusal) -> Diagnosis:
     """Diagnose by the status alone; the cause is Google's message."""
-    said = refusal_text(refusal)
+    message = refusal_text(refusal)
     if refusal.code in PASSING or refusal.code >= 500:
-        return busy(refusal, said)
+        return busy(refusal, message)
     if refusal.code == 403:
-        return Diagnosis(scope="permanent", kind="permission", cause=said)
-    return Diagnosis(scope="permanent", kind="invalid" if 400 <= refusal.code < 500 else "unknown", cause=said)
+        return Diagnosis(scope="permanent", kind="permission", cause=message)
+    return Diagnosis(scope="permanent", kind="invalid" if 400 <= refusal.code < 500 else "unknown", cause=message)
 
 
 def refusal_text(refusal: Refusal) -> str:
@@ -50,10 +50,10 @@ def refusal_text(refusal: Refusal) -> str:
     return plain(refusal.message) or f"HTTP {refusal.code} without a message"
 
 
-def busy(refusal: Refusal, said: str) -> Diagnosis:
+def busy(refusal: Refusal, message: str) -> Diagnosis:
     """Return the diagnosis of a transient refusal."""
     fix = "Try again in a moment."
-    return Diagnosis(scope="transient", kind="busy", cause=said, fix=fix, retry_after=max(0.0, refusal.retry_after))
+    return Diagnosis(scope="transient", kind="busy", cause=message, fix=fix, retry_after=max(0.0, refusal.retry_after))
 
 
 def of_rate(refusal: Refusal, tried: Tried) -> Diagnosis | None:
@@ -110,7 +110,7 @@ def of_request(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     found = re.findall(r"\d+\.\s?Field: (\S+); Message: (.*?)\s*(?=\d+\.\s?Field:|\Z)", text, re.DOTALL)
     if not found:
         return None
-    cause = "; ".join(f"{field}: {said}" for field, said in found)
+    cause = "; ".join(f"{field}: {message}" for field, message in found)
     return Diagnosis(
         scope="permanent", kind="invalid", cause=plain(f"Vertex AI refuses the request: {cause}"), fix=SHOW
     )

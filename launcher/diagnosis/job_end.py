@@ -20,8 +20,8 @@ TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
 DATA_LOSS."""
 
 
-def of_end(job: Job, tried: Tried, said: str = "") -> Diagnosis:
-    """Return the diagnosis of an ended job. `said` is the last error in its log, if known."""
+def of_end(job: Job, tried: Tried, last_error: str = "") -> Diagnosis:
+    """Return the diagnosis of an ended job. `last_error` is the last error in its log, if known."""
     log = f"launch logs {job.handle}"
     match job.state:
         case "SUCCEEDED":
@@ -29,7 +29,7 @@ def of_end(job: Job, tried: Tried, said: str = "") -> Diagnosis:
         case "EXPIRED":
             return of_expired(job, tried)
         case "CANCELLED" | "FAILED":
-            return of_error(job, tried, plain(said), log)
+            return of_error(job, tried, plain(last_error), log)
         case "PARTIALLY_SUCCEEDED":
             cause = f"only part of the job succeeded{its_words(job)}"
             return Diagnosis(scope="permanent", kind="unknown", cause=cause, fix=log)
@@ -51,22 +51,22 @@ def of_expired(job: Job, tried: Tried) -> Diagnosis:
     return Diagnosis(scope="permanent", kind="expired", cause="the time limit (limits.hours) was reached", fix=fix)
 
 
-def of_error(job: Job, tried: Tried, said: str, log: str) -> Diagnosis:
+def of_error(job: Job, tried: Tried, last_error: str, log: str) -> Diagnosis:
     """Diagnose a failed or cancelled job."""
     text = job.error.message if job.error else ""
     if job.state == "FAILED" and (of_machine := of_vm(job, tried, log)):
         return of_machine
     exits = exit_codes(text) if job.state == "FAILED" else []  # a cancelled job's exit code is due to that
     if exits:
-        return of_exit(job, exits, text, said, log)
+        return of_exit(job, exits, text, last_error, log)
     if known := of_words(job, tried):
         return known
     if job.state == "CANCELLED":
         return Diagnosis(scope="permanent", kind="cancelled", cause="it was cancelled", fix=again(job))
-    return of_code(job, tried, said, log)
+    return of_code(job, tried, last_error, log)
 
 
-def of_code(job: Job, tried: Tried, said: str, log: str) -> Diagnosis:
+def of_code(job: Job, tried: Tried, last_error: str, log: str) -> Diagnosis:
     """Diagnose by the code of the job's error alone."""
     code = job.error.code if job.error else 0
     if code == EXHAUSTED:
@@ -77,7 +77,7 @@ def of_code(job: Job, tried: Tried, said: str, log: str) -> Diagnosis:
         service = "Compute Engine" if job.zone else "Vertex AI"
         cause = f"{service} failed to run the job{its_words(job)}"
         return Diagnosis(scope="transient", kind="busy", cause=cause, fix=log)
-    tail = f"; its last error: {said}" if said else ""
+    tail = f"; its last error: {last_error}" if last_error else ""
     return Diagnosis(scope="permanent", kind="unknown", cause=f"it failed{its_words(job)}{tail}", fix=log)
 
 
@@ -136,15 +136,17 @@ MEANINGS: dict[int, tuple[Scope, Kind, str]] = {
 """contract.Exit -> its diagnosis."""
 
 
-def of_exit(job: Job, exits: list[tuple[str, int]], text: str, said: str, log: str) -> Diagnosis:
+def of_exit(job: Job, exits: list[tuple[str, int]], text: str, last_error: str, log: str) -> Diagnosis:
     """Diagnose a replica that exited or was killed."""
     who, code = exits[0]
-    if code == Exit.UNFIT and (grant := first(r"(gcloud .*add-iam-policy-binding .*?--role=[\w/.]+)", said)):
-        return Diagnosis(scope="permanent", kind="permission", cause=said.split(": gcloud ", maxsplit=1)[0], fix=grant)
+    if code == Exit.UNFIT and (grant := first(r"(gcloud .*add-iam-policy-binding .*?--role=[\w/.]+)", last_error)):
+        return Diagnosis(
+            scope="permanent", kind="permission", cause=last_error.split(": gcloud ", maxsplit=1)[0], fix=grant
+        )
     scope, kind, words = meaning(code, text)
-    if code == Exit.UNFIT and re.search(r"\bsecret \w+ \(", said):  # no other machine could read it either
-        return Diagnosis(scope="permanent", kind=kind, cause=plain(said))
-    cause = f"{who} exited with {code}: {words}" + (f"; its last error: {said}" if said else "")
+    if code == Exit.UNFIT and re.search(r"\bsecret \w+ \(", last_error):  # no other machine could read it either
+        return Diagnosis(scope="permanent", kind=kind, cause=plain(last_error))
+    cause = f"{who} exited with {code}: {words}" + (f"; its last error: {last_error}" if last_error else "")
     return Diagnosis(scope=scope, kind=kind, cause=cause, fix=advice(job, code, log))
 
 

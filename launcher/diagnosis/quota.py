@@ -102,8 +102,8 @@ def figures(quota: Exceeded, tried: Tried) -> str:
     """Return `: 8 are needed, the limit is 0`, without the unknown parts."""
     needed = f"{tried.gpus} are needed" if tried.gpus and "gpu" in quota.names[0].lower() else ""
     limit = f"the limit is {quota.limit}" if quota.limit else ""
-    told = ", ".join(filter(None, (needed, limit)))
-    return f": {told}" if told else ""
+    figures = ", ".join(filter(None, (needed, limit)))
+    return f": {figures}" if figures else ""
 
 
 def fix(quota: Exceeded, tried: Tried) -> str:

@@ -71,12 +71,12 @@ def refusal_of(error: Failure) -> Refusal:
 
 def of_startup(error: Failure, tried: Tried, log: str) -> Diagnosis:
     """Diagnose a startup script that could not start the container, from its error message."""
-    said = (error.metadata.get("said", "") or error.message)[:LONGEST]
-    known = recognised(Refusal(code=400, message=said, service="compute"), tried)
+    message = (error.metadata.get("reason", "") or error.message)[:LONGEST]
+    known = recognised(Refusal(code=400, message=message, service="compute"), tried)
     if known is not None and known.kind in ("permission", "image", "disabled", "credentials"):
         return known
-    if re.search(PULL, said, re.IGNORECASE):  # by no fault of the image's: the way to it, then
+    if re.search(PULL, message, re.IGNORECASE):  # by no fault of the image's: the way to it, then
         fix = f"gcloud compute routers list --project={tried.project} shows whether {tried.region} has a Cloud NAT"
-        return Diagnosis(scope="region", kind="image", cause=plain(said), fix=fix)
-    scope: Scope = "zone" if re.search(DRIVER, said, re.IGNORECASE) else "permanent"
-    return Diagnosis(scope=scope, kind="unfit", cause=f"the VM could not run the job: {plain(said)}", fix=log)
+        return Diagnosis(scope="region", kind="image", cause=plain(message), fix=fix)
+    scope: Scope = "zone" if re.search(DRIVER, message, re.IGNORECASE) else "permanent"
+    return Diagnosis(scope=scope, kind="unfit", cause=f"the VM could not run the job: {plain(message)}", fix=log)

@@ -42,7 +42,7 @@ def build_context(source: Source) -> IO[bytes]:
 
 
 def base_context(source: Source) -> IO[bytes]:
-    """Return the context of the user's Dockerfile: the code, and the Dockerfile under a name of its own. Raises
+    """Return the context of the user's Dockerfile: the code, and the Dockerfile under a separate name. Raises
     UsageError."""
     file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 -- the caller closes it
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:

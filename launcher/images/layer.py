@@ -35,7 +35,7 @@ class Layer(NamedTuple):
         return self.path.open("rb")
 
 
-class Hashing:
+class HashingWriter:
     """A stream that passes all data on, and computes its digest and length."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
@@ -71,9 +71,9 @@ def layer(trees: Sequence[Tree], path: Path, made_by: str) -> Layer:
         LaunchError: the layer can't be written, or the files have changed since they were hashed.
     """
     with path.open("wb", buffering=0) as file:
-        packed = Hashing(lambda data: written(file, data))
+        packed = HashingWriter(lambda data: written(file, data))
         with gzip.GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=as_file(packed), mtime=0) as zipped:
-            plain = Hashing(zipped.write)
+            plain = HashingWriter(zipped.write)
             reproducible_tar.write(trees, as_file(plain))
     return Layer(path, packed.digest, plain.digest, packed.size, made_by)
 
@@ -92,6 +92,6 @@ def written(file: RawIOBase, data: bytes) -> None:
         ) from error
 
 
-def as_file(stream: Hashing) -> IO[bytes]:
+def as_file(stream: HashingWriter) -> IO[bytes]:
     """Return the stream typed as a file, for gzip and tarfile."""
     return stream  # type: ignore[return-value]  # typing.IO has twenty methods, of which two are called

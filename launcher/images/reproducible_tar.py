@@ -90,14 +90,14 @@ def add(tar: tarfile.TarFile, file: File, name: str, owner: int, *, group_writes
             mode = (0o755 if executable else 0o644) | (0o020 if group_writes else 0)
             info = entry(name, owner, tarfile.REGTYPE, mode)
             info.size = status.st_size
-            hashing = Hashing(content)
+            hashing = HashingReader(content)
             tar.addfile(info, hashing)  # type: ignore[arg-type]  # tarfile calls read() only
             return digest_record(file, executable, hashing.digest())
     except OSError as error:  # includes tarfile's own "unexpected end of data"
         raise UsageError(f"{file.path} can't be read: {error}", "Nothing has been sent; try again.") from error
 
 
-class Hashing:
+class HashingReader:
     """A file whose content is hashed as it is read."""
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -24,7 +24,7 @@ RESTART_HOURS = 0.25
 """Assumed loss of an interruption: a new machine, the image, and the work since the newest checkpoint."""
 
 
-class Part(Frozen, frozen=True, kw_only=True):
+class MemoryPart(Frozen, frozen=True, kw_only=True):
     """A part of a GPU's memory, in bytes."""
 
     name: str
@@ -79,7 +79,7 @@ class Estimate(Frozen, frozen=True, kw_only=True):
     gpu_memory_gb: float
     parameters: int | None = None
     model: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemoryPart, ...] = ()
     bytes: int | None = None
     micro_batch: int | None = None
     fits: bool | None = None
@@ -119,7 +119,7 @@ def estimate(
         gpu_memory_gb=plain.gpu_memory_gb,
         parameters=model.parameters,
         model=model.name,
-        parts=tuple(Part(name=one.name, bytes=one.size, what=one.what) for one in found.need.parts),
+        parts=tuple(MemoryPart(name=one.name, bytes=one.size, what=one.what) for one in found.need.parts),
         bytes=found.need.total,
         micro_batch=found.need.micro_batch,
         fits=found.fits,

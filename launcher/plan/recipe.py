@@ -190,7 +190,7 @@ LARGE = "nvidia triton torch"
 
 
 def own_torch(recipe: Recipe) -> Iterator[str]:
-    """Yield the stages with PyTorch in a virtual environment of its own."""
+    """Yield the stages with PyTorch in a separate virtual environment."""
     yield "FROM ${BASE} AS build"
     yield PIP_ENV
     yield "WORKDIR /build"

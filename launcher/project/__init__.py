@@ -1,1 +1,1 @@
-"""A project's readiness: what is read of it, the checks, and the commands that fix what they find."""
+"""Check whether a project is ready: reads, checks, and the commands that fix the findings."""

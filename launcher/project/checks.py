@@ -31,7 +31,7 @@ from launcher.text import listed, plural
 
 
 def evaluate(needs: Needs, found: Found) -> tuple[Check, ...]:
-    """Return the result of every check for which something was read, failures first."""
+    """Return the result of every check whose data was read, failures first."""
     checks = [one for name, check in CHECKS for one in run(name, check, needs, found)]
     return tuple(sorted(checks, key=lambda one: ORDER.index(one.status)))
 
@@ -286,7 +286,7 @@ def check_bucket(needs: Needs, found: Found) -> Iterator[Check]:
 
 
 def bucket_warnings(needs: Needs, known: Any, project: Any) -> Iterator[Check]:
-    """Yield what may surprise about a bucket."""
+    """Yield warnings about a bucket."""
     url, location = f"gs://{needs.bucket}", str(known.get("location", "")).lower()
     if known.get("locationType", "region") != "region" and needs.service == "vertex":
         text = f"{url} is in the {known['locationType']} {location}: Vertex AI can't mount it at /gcs"

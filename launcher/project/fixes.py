@@ -1,4 +1,4 @@
-"""The commands that fix what a check found. Nothing is executed here."""
+"""The commands that fix the findings of checks. Nothing is executed here."""
 
 from __future__ import annotations
 

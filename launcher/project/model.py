@@ -1,4 +1,4 @@
-"""What a project is checked for, and the result of a check. Plain data."""
+"""The requirements for a project, and the results of checks, as plain data."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Needs(Struct, frozen=True, kw_only=True):
 
 
 UNEXPECTED: Final = (KeyError, TypeError, ValueError, AttributeError)
-"""What an answer of an unexpected shape raises: it is unknown, and no reason to refuse a job."""
+"""Exceptions raised by an answer of an unexpected shape. Its content is unknown, which is no reason to refuse a job."""
 
 
 def agent(number: str) -> str:
@@ -137,6 +137,6 @@ def unread(name: str, error: LaunchError, text: str = "not checked") -> Check:
 
 
 def answer(found: Found, name: str) -> Any:
-    """Return the answer of a read; None if it was not read, or if the resource does not exist."""
+    """Return the result of a read; None if it was not read, or if the resource does not exist."""
     one = found.get(name)
     return None if isinstance(one, LaunchError) else one

@@ -1,4 +1,4 @@
-"""Derive what a plan needs of its project. Pure."""
+"""Derive the requirements of a plan for its project. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METRIC_PREFIX = "custom_model_training_"
 
 
 def needs_of(plan: Plan, *, creates_repository: bool = False) -> Needs:
-    """Return what a plan's jobs need."""
+    """Return the requirements of a plan's jobs."""
     first = request.read(plan.attempts[0].request)
     image = plan.image
     return replace(
@@ -40,7 +40,7 @@ def needs_of(plan: Plan, *, creates_repository: bool = False) -> Needs:
 
 
 def needs_on_vertex(plan: Plan) -> Needs:
-    """Return what only Vertex AI needs."""
+    """Return the requirements of Vertex AI alone."""
     first = plan.attempts[0].request
     return Needs(
         project=plan.project,
@@ -52,7 +52,7 @@ def needs_on_vertex(plan: Plan) -> Needs:
 
 
 def needs_on_vms(plan: Plan) -> Needs:
-    """Return what only VMs need; `launcher.compute.preflight` checks their quotas, network and image."""
+    """Return the requirements of VMs alone; `launcher.compute.preflight` checks their quotas, network and image."""
     first = properties(plan.attempts[0].request)
     external = has_external_ip(first)
     nets = [network_of(first, region, plan.project) for region in dict.fromkeys(one.region for one in plan.attempts)]

@@ -37,7 +37,7 @@ def constraints(needs: Needs) -> tuple[str, ...]:
 
 
 def check_policies(needs: Needs, found: Found) -> Iterator[Check]:
-    """Check each constraint; one line stands for all that stop nothing."""
+    """Check each constraint. All constraints that forbid nothing share one line."""
     answers = {one: found[f"policy {one}"] for one in constraints(needs) if f"policy {one}" in found}
     problems = [
         check
@@ -52,7 +52,7 @@ def check_policies(needs: Needs, found: Found) -> Iterator[Check]:
 
 
 def problems_of(name: str, needs: Needs, policy: Mapping[str, Any]) -> Iterator[Check]:
-    """Yield what one policy refuses, or that it can't be decided."""
+    """Yield what one policy forbids, or that this can't be determined."""
     if name == LOCATIONS:
         for region in needs.regions:
             text = f"{name} does not allow {region}"

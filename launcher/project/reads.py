@@ -1,4 +1,4 @@
-"""Read what the checks need to know of a project: in parallel, each read once, with one time limit for all."""
+"""Read the data for the checks of a project: in parallel, each once, with one time limit for all."""
 
 from __future__ import annotations
 
@@ -219,8 +219,8 @@ def pages(
 
 
 def access_calls(rest: Rest, needs: Needs, found: Found) -> dict[str, Call]:
-    """Return the questions what the job's account and Vertex AI's agent may do. Without the project's number the agent
-    is unknown, and so is what it may do."""
+    """Return the reads of what the job's account and Vertex AI's agent may do. Without the project's number the agent
+    is unknown, so nothing about it is read."""
     number = str((answer(found, "project") or {}).get("projectNumber", ""))
     account = needs.job_account(number)
     calls: dict[str, Call] = {}
@@ -239,7 +239,7 @@ def access_calls(rest: Rest, needs: Needs, found: Found) -> dict[str, Call]:
 
 
 def key_calls(rest: Rest, needs: Needs, found: Found) -> dict[str, Call]:
-    """Return the reads of the encryption keys, and the questions whether Google's service agents may use them."""
+    """Return the reads of the encryption keys, and of whether Google's service agents may use them."""
     calls: dict[str, Call] = {}
     for (_, key), principal in keys(needs, found).items():
         calls[f"key {key}"] = partial(rest, KMS, f"/v1/{key}")

@@ -17,13 +17,13 @@ from launcher.project.steps import Step
 T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 180.0
-"""How long a step may take to have an effect: an API that was just enabled refuses for about a minute."""
+"""Time limit for a step to take effect: an API that was just enabled refuses requests for about a minute."""
 POLL_SECONDS: Final = 2.0
 
 
 def pending(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps that are not done. Raises LaunchError: one can't be read, other than because its API is
-    disabled."""
+    """Return the steps that are not done. Raises LaunchError: one can't be read for another reason than a disabled
+    API."""
     answers = together({str(number): step.is_done for number, step in enumerate(steps)})
     for one in answers.values():
         if isinstance(one, LaunchError) and not is_disabled(one):
@@ -59,7 +59,7 @@ def apply(steps: Sequence[Step], clock: Clock, say: Callable[[str], None]) -> No
 
 
 def patiently(call: Callable[[], T], clock: Clock, until: float) -> T:
-    """Return a call's answer, repeating it while an earlier step takes effect. Raises LaunchError."""
+    """Return a call's result; repeat the call while an earlier step takes effect. Raises LaunchError."""
     while True:
         try:
             return call()

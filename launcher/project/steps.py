@@ -1,4 +1,4 @@
-"""The steps that make a project ready: each knows whether it is done, does it, and has the gcloud command for it."""
+"""The steps that make a project ready. Each can check whether it is done, do it, and show its gcloud command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VERTEX_APIS: Final = ("aiplatform.googleapis.com",)
 VERTEX, VMS = VERTEX_APIS[0], "compute.googleapis.com"
 VM_APIS: Final = ("compute.googleapis.com", "iap.googleapis.com", "oslogin.googleapis.com")
 PROJECT_ROLES: Final = ("roles/logging.logWriter", fixes.SECRET_ROLE)
-"""What the trainer account may do in the project: write logs, read secrets."""
+"""Roles of the trainer account in the project: write logs, read secrets."""
 PULL_ROLE: Final = "roles/artifactregistry.reader"
 ACT_ROLE: Final = "roles/iam.serviceAccountUser"
 NAT: Final = "launch-nat"
@@ -58,7 +58,7 @@ class QuotaRequest(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What a project is made ready for."""
+    """The target of a setup: the project, and what it is made ready for."""
 
     project: str
     number: str
@@ -93,7 +93,7 @@ class Step(Struct, frozen=True, kw_only=True):
     name: str
     text: str
     permission: str
-    """What the caller needs in the project for it."""
+    """The permission that the caller needs for it in the project."""
     command: str
     """The gcloud commands that do the same, one per line."""
     is_done: Callable[[], bool]
@@ -181,7 +181,7 @@ def bucket(wanted: Wanted, rest: Rest) -> Step:
 
 
 def own_bucket(wanted: Wanted, rest: Rest) -> Any:
-    """Return the bucket, or None if nobody has it. Raises UsageError: it belongs to another project; LaunchError."""
+    """Return the bucket; None if it does not exist. Raises UsageError: it belongs to another project; LaunchError."""
     try:
         known = exists(lambda: rest(STORAGE, f"/storage/v1/b/{wanted.bucket}"))
     except LaunchError as error:
@@ -318,7 +318,7 @@ def network(wanted: Wanted, rest: Rest) -> Iterator[Step]:
 
 
 def suffix(wanted: Wanted) -> str:
-    """Return the end of the name of what belongs to a network."""
+    """Return the suffix of the names of resources of a network."""
     return "" if wanted.network == "default" else f"-{wanted.network}"
 
 
@@ -463,7 +463,7 @@ def exists(call: Callable[[], Any]) -> Any:
 
 
 def unless_exists(call: Callable[[], object]) -> None:
-    """Make a create call; another setup may have been faster. Raises LaunchError."""
+    """Make a create call; succeed too if the resource exists: another setup was faster. Raises LaunchError."""
     try:
         call()
     except LaunchError as error:

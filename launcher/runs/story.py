@@ -1,4 +1,4 @@
-"""How a run went, attempt by attempt: its wait, its machines, its steps, what was lost, how it ended. Pure."""
+"""Summarise a run's attempts: wait, machines, steps, losses and end of each. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AttemptState = Literal["waiting", "running", "ended", "interrupted"]
 
 
 class Resumed(Struct, frozen=True, kw_only=True):
-    """A start of the processes that continued after another: the step that was reached, and the one it resumed from."""
+    """A start of the processes that resumed an earlier one: the step reached before, and the step resumed from."""
 
     stopped_at: int
     resumed_from: int
@@ -35,7 +35,7 @@ class Resumed(Struct, frozen=True, kw_only=True):
         return max(0, self.stopped_at - self.resumed_from)
 
 
-class Chapter(Struct, frozen=True, kw_only=True):
+class AttemptSummary(Struct, frozen=True, kw_only=True):
     """One attempt. Times are in seconds; None: unknown."""
 
     number: int
@@ -47,27 +47,27 @@ class Chapter(Struct, frozen=True, kw_only=True):
     ran: float = 0.0
     usd: float | None = None
     resumed: Resumed | None = None
-    """How it continued the attempts before it; None: from scratch, or not yet known."""
+    """How it resumed from earlier attempts; None: it began from scratch, or that is not known yet."""
     lost_usd: float | None = None
-    """The price of the steps that it repeats."""
+    """Cost in USD of the steps that it repeats."""
     restarts: tuple[Resumed, ...] = ()
-    """The starts of its processes after the first."""
+    """Starts of its processes after the first one."""
     reached: int | None = None
     """Its newest step."""
     kind: str = ""
-    """How it ended: succeeded, preempted, stockout and so on (launcher.diagnosis); empty: it has not."""
+    """Kind of its end: succeeded, preempted, stockout and so on (launcher.diagnosis); empty while it has not ended."""
     cause: str = ""
     fix: str = ""
 
 
 class LiveAttempt(Struct, frozen=True, kw_only=True):
-    """What the service says of the newest attempt's job. Times are Unix seconds."""
+    """The newest attempt's job as the service reports it. Times are Unix seconds."""
 
     number: int
     state: AttemptState
     machine: str = ""
     place: str = ""
-    """As in a Chapter."""
+    """As in an AttemptSummary."""
     created: float
     started: float | None = None
     ended: float | None = None
@@ -77,7 +77,7 @@ class LiveAttempt(Struct, frozen=True, kw_only=True):
 
 
 def live_of(job: Job, number: int, diagnosis: Diagnosis | None) -> LiveAttempt:
-    """Return what a job says of its attempt; `diagnosis` is that of its end."""
+    """Return an attempt according to its job; `diagnosis` is that of the job's end."""
     asked = request.read(job.request)
     machine = f"{asked.nodes} × {asked.machine_type}" if asked.nodes > 1 else asked.machine_type
     place = f"{asked.provisioning.partition(':')[0] or 'standard'} in {job.place}"
@@ -96,29 +96,29 @@ def live_of(job: Job, number: int, diagnosis: Diagnosis | None) -> LiveAttempt:
     )
 
 
-def chapters(run: RunData, now: float, live: LiveAttempt | None = None) -> tuple[Chapter, ...]:
-    """Return the attempts of a run, in order. `live` is about one of them, or one that the folder doesn't have."""
+def summarize_attempts(run: RunData, now: float, live: LiveAttempt | None = None) -> tuple[AttemptSummary, ...]:
+    """Return a summary of each attempt, in order. `live` is one of them, or one that the folder does not have yet."""
     from launch_train.report.goodput import attempt_times
 
     records = {attempt.number: attempt for attempt in run.attempts}
-    found: list[Chapter] = []
+    found: list[AttemptSummary] = []
     for times in attempt_times(run, now):
         starts = [start for start in run.starts if start.key[0] == times.number]
-        chapter = _chapter(run, records.get(times.number), times, starts)
+        summary = _summary(run, records.get(times.number), times, starts)
         before = [start for start in run.starts if start.key[0] < times.number]
-        chapter = replace(chapter, resumed=_resumed(before, starts[:1]))
-        if live and live.number == chapter.number:
-            chapter = _with_live(chapter, live, now, times.usd_per_hour)
-        if found and chapter.resumed and chapter.resumed.lost:
-            chapter = replace(chapter, lost_usd=_lost_usd(chapter.resumed.lost, before, found[-1]))
-        found.append(chapter)
+        summary = replace(summary, resumed=_resumed(before, starts[:1]))
+        if live and live.number == summary.number:
+            summary = _with_live(summary, live, now, times.usd_per_hour)
+        if found and summary.resumed and summary.resumed.lost:
+            summary = replace(summary, lost_usd=_lost_usd(summary.resumed.lost, before, found[-1]))
+        found.append(summary)
     if live and live.number not in records and not any(one.number == live.number for one in found):
-        alone = Chapter(number=live.number, machine=live.machine, place=live.place, state=live.state)
+        alone = AttemptSummary(number=live.number, machine=live.machine, place=live.place, state=live.state)
         found.append(_with_live(alone, live, now, None))
     return tuple(found)
 
 
-def total_usd(found: Sequence[Chapter]) -> float | None:
+def total_usd(found: Sequence[AttemptSummary]) -> float | None:
     """Return the cost of all attempts so far; None: the price of one that ran is unknown."""
     costs = [one.usd for one in found if one.ran > 0]
     return None if None in costs else sum(cost for cost in costs if cost is not None)
@@ -131,7 +131,7 @@ def cap_usd(plan: Any) -> float | None:
     return next((float(value) for value in values if isinstance(value, int | float) and value > 0), None)
 
 
-def _chapter(run: RunData, record: AttemptRecord | None, times: AttemptTime, starts: Sequence[Start]) -> Chapter:
+def _summary(run: RunData, record: AttemptRecord | None, times: AttemptTime, starts: Sequence[Start]) -> AttemptSummary:
     entry, end = (record.entry, record.end) if record else ({}, {})
     nodes = (run.plan.get("machine") or {}).get("nodes", 1)
     machine = str(entry.get("machine") or "")
@@ -142,7 +142,7 @@ def _chapter(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
     if isinstance(codes, dict):
         failed = [f"{name} exited with {code}" for name, code in codes.items() if code]
         kind, cause = ("failed", ", ".join(failed)) if failed else ("succeeded", "")
-    return Chapter(
+    return AttemptSummary(
         number=times.number,
         machine=f"{nodes} × {machine}" if nodes != 1 and machine else machine,
         place="" if is_local else where,
@@ -160,17 +160,17 @@ def _chapter(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
     )
 
 
-def _with_live(chapter: Chapter, live: LiveAttempt, now: float, usd_per_hour: float | None) -> Chapter:
-    """Return a chapter with what the service says; a recorded end stays."""
+def _with_live(summary: AttemptSummary, live: LiveAttempt, now: float, usd_per_hour: float | None) -> AttemptSummary:
+    """Return a summary with what the service says; a recorded end stays."""
     until = live.ended or now
     waited = max(0.0, (live.started or until) - live.created)
     ran = max(0.0, until - live.started) if live.started else 0.0
-    if chapter.kind:
-        return replace(chapter, state="ended") if live.state == "ended" else chapter
-    usd = None if usd_per_hour is None or not chapter.place else ran / 3600 * usd_per_hour
-    waited = waited if chapter.place else 0.0
+    if summary.kind:
+        return replace(summary, state="ended") if live.state == "ended" else summary
+    usd = None if usd_per_hour is None or not summary.place else ran / 3600 * usd_per_hour
+    waited = waited if summary.place else 0.0
     ended = {"kind": live.kind, "cause": live.cause, "fix": live.fix}
-    return replace(chapter, state=live.state, waited=waited, ran=ran, usd=usd, **ended)
+    return replace(summary, state=live.state, waited=waited, ran=ran, usd=usd, **ended)
 
 
 def _resumed(before: Sequence[Start], first: Sequence[Start]) -> Resumed | None:
@@ -183,8 +183,8 @@ def _resumed(before: Sequence[Start], first: Sequence[Start]) -> Resumed | None:
     return Resumed(stopped_at=max(reached), resumed_from=begins, was_preempted=preempted)
 
 
-def _lost_usd(lost: int, before: Sequence[Start], last: Chapter) -> float | None:
-    """Return the price of steps that were repeated, by the time that the attempt before took for one."""
+def _lost_usd(lost: int, before: Sequence[Start], last: AttemptSummary) -> float | None:
+    """Return the cost of repeated steps in USD, based on the time per step of the attempt before."""
     seconds = [value for start in before[-1:] for value in start.rows.values.get("step_s", ()) if value > 0]
     if not seconds or not last.usd or not last.ran:
         return None

@@ -81,12 +81,12 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         note_http(recorder, request, response.status_code, answer=answer, seconds=seconds)
         return response
 
-    HTTPAdapter.send = noted  # type: ignore[method-assign]
+    HTTPAdapter.send = noted  # type: ignore[method-assign]  # records every request of the process until the block ends
     backend.open_jobs = lambda *words: Jobs(open_jobs(*words), recorder)
     try:
         yield
     finally:
-        HTTPAdapter.send = send  # type: ignore[method-assign]
+        HTTPAdapter.send = send  # type: ignore[method-assign]  # as above
         backend.open_jobs = open_jobs
 
 

@@ -346,7 +346,7 @@ def mounts(spec: JobSpec) -> Iterator[Finding]:
         if not sources:
             yield Finding(at, "names nothing to mount", f"add one of {', '.join(SOURCES)}")
         elif len(sources) > 1:
-            yield Finding((*at, sources[1]), f"cannot be combined with {sources[0]}", "make it a mount of its own")
+            yield Finding((*at, sources[1]), f"cannot be combined with {sources[0]}", "make it a separate mount")
         elif mount.path is None and sources != ["bucket"]:
             yield Finding((*at, "path"), "required, but missing", "add the folder in the container: path: /data")
         if mount.new_disk_type and mount.new_disk_gb is None:

@@ -113,11 +113,11 @@ class Composer:
         return root
 
     def peek(self) -> Event:
-        event: Event = self.events.peek_event()  # type: ignore[no-untyped-call]
+        event: Event = self.events.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs have no types here
         return event
 
     def next(self) -> Event:
-        event: Event = self.events.get_event()  # type: ignore[no-untyped-call]
+        event: Event = self.events.get_event()  # type: ignore[no-untyped-call]  # as above
         return event
 
     def node(self, event: Event, depth: int) -> Node:
@@ -126,7 +126,7 @@ class Composer:
         if depth > MAX_DEPTH:
             self.stop(event, f"nested more than {MAX_DEPTH} levels deep", "check the brackets and the indentation")
         if self.values > MAX_VALUES:
-            self.stop(event, f"more than {MAX_VALUES} values", "move data to a file of its own")
+            self.stop(event, f"more than {MAX_VALUES} values", "move the data to a separate file")
         if isinstance(event, AliasEvent):
             return self.broken(event, f"unsupported alias *{clipped(event.anchor or '')}", "write out the value")
         self.check_properties(event)

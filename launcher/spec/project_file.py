@@ -53,7 +53,7 @@ class Project(Model, frozen=True, kw_only=True):
     ) = None
 
 
-class Image(Model, frozen=True, kw_only=True):
+class ImageDefaults(Model, frozen=True, kw_only=True):
     """The default of a field of the spec's section `image`."""
 
     repository: Repository | None = None
@@ -67,7 +67,7 @@ class SettingsFile(Model, frozen=True, kw_only=True):
         tuple[Region, ...] | Literal["any"] | None,
         Meta(description="regions in fallback order; any: all that have the machine, cheapest first"),
     ] = None
-    image: Image = Image()
+    image: ImageDefaults = ImageDefaults()
     output: Annotated[str, Meta(pattern=BUCKET, description="where runs are stored: gs://BUCKET/PATH")] | None = None
     labels: Annotated[dict[LabelKey, LabelValue], Meta(max_length=50, description="labels of the job and its VMs")] = (
         field(default_factory=dict)

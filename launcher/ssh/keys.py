@@ -25,8 +25,8 @@ KINDS: Final = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 def settings_folder(environ: Mapping[str, str]) -> Path:
     """Return launch's settings folder (XDG)."""
-    own = environ.get("XDG_CONFIG_HOME", "")
-    return (Path(own) if os.path.isabs(own) else home(environ) / ".config") / "launch"  # noqa: PTH117
+    own = Path(environ.get("XDG_CONFIG_HOME", ""))
+    return (own if own.is_absolute() else home(environ) / ".config") / "launch"
 
 
 def home(environ: Mapping[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""What the HTTP servers of the tests have in common."""
+"""The base of the loopback HTTP servers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 
 class Server(ThreadingHTTPServer):
-    """Waits for its threads at the end, and ends the connections that clients keep open."""
+    """An HTTP server that closes the connections that clients keep open, and joins its threads at the end."""
 
     daemon_threads = False
     block_on_close = True
-    request_queue_size = 128  # of connections that wait to be accepted: clients come with 16 at once
+    request_queue_size = 128  # pending connections: a client opens up to 16 at once
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
@@ -25,13 +25,13 @@ class Server(ThreadingHTTPServer):
         self.stopping = threading.Event()
 
     def hang_up(self) -> None:
-        """End all connections, and those that are still to be accepted."""
+        """Close all connections, also those that are accepted later."""
         self.stopping.set()
         for connection in list(self.connections):
             _shut(connection)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection; one that is to be reset is closed with unsent bytes thrown away, and an RST for a FIN."""
+        """Close a connection. One in `to_reset` is reset: unsent bytes are discarded, and an RST is sent, no FIN."""
         if request not in self.to_reset:
             super().shutdown_request(request)
             return
@@ -40,13 +40,13 @@ class Server(ThreadingHTTPServer):
         request.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; anything else is a mistake in a test's server."""
+        """Ignore clients that closed the connection; report any other error, which is a bug of the server."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Speaks HTTP/1.1 on a connection that `Server` ends, and logs nothing."""
+    """An HTTP/1.1 handler whose connections `Server` closes. It logs nothing."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet: no wait for a delayed ACK
@@ -63,8 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def read_body(self, headers: Mapping[str, str], most: int | None = None) -> bytes:
-        """The request's body, chunked or not; of one that isn't chunked at most so many bytes. `headers` are in lower
-        case."""
+        """Return the request's body; at most `most` bytes unless it is chunked. `headers` are in lower case."""
         if headers.get("transfer-encoding", "").lower() != "chunked":
             length = int(headers.get("content-length", 0))
             return self.rfile.read(length if most is None else min(most, length))
@@ -76,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         return b"".join(chunks)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """The servers keep the requests themselves."""
+        """Log nothing: the servers record the requests."""
 
 
 def _shut(connection: socket.socket) -> None:

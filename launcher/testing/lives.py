@@ -1,4 +1,4 @@
-"""What becomes of a job on the loopback cloud: its states, and the seconds after its creation at which they begin."""
+"""Simulated lives of jobs on the loopback cloud: the states, each with its begin in seconds after the creation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SUCCEEDED: Final = (*RUNNING, Stage("JOB_STATE_SUCCEEDED", 30))
 
 
 def _exited(code: int) -> tuple[Stage, ...]:
-    # Vertex AI's message when a container ends with a code other than 0.
+    # Vertex AI's message for a container that exits with a code other than 0.
     said = f"The replica workerpool0-0 exited with a non-zero status of {int(code)}."
     return (*RUNNING, Stage("JOB_STATE_FAILED", 30, (3, said)))
 
 
 FAILED: Final = _exited(Exit.FAILED)
 PREEMPTED: Final = _exited(Exit.PREEMPTED)
-"""The container saved a checkpoint and ended with the code of a preemption (docs/reliability.md)."""
+"""The container saved a checkpoint and exited with the code of a preemption (docs/reliability.md)."""
 NO_CAPACITY: Final = (
     *WAITING,
     Stage(

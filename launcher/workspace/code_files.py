@@ -125,10 +125,10 @@ def link(folder: Path, name: str, path: str) -> str:
             f"{what}, outside the code folder; it would be broken in the image",
             "Copy its target, or exclude the link in .dockerignore (data belongs in the bucket).",
         )
-    parent = os.path.realpath(os.path.dirname(path))  # noqa: PTH120
+    parent = os.path.realpath(Path(path).parent)
     # The target is unchanged unless it names the folder itself (/home/me/code/x, ../code/x), whose name in the image
     # differs.
-    leaves = os.path.isabs(target) or rises(posixpath.join(posixpath.dirname(name), target))  # noqa: PTH117
+    leaves = Path(target).is_absolute() or rises(posixpath.join(posixpath.dirname(name), target))
     return os.path.relpath(real, parent).replace(os.sep, "/") if leaves else target
 
 

@@ -15,7 +15,7 @@ from launcher.plan.model import Target
 from launcher.spec.checks import data_paths
 from launcher.spec.models import JobSpec, Run
 
-ELSEWHERE = ("/gcs", "/mnt", "/workspace", "/tmp", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/opt")  # noqa: S108
+ELSEWHERE = ("/gcs", "/mnt", "/workspace", "/tmp", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/opt")  # noqa: S108 - compared with texts only; nothing is written there
 """Folders that also exist on the job's machine or in its image."""
 
 
@@ -93,7 +93,7 @@ def is_beside_code(path: str, folder: Path | None, beside: Path | None, names: S
     if name in names or (folder and os.path.exists(folder / name)):  # noqa: PTH110 -- names may be too long
         return False
     bases = [base for base in (beside, Path.cwd()) if base]
-    return any(os.path.exists(base / name) for base in bases)  # noqa: PTH110
+    return any(os.path.exists(base / name) for base in bases)  # noqa: PTH110 -- names may be too long
 
 
 FOREIGN = ("/home", "/Users", "/mnt", "/media", "/data", "/datasets", "/scratch")

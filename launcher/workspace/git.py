@@ -85,11 +85,8 @@ def list_files(folder: str) -> Listed | None:
 
 def checkout_of(folder: str) -> str | None:
     """Return the root of the folder's checkout: the nearest folder, itself included, that has a .git."""
-    while not os.path.lexists(f"{folder}/.git"):
-        folder, before = os.path.dirname(folder), folder  # noqa: PTH120
-        if folder == before:
-            return None
-    return folder
+    places = (Path(folder), *Path(folder).parents)
+    return next((str(place) for place in places if os.path.lexists(place / ".git")), None)
 
 
 def commit(folder: Path, names: Iterable[str] = ()) -> Commit | None:
@@ -126,7 +123,7 @@ def without_filters(folder: Path) -> Iterator[str]:
 
 
 def export_commit(folder: Path, ref: str, to: Path) -> None:
-    """Write the files of a commit into the empty folder `to`, as a checkout of its own that shares the objects.
+    """Write the files of a commit into the empty folder `to`, as a separate checkout that shares the objects.
 
     The repository's own files, index and refs do not change. Large files (LFS) are written as pointers.
 

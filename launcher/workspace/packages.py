@@ -156,7 +156,7 @@ def check_source(path: Path, package: dict[str, Any]) -> None:
     if local not in (None, "."):
         raise UsageError(
             f"{FIELD}: {path}: {package['name']} is at {local} on this machine, which the image doesn't have",
-            "Code of your own belongs into image.code; packages come from an index, or from git+https://…",
+            "Put your own code into image.code; packages come from an index, or from git+https://…",
             field=FIELD,
         )
 

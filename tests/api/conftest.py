@@ -1,4 +1,4 @@
-"""A Python program of the user's, in a world of its own: a spec, and the loopback cloud."""
+"""Fixtures for a user's Python program: a spec, and the loopback cloud."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_an_export_that_is_refused(user: Job) -> None:
     run = api.submit(api.plan("job.yaml"))
     save(open_storage(run.folder or ""), 10)
     with pytest.raises(UsageError, match="gguf"):
-        run.export("gguf")  # type: ignore[arg-type]
+        run.export("gguf")  # type: ignore[arg-type]  # must fail
     with pytest.raises(LaunchError, match="it has 10"):
         run.export("torch", step=7)
     (user.folder / "full").mkdir()

@@ -1,4 +1,4 @@
-"""A sweep on this machine: which points run when, on which GPUs, and what the same command does again."""
+"""A sweep on this machine: the order of the points, their GPUs, and the same command repeated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ limits: {restarts: 0}
 
 
 class World:
-    """A spec, and children that end as a test says, without being started."""
+    """A spec. Child processes are not started: a test sets how they end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.active, self.most = folder, 0, 0

@@ -1,4 +1,4 @@
-"""Watching runs: on a clock of its own, through outages and from one attempt to the next."""
+"""Watching runs with a fake clock, through outages and from one attempt to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch_train.common import contract
 from launch_train.common.storage import LocalFolder, Storage
 from launcher.api.find_local_run import LocalRun
 from launcher.api.run_story import RunStory
-from launcher.api.watching import NEXT_SECONDS, RunHere, RunWatch
+from launcher.api.watching import NEXT_SECONDS, RunWatch, WatchedLocalRun
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
@@ -30,7 +30,7 @@ JOB = Job(name="projects/p/locations/us-central1/customJobs/7", region="us-centr
 
 
 class Steps:
-    """A clock whose sleeps do something, one thing each."""
+    """A clock that calls one function of a list at each sleep."""
 
     def __init__(self, *does: Callable[[], object]) -> None:
         self._clock, self._does = FakeClock(), [*does]
@@ -68,11 +68,11 @@ def test_a_run_here_is_watched_to_its_end(tmp_path: Path) -> None:
             write_end(storage, 1, End(exit_codes={"workerpool0-0": 0}, seconds=3.0, time=9.0))
             stack.close()
 
-        source = RunHere(LocalRun(tmp_path), Steps(step, lambda: None, end).clock)
+        source = WatchedLocalRun(LocalRun(tmp_path), Steps(step, lambda: None, end).clock)
         view = watched(RunWatch(source, events.append)).view
     assert (view.is_over, view.error, view.job and view.job.state) == (True, None, "SUCCEEDED")
     assert view.progress == Progress(step=4, steps=4, loss=1.5)
-    assert [row["step"] for row in view.recent] == [1, 2, 4]
+    assert [row["step"] for row in view.newest_rows] == [1, 2, 4]
     assert [line.text for line in view.lines] == ["hello"]
     assert view.story.chapters[-1].kind == "succeeded"
     assert {type(event).__name__ for event in events} >= {"StateChanged", "LinesPrinted", "ProgressUpdated"}
@@ -80,7 +80,9 @@ def test_a_run_here_is_watched_to_its_end(tmp_path: Path) -> None:
 
 def test_a_run_here_that_has_ended_is_read_once(tmp_path: Path) -> None:
     lock(LocalFolder(tmp_path), {"region": "local"})
-    view = watched(RunWatch(RunHere(LocalRun(tmp_path), Clock(lambda: 0.0, lambda _: pytest.fail("waits"))))).view
+    view = watched(
+        RunWatch(WatchedLocalRun(LocalRun(tmp_path), Clock(lambda: 0.0, lambda _: pytest.fail("waits"))))
+    ).view
     assert (view.job and view.job.state, view.story.chapters[-1].state) == ("CANCELLED", "interrupted")
 
 
@@ -94,7 +96,7 @@ class Scripted:
         self.answers, self.then = [*answers], then
         self.clock = clock or Steps().clock
         self.opened = 0
-        self.recent: tuple[Any, ...] = ()
+        self.newest_rows: tuple[Any, ...] = ()
 
     def cancel(self, job: Job | None, say: object) -> bool:
         raise NotImplementedError
@@ -165,7 +167,7 @@ def test_access_that_was_withdrawn_is_an_error() -> None:
     assert isinstance(view.error, NotAuthorised)
 
 
-def test_a_fault_of_launch_is_an_error_too() -> None:
+def test_a_bug_of_launch_is_an_error_too() -> None:
     class Broken(Scripted):
         def newest_job(self) -> Job:
             raise ValueError("odd")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import place, sources, tree
+from tests.architecture import location, sources, syntax_tree
 from tests.command import ROOT, launch
 
 HEAD = "name: a\nmachine:\n  type: l4\n  gpus: 1\nregions: [us-central1]\n"
@@ -101,9 +101,9 @@ NOT_OF_THE_SPEC = {
 
 def test_each_refusal_of_plan_and_catalog_names_its_field() -> None:
     unnamed = [
-        place(ROOT, file, node)
+        location(ROOT, file, node)
         for file in sources(ROOT / "launcher", "plan", "catalog")
-        for node in ast.walk(tree(file))
+        for node in ast.walk(syntax_tree(file))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in ("PlanRefused", "CatalogError")

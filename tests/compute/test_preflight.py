@@ -11,7 +11,7 @@ from launcher.compute.preflight import allowed, check
 from launcher.compute.preflight_checks import (
     IAP,
     Finding,
-    QuotaUse,
+    QuotaNeed,
     VmNetwork,
     check_iap_ssh,
     check_limit,
@@ -212,7 +212,7 @@ LISTED = {
     "network": "x/default",
     "nats": [{"sourceSubnetworkIpRangesToNat": "LIST_OF_SUBNETWORKS", "subnetworks": [{"name": "x/default"}]}],
 }
-OTHERS = {**LISTED, "nats": [{**LISTED["nats"][0], "subnetworks": [{"name": "x/other"}]}]}  # type: ignore[dict-item]
+OTHERS = {**LISTED, "nats": [{**LISTED["nats"][0], "subnetworks": [{"name": "x/other"}]}]}  # type: ignore[dict-item]  # a text or a list of dicts
 PRIVATE = {"privateIpGoogleAccess": True}
 
 
@@ -351,7 +351,7 @@ def test_a_deny_rule_before_the_one_for_iap() -> None:
 def test_quotas(own: Any, other: Any, scope: str | None) -> None:
     pairs = {"SPOT_GPUS": own, "GPUS": other}
     quotas = [{"metric": name, "limit": one[0], "usage": one[1]} for name, one in pairs.items() if one]
-    found = check_limit(QuotaUse(metric="SPOT_GPUS", units=2, fallback="GPUS"), "spot", "us-central1", quotas)
+    found = check_limit(QuotaNeed(metric="SPOT_GPUS", units=2, fallback="GPUS"), "spot", "us-central1", quotas)
     assert (found and found.scope) == scope
 
 

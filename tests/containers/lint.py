@@ -51,7 +51,7 @@ def parsed(text: str) -> File:
     stages: list[Stage] = []
     for step in instructions(text):
         if step.name == "FROM":
-            image, name = re.fullmatch(r"(\S+)(?: (?i:AS) (\S+))?", step.text).groups(default="")  # type: ignore[union-attr]
+            image, name = re.fullmatch(r"(\S+)(?: (?i:AS) (\S+))?", step.text).groups(default="")  # type: ignore[union-attr]  # Docker has accepted it
             stages.append(Stage(image, name, (), next((one for one in stages if one.name == image), None)))
         elif stages:
             stages[-1] = stages[-1]._replace(steps=(*stages[-1].steps, step))

@@ -78,7 +78,7 @@ def test_any_end_gets_a_diagnosis(state: str, code: int, message: str, said: str
         code=st.integers(0, 40),
         message=TEXT,
         reason=st.sampled_from([*REASONS, "startup", "preempted", "hostError", "maintenance", "stopped"]),
-        metadata=st.dictionaries(st.sampled_from([*KEYS, "said"]), TEXT),
+        metadata=st.dictionaries(st.sampled_from([*KEYS, "reason"]), TEXT),
     ),
     TEXT,
 )

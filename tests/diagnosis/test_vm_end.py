@@ -30,7 +30,7 @@ def exited(status: int) -> Job:
 
 def unstarted(reason: str) -> Job:
     message = f"{SAID.format(70)} {reason}"
-    return job("FAILED", Failure(code=3, message=message, reason="startup", metadata={"said": reason}))
+    return job("FAILED", Failure(code=3, message=message, reason="startup", metadata={"reason": reason}))
 
 
 def taken(reason: str) -> Job:

@@ -1,4 +1,4 @@
-"""`launch` as a process of its own, the way a person starts it."""
+"""`launch` as a separate process, the way a person starts it."""
 
 from __future__ import annotations
 

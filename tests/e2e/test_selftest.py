@@ -1,4 +1,4 @@
-"""`launch selftest` as a process of its own: jobs that really train, and signals in the middle."""
+"""`launch selftest` as a separate process: jobs that really train, and signals in the middle."""
 
 from __future__ import annotations
 

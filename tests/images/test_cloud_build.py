@@ -256,7 +256,7 @@ def test_a_build_that_runs_is_followed(cloud: GoogleCloud, launch: Launch, clock
         if line.endswith(": working"):
             digests.append(other.build())
 
-    launch.on_line = meanwhile  # type: ignore[method-assign]
+    launch.on_line = meanwhile  # type: ignore[method-assign]  # called between two polls
     assert [launch.build()] == digests
     assert len(cloud.builds.builds) == 1
     assert any("(of another launch)" in line for line in other.said)
@@ -273,7 +273,7 @@ def test_ctrl_c_cancels_our_build_alone(cloud: GoogleCloud, launch: Launch, cloc
             assert "continues; another launch started it" in other.said[-1]
             raise KeyboardInterrupt
 
-    launch.on_line = meanwhile  # type: ignore[method-assign]
+    launch.on_line = meanwhile  # type: ignore[method-assign]  # as above
     with pytest.raises(KeyboardInterrupt):
         launch.build()
     [build_id] = cloud.builds.builds
@@ -421,7 +421,7 @@ def test_one_that_gcloud_cancels_has_failed(gcloud: str, cloud: GoogleCloud, lau
         if line.endswith(": working"):
             run(gcloud, "builds", "cancel", *cloud.builds.builds)
 
-    launch.on_line = cancel  # type: ignore[method-assign]
+    launch.on_line = cancel  # type: ignore[method-assign]  # as above
     with pytest.raises(LaunchError, match="ended as CANCELLED"):
         launch.build()
 

@@ -86,7 +86,7 @@ def test_its_trainer_resumes_with_the_same_losses(tmp_path: Path, name: str) -> 
     exported = tmp_path / f"checkpoint-{HALF}"
     export(storage, find_checkpoint(storage, HALF), "hf", str(exported))
 
-    class InOrder(Trainer):  # type: ignore[misc]
+    class InOrder(Trainer):  # type: ignore[misc]  # transformers has no types
         def _get_train_sampler(self, dataset: Any = None) -> Any:
             return torch.utils.data.SequentialSampler(self.train_dataset)
 

@@ -9,7 +9,7 @@ from tests.plan.planning import planned
 
 
 def tried(**fields: object) -> list[tuple[str, str]]:
-    return [(attempt.provisioning, attempt.region) for attempt in planned(**fields).attempts]  # type: ignore[arg-type]
+    return [(attempt.provisioning, attempt.region) for attempt in planned(**fields).attempts]  # type: ignore[arg-type]  # fields of a spec
 
 
 def test_placements_follow_the_specs_provisioning_order() -> None:

@@ -391,7 +391,7 @@ def test_the_gcloud_command_has_the_kms_key_and_labels() -> None:
 
 def test_a_plan_is_frozen() -> None:
     with pytest.raises(AttributeError):
-        planned().run = "other"  # type: ignore[misc]
+        planned().run = "other"  # type: ignore[misc]  # must fail
 
 
 def test_shares_in_mounts_are_mounted_on_every_node() -> None:

@@ -17,7 +17,7 @@ from launcher.testing.registry import (
     CutOff,
     FakeTime,
     Fault,
-    Lost,
+    LoseResponse,
     OciRegistry,
     Refuse,
     Reset,
@@ -166,7 +166,7 @@ def test_faults_are_counted(registry: OciRegistry) -> None:
 
 
 def test_what_becomes_of_a_body(registry: OciRegistry) -> None:
-    for effect, kept in ((Reset(), 0), (Lost(), 3), (CutOff(2), 2)):
+    for effect, kept in ((Reset(), 0), (LoseResponse(), 3), (CutOff(2), 2)):
         place = begun(registry)
         registry.faults.add(Fault("upload.chunk", effect))
         with pytest.raises(ConnectionError):

@@ -97,7 +97,7 @@ def test_preempted_while_it_is_made(site: VmSite) -> None:
 
 @pytest.mark.parametrize("away", [is_preempted, is_lost, breaks])
 def test_a_running_vm_is_preempted(site: VmSite, away: object) -> None:
-    site.does = [away, exits(0)]  # type: ignore[list-item]
+    site.does = [away, exits(0)]  # type: ignore[list-item]  # one of the three above
     assert site.drive().state == "SUCCEEDED"
     assert [kind for _, kind in site.diagnoses] == ["preempted"]
     assert len(site.ledger().entries()) == 2

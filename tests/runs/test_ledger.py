@@ -35,7 +35,7 @@ DONE = Diagnosis(scope="permanent", kind="succeeded", cause="done")
 
 def facts(number: int = 1, **fields: object) -> AttemptFacts:
     known = {"round": 1, "region": "us-central1", "zone": None, "provisioning": "spot", "machine": "m", "identity": "i"}
-    return AttemptFacts(**{"number": number, **known, **fields})  # type: ignore[arg-type]
+    return AttemptFacts(**{"number": number, **known, **fields})  # type: ignore[arg-type]  # fields of AttemptFacts
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from launch_train.common.storage import LocalFolder
 from launch_train.report import RunData, read_run
 from launcher.api.run_story import story_of_job
-from launcher.cli.ui.story_text import chapter_text, cost_text, resumed_text
+from launcher.cli.ui.story_text import attempt_text, cost_text, resumed_text
 from launcher.jobs.job import Job
-from launcher.runs.story import Chapter, LiveAttempt, Resumed, cap_usd, chapters, total_usd
+from launcher.runs.story import AttemptSummary, LiveAttempt, Resumed, cap_usd, summarize_attempts, total_usd
 from tests.train.report.folders import PLACE, T, preempted, rows, write
 
 
@@ -22,7 +22,7 @@ def read(folder: Path) -> RunData:
 
 
 def test_a_preempted_run_that_finished(tmp_path: Path) -> None:
-    found = chapters(read(preempted(tmp_path)), T + 1000)
+    found = summarize_attempts(read(preempted(tmp_path)), T + 1000)
     first, second = found
     assert (first.kind, first.reached, first.resumed, first.place) == ("preempted", 30, None, "spot in us-central1")
     assert [first.waited, first.ran, first.usd] == pytest.approx([100, 100, 0.1])
@@ -33,10 +33,10 @@ def test_a_preempted_run_that_finished(tmp_path: Path) -> None:
     )
     assert second.lost_usd == pytest.approx(5 / 3600 * 3.6)
     assert total_usd(found) == pytest.approx(0.21)
-    assert chapter_text(first) == (
+    assert attempt_text(first) == (
         "Queued 1 min 40 s, ran 1 min 40 s on g2-standard-24 (spot in us-central1), preempted at step 30"
     )
-    assert chapter_text(second).startswith("Queued 50 s, resumed from step 25 (5 steps lost), ran 1 min 50 s")
+    assert attempt_text(second).startswith("Queued 50 s, resumed from step 25 (5 steps lost), ran 1 min 50 s")
     assert (
         resumed_text(Resumed(stopped_at=4200, resumed_from=4000), 1.3)
         == "resumed from step 4,000 (200 steps lost, ≈$1.30)"
@@ -49,19 +49,21 @@ def test_an_attempt_that_runs_or_waits(tmp_path: Path) -> None:
     (folder / "attempts" / "0002.verdict.json").unlink()
     run = read(folder)
     live = LiveAttempt(number=2, state="running", created=T + 300, started=T + 400)
-    second = chapters(run, T + 1000, live)[1]
+    second = summarize_attempts(run, T + 1000, live)[1]
     assert second.state == "running"
     assert [second.waited, second.ran, second.usd] == pytest.approx([100, 600, 0.6])
-    assert "running for 10 min 0 s on g2-standard-24" in chapter_text(second)
+    assert "running for 10 min 0 s on g2-standard-24" in attempt_text(second)
     assert cost_text((second,), None) == "≈$0.60 so far"
-    third = chapters(run, T + 1000, LiveAttempt(number=3, state="waiting", created=T + 700))[2]
+    third = summarize_attempts(run, T + 1000, LiveAttempt(number=3, state="waiting", created=T + 700))[2]
     assert (third.state, third.ran) == ("waiting", 0)
-    assert chapter_text(third).startswith("Waiting for ")
-    assert chapters(run, T + 1000)[1].state == "interrupted"  # a local run without a process
-    refused = Chapter(number=4, machine="m", place="spot in x", state="ended", kind="stockout", cause="no capacity")
-    assert chapter_text(refused) == "Refused (spot in x): no capacity"
+    assert attempt_text(third).startswith("Waiting for ")
+    assert summarize_attempts(run, T + 1000)[1].state == "interrupted"  # a local run without a process
+    refused = AttemptSummary(
+        number=4, machine="m", place="spot in x", state="ended", kind="stockout", cause="no capacity"
+    )
+    assert attempt_text(refused) == "Refused (spot in x): no capacity"
     requested = replace(refused, state="interrupted", kind="")
-    assert chapter_text(requested) == "Requested (spot in x), no job is recorded"
+    assert attempt_text(requested) == "Requested (spot in x), no job is recorded"
 
 
 def test_restarts_and_refusals(tmp_path: Path) -> None:
@@ -79,11 +81,11 @@ def test_restarts_and_refusals(tmp_path: Path) -> None:
     }
     run = read(write(tmp_path, parts))
     assert [*run.starts[0].rows.steps] == [*range(1, 11), 22, 23, *range(25, 31)]  # the part between is not read
-    first, second = chapters(run, T + 100)
-    assert (first.ran, first.waited, chapter_text(first)[-20:]) == (0, 20, "refused: no capacity")
+    first, second = summarize_attempts(run, T + 100)
+    assert (first.ran, first.waited, attempt_text(first)[-20:]) == (0, 20, "refused: no capacity")
     assert (second.restarts, second.resumed) == ((Resumed(stopped_at=30, resumed_from=25),), None)
-    assert "2 × g2-standard-24" in chapter_text(second)
-    assert "restarted at step 30, resumed from step 25 (5 steps lost)" in chapter_text(second)
+    assert "2 × g2-standard-24" in attempt_text(second)
+    assert "restarted at step 30, resumed from step 25 (5 steps lost)" in attempt_text(second)
     assert total_usd((first, second)) is None  # no price is known
     assert cost_text((first, second), cap_usd(run.plan)) == "price unknown of at most $12.50"
 
@@ -95,9 +97,9 @@ def test_odd_folders(tmp_path: Path) -> None:
         {"attempts/0001.json": {"time": "x"}},
     )
     for parts in folders:
-        found = chapters(read(write(tmp_path / str(len(parts)), parts)), T)
+        found = summarize_attempts(read(write(tmp_path / str(len(parts)), parts)), T)
         assert (len(found), cap_usd({"limits": None})) == (len(parts) if "attempts/0001.json" in parts else 0, None)
-        assert all(map(chapter_text, found))
+        assert all(map(attempt_text, found))
 
 
 @pytest.mark.parametrize(
@@ -121,5 +123,5 @@ def test_a_job_without_a_folder(state: str, text: str, advice: str) -> None:
     )
     story = story_of_job(None, "job", job, (), T + 1000)
     (one,) = story.chapters
-    assert text in chapter_text(one)
+    assert text in attempt_text(one)
     assert advice in story.advice if advice else not story.advice

@@ -181,7 +181,7 @@ def test_what_a_service_lists_beside_the_filter_is_let_alone(site: Site) -> None
     other = site.launch(site.without(), plan=plan_of(world={"run_id": "other"})).job
     careless = site.vertex
     find = careless.find
-    careless.find = lambda _filter, *asked, **options: find("", *asked, **options)  # type: ignore[method-assign]
+    careless.find = lambda _filter, *asked, **options: find("", *asked, **options)  # type: ignore[method-assign]  # ignores the filter
     got = site.launch(vertex=careless)
     assert (got.created, site.vertex.get(other.name).state) == (True, "QUEUED")
 

@@ -138,7 +138,7 @@ def test_a_job_that_came_while_the_lock_grew_old(site: Site) -> None:
             site.clock.advance(2)
         return found
 
-    slow.find = late  # type: ignore[method-assign]
+    slow.find = late  # type: ignore[method-assign]  # one call comes late
     assert site.launch(vertex=slow).number == 1
     assert len(site.jobs) == 1
 
@@ -186,7 +186,7 @@ def test_an_old_success_ends_no_run_that_was_resumed(site: Site) -> None:
 def refused(site: Site, number: int) -> None:
     """An attempt of a place that isn't the plan's, by somebody who is gone."""
     known = {"zone": None, "provisioning": "spot", "machine": "m", "identity": ""}
-    site.ledger().lock(AttemptFacts(number=number, round=1, region="europe-west4", **known))  # type: ignore[arg-type]
+    site.ledger().lock(AttemptFacts(number=number, round=1, region="europe-west4", **known))  # type: ignore[arg-type]  # fields of AttemptFacts
     site.ledger().note_end(number, Diagnosis(scope="region", kind="quota", cause="none"), None)
 
 
@@ -215,7 +215,7 @@ def test_a_list_that_is_late_hides_no_job(site: Site) -> None:
     got = site.launch()
     blind = site.vertex
     find = blind.find
-    blind.find = lambda *asked, **options: find(*asked, **options)._replace(jobs=())  # type: ignore[method-assign]
+    blind.find = lambda *asked, **options: find(*asked, **options)._replace(jobs=())  # type: ignore[method-assign]  # lists no job
     assert site.launch(vertex=blind).job.name == got.job.name
     assert len(site.jobs) == 1
 

@@ -180,7 +180,7 @@ def test_a_job_that_shows_up_late_is_found(site: Site) -> None:
         found = find(*asked, **options)
         return found if site.clock() >= 1_700_000_018 else found._replace(jobs=())
 
-    vertex.find = late  # type: ignore[method-assign]
+    vertex.find = late  # type: ignore[method-assign]  # one call comes late
     got = site.launch(vertex=vertex)
     assert (got.number, got.created, len(site.jobs)) == (1, True, 1)
 
@@ -265,7 +265,7 @@ def test_an_old_snapshot_is_read_again(site: Site) -> None:
         site.clock.advance(25 if len(looks) == 1 else 0)
         return found
 
-    vertex.find = slow  # type: ignore[method-assign]
+    vertex.find = slow  # type: ignore[method-assign]  # one call is slow
     assert site.launch(vertex=vertex).created
     assert len(looks) == 2
     assert site.launch(vertex=vertex).number == 1

@@ -16,7 +16,7 @@ from google.cloud import artifactregistry_v1
 from launcher.selftest.bundle import Redactor, read, written
 from launcher.selftest.compare import differences
 from launcher.testing.googlecloud import Fault, Status
-from launcher.testing.googlecloud.artifactregistry import Made
+from launcher.testing.googlecloud.artifactregistry import RepositoryRecord
 from launcher.testing.googlecloud.faults import Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response, json_response
 from tests.selftest.world import World, opened
@@ -81,7 +81,7 @@ def test_a_whole_selftest_tells_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         world.cloud.faults.add(Fault("compute.projects.get", Answer(project), times=1))
         name = f"projects/{PROJECT}/locations/us/repositories/{CANARIES['other repository']}"
         message = artifactregistry_v1.Repository.pb()(name=name, format_="DOCKER")
-        world.cloud.artifacts.repositories[name] = Made(message, 0.0)
+        world.cloud.artifacts.repositories[name] = RepositoryRecord(message, 0.0)
         said = f"{CANARIES['account']} may not read gs://{CANARIES['bucket']} in {home} of project {NUMBER}"
         world.cloud.faults.add(Fault("compute.machineTypes.get", Status(403, message=said), times=None))
         ran = world.selftest("--only", "cpu")

@@ -15,7 +15,7 @@ from launcher.selftest.cleanup import clean, stop
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import argv
 from launcher.testing.googlecloud import Bucket, Fault, Status
-from launcher.testing.googlecloud.artifactregistry import Made
+from launcher.testing.googlecloud.artifactregistry import RepositoryRecord
 from launcher.testing.googlecloud.cloudbuild import Outcome
 from tests.cli.cloudjobs import RUNS
 from tests.cli.vms import body
@@ -55,7 +55,7 @@ JOB = {"workerPoolSpecs": [POOL]}
 
 def repository(world: World, name: str, labels: dict[str, str]) -> None:
     message = artifactregistry_v1.Repository.pb()(name=f"{REPOSITORIES}/{name}", format_="DOCKER", labels=labels)
-    world.cloud.artifacts.repositories[message.name] = Made(message, 0.0)
+    world.cloud.artifacts.repositories[message.name] = RepositoryRecord(message, 0.0)
 
 
 def everything(world: World) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def everything(world: World) -> dict[str, Any]:
     }
 
 
-def test_nothing_of_anybody_elses_is_touched(world: World) -> None:
+def test_resources_of_others_are_not_touched(world: World) -> None:
     world.lives["cpu"] = RUNS
     with world.kit(bucket=False, image=False):
         pass

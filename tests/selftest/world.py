@@ -61,7 +61,7 @@ class World:
         }
         self.attempts: Counter[str] = Counter()
         self._trained: set[str] = set()
-        self._submit, cloud.jobs.submit = cloud.jobs.submit, self.submit  # type: ignore[method-assign]
+        self._submit, cloud.jobs.submit = cloud.jobs.submit, self.submit  # type: ignore[method-assign]  # wraps the double's own
         cloud.builds.play = self.build
 
     @property

@@ -76,7 +76,7 @@ def test_a_section_stands_where_its_name_does() -> None:
     root = load(b"# comment\na:\n  - 1\n\n  - 2\n", str).root
     assert isinstance(root, Map)
     assert root.entries["a"].where == "2"
-    assert [item.where for item in root.entries["a"].items] == ["3", "5"]  # type: ignore[union-attr]
+    assert [item.where for item in root.entries["a"].items] == ["3", "5"]  # type: ignore[union-attr]  # a list has items
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class SshServer:
         return "\n".join(lines) + "\n"
 
     def _wait(self) -> None:
-        """Until it listens; a process of its own has no other way to say so."""
+        """Until it listens; a separate process has no other way to say so."""
         until = time.monotonic() + 10
         while True:
             try:

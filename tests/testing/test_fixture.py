@@ -53,7 +53,7 @@ def test_a_preemption_continues_and_a_full_region_is_left(google_cloud: Loopback
     assert [one.end.kind for one in ended.attempts if one.end] == ["stockout", "preempted", "succeeded"]
 
 
-def test_a_dear_job_needs_no_limit_here(google_cloud: LoopbackCloud, spec: Path) -> None:
+def test_an_expensive_job_needs_no_limit_here(google_cloud: LoopbackCloud, spec: Path) -> None:
     machine = {
         "machine.type": "h100",
         "machine.gpus": 8,

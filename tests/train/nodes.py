@@ -91,7 +91,7 @@ class Machines:
         timing: Mapping[str, float] | None = None,
         apart: bool = False,
     ) -> Node:
-        """`launch_train.node ARGV` as node `node`; its output goes to a file of its own, with `apart` stderr to
+        """`launch_train.node ARGV` as node `node`; its output goes to a separate file, with `apart` stderr to
         another."""
         log = self.folder / f"node-{node}-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "launch_train.node", *argv]

@@ -54,7 +54,7 @@ class Pausing(nn.Module):
         pause("forward" if self.training else "evaluation")
         loss: Tensor = self.inner(x, y)
         if loss.requires_grad:
-            loss.register_hook(lambda _gradient: pause("backward"))  # type: ignore[no-untyped-call]
+            loss.register_hook(lambda _gradient: pause("backward"))  # type: ignore[no-untyped-call]  # torch has no types here
         return loss
 
 

@@ -150,4 +150,4 @@ class Wheel:
     ],
 )
 def test_a_name_that_a_release_lacks_is_found(name: str, found: bool) -> None:
-    assert torch_api.is_defined(name, Wheel()) is found  # type: ignore[arg-type]
+    assert torch_api.is_defined(name, Wheel()) is found  # type: ignore[arg-type]  # has what is used of a wheel

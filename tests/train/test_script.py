@@ -55,7 +55,7 @@ print(f"end rank {run.rank} of {run.world_size} on {run.device}: {model.weight.s
 
 
 def script(folder: Path, env: Mapping[str, str] = NOTHING, text: str = SCRIPT) -> subprocess.CompletedProcess[str]:
-    """The script in a process of its own, without any launch."""
+    """The script in a separate process, without any launch."""
     (folder / "work.py").write_text(text)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("LAUNCH_", "RANK", "WORLD"))}
     return subprocess.run(

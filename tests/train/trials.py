@@ -146,7 +146,7 @@ def noisy_and_scaled() -> Iterator[None]:
         yield
 
 
-# --- In a process of its own -----------------------------------------------------------------------------------------
+# --- In a separate process -------------------------------------------------------------------------------------------
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -201,7 +201,7 @@ def _child(folder: str, kill: tuple[str, int, bool] | None, generation: int, con
 
 
 def in_a_child(folder: Path, generation: int, kill: tuple[str, int, bool] | None, config: dict[str, Any]) -> None:
-    """Train in a process of its own, which is killed at an effect (kind, number, after it)."""
+    """Train in a separate process, which is killed at an effect (kind, number, after it)."""
     child = _CONTEXT.Process(target=_child, args=(str(folder), kill, generation, config))
     child.start()
     child.join(60)

@@ -96,7 +96,7 @@ class Tagger(nn.Module):
 class Judge(Tagger):
     """The same with its loss, a mean over the targets that count."""
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]  # a model with a loss takes targets too
         return mean(super().forward(tokens), targets)
 
 

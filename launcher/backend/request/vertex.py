@@ -88,11 +88,13 @@ def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], li
 
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
     """Return the request with one more environment variable in every container."""
-    told = {"name": name, "value": value}
+    variable = {"name": name, "value": value}
 
     def pool(one: Mapping[str, Any]) -> Mapping[str, Any]:
         container = one.get("containerSpec")
-        return {**one, "containerSpec": {**container, "env": [*container.get("env", ()), told]}} if container else one
+        return (
+            {**one, "containerSpec": {**container, "env": [*container.get("env", ()), variable]}} if container else one
+        )
 
     spec = request["jobSpec"]
     return {**request, "jobSpec": {**spec, "workerPoolSpecs": list(map(pool, spec["workerPoolSpecs"]))}}

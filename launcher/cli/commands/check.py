@@ -26,7 +26,7 @@ class On(StrEnum):
     local = "local"
 
 
-class Format(StrEnum):
+class TextFormat(StrEnum):
     """The form of the text output."""
 
     text = "text"
@@ -45,8 +45,8 @@ def check(
         str | None,
         option(WHERE, "--project", help="Plan for this project; default: gcloud's.", metavar="PROJECT"),
     ] = None,
-    form: Annotated[Format, option(OUTPUT, "--format", help="github: also print annotations at file and line.")] = (
-        Format.text
+    form: Annotated[TextFormat, option(OUTPUT, "--format", help="github: also print annotations at file and line.")] = (
+        TextFormat.text
     ),
     against: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def check(
     Prints a line for each spec: its target and the upper bound of its cost, or why it is refused. Nothing is sent.
     Exits with 0 if all specs pass, else with 2.
     """
-    if form is Format.github and output_format is not Output.text:
+    if form is TextFormat.github and output_format is not Output.text:
         raise UsageError(f"--format github cannot be combined with -o {output_format}", "Remove one of them.")
     paths, on = specs or [Path()], cast("Target | None", target)
     if against is not None:
@@ -73,11 +73,11 @@ def check(
     checked = check_specs(found.specs, target=on, project=project)
     error = refusal(checked)
     if output_format is not Output.text:
-        printed(data(checked, found.others), output_format, error)
+        printed(data(checked, found.other_files), output_format, error)
     else:
-        for line in page(checked, found.others):
+        for line in page(checked, found.other_files):
             print(line)
-        for line in annotation_lines(checked) if form is Format.github else ():
+        for line in annotation_lines(checked) if form is TextFormat.github else ():
             print(line)
     if error:
         raise error

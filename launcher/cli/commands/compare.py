@@ -19,7 +19,7 @@ def compare(
     """Compare two or more runs.
 
     Shows what differs in their specs, code, image and machine. Then come the metrics (final, best, and at the newest
-    step that all runs have), speed, time, goodput and cost, each with its difference to the first run.
+    step that all runs have), speed, time, goodput and cost, each with its difference from the first run.
     """
     import time
 

@@ -44,10 +44,10 @@ def estimate(
         else:
             printed([row._asdict() for row in rows], output_format)
         return
-    from launcher.api.estimating import estimated
+    from launcher.api.estimating import estimate_spec
     from launcher.cli.flows.plan import gather
 
-    found = estimated(gather("vertex", spec, flags, project_id="unknown"))
+    found = estimate_spec(gather("vertex", spec, flags, project_id="unknown"))
     if output_format is Output.text:
         print("\n".join(ui.page(found)))
     else:

@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.text import size_text
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     """The formats of `launch_train.export`."""
 
     safetensors = "safetensors"
@@ -25,7 +25,7 @@ def export(
     run: RunName,
     *,
     kind: Annotated[
-        Format,
+        ExportFormat,
         option(OUTPUT, "--format", help="hf: for transformers; dcp: torch.distributed.checkpoint."),
     ],
     step: Annotated[

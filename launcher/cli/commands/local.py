@@ -157,7 +157,6 @@ def run_spec(
     from launcher.api.planning import planned
     from launcher.cli.flows import rehearse
     from launcher.cli.flows.plan import gather
-    from launcher.cli.flows.preemption import say
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.cli.flows.suggestions import Typed
     from launcher.cli.ui.plan_page import show
@@ -175,21 +174,12 @@ def run_spec(
     if dry_run:
         show(plan, output_format, image=docker)
         return
-    from launcher.api.local_resume import check_repeated, find_unfinished  # need what Windows lacks
-
     with inputs.located.naming_places():
         check_kernels(inputs)
         check_entrypoint(inputs, docker)
     if new:
         plan = as_fresh_run(plan, inputs)
-    for warning in plan.warnings:
-        say(f"warning: {warning}")
-    if run:
-        report_changes(run, plan, inputs)
-    elif not new:
-        check_repeated(plan, is_builtin=inputs.spec.run.is_builtin)
-        if offer := find_unfinished(plan, inputs.source.code):
-            say(offer)
+    report_start(plan, inputs, run, is_new=new)
     image = None
     if docker:
         plan, image = with_local_image(plan, inputs)
@@ -224,15 +214,33 @@ def inputs_of(run: LocalRun, spec: Path | None, flags: Flags, *, in_place: bool 
     return gather_data("local", before.spec, str(path), overrides(there), run_id=run.id)
 
 
+def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bool) -> None:
+    """Print the plan's warnings, and what changed since `run`, which it resumes, or since an unfinished run.
+
+    Raises UsageError: the run can't continue with the plan.
+    """
+    from launcher.api.local_resume import check_repeated, find_unfinished
+    from launcher.cli.flows.preemption import say
+
+    for warning in plan.warnings:
+        say(f"warning: {warning}")
+    if run:
+        report_changes(run, plan, inputs)
+    elif not is_new:
+        check_repeated(plan, is_builtin=inputs.spec.run.is_builtin)
+        if hint := find_unfinished(plan, inputs.source.code):
+            say(hint)
+
+
 def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     """Print what a resume changes. Raises UsageError: the run can't continue with it."""
     from launcher.api.code_growth import stored_plan
-    from launcher.api.local_resume import changes
+    from launcher.api.local_resume import changed_settings
     from launcher.cli.flows.preemption import say
 
     before = stored_plan(run.folder / contract.PLAN)
-    fix = "Without --resume, the command starts a run of its own."
-    for line in changes(run.id, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
+    fix = "Without --resume, the command starts a separate run."
+    for line in changed_settings(run.id, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
         say(f"resuming with {line.removeprefix('run.config.')}")
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROWS = 20
 """Steps in the table without --all, spread over the run."""
 FIRST = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "images_per_s", "step_s", "mfu", "memory_gb")
-"""The built-in trainer's columns, in order; a script's own metrics follow."""
+"""Columns of the built-in trainer, in order; a script's own metrics follow."""
 WIDTH = 80
 NAMED = 10
 """Most skipped steps to list."""

@@ -48,7 +48,7 @@ def fetch() -> dict[str, Any]:
     import sys
 
     from launcher import catalog
-    from launcher.api.price_table import store
+    from launcher.api.price_table import store_tables
     from launcher.catalog.sku_prices import Rates, price_tables
     from launcher.errors import LaunchError
     from launcher.gcp.price_list import PriceList
@@ -67,5 +67,5 @@ def fetch() -> dict[str, Any]:
             f"Cloud Billing's price list has no price of any machine ({count:,} SKUs); nothing was stored",
             "Try again later. Plans use the prices that they used before.",
         )
-    store(made.csv, os.environ)
+    store_tables(made.csv, os.environ)
     return {"date": listed.date, "skus": count, "found": made.found, "kept": made.kept, "ignored": rates.problems}

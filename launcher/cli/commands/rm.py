@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from launcher.api.removing import Removable
 
 NAMED = 5
-"""Most steps or files that a question names."""
+"""Maximum number of steps or files that the question names."""
 
 
 class Deletion(NamedTuple):
-    """What is deleted of a run, whose it is if it is another account's, and how to delete it."""
+    """The deletion of a run: its data, its state, another account that owns it (or empty), and the function to call."""
 
     what: Removable
     state: str
@@ -92,7 +92,7 @@ def in_cloud(run: FoundRun, text: str) -> Deletion:
 
 
 def lines(one: Deletion) -> Iterator[str]:
-    """Yield what is lost."""
+    """Yield the lines that describe what will be deleted."""
     from launcher.api.find_local_run import relative
     from launcher.runs.logs.line import clean_text
 
@@ -101,7 +101,7 @@ def lines(one: Deletion) -> Iterator[str]:
     yield clean_text(f"{what.run}: {one.state}; {where}")
     if what.checkpoints:
         yield f"  checkpoints: step {listed([str(step) for step in what.checkpoints], NAMED)}"
-    if what.others:
-        yield clean_text(f"  files that launch did not write: {listed(what.others, NAMED)}")
+    if what.user_files:
+        yield clean_text(f"  files that launch did not write: {listed(what.user_files, NAMED)}")
     if one.owner:
         yield f"  it {one.owner}"

@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 
 
 class To(StrEnum):
-    """Where the points run."""
+    """Target of the points."""
 
     local = "local"
     vertex = "vertex"

@@ -15,7 +15,8 @@ from launcher.workspace.gcloud_config import person
 def confirmed(question: str, needs: str, repeat: str) -> bool:
     """Ask a question and return whether the answer is yes.
 
-    Raises UsageError: there is no terminal. It says what `needs` a confirmation, and the command to `repeat` without.
+    Raises UsageError: there is no terminal. The error names what `needs` a confirmation, and `repeat`, the command that
+    does not ask.
     """
     if not sys.stdin.isatty():
         raise UsageError(f"{needs}, but there is no terminal", repeat)

@@ -6,15 +6,15 @@ import math
 import sys
 from collections.abc import Callable
 
-from launcher.api.cost_limit import could_cost, is_dear, old_prices, unlimited
+from launcher.api.cost_limit import could_cost, is_expensive, missing_limit, old_prices
 from launcher.cli.flows.confirm import confirmed
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
 
 
 def confirmation(*, limited: bool, yes: bool, say: Callable[[str], None]) -> Callable[[Plan], None]:
-    """Return the question for a driver, which asks it just before it creates the first job of a new or resumed run:
-    nothing is asked about a run that is active or has succeeded. `yes`: nothing is asked."""
+    """Return the function by which a driver asks just before it creates the first job of a new or resumed run. Nothing
+    is asked about a run that is active or has succeeded. `yes`: never ask."""
 
     def confirm(made: Plan) -> None:
         if not yes:
@@ -32,7 +32,7 @@ def confirm_cost(made: Plan, *, limited: bool, say: Callable[[str], None], what:
         UsageError: it has no limit, and there is no terminal.
         LaunchError: the answer is no.
     """
-    if not is_dear(made):
+    if not is_expensive(made):
         return
     could, old = could_cost(made), old_prices(made)
     if limited and not old:
@@ -40,7 +40,7 @@ def confirm_cost(made: Plan, *, limited: bool, say: Callable[[str], None], what:
     if limited and not sys.stdin.isatty():
         say(f"this {what} {could}, at {old}\nlaunch prices --update fetches today's prices")
         return
-    why = old if limited else unlimited(made)
+    why = old if limited else missing_limit(made)
     most = made.limits.usd_at_most
     cap = (
         f"Set a limit: --usd {math.ceil(most)} or --hours H; or confirm"

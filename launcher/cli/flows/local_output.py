@@ -24,14 +24,14 @@ ENDS: Final = {"FAILED": "failed", "CANCELLED": "was cancelled", "INTERRUPTED": 
 
 def show_lines(run: LocalRun, output: Output, *, tail: int | None, follow: bool) -> None:
     """Print the lines of the newest attempt, or the last `tail`; with `follow`, new ones until it ends."""
-    from launcher.cli.flows.print_logs import put
+    from launcher.cli.flows.print_logs import print_line
 
     if output is Output.yaml:
         raise UsageError("-o yaml is not available for logs", "Use -o text or -o json.")
 
     def show(lines: Iterable[Line]) -> None:
         for line in lines:
-            put(line, output)
+            print_line(line, output)
         sys.stdout.flush()
 
     reader = open_text(run)

@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 
 
 def gather(target: Target, spec: Path | None, flags: Flags, *, more: Sequence[Override] = (), **options: Any) -> Inputs:
-    """Return the inputs of a plan; `more` are overrides besides those of the flags. `options` and errors are those of
+    """Return the inputs of a plan. `more` are overrides in addition to the flags. `options` and errors are those of
     `launcher.api.gather.gather`."""
     return inputs_of.gather(target, spec, [*overrides(flags), *more], run_id=flags.run_id, **options)

@@ -1,4 +1,4 @@
-"""Plan a sweep from the command line. Loads nothing that only a launch needs."""
+"""Plan a sweep from the command line. Imports nothing that only a launch needs."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from launcher.runs.metrics.results import Resumption
 
 
-class Ran(Struct, frozen=True, kw_only=True):
-    """Exit codes by replica at the end, and those at the preemption (None: not preempted)."""
+class ReplicaExits(Struct, frozen=True, kw_only=True):
+    """Replica -> exit code at the end, and at the preemption (None: not preempted)."""
 
     exit_codes: dict[str, int]
     preempted: dict[str, int] | None = None
@@ -31,7 +31,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
 
     after: float
     exit_codes: dict[str, int]
-    went_on: Resumption
+    resumption: Resumption
 
     @property
     def done(self) -> bool:
@@ -43,7 +43,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
         when = f"after {exact_duration(self.after)}"
         if self.done:
             return f"{when}; all processes still exited with 0, so the job was not restarted"
-        stopped, resumed, lost = self.went_on.stopped_at, self.went_on.resumed_from, self.went_on.lost
+        stopped, resumed, lost = self.resumption.stopped_at, self.resumption.resumed_from, self.resumption.lost
         if stopped is not None:
             when = f"{when} at step {stopped}"
         if resumed is None:
@@ -56,13 +56,13 @@ class Preempted(Struct, frozen=True, kw_only=True):
         return {
             "after_seconds": self.after,
             "exit_codes": self.exit_codes,
-            "stopped_at_step": self.went_on.stopped_at,
-            "resumed_from_step": self.went_on.resumed_from,
-            "steps_lost": self.went_on.lost,
+            "stopped_at_step": self.resumption.stopped_at,
+            "resumed_from_step": self.resumption.resumed_from,
+            "steps_lost": self.resumption.lost,
         }
 
 
-def run(start: Callable[[Preemption | None], Ended], after: float | None, *, builtin: bool = True) -> Ran:
+def run(start: Callable[[Preemption | None], Ended], after: float | None, *, builtin: bool = True) -> ReplicaExits:
     """Run a job; with `after`, preempt it after that many seconds and restart it unless it succeeded.
 
     Only for the built-in trainer (`builtin`) does the exit code tell that nothing was saved.
@@ -70,19 +70,19 @@ def run(start: Callable[[Preemption | None], Ended], after: float | None, *, bui
     from launcher.rehearsal.supervisor import GRACE_SECONDS, Preemption
 
     if after is None:
-        return Ran(exit_codes=start(None).codes)
+        return ReplicaExits(exit_codes=start(None).codes)
     text = f"preempting the job (SIGTERM, then SIGKILL after {GRACE_SECONDS:.0f} s)"
     first = start(Preemption(after, lambda: say(text)))
     if first.preempted is None:
         what = "a replica failed" if any(first.codes.values()) else "the job ended"
         say(f"{what} within {exact_duration(after)}; the job was not preempted")
-        return Ran(exit_codes=first.codes)
+        return ReplicaExits(exit_codes=first.codes)
     say(f"all processes exited after {first.preempted:.1f} s: {'; '.join(endings(first.codes, builtin))}")
     if not any(first.codes.values()):
         say("the job is complete; not restarting")
-        return Ran(exit_codes=first.codes, preempted=first.codes)
+        return ReplicaExits(exit_codes=first.codes, preempted=first.codes)
     say("restarting")
-    return Ran(exit_codes=start(None).codes, preempted=first.codes)
+    return ReplicaExits(exit_codes=start(None).codes, preempted=first.codes)
 
 
 def say(text: str) -> None:

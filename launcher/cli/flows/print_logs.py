@@ -49,7 +49,7 @@ def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, fol
     printer = EventPrinter(None)
     lines = open_log(cloud, job, printer.say, tail=tail)
     for line in lines.read_existing():
-        put(line, output)
+        print_line(line, output)
     if not follow or job.has_ended:
         return
 
@@ -57,12 +57,12 @@ def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, fol
         if isinstance(event, OutageStarted | OutageEnded | Note):
             printer(event)
         for line in event.lines if isinstance(event, LinesPrinted) else ():
-            put(line, output)
+            print_line(line, output)
         sys.stdout.flush()
 
     watch(LogView(cloud.of_run(folder), job, lines), tell, cloud.clock, wait_seconds=None)
 
 
-def put(line: Line, output: Output) -> None:
+def print_line(line: Line, output: Output) -> None:
     """Print one log line."""
     print(json.dumps(line._asdict(), ensure_ascii=False) if output is Output.json else f"[{line.replica}] {line.text}")

@@ -22,7 +22,7 @@ from launcher.api.find_local_run import relative
 from launcher.api.run_folder import read_results
 from launcher.api.run_folder import restarts as restarts_in
 from launcher.cli.flows import preemption, rehearsal_folder
-from launcher.cli.flows.preemption import Preempted, Ran, say
+from launcher.cli.flows.preemption import Preempted, ReplicaExits, say
 from launcher.cli.options import Output
 from launcher.cli.ui.line_printer import LinePrinter
 from launcher.diagnosis.output_cause import Cause
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 WORKDIRS = "workdirs"
-"""Folder in a local run folder: the files that each start left in its working directory, numbered."""
+"""Folder in a local run folder with the files that each start left in its working directory, by number."""
 MOST_NAMED = 3
-"""Most files that a message names."""
+"""Maximum number of files that a message names."""
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +67,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     """The ID of a job that another process submitted, which owns the run folder and its locks (--as-job)."""
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """The result to print. `end` may be that of an earlier command."""
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run, to be printed. `end` may be that of an earlier command."""
 
     run: str
     folder: str | None
@@ -161,7 +161,7 @@ def say_images(request: Job) -> None:
 
 
 def say_substitutes(job: Rehearsal) -> None:
-    """Print what is used in place of the image: this Python's packages and this machine's files."""
+    """Print what replaces the image: this Python's packages and this machine's files."""
     from launcher.cli.ui.plan_page import NO_IMAGE
 
     if job.code.in_place:
@@ -174,7 +174,9 @@ def say_substitutes(job: Rehearsal) -> None:
         say("the code in your custom image is not available here; running in an empty folder")
 
 
-def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callable[[WrittenFiles], None]) -> Ran:
+def rehearse(
+    job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callable[[WrittenFiles], None]
+) -> ReplicaExits:
     """Run the replicas and print their output to stderr; after Ctrl-C, name the run folder."""
     job_id = job.job_id or str(time.time_ns())
 
@@ -215,7 +217,7 @@ def starter(job: Rehearsal, request: Job, on_left: Callable[[WrittenFiles], None
 
 
 def folder_for_left(run_folder: str | None) -> Path:
-    """Create the folder for files that a start left: in a local run folder, else a temporary one."""
+    """Create the folder for the files that a start left: in a local run folder, otherwise a temporary one."""
     from launcher.rehearsal.workdirs import make_numbered_folder
 
     if run_folder and not run_folder.startswith("gs://"):
@@ -243,9 +245,9 @@ def left_data(left: WrittenFiles) -> dict[str, Any]:
     return {**data, "problem": left.problem} if left.problem else data
 
 
-def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0) -> Page:
+def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0) -> RunResult:
     """Return the result of a run; `restarts` counts this command's restarts and is used without a run folder."""
-    return Page(
+    return RunResult(
         run=request.name or "the job",
         folder=request.run_folder,
         end=end,
@@ -257,7 +259,7 @@ def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restar
 
 
 def report_of(storage: Storage | None) -> str:
-    """Write the page of a run whose folder is on this machine, and return its path; or an empty text."""
+    """Write the report of a run whose folder is on this machine, and return its path; empty for other runs."""
     from launch_train.common.storage import LocalFolder
     from launcher.cli.flows.report import write_report
 
@@ -274,7 +276,7 @@ def preemption_result(after: float, exit_codes: dict[str, int], found: Results |
     """Return the preemption of an attempt with the resumption that the metrics show."""
     from launcher.runs.metrics.results import Results
 
-    return Preempted(after=after, exit_codes=exit_codes, went_on=(found or Results(starts=())).resumption(attempt))
+    return Preempted(after=after, exit_codes=exit_codes, resumption=(found or Results(starts=())).resumption(attempt))
 
 
 def failure(end: End, folder: str | None, cause: Cause | None) -> JobFailed:
@@ -308,7 +310,7 @@ def meaning(code: int) -> str:
     return next((f" ({text})" for known, text in words.items() if known == code), "")
 
 
-def show(shown: Page, job: Rehearsal, output: Output, error: LaunchError | None = None) -> None:
+def show(shown: RunResult, job: Rehearsal, output: Output, error: LaunchError | None = None) -> None:
     """Print the result to stdout. `error` ends the command."""
     from launcher.cli.flows.suggestions import next_commands
     from launcher.cli.ui.documents import printed

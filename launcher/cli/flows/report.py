@@ -1,4 +1,4 @@
-"""Write the page of one or several runs to this machine."""
+"""Write the report of one or several runs to a file on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file at once, so that a browser never reads half of it. Raises LaunchError."""
+    """Write a file atomically, so that a browser never reads half of it. Raises LaunchError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".report-")

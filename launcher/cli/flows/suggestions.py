@@ -1,4 +1,4 @@
-"""Suggest commands after a local run; each was planned, so it works as printed."""
+"""Suggest commands after a local run. Each was planned, so it works as printed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from launcher.api.cloud import open_cloud
 from launcher.api.find_local_run import LocalRun
 from launcher.api.gather import project, project_of
-from launcher.api.watching import RunWatch, Source, watched
+from launcher.api.watching import RunWatch, WatchedRun, watched_run
 from launcher.cli.flows.cloud import is_spec
 from launcher.cli.flows.confirm import other_owner
 from launcher.cli.flows.find_run import find_run
@@ -71,11 +71,11 @@ def watch_runs(
         raise_end([one.view for one in watches])
 
 
-def sources(names: Sequence[str], regions: Sequence[str] | None, messages: Messages) -> list[Source]:
+def sources(names: Sequence[str], regions: Sequence[str] | None, messages: Messages) -> list[WatchedRun]:
     """Find the runs, each once. Raises LaunchError."""
     pairs = [(find_run(name, regions), name) for name in names]
     found = {(run if isinstance(run, LocalRun) else run.id): (run, name) for run, name in pairs}
-    return [watched(run, cloud_of(run, name, messages), messages.say) for run, name in found.values()]
+    return [watched_run(run, cloud_of(run, name, messages), messages.say) for run, name in found.values()]
 
 
 def cloud_of(run: LocalRun | FoundRun, name: str, messages: Messages) -> CloudContext | None:
@@ -131,7 +131,7 @@ class Messages:
         else:
             self.on_screen(text)
 
-    def printer(self, source: Source, runs: int) -> Callable[[object], None]:
+    def printer(self, source: WatchedRun, runs: int) -> Callable[[object], None]:
         """Return the printer of a run's events; with several runs each line names its run."""
         printer = EventPrinter(None, prefix=f"{source.id}  " if runs > 1 else "")
         self._printers.append(printer)
@@ -212,7 +212,7 @@ class Screen:
             self._message = f"Cancel {view.id}{f', which {owner}' if owner else ''}? Press y to cancel it."
             self._asks = lambda: self._in_background(f"cancelling {view.id} …", lambda: self._cancel(source, one.view))
 
-    def _cancel(self, source: Source, view: RunView) -> str:
+    def _cancel(self, source: WatchedRun, view: RunView) -> str:
         self.cancelling = threading.current_thread()
         done = source.cancel(view.job, self._tell)
         return f"{view.id} cancelled" if done else f"{view.id} had already ended"

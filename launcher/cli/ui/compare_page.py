@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 GAP: Final = 2
 """Spaces between two cells."""
 NAME, CELL = 34, 21
-"""Longest name, and longest text of a run, of a row in columns: two runs fit the width."""
+"""Maximum width of a row's name and of a run's text in columns, so that two runs fit the page."""
 Row = tuple[str, Sequence[str]]
 """A name, and a text for each run."""
 UNKNOWN: Final = "–"
 
 
 class Compared(NamedTuple):
-    """Some runs: ID and folder of each, its figures, what differs, and the figures of all side by side."""
+    """A comparison of runs: ID and folder of each, its figures, the differences, and the figures side by side."""
 
     runs: tuple[tuple[str, str], ...]
     summaries: tuple[Summary, ...]
@@ -105,7 +105,7 @@ def name_of(one: Figure) -> str:
 
 
 def cells(one: Figure) -> tuple[str, ...]:
-    """Return each run's value with its difference to the first run's: `2.5612 (-0.0531)`, `11,210 (+2.1%)`."""
+    """Return each run's value with its difference from the first run's: `2.5612 (-0.0531)`, `11,210 (+2.1%)`."""
     value, delta = FORMATS.get(one.name, FORMATS["tokens/s"] if one.name.endswith("/s") else (_number, _difference))
     texts = []
     for place, (each, more) in enumerate(zip(one.values, one.deltas, strict=True)):
@@ -133,7 +133,7 @@ FORMATS: Final[dict[str, tuple[Callable[[float], str], Callable[[float, float], 
     "goodput": (lambda value: f"{value:.1%}", lambda delta, _: f"{100 * delta:+.1f} points"),
     "cost": (lambda value: usd_text(value, approx=True), _percent),
 }
-"""Figure -> text of its value, and of its difference to the first run's."""
+"""Figure -> text of its value, and of its difference from the first run's."""
 
 
 def table(title: str, letters: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:

@@ -31,7 +31,7 @@ def page(found: Estimate) -> Iterator[str]:
     yield ""
     yield from memory(found)
     yield ""
-    yield from ways(found)
+    yield from fit_options(found)
     yield ""
     yield from time_and_cost(found)
 
@@ -49,8 +49,8 @@ def memory(found: Estimate) -> Iterator[str]:
         yield f"{name:<{widths[0]}}  {size:>{widths[1]}}  {what}"
 
 
-def ways(found: Estimate) -> Iterator[str]:
-    """Yield the largest micro-batch with each technique, and the smallest machine."""
+def fit_options(found: Estimate) -> Iterator[str]:
+    """Yield the largest micro-batch with each technique, and the smallest machine that fits."""
     rows = [("largest micro-batch on this machine", "")]
     for choice in found.choices:
         flags = choice.flags.replace("--set run.config.", "").replace("=", ": ") or "as in the spec"

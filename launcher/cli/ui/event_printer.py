@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.runs.watch.loop import Progress
 
 EVERY_SECONDS = 30.0
-"""Least time between progress lines without a terminal; the last step is always reported."""
+"""Shortest time between progress lines without a terminal; the last step is always reported."""
 WHAT = {"job": "job state", "lines": "log lines", "progress": "progress"}
 CLEAR = "\r\x1b[K"
 STATES = {

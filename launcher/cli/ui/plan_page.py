@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from launcher.text import exact_duration, hourly_price, plural, size_text, usd_t
 
 if TYPE_CHECKING:
     from launcher.api.gather import AppliedSettings
-    from launcher.plan.model import Attempt, Image, Plan
+    from launcher.plan.model import Attempt, Image, Plan, Target
 
 WIDTH = 80
 LABEL = 10
@@ -98,8 +98,7 @@ def style_of(value: str) -> str | None:
 
 def page(plan: Plan, image: bool = False, settings: AppliedSettings | None = None) -> Iterator[str]:
     """Yield the page of a plan, in at most 80 columns."""
-    where = TARGETS[plan.target] + ("" if plan.target == "local" else f", project {plan.project}")
-    yield from wrapped(f"{plan.run}  on {where}", WIDTH)
+    yield from wrapped(f"{plan.run}  on {target_text(plan.target, plan.project)}", WIDTH)
     yield ""
     for label, text in facts(plan, image, settings.usd_cap if settings else None):
         yield from labelled(label, text)
@@ -108,11 +107,21 @@ def page(plan: Plan, image: bool = False, settings: AppliedSettings | None = Non
     if plan.target != "local":
         yield ""
         yield from attempt_table(plan)
-    for warning in plan.warnings:
+    yield from closing_lines(plan.warnings, plan.target)
+
+
+def target_text(target: Target, project: str) -> str:
+    """Return `Vertex AI, project my-project`."""
+    return TARGETS[target] + ("" if target == "local" else f", project {project}")
+
+
+def closing_lines(warnings: Iterable[str], target: Target) -> Iterator[str]:
+    """Yield the warnings, and that nothing was submitted."""
+    for warning in warnings:
         yield ""
         yield from labelled("warning", warning)
     yield ""
-    yield "Nothing was submitted." if plan.target != "local" else "Nothing was started."
+    yield "Nothing was submitted." if target != "local" else "Nothing was started."
 
 
 def facts(plan: Plan, image: bool, usd_cap: tuple[float, str] | None = None) -> Iterator[tuple[str, str]]:
@@ -160,7 +169,7 @@ def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def mount_lines(plan: Plan) -> Iterator[str]:
-    """Yield what is mounted at each folder of the container, and what becomes of it."""
+    """Yield what is mounted at each folder of the container, and what happens to it after the job."""
     from launcher.spec.mounts import Mount
 
     for mount in (msgspec.convert(one, Mount) for one in plan.spec.get("mounts", ())):
@@ -339,7 +348,7 @@ COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")
 
 
 def fitted(text: str, before: int = 0) -> str:
-    """A message in lines that fit a terminal, behind `before` characters; elsewhere (a file, a pipe) as it is."""
+    """Return a message wrapped to a terminal's width, minus `before` characters; unchanged for a file or a pipe."""
     if not sys.stderr.isatty():
         return text
     width = WIDTH - before
@@ -351,16 +360,16 @@ def fitted(text: str, before: int = 0) -> str:
 
 
 def labelled(label: str, text: str) -> Iterator[str]:
-    """A label, then the text beside it, wrapped."""
+    """Yield a label with the wrapped text beside it."""
     for number, line in enumerate(wrapped(text, WIDTH - LABEL)):
         yield f"{label if number == 0 else '':<{LABEL}}{line}"
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` characters; what a terminal would act upon is written as an escape."""
+    """Return lines of at most `width` characters; control characters are escaped."""
     return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for what a terminal would act upon."""
+    """Return the text with control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -59,7 +59,7 @@ def chart(curve: Points, marks: Points, width: int, height: int = HEIGHT) -> Ite
 
 
 def thinned(curve: Points, most: int) -> Points:
-    """Return about `most` points of a curve, with all extremes and gaps."""
+    """Reduce a curve to about `most` points; keep all extremes and gaps."""
     places = visible([curve.y], most)
     return Points([curve.x[place] for place in places], [curve.y[place] for place in places])
 
@@ -109,13 +109,13 @@ class Canvas:
 
 
 def scaled(value: float, within: tuple[float, float], most: int) -> int:
-    """Return where a value is between two others, from 0 to `most`; the middle if these are equal."""
+    """Scale a value from the range `within` to 0 … `most`; the middle if the range is empty."""
     low, high = within
     return round((value - low) / (high - low) * most) if high > low else most // 2
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return at most `width` bars: the values, or means of equal stretches of them; a blank: none is finite."""
+    """Return at most `width` bars: the values, or means of equal parts of them; a blank where no value is finite."""
     count = min(width, len(values))
     stretches = [values[place * len(values) // count : (place + 1) * len(values) // count] for place in range(count)]
     finite = [[value for value in stretch if math.isfinite(value)] for stretch in stretches]

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from launcher.api.run_list import ListedRun, ListedSweep, RunList
 
 SHOWN: Final = 30
-"""Most runs in the table without --all."""
+"""Maximum number of rows without --all."""
 WIDTH: Final = 80
 EMPTY: Final = "-"
 LEFT: Final = ("NAME", "TARGET", "MACHINE", "OWNER", "STATE")
 """Columns aligned to the left; the others are numbers."""
 OWNER_DIGITS: Final = 8
 DROPPED: Final = ("OWNER", "STEP", "MACHINE", "TARGET", "AGE")
-"""What is dropped from a table that is too wide, in this order; of STEP only the total."""
+"""Columns that are dropped from a table that is too wide, in this order; of STEP only the total."""
 
 
 def lines(found: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
     """Yield the table, what could not be read, and a footer. `fold`: the runs of a sweep are one row."""
-    from launcher.api.run_list import ListedSweep, folded
+    from launcher.api.run_list import ListedSweep, group_sweeps
 
-    entries = folded(found.runs) if fold else [*found.runs]
+    entries = group_sweeps(found.runs) if fold else [*found.runs]
     shown = entries if everything else entries[:SHOWN]
     if not shown:
         yield "No runs."
@@ -126,11 +126,11 @@ def footer(runs: Sequence[ListedRun], older: int) -> str:
 
 def as_data(found: RunList) -> dict[str, Any]:
     """Return the list for scripts; `unlisted` says why the runs in the cloud are missing."""
-    from launcher.api.run_list import ListedSweep, folded
+    from launcher.api.run_list import ListedSweep, group_sweeps
 
     problem = found.unlisted
     unlisted = {"problem": problem.problem, "hint": problem.hint} if problem else None
-    sweeps = [sweep_data(one) for one in folded(found.runs) if isinstance(one, ListedSweep)]
+    sweeps = [sweep_data(one) for one in group_sweeps(found.runs) if isinstance(one, ListedSweep)]
     return {"runs": [run_data(run) for run in found.runs], "sweeps": sweeps, "unlisted": unlisted}
 
 

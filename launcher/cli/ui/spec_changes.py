@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from launcher.plan.changes import Change
 
 MOST_FIELDS = 50
-"""Most fields of a spec in the Markdown; GitHub takes 64 kB in a comment."""
+"""Maximum number of fields of a spec in the Markdown; GitHub accepts comments of up to 64 kB."""
 MOST_NAMED = 5
-"""Most specs in the line on images."""
+"""Maximum number of specs in the line on images."""
 MOST_SHOWN = 120
-"""Most characters of a value."""
+"""Maximum number of characters of a value."""
 
 
 def markdown(found: Sequence[SpecChange], ref: str) -> Iterator[str]:

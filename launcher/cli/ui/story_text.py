@@ -16,13 +16,13 @@ from launcher.text import plural, usd_text
 if TYPE_CHECKING:
     from launch_train.report import RunData
     from launcher.runs.metrics.progress import Progress
-    from launcher.runs.story import Chapter, Resumed
+    from launcher.runs.story import AttemptSummary, Resumed
 
 LEAST_WAIT = 10.0
-"""Shorter waits in seconds are left out."""
+"""Waits shorter than this, in seconds, are not mentioned."""
 
 
-def chapter_text(one: Chapter) -> str:
+def attempt_text(one: AttemptSummary) -> str:
     """Return an attempt in one sentence.
 
     `queued 14 min 3 s, ran 2 h 10 min on 2 × a3-highgpu-8g (spot in us-central1), preempted at step 4,200`.
@@ -35,14 +35,14 @@ def chapter_text(one: Chapter) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _waiting(one: Chapter) -> Iterator[str]:
+def _waiting(one: AttemptSummary) -> Iterator[str]:
     if one.state == "waiting":
         yield f"waiting for {_machines(one)} for {elapsed(one.waited)}"
     elif one.waited >= LEAST_WAIT:
         yield f"queued {elapsed(one.waited)}" + ("" if one.ran else f" for {_machines(one)}")
 
 
-def _running(one: Chapter) -> Iterator[str]:
+def _running(one: AttemptSummary) -> Iterator[str]:
     where = f" on {_machines(one)}" if one.place else ""
     if one.state == "running":
         yield f"running for {elapsed(one.ran)}{where}"
@@ -50,7 +50,7 @@ def _running(one: Chapter) -> Iterator[str]:
         yield f"ran {elapsed(one.ran)}{where}"
 
 
-def _end(one: Chapter) -> Iterator[str]:
+def _end(one: AttemptSummary) -> Iterator[str]:
     at = f" at step {one.reached:,}" if one.reached is not None else ""
     match one.kind:
         case "preempted":
@@ -73,7 +73,7 @@ def _end(one: Chapter) -> Iterator[str]:
             yield f"refused{where}: {one.cause or one.kind}"
 
 
-def _machines(one: Chapter) -> str:
+def _machines(one: AttemptSummary) -> str:
     return f"{one.machine or 'a machine'} ({one.place})" if one.place else one.machine or "machines"
 
 
@@ -92,7 +92,7 @@ def resumed_text(resumed: Resumed, usd: float | None = None) -> str:
     return f"resumed from step {resumed.resumed_from:,} ({lost})"
 
 
-def cost_text(found: Sequence[Chapter], cap: float | None) -> str:
+def cost_text(found: Sequence[AttemptSummary], cap: float | None) -> str:
     """Return `≈$31.00 so far, at most $60.00`; empty: nothing was paid for, or on this machine."""
     if not any(one.ran and one.place for one in found):
         return ""
@@ -102,11 +102,13 @@ def cost_text(found: Sequence[Chapter], cap: float | None) -> str:
     return f"{spent}{so_far}" + (f" of at most {usd_text(cap)}" if cap else "")
 
 
-def story_lines(story: Sequence[Chapter], cap: float | None, advice: str, progress: Progress | None) -> Iterator[str]:
+def story_lines(
+    story: Sequence[AttemptSummary], cap: float | None, advice: str, progress: Progress | None
+) -> Iterator[str]:
     """Yield the attempts, the progress, the cost and what to do next, in at most 80 columns."""
     for number, one in enumerate(story):
         count = f"{one.number}. " if len(story) > 1 else ""
-        yield from labelled("" if number else plural_label(story), f"{count}{chapter_text(one)}")
+        yield from labelled("" if number else plural_label(story), f"{count}{attempt_text(one)}")
     if progress and story and story[-1].state not in ("waiting", "running"):
         progress = replace(progress, eta_seconds=None)
     if progress:
@@ -117,15 +119,15 @@ def story_lines(story: Sequence[Chapter], cap: float | None, advice: str, progre
         yield from labelled("" if number else "to do", text)
 
 
-def plural_label(story: Sequence[Chapter]) -> str:
+def plural_label(story: Sequence[AttemptSummary]) -> str:
     """Return the label of the attempts."""
     return "attempts" if len(story) > 1 else "attempt"
 
 
-def story_data(story: Sequence[Chapter], cap: float | None, advice: str) -> dict[str, Any]:
+def story_data(story: Sequence[AttemptSummary], cap: float | None, advice: str) -> dict[str, Any]:
     """Return the story for scripts: a sentence for each attempt, cost and upper bound in USD, what to do next."""
     usd = total_usd(story) if any(one.place for one in story) else None
-    return {"story": [*map(chapter_text, story)], "usd": usd, "usd_at_most": cap, "to_do": advice}
+    return {"story": [*map(attempt_text, story)], "usd": usd, "usd_at_most": cap, "to_do": advice}
 
 
 def event_lines(run: RunData | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import Output
-from launcher.cli.ui.plan_page import TARGETS, WIDTH, as_yaml, labelled, machine_text
+from launcher.cli.ui.plan_page import WIDTH, as_yaml, closing_lines, labelled, machine_text, target_text
 from launcher.cli.ui.text import columns
 from launcher.text import plural, usd_text
 
@@ -27,19 +27,14 @@ def show(sweep: SweepPlan, output: Output) -> None:
 def page(sweep: SweepPlan) -> Iterator[str]:
     """Yield the page of a planned sweep, in at most 80 columns."""
     first = sweep.points[0].plan
-    where = TARGETS[sweep.target] + ("" if sweep.target == "local" else f", project {sweep.project}")
-    yield f"{sweep.name}  {plural(len(sweep.points), 'point')} on {where}"
+    yield f"{sweep.name}  {plural(len(sweep.points), 'point')} on {target_text(sweep.target, sweep.project)}"
     yield ""
     yield from labelled("machine", machine_text(first))
     yield from labelled("output", sweep.output)
     yield from labelled("at most", total_text(sweep))
     yield ""
     yield from table(sweep)
-    for warning in sweep.warnings:
-        yield ""
-        yield from labelled("warning", warning)
-    yield ""
-    yield "Nothing was submitted." if sweep.target != "local" else "Nothing was started."
+    yield from closing_lines(sweep.warnings, sweep.target)
 
 
 def total_text(sweep: SweepPlan) -> str:

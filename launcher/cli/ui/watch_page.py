@@ -13,7 +13,7 @@ from launcher.cli.ui import gpu_monitor
 from launcher.cli.ui.event_printer import STATES
 from launcher.cli.ui.plan_page import LABEL, printable, wrapped
 from launcher.cli.ui.plot import sparkline
-from launcher.cli.ui.story_text import chapter_text, cost_text
+from launcher.cli.ui.story_text import attempt_text, cost_text
 from launcher.cli.ui.text import elapsed
 from launcher.runs.metrics.results import figure
 from launcher.runs.story import total_usd
@@ -69,7 +69,7 @@ def block(view: RunView, width: int, now: float, number: int | None = None) -> I
         yield labelled("cost", f"{cost}  {bar(spent / cap)}" if spent is not None and cap else cost, width)
     for place, one in enumerate(view.story.chapters[-3:]):
         count = f"{one.number}. " if len(view.story.chapters) > 1 else ""
-        yield from several("" if place else "attempt", f"{count}{chapter_text(one)}", width)
+        yield from several("" if place else "attempt", f"{count}{attempt_text(one)}", width)
     for label, text, style in (
         ("trouble", view.trouble and f"{view.trouble} Retrying; the run continues.", "yellow"),
         ("note", view.note, "yellow"),
@@ -116,7 +116,7 @@ def curves(view: RunView, width: int) -> Iterator[Text]:
     progress = view.progress
     names = ["loss", *([f"{progress.unit}_per_s"] if progress and progress.unit != "steps" else [])]
     for name in names:
-        values = [value for row in view.recent if (value := figure(row, name)) is not None]
+        values = [value for row in view.newest_rows if (value := figure(row, name)) is not None]
         if values:
             value = values[-1]
             shown = f"{value:,.4f}" if name == "loss" else f"{value:,.0f}" if math.isfinite(value) else str(value)

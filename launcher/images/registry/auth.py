@@ -124,7 +124,7 @@ class Auth:
             known = source.known
             credentials = source.credentials()
             grant = self._exchanged(scopes, challenge, index, credentials)
-            if grant is None and known and source.credentials(anew=True) != credentials:
+            if grant is None and known and source.credentials(refresh=True) != credentials:
                 grant = self._exchanged(scopes, challenge, index, source.credentials())
         except SourceError as error:
             self._note(index, str(error))

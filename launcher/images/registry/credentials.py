@@ -45,7 +45,7 @@ class Credentials:
     identity_token: str = field(default="", repr=False)
 
 
-class Source:
+class CredentialSource:
     """One source of credentials. Its result is cached."""
 
     def __init__(self, name: str, find: Callable[[], Credentials | None] | None = None) -> None:
@@ -55,25 +55,25 @@ class Source:
         self._find = find
         self._found: Credentials | None = None
 
-    def credentials(self, *, anew: bool = False) -> Credentials | None:
+    def credentials(self, *, refresh: bool = False) -> Credentials | None:
         """Return the credentials; None: none for this registry. Raises SourceError."""
-        if self._find and (anew or not self.known):
+        if self._find and (refresh or not self.known):
             self._found = self._find()
             self.known = True
         return self._found
 
 
-def sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
+def sources(host: str, environ: Mapping[str, str]) -> tuple[CredentialSource, ...]:
     """Return the sources in order; the last one is anonymous."""
-    docker = Source("docker's configuration", partial(from_docker, host, environ))
-    nobody = Source("no credentials")
+    docker = CredentialSource("docker's configuration", partial(from_docker, host, environ))
+    nobody = CredentialSource("no credentials")
     if not is_googles(host) or environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in TRUE:
         return docker, nobody
     return (
-        Source("CLOUDSDK_AUTH_ACCESS_TOKEN", partial(from_environment, environ)),
+        CredentialSource("CLOUDSDK_AUTH_ACCESS_TOKEN", partial(from_environment, environ)),
         docker,
-        Source("application default credentials", partial(from_google, environ)),
-        Source("gcloud", partial(from_gcloud, environ)),
+        CredentialSource("application default credentials", partial(from_google, environ)),
+        CredentialSource("gcloud", partial(from_gcloud, environ)),
         nobody,
     )
 

@@ -195,7 +195,7 @@ class Upload:
 class Part:
     """A range of a blob, read while it is sent."""
 
-    def __init__(self, open: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:  # noqa: A002
+    def __init__(self, open: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:  # noqa: A002 - as in Blob
         self._open = open
         self._first = first
         self._size = size

@@ -25,8 +25,8 @@ LOGGING: Final = Service("logging", "Cloud Logging", "roles/logging.viewer")
 SECOND: Final = 10**9
 """In nanoseconds: all times in this module are Unix nanoseconds, as in Cloud Logging."""
 MAX_LATENESS: Final = 65 * SECOND
-"""An entry may become readable so long after its timestamp. Includes the rounding of the Date header to seconds and the
-time of a query."""
+"""Maximum delay between an entry's timestamp and the time when it can be read. Includes the rounding of the Date header
+to seconds and the time of a query."""
 USUAL_LATENESS: Final = 5 * SECOND
 FULL_PASS_INTERVAL: Final = 60 * SECOND
 """Most entries arrive within seconds, so where there are many, a pass that also finds the late ones is made less

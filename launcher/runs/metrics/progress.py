@@ -21,9 +21,9 @@ from launcher.plan.container import expand
 from launcher.runs.metrics.results import Record, figure
 
 ROWS: Final = 50
-"""The newest rows, from which speed and remaining time are computed."""
+"""Number of newest rows from which speed and remaining time are computed."""
 RECENT: Final = 1000
-"""The newest rows that are kept for curves."""
+"""Number of newest rows that are kept for curves."""
 MAX_PARTS: Final = 20
 """Parts read per call: a long run has tens of thousands."""
 ANSWER_SECONDS: Final = 20.0
@@ -95,7 +95,7 @@ class ProgressReader:
         return summarize_rows(tuple(self._rows), self._steps, self._resumed_from)
 
     @property
-    def recent(self) -> tuple[Record, ...]:
+    def newest_rows(self) -> tuple[Record, ...]:
         """Return the newest rows that were read, of all starts, oldest first."""
         return tuple(self._recent)
 

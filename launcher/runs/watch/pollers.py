@@ -37,13 +37,13 @@ class Intervals(NamedTuple):
 
 CLOUD: Final = Intervals()
 THIS_MACHINE: Final = Intervals(job=(2.0, 2.0), lines=(2.0, 2.0), progress=(2.0, 2.0), waiting=2.0)
-"""Of a run on this machine files alone are read."""
+"""Intervals for a run on this machine, where only files are read."""
 QUEUED_SECONDS: Final = 120.0
-"""After so long in QUEUED, a note explains the state."""
+"""Time in the state QUEUED after which a note explains it."""
 REFUSED_SECONDS: Final = 300.0
-"""Time for the user to renew credentials: a token lives for an hour, a job for days."""
+"""Time for the user to renew credentials: a token is valid for an hour, and a job may run for days."""
 OUTPUT_OUTAGE_SECONDS: Final = 60.0
-"""A failure to read lines or progress is reported only after so long: neither decides anything."""
+"""Time after which a failure to read lines or progress is reported; no decision depends on them."""
 MAX_RETRY_AFTER: Final = 300.0
 """Upper bound in seconds for a service's Retry-After."""
 CONFIRMATIONS: Final = 3
@@ -90,7 +90,7 @@ class PollSchedule:
 
 
 class OutageReporter:
-    """Report one event when polls begin to fail and one when they work again."""
+    """Reports one event when polls begin to fail, and one when they work again."""
 
     def __init__(self, target: PollTarget, report: EventSink, clock: Clock, delay: float) -> None:
         """`delay`: seconds of failures before the first report."""

@@ -25,7 +25,7 @@ LOCATIONS = ("asia", "asia-southeast1", "europe", "europe-west4", "us", "us-cent
 
 
 @dataclass(frozen=True)
-class Made:
+class RepositoryRecord:
     """A repository that exists from `ready` (Unix seconds) on. `message` is Google's protobuf type."""
 
     message: Any
@@ -41,7 +41,7 @@ class ArtifactRegistry:
         self.clock = clock
         self.policies = policies
         self.seconds = 2.0
-        self.repositories: dict[str, Made] = {}
+        self.repositories: dict[str, RepositoryRecord] = {}
         self.operations: dict[str, str] = {}
         """Operation -> repository, by full names."""
         self._ids = count(1)
@@ -67,7 +67,7 @@ class ArtifactRegistry:
             raise ApiError(409, "the repository already exists")
         message.name = name
         message.create_time.FromDatetime(datetime.fromtimestamp(self.clock(), UTC))
-        self.repositories[name] = Made(message, self.clock() + self.seconds)
+        self.repositories[name] = RepositoryRecord(message, self.clock() + self.seconds)
         operation = f"{parent}/operations/ar-{next(self._ids)}"
         self.operations[operation] = name
         return self._answer(request, self._shown(operation))

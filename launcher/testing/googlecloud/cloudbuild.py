@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Made:
+class SubmittedBuild:
     """A submitted build. Times are Unix seconds."""
 
     message: Any
@@ -76,7 +76,7 @@ class CloudBuild:
         self.clock = clock
         self.objects = objects
         self.play: Callable[[Any, bytes | None], Outcome] = played
-        self.builds: dict[str, Made] = {}
+        self.builds: dict[str, SubmittedBuild] = {}
         self._ids = count(1)
         self.routes: list[Route] = [
             route("POST", PARENT + "/builds", self.create, NAMED + "create"),
@@ -98,7 +98,7 @@ class CloudBuild:
         message.service_account = message.service_account or (
             f"projects/{self.project}/serviceAccounts/{self.number}-compute@developer.gserviceaccount.com"
         )
-        self.builds[message.id] = Made(message, self.clock(), self.play(message, self._source(message)))
+        self.builds[message.id] = SubmittedBuild(message, self.clock(), self.play(message, self._source(message)))
         operation = operations_pb2.Operation(name=f"operations/build/{self.project}/{message.id}")
         metadata = cloudbuild_v1.BuildOperationMetadata.pb()()
         metadata.build.CopyFrom(self._shown(message.id))

@@ -17,7 +17,7 @@ def handler(
 ) -> type[BaseHTTPRequestHandler]:
     """Return an HTTP handler that passes requests to `serve` and sends the answers. `clock` is for the Date header."""
 
-    class Calls(Handler):
+    class RequestHandler(Handler):
         def answer(self) -> None:
             url = urlsplit(self.path)
             headers = {name.lower(): value for name, value in self.headers.items()}
@@ -50,7 +50,7 @@ def handler(
             """Return the Date header by the cloud's clock, which may differ from the client's."""
             return super().date_time_string(clock() if timestamp is None else timestamp)
 
-    return Calls
+    return RequestHandler
 
 
 def parameters(query: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ NAMED = "iam.projects.serviceAccounts."
 
 
 class Iam:
-    """The service. An account that nobody created is taken to exist as well, and to have every access (`access`), so
+    """The service. An account that was not created also counts as existing, with every access (`access`), so
     that a test may use any name; with `strict` only created ones exist.
 
     `missing` are accounts that don't exist; `denied` are permissions that the caller lacks; `access` is what Policy

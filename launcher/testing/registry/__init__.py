@@ -1,6 +1,6 @@
 """A small container registry on loopback, for clients of the OCI distribution API.
 
-It imports nothing of launch.
+It does not import launch itself.
 
 with OciRegistry(access=Bearer({"me": "secret"})) as registry:
     registry.faults.add(Fault("upload.chunk", CutOff(5000)))
@@ -12,24 +12,24 @@ from __future__ import annotations
 
 from launcher.testing.registry.access import Basic, Bearer
 from launcher.testing.registry.clock import FakeTime
-from launcher.testing.registry.faults import CutOff, Fault, Forgets, Lost, Refuse, Reset, Says, Torn
+from launcher.testing.registry.faults import AlterHeader, CutOff, Fault, ForgetUpload, LoseResponse, Refuse, Reset, Torn
 from launcher.testing.registry.image import put_image
 from launcher.testing.registry.server import OciRegistry
 from launcher.testing.registry.wire import Recorded, digest
 
 __all__ = [
+    "AlterHeader",
     "Basic",
     "Bearer",
     "CutOff",
     "FakeTime",
     "Fault",
-    "Forgets",
-    "Lost",
+    "ForgetUpload",
+    "LoseResponse",
     "OciRegistry",
     "Recorded",
     "Refuse",
     "Reset",
-    "Says",
     "Torn",
     "digest",
     "put_image",

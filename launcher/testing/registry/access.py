@@ -1,4 +1,4 @@
-"""Who may do what: Basic authentication, or Bearer tokens of a token service, as registries ask for them.
+"""Access control of the registry: Basic authentication, or Bearer tokens from a token service.
 
 https://distribution.github.io/distribution/spec/auth/token/ and …/scope/
 """
@@ -17,21 +17,21 @@ from urllib.parse import parse_qs
 from launcher.testing.registry.wire import Request, Response, error
 
 Rights = Mapping[str, frozenset[str]]
-"""Actions (pull, push, delete) by repository."""
+"""Repository -> the actions that are allowed or required (pull, push, delete)."""
 
 
 class Access(Protocol):
-    """A gate before the registry."""
+    """Decides whether the registry accepts a request."""
 
-    def stop(self, request: Request, url: str) -> Response | None:
-        """The refusal of a request; None lets it through."""
+    def refuse(self, request: Request, url: str) -> Response | None:
+        """Return the refusal of a request, or None if it is allowed. `url` is the registry's address."""
 
     def token(self, request: Request) -> Response:
-        """The token service's answer."""
+        """Return the token service's response."""
 
 
-def needed(request: Request) -> Rights:
-    """What a request needs, as Docker's registry sees it (registry/handlers/app.go): a mount also pulls its source."""
+def required_rights(request: Request) -> Rights:
+    """Return the rights that a request requires; a mount also pulls its source (Docker's registry/handlers/app.go)."""
     if not request.repository:
         return {}
     actions = {"GET": {"pull"}, "HEAD": {"pull"}, "DELETE": {"delete"}}.get(request.method, {"pull", "push"})
@@ -43,11 +43,11 @@ def needed(request: Request) -> Rights:
 
 @dataclass
 class Basic:
-    """Passwords by name."""
+    """Basic authentication. `users`: user name -> password."""
 
     users: Mapping[str, str]
 
-    def stop(self, request: Request, url: str) -> Response | None:
+    def refuse(self, request: Request, url: str) -> Response | None:
         if _user(request, self.users):
             return None
         return error(401, "UNAUTHORIZED", "authentication required", {"WWW-Authenticate": 'Basic realm="registry"'})
@@ -65,28 +65,29 @@ class _Token:
 
 @dataclass
 class Bearer:
-    """Passwords and identity tokens by name, and a token service at /token whose tokens live for `lifetime` seconds.
+    """Bearer authentication with a token service at /token, whose tokens are valid for `lifetime` seconds.
 
-    `reads` are the repositories that each name (None: everybody) may only pull from, the rest are open to all names;
-    `denies` is what becomes of a token without the right: as Docker's registry (401), or as Artifact Registry (403).
+    `users`: user name -> password. `identity_tokens`: user name -> refresh token. `reads`: user name (None: anonymous)
+    -> repositories from which that user may only pull; all users may push to the others. `denies`: the status for a
+    token that lacks a right, 401 as in Docker's registry or 403 as in Artifact Registry.
     """
 
     users: Mapping[str, str]
     identity_tokens: Mapping[str, str] = field(default_factory=dict)
     reads: Mapping[str | None, frozenset[str]] = field(default_factory=dict)
     lifetime: float = 300.0
-    says_lifetime: bool = True
+    reports_lifetime: bool = True
     clock: Callable[[], float] = time.monotonic
     denies: Literal[401, 403] = 401
     realm: str = ""
     asked: list[tuple[str | None, tuple[str, ...]]] = field(default_factory=list)
-    """Name and scopes of each token that was given."""
+    """User name (None: anonymous) and scopes of each issued token."""
     tokens: dict[str, _Token] = field(default_factory=dict)
 
-    def stop(self, request: Request, url: str) -> Response | None:
+    def refuse(self, request: Request, url: str) -> Response | None:
         kind, _, value = request.headers.get("authorization", "").partition(" ")
         token = self.tokens.get(value) if kind == "Bearer" else None
-        rights = needed(request)
+        rights = required_rights(request)
         if token is None or token.until <= self.clock():
             return self._ask(rights, url, "invalid_token" if value else "")
         if all(actions <= token.rights.get(name, frozenset()) for name, actions in rights.items()):
@@ -107,7 +108,7 @@ class Bearer:
         value = secrets.token_hex(8)
         self.tokens[value] = _Token(user, self._granted(user, scopes), self.clock() + self.lifetime)
         answer = {"access_token" if request.method == "POST" else "token": value}
-        life = {"expires_in": int(self.lifetime)} if self.says_lifetime else {}
+        life = {"expires_in": int(self.lifetime)} if self.reports_lifetime else {}
         return Response(200, {"Content-Type": "application/json"}, json.dumps({**answer, **life}).encode())
 
     def _granted(self, user: str | None, scopes: tuple[str, ...]) -> Rights:
@@ -129,7 +130,7 @@ class Bearer:
 
 
 def _user(request: Request, users: Mapping[str, str]) -> str | None:
-    """The name that a Basic header proves; None for none or a wrong one."""
+    """Return the user that a Basic header authenticates; None if there is no such header or the password is wrong."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind != "Basic":
         return None

@@ -1,4 +1,4 @@
-"""The distribution API, on a store: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md"""
+"""The OCI distribution API: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md"""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ STEPS = {
 }
 
 
-def placed(request: Request) -> Request:
-    """The request with its step, repository and name; the step of an unknown one is empty."""
+def parse_path(request: Request) -> Request:
+    """Return the request with step, repository and name parsed from its path; an unknown path has an empty step."""
     if request.path in ("/v2/", "/v2", "/token"):
         return replace(request, step="token" if request.path == "/token" else "ping")
     found = _PATH.fullmatch(request.path)
@@ -44,7 +44,7 @@ def placed(request: Request) -> Request:
 
 @dataclass
 class Upload:
-    """What has arrived; `turn` counts the answers, as Docker's registry notes it in the Location."""
+    """An upload in progress. `turn` counts the responses; Docker's registry encodes such a state in the Location."""
 
     repository: str
     data: bytearray = field(default_factory=bytearray)
@@ -53,7 +53,7 @@ class Upload:
 
 
 class Api:
-    """All steps. `resumes`, `pieces` and `redirects` are OciRegistry's."""
+    """Performs all steps. `resumes`, `pieces` and `redirects` are those of OciRegistry."""
 
     def __init__(self, store: Store, url: Callable[[], str], *, resumes: bool, pieces: bool, redirects: bool) -> None:
         self.store = store
@@ -80,7 +80,7 @@ class Api:
         }
 
     def answer(self, request: Request) -> Response:
-        """Raises RefusedError."""
+        """Return the response. Raises RefusedError."""
         if request.step not in self._steps:
             raise RefusedError(404, "UNSUPPORTED", f"{request.method} {request.path}")
         return self._steps[request.step](request)
@@ -120,7 +120,7 @@ class Api:
         self.store.repository(request.repository)
         name = f"upload-{next(self._ids)}"
         self.uploads[name] = Upload(request.repository)
-        return self._went_on(name, self.uploads[name], 202)
+        return self._progress(name, self.uploads[name], 202)
 
     def _chunk(self, request: Request) -> Response:
         if not self._pieces and "content-range" in request.headers:
@@ -128,10 +128,10 @@ class Api:
         upload = self._upload(request)
         with upload.lock:
             self._take(upload, request)
-            return self._went_on(request.name, upload, 202)
+            return self._progress(request.name, upload, 202)
 
     def _status(self, request: Request) -> Response:
-        return self._went_on(request.name, self._upload(request), 204)
+        return self._progress(request.name, self._upload(request), 204)
 
     def _finish(self, request: Request) -> Response:
         upload, wanted = self._upload(request), request.parameter("digest")
@@ -159,15 +159,15 @@ class Api:
         return upload
 
     def _take(self, upload: Upload, request: Request) -> None:
-        """Add a body. A piece that begins elsewhere than at the end is refused (416)."""
+        """Append a request's body. A chunk that does not begin at the end of the received data is refused (416)."""
         first = request.headers.get("content-range", "").partition("-")[0]
         if first and int(first) != len(upload.data):
-            raise RefusedError(416, "BLOB_UPLOAD_INVALID", "the piece does not follow what is there")
+            raise RefusedError(416, "BLOB_UPLOAD_INVALID", "the chunk does not follow the received data")
         upload.data += request.body
         if not self._resumes:
             upload.turn += 1
 
-    def _went_on(self, name: str, upload: Upload, status: int) -> Response:
+    def _progress(self, name: str, upload: Upload, status: int) -> Response:
         place = f"{self._url()}/v2/{upload.repository}/blobs/uploads/{name}"
         query = "" if self._resumes else f"?turn={upload.turn}"
         end = max(len(upload.data) - 1, 0)

@@ -1,10 +1,10 @@
-"""Time that passes only when somebody waits, or a test says so."""
+"""A fake clock that advances when code sleeps, or when a test advances it."""
 
 from __future__ import annotations
 
 
 class FakeTime:
-    """`now` and `sleep` in seconds; `waited` are the waits, in their order."""
+    """A clock in seconds. `waited` has the durations of all sleeps, in order."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.waited: list[float] = []
@@ -18,5 +18,5 @@ class FakeTime:
         self._now += seconds
 
     def advance(self, seconds: float) -> None:
-        """Let time pass without a wait."""
+        """Advance the clock without recording a sleep."""
         self._now += seconds

@@ -1,9 +1,9 @@
-"""What can go wrong between a client and a registry, on order.
+"""Planned faults between a client and a registry.
 
     registry.faults.add(Fault("upload.*", Refuse(503), times=2, after=1))
 
-The first fault that fits a request has its effect on it. Steps are ping, token, manifest.head, manifest.get,
-manifest.put, blob.head, blob.get, mount, upload.begin, upload.chunk, upload.status, upload.finish, upload.cancel.
+The first fault that matches a request takes effect. Steps are ping, token, manifest.head, manifest.get, manifest.put,
+blob.head, blob.get, mount, upload.begin, upload.chunk, upload.status, upload.finish, upload.cancel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Serve = Callable[[Request], Response]
 
 
 class Effect(Protocol):
-    """What happens to a request; `serve` lets the registry do what was asked. `reads`: bytes of the body that come."""
+    """An effect on a request. `serve` lets the registry perform it. `reads`: bytes of the body that are received."""
 
     @property
     def reads(self) -> int | None: ...
@@ -31,7 +31,7 @@ class Effect(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """`effect` on the requests of a step (a glob): `after` of them pass first, then `times` have it (None: all)."""
+    """`effect` on the requests of a step (a glob). The first `after` pass; the next `times` (None: all) don't."""
 
     step: str
     effect: Effect
@@ -40,7 +40,7 @@ class Fault:
 
 
 class Faults:
-    """The plan. `used` counts how often each fault had its effect."""
+    """The planned faults. `used` counts how often each fault took effect."""
 
     def __init__(self) -> None:
         self.used: Counter[Fault] = Counter()
@@ -49,13 +49,13 @@ class Faults:
         self._lock = threading.Lock()
 
     def add(self, fault: Fault) -> Fault:
-        """Plan a fault, behind those already planned. Answers it, as the key in `used`."""
+        """Add a fault after those already planned. Return it, as the key in `used`."""
         with self._lock:
             self._plan.append(fault)
         return fault
 
     def meet(self, step: str) -> Effect | None:
-        """The effect on a request of this step, which is counted; None: it passes."""
+        """Return the effect on a request of this step, and count it; None: the request passes."""
         with self._lock:
             for index, fault in enumerate(self._plan):
                 if fnmatchcase(step, fault.step) and self._takes(index, fault):
@@ -72,7 +72,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class Refuse:
-    """An error; nothing is done. `retry_after` is in seconds, or whatever else a registry may write there."""
+    """The request is refused without effect. `retry_after`: the header's value, in seconds or any text."""
 
     status: int
     code: str = "UNKNOWN"
@@ -86,7 +86,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Reset:
-    """The connection is reset before anything is done."""
+    """The connection is reset before the request is performed."""
 
     reads: int | None = 0
 
@@ -95,8 +95,8 @@ class Reset:
 
 
 @dataclass(frozen=True)
-class Lost:
-    """All is done, and the connection reset before the answer."""
+class LoseResponse:
+    """The request is performed, and the connection is reset before the response."""
 
     reads: int | None = None
 
@@ -107,7 +107,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class CutOff:
-    """The connection is reset in the body: the registry gets its first `reads` bytes."""
+    """The connection is reset within the body: the registry receives its first `reads` bytes."""
 
     reads: int | None
 
@@ -118,7 +118,7 @@ class CutOff:
 
 @dataclass(frozen=True)
 class Torn:
-    """The first byte is another one on arrival: of the body that is sent to the registry, or of the answer's."""
+    """The first byte of a body is corrupted: that of the request, or of the response."""
 
     of: str = "request"
     reads: int | None = None
@@ -135,8 +135,8 @@ def _torn(data: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Says:
-    """All is done, and a header of the answer says something else."""
+class AlterHeader:
+    """The request is performed, and a header of the response has another value."""
 
     header: str
     value: str
@@ -148,8 +148,8 @@ class Says:
 
 
 @dataclass(frozen=True)
-class Forgets:
-    """An upload is forgotten with all that had arrived."""
+class ForgetUpload:
+    """The registry forgets an upload and all data received for it."""
 
     reads: int | None = None
 

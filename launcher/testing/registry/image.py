@@ -1,4 +1,4 @@
-"""A small image, straight into the registry."""
+"""Store a small image directly in the registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = {
 def put_image(
     registry: OciRegistry, name: str, tag: str = "t", *, media_type: str = DOCKER, architecture: str = "amd64"
 ) -> str:
-    """Store an image of two layers, and return its digest. The layers are no archives: nothing can run the image."""
+    """Store an image of two layers, and return its digest. The layers are not archives, so the image can't run."""
     blobs = (b"base layer " * 1000, b"venv layer " * 2000)
     config = {
         "os": "linux",

@@ -13,22 +13,22 @@ from urllib.parse import unquote, urlsplit
 
 from launcher.testing.httpserver import Handler, Server
 from launcher.testing.registry.access import Access
-from launcher.testing.registry.api import Api, placed
+from launcher.testing.registry.api import Api, parse_path
 from launcher.testing.registry.faults import Faults
 from launcher.testing.registry.store import Store
 from launcher.testing.registry.wire import Recorded, RefusedError, Request, Response
 
 Read = Callable[[int | None], bytes]
-"""Reads so many bytes of a body; None: all of it."""
+"""Reads up to a number of bytes of a body; None: all of it."""
 
 
 class OciRegistry:
-    """A registry on loopback, from `with` to its end. `requests` keeps all requests, in their order.
+    """A registry on loopback, as a context manager. `requests` has all requests, in order.
 
-    `repositories`: those that there are (with all below them, as in Artifact Registry); None: any name is made at its
-    first push. `immutable`: a tag stays where it is. `resumes`: False is Docker's registry 2.8, which loses an upload
-    whose connection broke in a piece. `pieces`: False takes no chunked uploads. `redirects`: blobs are read elsewhere.
-    Each answer waits for `latency` seconds of real time.
+    `repositories`: the existing ones (with all below them, as in Artifact Registry); None: a repository is created by
+    its first push. `immutable`: a tag can't be moved. `resumes`: False behaves as Docker's registry 2.8, which loses an
+    upload if the connection breaks within a chunk. `pieces`: False refuses chunked uploads. `redirects`: downloads of
+    blobs are redirected. Each response is delayed by `latency` seconds of real time.
     """
 
     def __init__(
@@ -55,26 +55,26 @@ class OciRegistry:
 
     @property
     def host(self) -> str:
-        """As it stands in references."""
+        """Return HOST:PORT, as in image references."""
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     @property
     def url(self) -> str:
-        """Its address, without a slash at the end."""
+        """Return the registry's address, without a trailing slash."""
         return f"http://{self.host}"
 
     @property
     def steps(self) -> list[str]:
-        """What the requests were for, in their order."""
+        """Return the step of each request, in order."""
         return [request.step for request in self.requests]
 
     @property
     def received(self) -> int:
-        """Bytes of all bodies that were read."""
+        """Return the number of bytes of all bodies that were read."""
         return sum(request.size for request in self.requests)
 
     def tag(self, repository: str, tag: str) -> str | None:
-        """The digest that a tag names."""
+        """Return the digest that a tag points to, or None."""
         return self.store.repository(repository).tags.get(tag)
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class OciRegistry:
         self._thread.join()
 
     def _serve(self, head: Request, read: Read) -> Response:
-        request = placed(head)
+        request = parse_path(head)
         effect = self.faults.meet(request.step)
         request = replace(request, body=read(effect.reads if effect else None))
         self._keep(request)
@@ -100,7 +100,7 @@ class OciRegistry:
         try:
             if self.access and request.step == "token":
                 return self.access.token(request)
-            stopped = self.access.stop(request, self.url) if self.access else None
+            stopped = self.access.refuse(request, self.url) if self.access else None
             return stopped or self.api.answer(request)
         except RefusedError as refused:
             return refused.response
@@ -112,7 +112,7 @@ class OciRegistry:
 
 
 def _handler(serve: Callable[[Request, Read], Response]) -> type[BaseHTTPRequestHandler]:
-    class Calls(Handler):
+    class RequestHandler(Handler):
         def answer(self) -> None:
             url = urlsplit(self.path)
             # Docker's engine sends one Accept for each media type.
@@ -138,4 +138,4 @@ def _handler(serve: Callable[[Request, Read], Response]) -> type[BaseHTTPRequest
 
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the base class's names
 
-    return Calls
+    return RequestHandler

@@ -1,4 +1,4 @@
-"""What a registry holds, and what it checks of manifests."""
+"""The data of a registry, and the validation of manifests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGES = (
 
 @dataclass
 class Repository:
-    """The digests of its blobs; manifests (media type, bytes) by digest; digests by tag."""
+    """A repository: digests of its blobs, digest -> manifest (media type, bytes), tag -> digest."""
 
     blobs: set[str] = field(default_factory=set)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Repository:
 
 
 class Store:
-    """All repositories. `only`: the names (or beginnings of names, up to a slash) that there are; None: any."""
+    """All repositories. `only`: the names (or prefixes of names, up to a slash) that exist; None: any."""
 
     def __init__(self, only: frozenset[str] | None, *, immutable: bool) -> None:
         self.only = only
@@ -38,7 +38,7 @@ class Store:
         self._repositories: dict[str, Repository] = defaultdict(Repository)
 
     def repository(self, name: str) -> Repository:
-        """The repository of that name. Raises RefusedError: it must be made first."""
+        """Return a repository. Raises RefusedError: it does not exist and is not created by a push."""
         parts = name.split("/")
         known = {"/".join(parts[:count]) for count in range(1, len(parts) + 1)}
         if self.only is not None and not known & self.only:
@@ -46,20 +46,20 @@ class Store:
         return self._repositories[name]
 
     def add(self, name: str, data: bytes) -> str:
-        """Put a blob into a repository; answers its digest."""
+        """Store a blob in a repository, and return its digest."""
         found = digest(data)
         self.data[found] = data
         self.repository(name).blobs.add(found)
         return found
 
     def blob(self, name: str, wanted: str) -> bytes:
-        """A blob's bytes. Raises RefusedError."""
+        """Return a blob's bytes. Raises RefusedError."""
         if wanted not in self.repository(name).blobs:
             raise RefusedError(404, "BLOB_UNKNOWN", "blob unknown to registry")
         return self.data[wanted]
 
     def manifest(self, name: str, reference: str) -> tuple[str, str, bytes]:
-        """Digest, media type and bytes of a manifest at a tag or a digest. Raises RefusedError."""
+        """Return digest, media type and bytes of a manifest, by tag or digest. Raises RefusedError."""
         repository = self.repository(name)
         found = repository.tags.get(reference, reference)
         if found not in repository.manifests:
@@ -67,7 +67,7 @@ class Store:
         return found, *repository.manifests[found]
 
     def put(self, name: str, reference: str, media_type: str, raw: bytes) -> str:
-        """Take a manifest, if all that it names is there. Raises RefusedError."""
+        """Store a manifest, if everything that it references exists, and return its digest. Raises RefusedError."""
         repository, found = self.repository(name), digest(raw)
         self._check(repository, media_type, raw)
         if ":" in reference:
@@ -97,7 +97,7 @@ class Store:
 
 
 def _named(manifest: dict[str, Any], media_type: str) -> list[dict[str, Any]]:
-    """The descriptors in a manifest; raises for what isn't one."""
+    """Return the descriptors in a manifest. Raises ValueError, TypeError or KeyError: it is malformed."""
     if media_type in INDEXES:
         return list(manifest["manifests"])
     if media_type in IMAGES:

@@ -1,4 +1,4 @@
-"""Requests and answers of a registry, as plain data."""
+"""Requests and responses of a registry, as plain data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 
 class Recorded(NamedTuple):
-    """One request as it arrived: `step` is what it is for, `size` the bytes of its body that were read."""
+    """One recorded request. `size` is the number of bytes of its body that were read."""
 
     step: str
     repository: str
@@ -24,7 +24,8 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """Header names are in lower case. `step`, `repository` and `name` (a digest, tag, upload) are the path's parts."""
+    """A request; header names are in lower case. `parse_path` sets `step`, `repository` and `name` (a digest, tag or
+    upload)."""
 
     method: str
     path: str
@@ -35,20 +36,20 @@ class Request:
     repository: str = ""
     name: str = ""
     whole: bool = True
-    """False: the connection ends behind `body`, before the length that was announced."""
+    """False: the connection ends after `body`, before the announced length."""
 
     def parameter(self, name: str) -> str:
-        """The first value of a query's parameter; empty when there is none."""
+        """Return the first value of a query parameter; empty if it is missing."""
         return parse_qs(self.query).get(name, [""])[0]
 
     def parameters(self, name: str) -> list[str]:
-        """All values of a query's parameter."""
+        """Return all values of a query parameter."""
         return parse_qs(self.query).get(name, [])
 
 
 @dataclass(frozen=True)
 class Response:
-    """An answer, and what becomes of the connection: `reset` sends nothing of it."""
+    """A response, and the connection afterwards: `reset` resets it without sending anything."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -65,12 +66,12 @@ class RefusedError(Exception):
 
 
 def error(status: int, code: str, message: str = "", headers: Mapping[str, str] | None = None) -> Response:
-    """https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes"""
+    """Return an error response (https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes)."""
     body = {"errors": [{"code": code, "message": message or code.lower().replace("_", " "), "detail": {}}]}
     kind = {"Content-Type": "application/json; charset=utf-8"}
     return Response(status, {**kind, **(headers or {})}, json.dumps(body).encode())
 
 
 def digest(data: bytes) -> str:
-    """The digest of bytes, as registries write it."""
+    """Return the digest of bytes in the form sha256:HEX."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"

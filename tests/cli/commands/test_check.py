@@ -154,7 +154,7 @@ def test_the_target_can_be_set(folder: Path, target: str) -> None:
 
 
 def test_a_machine_that_only_vms_have_is_checked_for_vms(folder: Path) -> None:
-    """And the warning says so: a spec that was meant for Vertex AI must not pass in silence."""
+    """A warning reports it: a spec that was meant for Vertex AI must not pass silently."""
     (folder / "specs" / "good.yaml").write_text(GOOD.replace("l4", "h100").replace("us-central1", "asia-south2"))
     (refused,) = data("specs", "--target", "vertex", cwd=folder, code=2)["specs"]
     (found,) = data("specs", cwd=folder)["specs"]

@@ -74,7 +74,7 @@ def test_expired_credentials_are_one_line(cloud: GoogleCloud) -> None:
     assert "gcloud auth application-default login" in ran.out
 
 
-def test_without_a_project_only_that_is_said() -> None:
+def test_without_a_project_only_that_is_reported() -> None:
     ran = launch("doctor", "--only", "project", env={"CLOUDSDK_CORE_PROJECT": ""})
     assert ran.code == 0
     assert "gcloud config set project PROJECT" in ran.out
@@ -107,7 +107,7 @@ print("MODULES", code, *[name for name in ("torch", "google") if name in sys.mod
 
 
 def test_it_works_with_the_base_package_alone() -> None:
-    """Without torch and Google's clients those lines say so, and nothing is wrong."""
+    """Without torch and Google's clients, their lines report that, and no check fails."""
     env = {"PATH": "/usr/bin:/bin", "CLOUDSDK_CORE_PROJECT": "my-project", "HOME": "/nonexistent"}
     done = subprocess.run([sys.executable, "-c", BASE], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)

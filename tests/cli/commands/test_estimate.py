@@ -73,7 +73,7 @@ def test_another_gpu_and_no_project() -> None:
 
 
 def test_a_model_that_does_not_fit() -> None:
-    """It isn't refused here: the estimate says what it needs, and where it fits."""
+    """It is not refused: the estimate shows how much memory it needs, and which machine it fits."""
     found = data("--type", "t4", "--gpus", "1", "--set", "run.config.model=gpt2-xl")
     assert found["fits"] is False
     assert {choice["micro_batch"] for choice in found["choices"]} == {None}

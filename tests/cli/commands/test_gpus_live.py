@@ -60,7 +60,7 @@ def test_the_table_shows_it_in_80_columns(site: Site) -> None:
         assert words in text
 
 
-def test_beta_is_asked_where_v1_does_not_serve_it(site: Site) -> None:
+def test_beta_is_used_where_v1_lacks_it(site: Site) -> None:
     site.cloud.faults.add(Fault(CAPACITY, Status(404), times=99))
     site.cloud.advice.versions = ["beta"]
     found = site.live(*L4)

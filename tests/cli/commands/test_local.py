@@ -160,7 +160,7 @@ def test_with_docker_the_code_comes_from_the_image(tmp_path: Path) -> None:
 
 
 def test_without_a_docker_engine_nothing_starts(tmp_path: Path) -> None:
-    """As a process of its own: Docker's SDK doesn't close the socket that leads nowhere."""
+    """As a separate process: Docker's SDK doesn't close the socket that leads nowhere."""
     env = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     ran = run("local", "--docker", "--request", in_image(tmp_path), cwd=tmp_path, env=env)
     assert (ran.returncode, ran.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""A command that is typed again: what it finds in the run folder, and what it makes of it."""
+"""`launch local` typed again: it resumes, retries or only shows what is in the run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.running import TINY, only_run
 
 
 class World:
-    """A folder with a spec, in which replicas end as a test says, without being started."""
+    """A folder with a spec. Replicas are not started: a test sets how they end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -263,7 +263,7 @@ def edit(world: World, text: str = "print(2)\n") -> None:
     os.utime(path, (begun + 1, begun + 1))
 
 
-def test_a_changed_script_offers_the_run_it_would_have_been(script: World) -> None:
+def test_resuming_is_suggested_after_the_script_has_changed(script: World) -> None:
     run = only_run(script.output)
     edit(script)
     ran = launch("local", script.spec, cwd=script.folder)
@@ -274,7 +274,7 @@ def test_a_changed_script_offers_the_run_it_would_have_been(script: World) -> No
 
 
 @pytest.mark.parametrize("case", ["unchanged", "succeeded", "no step", "other settings", "new", "running"])
-def test_no_run_is_offered(script: World, case: str) -> None:
+def test_no_run_is_suggested(script: World, case: str) -> None:
     run = only_run(script.output)
     words: list[str] = []
     lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()

@@ -301,7 +301,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(home: Home) -> None:
     (home.folder / ".cache").write_text("a file")
     assert ".cache" in home.launch("prices", "--update", code=1).err
     with pytest.raises(LaunchError, match="HOME"):
-        price_table.store({}, {})
+        price_table.store_tables({}, {})
 
 
 def test_a_table_is_old_after_30_days(home: Home) -> None:

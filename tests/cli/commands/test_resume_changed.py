@@ -1,5 +1,5 @@
-"""`launch vertex SPEC --resume RUN` with other settings: more steps, and what changes no past step; on another machine;
-nothing else."""
+"""`launch vertex SPEC --resume RUN` accepts more steps, settings that change no past step, and another machine; nothing
+else."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_without_resume_it_is_another_run(job: Job, run: str) -> None:
 
 
 def test_a_running_job_is_not_replaced(job: Job) -> None:
-    """Never two jobs for one run: the new settings have to wait."""
+    """A run never has two jobs: the new settings must wait."""
     job.cloud.jobs.script = RUNS
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     job.write(run={"config": {"steps": 20}})

@@ -113,7 +113,7 @@ def not_a_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_lock, damage_end, not_a_folder])
-def test_a_damaged_run_costs_itself_alone(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_run_does_not_affect_the_others(tmp_path: Path, damage: Any) -> None:
     damage(make(tmp_path / "runs" / "bad-0123abcd", ended(0)))
     make(tmp_path / "runs" / "good-0123abcd", ended(0))
     found = {one["run"]: one for one in listed(tmp_path)}

@@ -39,7 +39,7 @@ def test_a_dry_run_sends_nothing_and_is_the_same_each_time(job: Job) -> None:
     assert not job.cloud.requests
 
 
-def test_a_point_is_the_run_that_its_settings_make_alone(job: Job) -> None:
+def test_a_point_is_the_same_run_as_without_a_sweep(job: Job) -> None:
     alone = job.data("vertex", "job.yaml", "--set", "run.config.steps=20", "--dry-run")
     assert job.data(*SWEEP, "--dry-run")["points"][1]["run"] == alone["run"]
 
@@ -176,7 +176,7 @@ def test_killed_between_two_submissions_the_same_command_submits_what_is_missing
     assert len(job.created) == 3
 
 
-def test_two_sweeps_typed_at_once_make_one_job_for_each_point(job: Job) -> None:
+def test_two_sweeps_at_once_create_one_job_for_each_point(job: Job) -> None:
     from launcher.api.cloud import open_cloud
     from launcher.api.sweep_cloud import CloudSweep
     from launcher.cli.flows.plan_sweep import plan_of
@@ -241,7 +241,7 @@ def test_another_sweep_cannot_take_the_name(job: Job) -> None:
     assert len(job.created) == 3
 
 
-def test_a_costly_sweep_is_asked_about_once_as_a_whole(job: Job) -> None:
+def test_a_costly_sweep_asks_once_for_all_points(job: Job) -> None:
     one = job.data("vertex", "job.yaml", "--dry-run")["limits"]["usd_at_most"]
     hours = ("--set", "limits.hours=null")
     ran = job.launch(*SWEEP, *hours, code=2)
@@ -288,7 +288,7 @@ def test_a_sweep_that_is_cancelled_while_it_submits_starts_no_more(job: Job, mon
     assert (len(job.created), ran.code) == (1, 0)
 
 
-def test_a_large_sweep_is_asked_about_before_failed_points_are_resumed(job: Job) -> None:
+def test_a_large_sweep_asks_before_failed_points_are_resumed(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     costly = (*SWEEP, "--hours", "40")
     job.launch(*costly, "--yes", code=3)

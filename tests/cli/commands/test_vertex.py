@@ -114,11 +114,11 @@ def test_new_starts_another_run_and_resume_the_same(job: Job) -> None:
     job.launch("vertex", "job.yaml", code=3)
     first = job.data("status", "job")["run"]
     job.cloud.jobs.script = RUNS
-    anew = job.data("vertex", "job.yaml", "--new", "--detach")
-    assert anew["run"] == f"{first}-2"
+    fresh = job.data("vertex", "job.yaml", "--new", "--detach")
+    assert fresh["run"] == f"{first}-2"
     same = job.data("vertex", "job.yaml", "--new", "--detach")  # active: followed
     assert same["run"] == f"{first}-2"
-    assert same["job"] == anew["job"]
+    assert same["job"] == fresh["job"]
     job.cloud.jobs.script = WELL
     for words in (("--resume", first), ("job.yaml", "--resume", first)):
         ran = job.launch("vertex", *words)

@@ -38,8 +38,8 @@ def test_a_job_is_watched_to_its_end(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("script", "hint"), [(FAILED, "--resume"), (FULL, "launch follow")])
-def test_a_failure_is_that_of_the_command(job: Job, script: tuple[object, ...], hint: str) -> None:
-    job.cloud.jobs.script = script  # type: ignore[assignment]
+def test_a_failed_run_fails_the_command(job: Job, script: tuple[object, ...], hint: str) -> None:
+    job.cloud.jobs.script = script  # type: ignore[assignment]  # a script of this test
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     ran = job.launch("watch", run, code=3)
     assert f"error: {run} failed" in ran.err
@@ -61,7 +61,7 @@ def test_several_runs_have_their_names_in_each_line(tmp_path: Path) -> None:
     assert launch("watch", "nothing", cwd=tmp_path, env={"CLOUDSDK_CORE_PROJECT": ""}).code == 2
 
 
-def test_cancelling_is_asked_for(job: Job) -> None:
+def test_cancelling_needs_a_confirmation(job: Job) -> None:
     job.cloud.jobs.script = RUNS
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     with as_process(["launch"], {**WORLD, **job.env}, job.folder):
@@ -85,12 +85,12 @@ def test_cancelling_is_asked_for(job: Job) -> None:
 
 @contextlib.contextmanager
 def on_terminal() -> Iterator[int]:
-    """The other side of a terminal that is stdin and stdout."""
+    """Make a pseudo-terminal stdin and stdout; yield the descriptor of its other end."""
     master, slave = pty.openpty()
     with (
         pytest.MonkeyPatch.context() as patch,
         open(slave, "w", encoding="utf-8") as stdout,  # noqa: PTH123 - a file handle
-        open(os.dup(slave), encoding="utf-8") as stdin,  # noqa: PTH123
+        open(os.dup(slave), encoding="utf-8") as stdin,  # noqa: PTH123 - as above
     ):
         patch.setattr("sys.stdout", stdout)
         patch.setattr("sys.stdin", stdin)

@@ -50,7 +50,7 @@ def plan_of(prices: UsedPrices = NEW, **spec: Any) -> Plan:
     return replace(planned(**{**DEAR, **spec}), prices=prices)
 
 
-def test_a_dear_run_without_a_limit_is_refused_without_a_terminal(job: Job) -> None:
+def test_an_expensive_run_without_a_limit_is_refused_without_a_terminal(job: Job) -> None:
     job.write(**DEAR)
     ran = job.launch("vertex", "job.yaml", "--detach", code=2)
     assert job.created == []

@@ -257,7 +257,7 @@ def test_cancel_stops_a_launch_that_is_waiting_to_retry(
 def test_cancelling_a_finished_run_does_nothing(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     job.launch("vertex", "job.yaml", "--detach")
-    job.cloud.jobs.clock.advance(3600)  # type: ignore[attr-defined]
+    job.cloud.jobs.clock.advance(3600)  # type: ignore[attr-defined]  # a fake clock
     assert job.launch("cancel", "job").out.startswith("nothing to do: ")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.flows.preemption import Preempted, Ran, run
+from launcher.cli.flows.preemption import Preempted, ReplicaExits, run
 from launcher.rehearsal.supervisor import Ended, Preemption
 from launcher.runs.metrics.results import Resumption
 from tests.command import launch
@@ -33,7 +33,7 @@ class Platform:
 
 def test_a_preempted_job_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 75, "b": 75}, 2.34), Ended({"a": 0, "b": 0}))
-    assert run(platform.start, 15) == Ran(exit_codes={"a": 0, "b": 0}, preempted={"a": 75, "b": 75})
+    assert run(platform.start, 15) == ReplicaExits(exit_codes={"a": 0, "b": 0}, preempted={"a": 75, "b": 75})
     assert platform.preemptions == [15, None]
     assert capsys.readouterr().err.splitlines() == [
         "launch: preempting the job (SIGTERM, then SIGKILL after 30 s)",
@@ -45,7 +45,7 @@ def test_a_preempted_job_is_restarted(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_job_preempted_before_a_checkpoint_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     codes = {"a": -9, "b": 143, "c": 0, "d": -9, "e": -9, "f": -9}
     platform = Platform(Ended(codes, 30.0), Ended({"a": 3}))
-    assert run(platform.start, 60) == Ran(exit_codes={"a": 3}, preempted=codes)
+    assert run(platform.start, 60) == ReplicaExits(exit_codes={"a": 3}, preempted=codes)
     assert (
         "launch: all processes exited after 30.0 s: a, d, e and 1 more killed by signal 9 (no checkpoint saved); "
         "b exited with 143 (no checkpoint saved); c exited with 0 (done)\n"
@@ -54,7 +54,7 @@ def test_a_job_preempted_before_a_checkpoint_is_restarted(capsys: pytest.Capture
 
 def test_a_job_that_succeeds_despite_preemption_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 0}, 0.1))
-    assert run(platform.start, 15) == Ran(exit_codes={"a": 0}, preempted={"a": 0})
+    assert run(platform.start, 15) == ReplicaExits(exit_codes={"a": 0}, preempted={"a": 0})
     assert "not restarting" in capsys.readouterr().err
 
 
@@ -70,18 +70,18 @@ def test_a_job_that_succeeds_despite_preemption_is_done(capsys: pytest.CaptureFi
 def test_a_job_that_ends_before_the_preemption(
     codes: dict[str, int], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(Platform(Ended(codes)).start, 7200) == Ran(exit_codes=codes)
+    assert run(Platform(Ended(codes)).start, 7200) == ReplicaExits(exit_codes=codes)
     assert capsys.readouterr().err == f"launch: {what}; the job was not preempted\n"
 
 
 def test_without_preemption_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 75}))
-    assert run(platform.start, None) == Ran(exit_codes={"a": 75})
+    assert run(platform.start, None) == ReplicaExits(exit_codes={"a": 75})
     assert (platform.preemptions, capsys.readouterr().err) == ([None], "")
 
 
 @pytest.mark.parametrize(
-    ("went_on", "text"),
+    ("resumption", "text"),
     [
         (
             Resumption(stopped_at=152, resumed_from=152),
@@ -97,12 +97,12 @@ def test_without_preemption_nothing_is_printed(capsys: pytest.CaptureFixture[str
         (UNKNOWN, "after 15 s; restarted"),
     ],
 )
-def test_the_line_of_the_summary(went_on: Resumption, text: str) -> None:
-    assert Preempted(after=15, exit_codes={"a": 75}, went_on=went_on).text() == text
+def test_the_line_of_the_summary(resumption: Resumption, text: str) -> None:
+    assert Preempted(after=15, exit_codes={"a": 75}, resumption=resumption).text() == text
 
 
 def test_the_summary_of_a_job_that_was_already_done() -> None:
-    text = Preempted(after=120, exit_codes={"a": 0}, went_on=UNKNOWN).text()
+    text = Preempted(after=120, exit_codes={"a": 0}, resumption=UNKNOWN).text()
     assert text == "after 2 min; all processes still exited with 0, so the job was not restarted"
 
 

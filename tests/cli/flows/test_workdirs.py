@@ -22,7 +22,7 @@ def project(folder: Path, script: str, run: str = "", **files: str) -> Path:
 
 
 def local(folder: Path, *argv: str) -> Ran:
-    """`launch local` as a process of its own."""
+    """`launch local` as a separate process."""
     ran = run("local", "job.yaml", "--output", "runs", *argv, cwd=folder)
     return Ran(ran.returncode, ran.stdout, ran.stderr)
 

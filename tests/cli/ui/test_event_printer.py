@@ -62,7 +62,7 @@ def shown_on(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def went(step: int, **more: object) -> ProgressUpdated:
-    return ProgressUpdated(Progress(step=step, steps=400, **more))  # type: ignore[arg-type]
+    return ProgressUpdated(Progress(step=step, steps=400, **more))  # type: ignore[arg-type]  # fields of Progress
 
 
 def printed(*texts: str) -> LinesPrinted:

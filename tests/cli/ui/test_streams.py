@@ -1,4 +1,4 @@
-"""stdout as a process of its own sees it: the same bytes under any locale, and no traceback where it can't be."""
+"""stdout as a separate process sees it: the same bytes under any locale, and no traceback where it can't be."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from launcher.jobs.job import Job
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
-from launcher.runs.story import LiveAttempt, chapters
+from launcher.runs.story import LiveAttempt, summarize_attempts
 from tests.train.report.folders import T, preempted
 
 FOOTER = "q quit"
@@ -35,14 +35,14 @@ def view(tmp_path: Path) -> RunView:
     folder = preempted(tmp_path)
     (folder / "attempts" / "0002.verdict.json").unlink()
     live = LiveAttempt(number=2, state="running", created=T + 300, started=T + 400)
-    found = chapters(read_run(LocalFolder(folder), ends_only=True), T + 1000, live)
+    found = summarize_attempts(read_run(LocalFolder(folder), ends_only=True), T + 1000, live)
     facts = {"gpu_util_mean": 0.97, "gpu_mem_max_gb": 60.0, "gpu_temp_max_c": 61.0, "gpu_power_mean_w": 653.0}
     return RunView(
         "run-0123abcd",
         False,
         job=JOB,
         progress=Progress(step=50, steps=200, loss=2.5, rate=1000.0, unit="tokens", eta_seconds=300, time=T + 940),
-        recent=[{"step": n, "loss": 5 / n, "tokens_per_s": 1000.0} for n in range(1, 51)],
+        newest_rows=[{"step": n, "loss": 5 / n, "tokens_per_s": 1000.0} for n in range(1, 51)],
         nodes=(Node(0, 120.0, 2, facts),),
         story=RunStory(found, 3.0),
         lines=tuple(Line(0.0, "workerpool0-0", f"line {n} \x1b[31m {'x' * 99}", "DEFAULT") for n in range(50)),
@@ -97,7 +97,7 @@ def test_what_is_not_known_yet(view: RunView) -> None:
     assert "this machine" in shown([RunView("run-1", True)])[0]
     failed = RunView("run-1", False, is_over=True, error=LaunchError("access was withdrawn"))
     assert "access was withdrawn" in "\n".join(shown([failed]))
-    odd = view._replace(recent=[{"step": 1, "loss": None, "nonfinite": {"loss": "nan"}}])
+    odd = view._replace(newest_rows=[{"step": 1, "loss": None, "nonfinite": {"loss": "nan"}}])
     assert "nan" in "\n".join(shown([odd]))
 
 

@@ -114,7 +114,7 @@ def test_a_token_is_renewed_before_it_expires(time: FakeTime, home: Home) -> Non
 
 
 def test_a_service_that_gives_no_lifetime_means_a_minute(time: FakeTime, home: Home) -> None:
-    access = Bearer(USERS, says_lifetime=False, clock=time.now)
+    access = Bearer(USERS, reports_lifetime=False, clock=time.now)
     with OciRegistry(access=access) as registry, client(registry, time, home(registry)) as made:
         for seconds in (0, 50, 5):
             time.advance(seconds)

@@ -12,7 +12,17 @@ import pytest
 from launcher.errors import LaunchError
 from launcher.images.registry import Registry, RegistryError, RepositoryMissing
 from launcher.images.registry.client import LARGEST
-from launcher.testing.registry import FakeTime, Fault, Lost, OciRegistry, Refuse, Reset, Says, Torn, digest
+from launcher.testing.registry import (
+    AlterHeader,
+    FakeTime,
+    Fault,
+    LoseResponse,
+    OciRegistry,
+    Refuse,
+    Reset,
+    Torn,
+    digest,
+)
 from tests.images.registry.helpers import OCI, REPOSITORY, client, manifest, send, some
 
 CONFIG = b"{}"
@@ -116,7 +126,7 @@ def test_a_missing_repository_is_named_with_the_fix(time: FakeTime) -> None:
 
 
 def test_a_lost_response_does_not_lose_the_manifest(made: Registry, registry: OciRegistry) -> None:
-    fault = registry.faults.add(Fault("manifest.put", Lost()))
+    fault = registry.faults.add(Fault("manifest.put", LoseResponse()))
     raw = manifest()
     assert push(made, raw) == registry.tag(REPOSITORY, "t")
     assert registry.faults.used[fault] == 1
@@ -136,7 +146,7 @@ def test_a_tag_that_cant_be_moved(time: FakeTime) -> None:
 
 def test_a_manifest_stored_under_another_digest(made: Registry, registry: OciRegistry) -> None:
     send(made, CONFIG)
-    registry.faults.add(Fault("manifest.put", Says("Docker-Content-Digest", digest(b"other"))))
+    registry.faults.add(Fault("manifest.put", AlterHeader("Docker-Content-Digest", digest(b"other"))))
     with pytest.raises(RegistryError, match=rf"stored {digest(b'other')} instead of {digest(manifest())}"):
         made.put_manifest(REPOSITORY, "t", manifest(), OCI)
 

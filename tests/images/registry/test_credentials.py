@@ -13,7 +13,7 @@ import pytest
 from launcher.images.registry.credentials import (
     OAUTH2,
     Credentials,
-    Source,
+    CredentialSource,
     SourceError,
     credentials,
     from_docker,
@@ -225,8 +225,8 @@ def test_the_real_gcloud_says_that_nobody_is_logged_in(gcloud: str, tmp_path: Pa
 
 def test_a_source_is_read_once_until_a_refresh() -> None:
     passwords = iter(["one", "two"])
-    source = Source("test", lambda: Credentials("me", next(passwords)))
-    assert [source.credentials(), source.credentials(), source.credentials(anew=True)] == [
+    source = CredentialSource("test", lambda: Credentials("me", next(passwords)))
+    assert [source.credentials(), source.credentials(), source.credentials(refresh=True)] == [
         Credentials("me", "one"),
         Credentials("me", "one"),
         Credentials("me", "two"),

@@ -101,7 +101,7 @@ print(from_google(os.environ).password)
 
 
 def test_on_a_machine_of_googles_it_is_asked(tmp_path: Path) -> None:
-    """google.auth reads where the metadata server is when it is imported: this takes a process of its own."""
+    """google.auth reads where the metadata server is when it is imported: this takes a separate process."""
     with HTTPServer(("127.0.0.1", 0), Metadata) as server:
         thread = Thread(target=server.serve_forever, args=(0.02,))
         thread.start()

@@ -19,7 +19,7 @@ from launcher.images.registry import Registry, RegistryError, RepositoryMissing
 from launcher.images.registry.http import Ask, Http
 from launcher.images.registry.retry import Patience
 from launcher.images.registry.session import Wire
-from launcher.testing.registry import Bearer, FakeTime, Fault, OciRegistry, Refuse, Says, digest
+from launcher.testing.registry import AlterHeader, Bearer, FakeTime, Fault, OciRegistry, Refuse, digest
 from launcher.testing.registry.faults import Serve
 from launcher.testing.registry.wire import Request, Response
 from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, send, some
@@ -75,7 +75,7 @@ def test_whether_a_repository_takes_images_is_known_before_one_is_built(made: Re
 @pytest.mark.parametrize("said", ["latest", "md5:abc", "sha256:12"])
 def test_a_digest_that_is_none_is_made_of_the_bytes(made: Registry, registry: OciRegistry, said: str) -> None:
     digest_of = push(made, manifest())
-    registry.faults.add(Fault("manifest.*", Says("Docker-Content-Digest", said), times=None))
+    registry.faults.add(Fault("manifest.*", AlterHeader("Docker-Content-Digest", said), times=None))
     assert made.head(REPOSITORY, "t") == digest_of
 
 
@@ -129,7 +129,7 @@ def test_where_a_registry_leads_its_readers_nobody_gets_its_password(time: FakeT
         (tmp_path / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
         with client(registry, time, {"DOCKER_CONFIG": str(tmp_path)}) as made:
             send(made, b"layer")
-            registry.faults.add(Fault("blob.get", Says("Location", f"{other.url}/v2/x/blobs/y"), times=None))
+            registry.faults.add(Fault("blob.get", AlterHeader("Location", f"{other.url}/v2/x/blobs/y"), times=None))
             with pytest.raises(NotAuthorised):
                 made.blob(REPOSITORY, digest(b"layer"))
         assert other.steps == ["blob.get"]

@@ -11,15 +11,15 @@ import pytest
 from launcher.images.registry import Registry, RegistryError
 from launcher.images.registry.upload import BLOCK
 from launcher.testing.registry import (
+    AlterHeader,
     CutOff,
     FakeTime,
     Fault,
-    Forgets,
-    Lost,
+    ForgetUpload,
+    LoseResponse,
     OciRegistry,
     Refuse,
     Reset,
-    Says,
     Torn,
     digest,
 )
@@ -99,7 +99,7 @@ def test_a_piece_that_is_cut_off_goes_on_at_its_byte(made: Registry, registry: O
 
 
 def test_an_upload_cut_off_after_one_byte_starts_from_scratch(made: Registry, registry: OciRegistry) -> None:
-    """Both are "0-0": such an upload is begun anew rather than continued at a byte too early."""
+    """Both are "0-0": such an upload is restarted rather than continued one byte too early."""
     registry.faults.add(Fault("upload.chunk", CutOff(1)))
     send(made, LARGE)
     assert stored(registry, LARGE)
@@ -127,8 +127,8 @@ def test_a_piece_that_never_came_is_sent_again(time: FakeTime, effect: Reset | R
 
 
 def test_a_lost_answer_costs_no_byte(made: Registry, registry: OciRegistry) -> None:
-    registry.faults.add(Fault("upload.chunk", Lost(), after=1))
-    registry.faults.add(Fault("upload.finish", Lost()))
+    registry.faults.add(Fault("upload.chunk", LoseResponse(), after=1))
+    registry.faults.add(Fault("upload.finish", LoseResponse()))
     send(made, LARGE)
     assert stored(registry, LARGE)
     assert made.sent == registry.received == len(LARGE)
@@ -139,7 +139,7 @@ def test_a_lost_answer_costs_no_byte(made: Registry, registry: OciRegistry) -> N
 def test_a_forgotten_upload_starts_from_scratch(made: Registry, registry: OciRegistry, step: str) -> None:
     if step == "upload.status":
         registry.faults.add(Fault("upload.chunk", Reset(), after=1))
-    fault = registry.faults.add(Fault(step, Forgets()))
+    fault = registry.faults.add(Fault(step, ForgetUpload()))
     send(made, LARGE)
     assert stored(registry, LARGE)
     assert registry.faults.used[fault] == 1
@@ -177,7 +177,7 @@ def test_a_file_that_becomes_shorter_ends_it(made: Registry, registry: OciRegist
 
 def test_a_file_that_cant_be_read_ends_it(made: Registry, time: FakeTime, tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"a layer's file can't be read: .*No such file"):
-        made.upload(REPOSITORY, digest(b"x"), 1, (tmp_path / "gone").open)  # type: ignore[arg-type]
+        made.upload(REPOSITORY, digest(b"x"), 1, (tmp_path / "gone").open)  # type: ignore[arg-type]  # the file does not exist
 
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
@@ -190,14 +190,14 @@ def test_a_file_that_cant_be_read_ends_it(made: Registry, time: FakeTime, tmp_pa
 
 @pytest.mark.parametrize("claim", ["0-4194303", "0-99999999"], ids=["nothing new", "more than was sent"])
 def test_a_registry_that_counts_wrongly_is_asked_again(made: Registry, registry: OciRegistry, claim: str) -> None:
-    registry.faults.add(Fault("upload.chunk", Says("Range", claim), after=1))
+    registry.faults.add(Fault("upload.chunk", AlterHeader("Range", claim), after=1))
     send(made, LARGE)
     assert stored(registry, LARGE)
     assert registry.steps == [*PIECES[:3], "blob.head", "upload.status", *PIECES[3:]]
 
 
 def test_a_registry_that_stores_something_else(made: Registry, registry: OciRegistry) -> None:
-    registry.faults.add(Fault("upload.finish", Says("Docker-Content-Digest", digest(b"other"))))
+    registry.faults.add(Fault("upload.finish", AlterHeader("Docker-Content-Digest", digest(b"other"))))
     with pytest.raises(RegistryError, match=rf"the registry stored {digest(b'other')}"):
         send(made, b"x")
 
@@ -218,7 +218,7 @@ def test_tries_with_new_bytes_are_not_counted(made: Registry, registry: OciRegis
 
 def test_an_upload_that_always_loses_all_has_an_end(time: FakeTime) -> None:
     with OciRegistry(resumes=False) as registry, client(registry, time) as made:
-        registry.faults.add(Fault("upload.finish", Forgets(), times=None))
+        registry.faults.add(Fault("upload.finish", ForgetUpload(), times=None))
         with pytest.raises(RegistryError, match=r"BLOB_UPLOAD_UNKNOWN.* \(tried 5 times\)"):
             send(made, LARGE)
         assert registry.steps.count("upload.begin") == 5

@@ -56,7 +56,7 @@ def open_lines(
     ours = FakeClock(5.0)
     clock = Clock(ours, ours.advance)
     options = {"folder": folder, "attempt": attempt, "clock": clock, "since": since, "tail": tail}
-    return LogReader(JOB, "my-project", cloud.environ(), say=said, **options)  # type: ignore[arg-type]
+    return LogReader(JOB, "my-project", cloud.environ(), say=said, **options)  # type: ignore[arg-type]  # options of LogReader
 
 
 def part(folder: LocalFolder, number: int, data: bytes, *, attempt: int = 1, node: int = 0) -> None:

@@ -77,7 +77,7 @@ def test_a_line_that_no_parser_can_read_is_passed_over() -> None:
         ([event("start"), event("resumed", step=3)], {1: 1.0, 2: 1.0, 3: 1.0}),
         ([event("start"), event("resumed", step=3), *rows(4, 4, 2.0)], {1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0}),
         ([event("start"), event("resumed", step=5)], {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0}),
-        ([event("start"), *rows(1, 2, 2.0)], {1: 2.0, 2: 2.0}),  # it began anew
+        ([event("start"), *rows(1, 2, 2.0)], {1: 2.0, 2: 2.0}),  # it began from scratch
         (rows(4, 6, 2.0), {1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0, 5: 2.0, 6: 2.0}),  # a script without events
         (rows(3, 3, 2.0), {1: 1.0, 2: 1.0, 3: 2.0}),
     ],

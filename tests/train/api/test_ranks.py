@@ -78,8 +78,8 @@ def test_of_plain_values_rank_0s_is_saved(tmp_path: Path, difference: str, key: 
     exec(f"import torch; {difference}", expected)
     for name in expected["state"]:  # type: ignore[attr-defined]  # a dict
         if name != "draws":
-            assert saved[name] == expected["state"][name]  # type: ignore[index]
-            assert type(saved[name]) is type(expected["state"][name])  # type: ignore[index]
+            assert saved[name] == expected["state"][name]  # type: ignore[index]  # a dict
+            assert type(saved[name]) is type(expected["state"][name])  # type: ignore[index]  # a dict
 
 
 REFUSED = [

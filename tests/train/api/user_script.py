@@ -140,7 +140,7 @@ class Said(NamedTuple):
 
 
 def run(text: str, folder: Path, generation: int = 0, more: Mapping[str, str] = NOTHING) -> Said:
-    """A script in text, in a process of its own."""
+    """A script in text, in a separate process."""
     return _spoken(text, folder, environment(folder, generation, more), [{}])[0]
 
 

@@ -18,7 +18,7 @@ import torch
 
 from launch_train.bench import __main__ as program
 from launch_train.bench import amp, bandwidth, clock, collective, loader, matmul, suite
-from launch_train.bench.figures import PARTS, Figure, Measured
+from launch_train.bench.figures import PARTS, BenchFigure, Measured
 from launch_train.bench.report import Report
 from launch_train.common import contract
 from launch_train.common.config import Gpt, ResNet
@@ -38,7 +38,7 @@ def _same_threads() -> Iterator[None]:
     assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before
 
 
-def by_name(figures: list[Figure]) -> dict[str, float]:
+def by_name(figures: list[BenchFigure]) -> dict[str, float]:
     return {figure.name: figure.value for figure in figures}
 
 
@@ -157,7 +157,7 @@ def test_numbers_of_workers(most: int, quick: bool, counts: tuple[int, ...]) -> 
 
 
 def test_a_part_that_fails_is_noted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> list[Figure]:
+    def broken(*_: object) -> list[BenchFigure]:
         raise RuntimeError("CUDA out of memory.\n  Tried to allocate 512 MiB")
 
     monkeypatch.setattr(bandwidth, "memory", broken)
@@ -184,7 +184,7 @@ def test_the_command_line() -> None:
 
 
 def test_strict_ends_with_unfit_after_all_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slow = Measured(0, 0, 0, "h", "NVIDIA H200", (Figure("matmul bf16", 300.0, "TFLOP/s"),))
+    slow = Measured(0, 0, 0, "h", "NVIDIA H200", (BenchFigure("matmul bf16", 300.0, "TFLOP/s"),))
     report = Report((slow,), {}, quick=True, torch="2", time=0.0, seconds=1.0)
     options = program.Options(strict=True, json=str(tmp_path / "it.json"))
     with pytest.raises(UnfitError, match="reaches 300 of 989: 30 %"):

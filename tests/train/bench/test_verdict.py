@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch_train.bench import peaks
-from launch_train.bench.figures import Figure, Measured, Trouble
+from launch_train.bench.figures import BenchFigure, Measured, Trouble
 from launch_train.bench.report import WIDTH, Report, cell, table, to_dict
 from launch_train.bench.verdict import judge, marks, pcie_gbs
 from launcher import catalog
@@ -25,7 +25,7 @@ COPIES: dict[str, float] = {"to GPU, pinned": 55, "from GPU, pinned": 55}
 
 def measured(rank: int = 0, figures: Mapping[str, float] = WELL, device: str = H200, **more: Any) -> Measured:
     units = {"matmul": "TFLOP/s", "memory": "GB/s", "to": "GB/s", "from": "GB/s", "all-reduce": "GB/s"}
-    found = tuple(Figure(name, value, units.get(name.split()[0], "x")) for name, value in figures.items())
+    found = tuple(BenchFigure(name, value, units.get(name.split()[0], "x")) for name, value in figures.items())
     more = {"node": 0, "gpu": rank, "host": "h", **more}
     return Measured(rank=rank, device=device, figures=found, **more)
 
@@ -227,7 +227,7 @@ def test_the_widest_table_fits_the_screen() -> None:
         "GPT bf16": 1.3e6,
     }
     ranks = [measured(n, {**wide, "all-reduce 64 MB": 300.5}) for n in range(2)]
-    ranks = [one._replace(figures=(*one.figures, Figure("x", 1.0, "samples/s"))) for one in ranks]
+    ranks = [one._replace(figures=(*one.figures, BenchFigure("x", 1.0, "samples/s"))) for one in ranks]
     assert max(map(len, table(report(*ranks)))) <= WIDTH
 
 

@@ -197,7 +197,7 @@ def test_a_model_that_is_its_own_loss(write: Write) -> None:
 def test_a_model_with_a_loss_of_the_users(write: Write) -> None:
     write(mine_o=MODEL.replace("RESULT", "None"), mine_o_loss=LOSSES)
     model = made({"model": "mine_o:build", "loss": "mine_o_loss:loss"})
-    assert model(X, Y).item() == nn.functional.cross_entropy(model.model(X), Y).item()  # type: ignore[operator]
+    assert model(X, Y).item() == nn.functional.cross_entropy(model.model(X), Y).item()  # type: ignore[operator]  # the user's model
 
 
 def test_a_model_of_ours_with_a_loss_of_the_users(write: Write) -> None:

@@ -28,7 +28,7 @@ from launch_train.data.source import share
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
 from launch_train.data.text import Text, prepare
 from launch_train.data.user_dataset import Own, seeded
-from launch_train.data.workers import Job, Key, Plan, Pool, PreparedBatch
+from launch_train.data.workers import BatchKey, BatchOrder, Job, Pool, PreparedBatch
 
 CPU = torch.device("cpu")
 
@@ -214,7 +214,7 @@ def test_a_gpu_that_is_full_is_not_taken_for_a_process_that_died() -> None:
     pool = Pool(Job(source(Numbers()), slice(0, 4)), 1, 1, ahead=lambda batches, wanted: map(copied, batches))
     try:
         with pytest.raises(OutOfMemoryError, match="no memory for the next batch on the GPU: CUDA out of memory"):
-            pool.get(Key(1))
+            pool.get(BatchKey(1))
     finally:
         pool.close()
 
@@ -258,14 +258,14 @@ def test_what_comes_for_training_in_an_evaluation_stays_off_the_gpu(monkeypatch:
     monkeypatch.setattr(cuda_prefetcher, "move_to", lambda batch, device: copied.append(batch) or batch)  # type: ignore[func-returns-value]  # append gives None, and so the batch
     pool = Pool(Job(source(Numbers()), slice(0, 4)), 2, 2, ahead=lambda batches, wanted: Ahead(batches, CPU, wanted))
     try:
-        pool.get(Key(1))
+        pool.get(BatchKey(1))
         before = len(copied)
         for index in range(2):
-            pool.get(Key(index, 2))
+            pool.get(BatchKey(index, 2))
         waiting = [key for key in pool._ready if not key.of]
         assert len(waiting) >= 3
         assert len(copied) - before <= 4  # the two, and what was on its way before and behind
-        assert torch.equal(pool.get(Key(2))[1], source(Numbers()).train(2, slice(0, 4))[1])
+        assert torch.equal(pool.get(BatchKey(2))[1], source(Numbers()).train(2, slice(0, 4))[1])
     finally:
         pool.close()
 
@@ -338,14 +338,14 @@ def test_only_a_copy_to_an_nvidia_gpu_is_not_waited_for(
 
 
 def test_the_order_of_a_plan() -> None:
-    plan = Plan()
-    assert [next(plan) for _ in range(3)] == [Key(1), Key(2), Key(3)]
-    assert not plan.ensure(Key(2))
-    assert not plan.ensure(Key(0, 2))
-    assert [next(plan) for _ in range(3)] == [Key(0, 2), Key(1, 2), Key(4)]
-    assert plan.ensure(Key(7))
-    assert [plan.wants(key) for key in (Key(3), Key(0, 2), Key(0, 2))] == [False, True, False]
-    assert next(plan) == Key(7)
+    plan = BatchOrder()
+    assert [next(plan) for _ in range(3)] == [BatchKey(1), BatchKey(2), BatchKey(3)]
+    assert not plan.ensure(BatchKey(2))
+    assert not plan.ensure(BatchKey(0, 2))
+    assert [next(plan) for _ in range(3)] == [BatchKey(0, 2), BatchKey(1, 2), BatchKey(4)]
+    assert plan.ensure(BatchKey(7))
+    assert [plan.wants(key) for key in (BatchKey(3), BatchKey(0, 2), BatchKey(0, 2))] == [False, True, False]
+    assert next(plan) == BatchKey(7)
 
 
 @pytest.mark.gpu

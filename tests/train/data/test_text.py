@@ -20,7 +20,7 @@ from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.data import files, open_data
 from launch_train.data import tokenize as made
-from launch_train.data.masked_lm import Masked, Rule, bits, hide
+from launch_train.data.masked_lm import Masked, MaskingRule, bits, hide
 from launch_train.data.source import IGNORED, MASK, share
 from launch_train.data.synthetic import SyntheticTokens
 from launch_train.data.text import Text, prepare
@@ -156,7 +156,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, cache: Path) -> Non
 
 def test_how_far_it_is_is_told_now_and_then_in_short_lines() -> None:
     now, said = iter([0.0, 1.0, 11.0, 12.0, 22.0]), list[str]()
-    told = made.Told(lambda: next(now), said.append)
+    told = made.TokenizingReporter(lambda: next(now), said.append)
     for number in range(4):
         told.more(1_000_000, 2_500_000_000 * (number + 1))
     assert said[0] == "tokens: 2.00M documents, 5.00GB (182k documents/s, 455MB/s)"
@@ -383,7 +383,7 @@ def test_a_sample_always_has_something_hidden_and_never_the_end_of_a_document() 
     tokens = np.array([[5, 9, 9, 9], [1, 2, 3, 9]])
     random = bits(1, MASK, 1, 0, 2, 4)
     for share_hidden, expected in ((1e-9, 1), (1.0, 3)):
-        _, targets = hide(tokens, random, Rule(share_hidden, 10, 10, 9))
+        _, targets = hide(tokens, random, MaskingRule(share_hidden, 10, 10, 9))
         assert (targets != IGNORED).sum(axis=1).tolist() == [1, expected]
         assert not (targets == 9).any()
 

@@ -175,7 +175,7 @@ def test_transformers_trains_on_with_the_optimizer(runs: Any, tmp_path: Path, na
         inputs, targets = batch(name, step)
         loss = nn.functional.cross_entropy(theirs(inputs).logits.flatten(0, -2), targets.flatten())
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         nn.utils.clip_grad_norm_(theirs.parameters(), settings.grad_clip)
         optimizer.step()
         assert loss.item() == pytest.approx(mine[step], abs=1e-4)
@@ -265,7 +265,7 @@ def test_parts_of_fsdp_are_joined(tmp_path: Path) -> None:
 def made_by(name: str) -> dict[str, Any]:
     from launch_train.common.config import as_data
 
-    return json.loads(json.dumps(as_data(parse({**trials.CONFIG, **config(name)}))))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(as_data(parse({**trials.CONFIG, **config(name)}))))  # type: ignore[no-any-return]  # JSON
 
 
 SCRIPT = """

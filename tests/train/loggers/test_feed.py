@@ -1,4 +1,4 @@
-"""What a service does must not reach training: it is down, slow, refuses, or never answers."""
+"""Failures of a service must not affect training: it is down, slow, refuses, or never answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from launch_train.common.masking import HIDDEN
 from launch_train.loggers import feed as feeds
-from launch_train.loggers.feed import Feed
+from launch_train.loggers.feed import LoggerFeed
 from launch_train.loggers.service import RefusedError, Service, State
 from launch_train.telemetry.rows import Row
 
@@ -20,7 +20,7 @@ WITHIN = 10.0
 
 
 class Recorded:
-    """A service that remembers its calls; `before` runs ahead of each."""
+    """A service that records its calls; `before` runs before each."""
 
     def __init__(self, before: Callable[[str], object] = lambda call: None) -> None:
         self.before = before
@@ -58,11 +58,11 @@ def _without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(feeds, name, 0.001)
 
 
-def feed(service: Service | Callable[[], Service], env: Mapping[str, str] | None = None) -> Feed:
-    return Feed("wandb", service if callable(service) else lambda: service, env or {})
+def feed(service: Service | Callable[[], Service], env: Mapping[str, str] | None = None) -> LoggerFeed:
+    return LoggerFeed("wandb", service if callable(service) else lambda: service, env or {})
 
 
-def ended(one: Feed, state: State = "finished", seconds: float = WITHIN) -> None:
+def ended(one: LoggerFeed, state: State = "finished", seconds: float = WITHIN) -> None:
     one.end(state)
     one.join(time.monotonic() + seconds)
 
@@ -81,7 +81,7 @@ def test_rows_come_in_order_and_the_config_once() -> None:
     assert (service.config, service.state) == ({"steps": 3, "api_token": HIDDEN}, "finished")
 
 
-def test_an_outage_costs_no_row_and_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outage_loses_no_row_and_prints_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
     service = Recorded(Failing(ConnectionError("https://user:pw@host/api: refused"), TimeoutError(), OSError("x")))
     one = feed(service)
     one.put({"step": 1, "loss": 0.5})

@@ -47,7 +47,7 @@ def test_a_run_has_its_id_and_its_spec_without_secrets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"spec": 3}', '{"spec": {"run": 3}}'])
-def test_a_spec_that_can_not_be_read_costs_itself_alone(tmp_path: Path, text: str | None) -> None:
+def test_an_unreadable_spec_does_not_stop_the_loggers(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / contract.PLAN).write_text(text)
     found = run_info({contract.RUN_FOLDER: str(tmp_path)})

@@ -109,7 +109,7 @@ def test_flops_are_nanogpts() -> None:
 def test_resnet_shrinks_an_image_by_32_before_it_is_averaged() -> None:
     model = resnet50(ResNet(width=8, num_classes=7)).eval()
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
-    assert model.stages(model.pool(model.stem(torch.zeros(1, 3, 64, 64)))).shape == (1, 256, 2, 2)  # type: ignore[operator]
+    assert model.stages(model.pool(model.stem(torch.zeros(1, 3, 64, 64)))).shape == (1, 256, 2, 2)  # type: ignore[operator]  # modules, not tensors
 
 
 def test_flops_of_resnet_are_the_published_ones() -> None:
@@ -145,7 +145,7 @@ class Keeping(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.mask is None:
-            self.mask = torch.ones(4, device=x.device)  # type: ignore[assignment]
+            self.mask = torch.ones(4, device=x.device)  # type: ignore[assignment]  # None until the first batch
         loss: torch.Tensor = (self.linear(x) * self.mask).sum()
         return loss
 
@@ -204,9 +204,9 @@ def test_decay_is_for_matrices_only() -> None:
     model = GPT(Gpt(n_layer=1, n_embd=32, bias=True))
     decayed, others = optim.parameter_groups(model, 0.1)
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
-    assert all(p.dim() >= 2 for p in decayed["params"])  # type: ignore[attr-defined]
-    assert all(p.dim() == 1 for p in others["params"])  # type: ignore[attr-defined]
-    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))  # type: ignore[arg-type]
+    assert all(p.dim() >= 2 for p in decayed["params"])  # type: ignore[attr-defined]  # a list of parameters
+    assert all(p.dim() == 1 for p in others["params"])  # type: ignore[attr-defined]  # as above
+    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))  # type: ignore[arg-type]  # as above
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])

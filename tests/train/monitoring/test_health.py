@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch_train.monitoring.health import Fault, cuda_fault, faults, is_gpu
+from launch_train.monitoring.health import GpuFault, cuda_fault, faults, is_gpu
 from launch_train.monitoring.nvidia_smi import Card, links, read
 from tests.train.monitoring.nvidiasmi import MIG_DEVICE, PROCESS, T4, eight, gpu, log, matrix
 
@@ -20,18 +20,18 @@ def test_nothing_is_wrong_with_a_machine_that_is_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("differences", "ends", "words"),
+    ("differences", "fatal", "words"),
     [
-        ({"recovery": "Reset"}, True, "it needs a reset, says the driver: take another machine"),
-        ({"recovery": "Reboot"}, True, "it needs a reboot"),
-        ({"reset": "Yes", "recovery": "N/A"}, True, "it needs a reset"),
-        ({"recovery": "Drain and Reset"}, False, "the driver asks for it: Drain and Reset"),
+        ({"recovery": "Reset"}, True, "the driver requests a reset: use another machine"),
+        ({"recovery": "Reboot"}, True, "the driver requests a reboot"),
+        ({"reset": "Yes", "recovery": "N/A"}, True, "the driver requests a reset"),
+        ({"recovery": "Drain and Reset"}, False, "the driver requests this action: Drain and Reset"),
         ({"failure": "Yes"}, True, "could not be replaced"),
         ({"pending": "Yes"}, False, "it needs a reset"),
         ({"dram": 3}, False, "3 uncorrectable memory errors since the driver was loaded"),
-        ({"mode": "Prohibited"}, True, "nothing may compute on it"),
+        ({"mode": "Prohibited"}, True, "nothing can run on it"),
         ({"mode": "Exclusive_Process"}, False, "Exclusive_Process"),
-        ({"mig": "Enabled"}, True, "MIG is on, without an instance"),
+        ({"mig": "Enabled"}, True, "MIG is on, but has no instance"),
         ({"mig": "Enabled", "mig_devices": MIG_DEVICE, "used": 9000}, False, "MIG is on: a process gets one instance"),
         ({"used": 3052}, False, "3.2 of 85.5 GB are in use, by a process that can't be seen from here"),
         ({"fabric": "In Progress"}, False, "CUDA may fail with error 802"),
@@ -40,10 +40,10 @@ def test_nothing_is_wrong_with_a_machine_that_is_fine() -> None:
         ({"hot": "Active"}, False, "slowed down without work (hw_thermal_slowdown)"),
     ],
 )
-def test_one_fault(differences: dict[str, object], ends: bool, words: str) -> None:
+def test_one_fault(differences: dict[str, object], fatal: bool, words: str) -> None:
     found = faults(cards(log(gpu(), gpu(**differences))))
     assert len(found) == 1
-    assert found[0].ends == ends
+    assert found[0].is_fatal == fatal
     assert found[0].text.startswith("GPU 1: ")
     assert words in found[0].text
 
@@ -51,7 +51,7 @@ def test_one_fault(differences: dict[str, object], ends: bool, words: str) -> No
 def test_a_process_is_named() -> None:
     process = PROCESS.format(pid=4321, kind="C", name="/usr/bin/python3", memory="3052 MiB")
     found = faults(cards(log(gpu(processes=process, used=3060))))
-    assert found == [Fault("GPU 0: /usr/bin/python3 (pid 4321) is on it with 3.2 GB")]
+    assert found == [GpuFault("GPU 0: /usr/bin/python3 (pid 4321) is on it with 3.2 GB")]
 
 
 def test_what_several_gpus_have_is_said_once() -> None:
@@ -88,9 +88,9 @@ def test_gpus_that_have_nvlink_in_the_cloud(name: str, switched: bool) -> None:
 
 def test_drivers_and_cuda() -> None:
     said = "driver 535.104.05 supports CUDA 12.2; this image has CUDA 13.0, which needs 580 or newer"
-    assert cuda_fault("535.104.05", "12.2", "13.0") == Fault(said, ends=True)
-    assert cuda_fault("700.1", "13.9", "14.0") == Fault(
-        "driver 700.1 supports CUDA 13.9; this image has CUDA 14.0, which needs a newer one", ends=True
+    assert cuda_fault("535.104.05", "12.2", "13.0") == GpuFault(said, is_fatal=True)
+    assert cuda_fault("700.1", "13.9", "14.0") == GpuFault(
+        "driver 700.1 supports CUDA 13.9; this image has CUDA 14.0, which needs a newer one", is_fatal=True
     )
     for driver, supports, image in [
         ("525.60.13", "12.0", "12.6"),

@@ -17,7 +17,7 @@ from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring import monitor
 from launch_train.monitoring.bounded_call import BoundedCall
-from launch_train.monitoring.monitor import LazySink, NodeMonitor, Off, open_monitor
+from launch_train.monitoring.monitor import LazySink, NodeMonitor, NoMonitor, open_monitor
 from launch_train.monitoring.nvml import open_gpus
 from launch_train.telemetry.metric_sink import Null, Sink
 from launch_train.telemetry.rows import Row
@@ -212,10 +212,10 @@ def test_a_short_run_has_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_a_node_and_none_for_zero_seconds() -> None:
-    assert isinstance(open_monitor(0, Ranks(), {}), Off)
-    assert isinstance(open_monitor(5, Ranks(rank=9, world=16, local_rank=1), {}), Off)
-    assert Off().facts() == {}
-    Off().close()
+    assert isinstance(open_monitor(0, Ranks(), {}), NoMonitor)
+    assert isinstance(open_monitor(5, Ranks(rank=9, world=16, local_rank=1), {}), NoMonitor)
+    assert NoMonitor().facts() == {}
+    NoMonitor().close()
 
 
 def test_a_run_that_is_over_before_the_first_look_opens_nothing(tmp_path: Path) -> None:

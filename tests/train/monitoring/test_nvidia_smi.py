@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch_train.monitoring.nvidia_smi import Process, links, read
+from launch_train.monitoring.nvidia_smi import GpuProcess, links, read
 from tests.train.monitoring.nvidiasmi import LOST, MIG_DEVICE, NO_DRIVER, PROCESS, T4, eight, gpu, log, matrix
 
 
@@ -51,7 +51,7 @@ def test_processes_that_compute() -> None:
     silent = PROCESS.format(pid=9, kind="M+C", name="", memory="[N/A]")
     report = read(log(gpu(name="NVIDIA L4", processes=ours + desktop + silent)))
     assert report is not None
-    assert report.cards[0].processes == (Process(4321, "/usr/bin/python3", 3.2), Process(9, "a process", None))
+    assert report.cards[0].processes == (GpuProcess(4321, "/usr/bin/python3", 3.2), GpuProcess(9, "a process", None))
 
 
 def test_mig() -> None:

@@ -138,9 +138,10 @@ def test_in_a_rehearsal_all_of_it_warns(machine: Path) -> None:
     install(machine, query=log(gpu(recovery="Reset", dram=2)))
     found = assess(inspect_machine({}), processes=1, wanted={}, cloud=False)
     assert found.unfit == ""
-    assert found.warnings[0].endswith("take another machine; continuing")
+    assert found.warnings[0].endswith("use another machine; continuing")
     assert found.warnings[1] == "GPU 0: 2 uncorrectable memory errors since the driver was loaded"
-    assert assess(inspect_machine({}), processes=1, wanted={}, cloud=True).unfit.startswith("GPU 0: it needs a reset")
+    unfit = assess(inspect_machine({}), processes=1, wanted={}, cloud=True).unfit
+    assert unfit.startswith("GPU 0: the driver requests a reset")
 
 
 def test_a_driver_that_hangs_does_not_hold_the_start_for_ever(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

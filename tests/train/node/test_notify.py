@@ -1,4 +1,4 @@
-"""The webhook: what is sent, once each, and nothing of it holds a run up."""
+"""The webhook: each event is sent once, and no failure delays the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENTRY = {"region": "r", "machine": "m", "provisioning": "spot", "time": 1.0}
 
 
 class Hook(ThreadingHTTPServer):
-    """A webhook on loopback: answers with the codes in turn, then 200. `hang`: it never does."""
+    """A webhook on loopback that answers with the codes in turn, then with 200. `hang`: it never answers."""
 
     def __init__(self, codes: Sequence[int] = (), *, hang: bool = False) -> None:
         self.codes, self.hang = [*codes], hang
@@ -189,7 +189,7 @@ def test_the_cost_counts_over_all_starts(run: LocalFolder) -> None:
     assert CostMeter(run, 1, lambda: now[0]).update() == 80.1  # and the next start
 
 
-def test_a_cost_that_can_not_be_read_is_not_taken_for_none(run: LocalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_cost_does_not_count_as_zero(run: LocalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     run.write(contract.COST, b'{"usd": 79.9}')
     meter = CostMeter(run, 1, lambda: 1000.0)
     with monkeypatch.context() as patch:
@@ -236,7 +236,7 @@ def test_a_refusal_or_a_redirect_is_a_warning(
     assert "s3cr3t" not in line
 
 
-def test_a_webhook_that_hangs_costs_the_end_no_more_than_its_time(run: LocalFolder, said: list[str]) -> None:
+def test_a_webhook_that_hangs_delays_the_end_up_to_its_time_limit(run: LocalFolder, said: list[str]) -> None:
     with listening(hang=True) as hook:
         one, began = notifier(run, hook.url, said), time.monotonic()
         one.close(End(Exit.OK, "done"), 0.1)
@@ -244,7 +244,7 @@ def test_a_webhook_that_hangs_costs_the_end_no_more_than_its_time(run: LocalFold
     assert "did not answer in time" in said[0]
 
 
-def test_a_server_that_is_away_shows_no_url() -> None:
+def test_an_unreachable_webhook_prints_no_url() -> None:
     assert post("http://127.0.0.1:9/s3cr3t", {}) == "ConnectionError"
     assert "s3cr3t" not in post("https://[s3cr3t", {})
 

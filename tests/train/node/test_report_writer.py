@@ -25,7 +25,7 @@ def test_the_last_report_is_written_at_the_end(folder: Path) -> None:
     assert (folder / contract.REPORT).stat().st_size > 60_000
 
 
-def test_one_is_written_while_the_run_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_written_during_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_writer, "EVERY", 0.01)
     monkeypatch.setattr(ReportWriter, "_write", lambda self, _seconds: self._closed.set())
     writer = ReportWriter(str(folder))
@@ -33,12 +33,12 @@ def test_one_is_written_while_the_run_goes_on(folder: Path, monkeypatch: pytest.
     assert writer._closed.is_set()
 
 
-def test_no_time_is_no_report(folder: Path) -> None:
+def test_without_time_no_report_is_written(folder: Path) -> None:
     ReportWriter(str(folder)).close(0.5)
     assert not (folder / contract.REPORT).exists()
 
 
-def test_one_that_takes_too_long_is_given_up(
+def test_a_report_that_takes_too_long_is_stopped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/sh")

@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch._dynamo.reset()
 
 
-def planned(ranks: Ranks = GPU, accumulates: bool = False, **config: Any) -> compiling.Plan:
+def planned(ranks: Ranks = GPU, accumulates: bool = False, **config: Any) -> compiling.CompilePlan:
     parsed = parse({"model": CONFIG["model"], **config})
     return compiling.make_plan(models.build_model(parsed), parsed, ranks, accumulates=accumulates)
 

@@ -315,7 +315,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch
     hook = models.blocks(shared)[-1].register_forward_pre_hook(scarce)
     feed = Feed(open_data(config, group), slice(0, 8), group.device, config.loader)
     found = warmup.probe_micro_batch(
-        shared, feed, group, memory.split_evenly(8, None, 1), FP32, compiling.Plan("off", "")
+        shared, feed, group, memory.split_evenly(8, None, 1), FP32, compiling.CompilePlan("off", "")
     )
     feed.close()
     hook.remove()

@@ -271,7 +271,7 @@ def test_a_probe_leaves_a_part_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, _device: said.append(part))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: said.append("peak forgotten"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=8e10))
-    monkeypatch.setattr(memory, "fits_in_memory", lambda *asked: not said.append(asked[2]))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(memory, "fits_in_memory", lambda *asked: not said.append(asked[2]))  # type: ignore[func-returns-value]  # append returns None
     assert memory.probe(Ranks(device=torch.device("cuda", 0)), 4, lambda size: None, 10).size == 4
     assert said == [pytest.approx(0.85), 10, 1.0, "peak forgotten"]
 

@@ -35,7 +35,7 @@ def batch(config: Config) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     if config.model.name == "resnet50":
         return torch.randn(4, 3, 32, 32, generator=generator), torch.randint(0, 4, (4,), generator=generator)
-    return tuple(torch.randint(0, 256, (4, 16), generator=generator) for _ in range(2))  # type: ignore[return-value]
+    return tuple(torch.randint(0, 256, (4, 16), generator=generator) for _ in range(2))  # type: ignore[return-value]  # two of them
 
 
 # --- Activation checkpointing -----------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_pixels_lie_together_where_it_pays(
     )
     assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
     seen: list[Tensor] = []
-    kernel: Any = model.get_submodule("stem")[0]  # type: ignore[index]
+    kernel: Any = model.get_submodule("stem")[0]  # type: ignore[index]  # a Sequential
     kernel.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
     model(*batch(parsed))
     lies = [t.is_contiguous(memory_format=torch.channels_last) for t in (seen[0], kernel.weight)]

@@ -19,7 +19,7 @@ from launch_train.common.config import Profile
 from launch_train.distributed import process_group
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import Recording
-from launch_train.profiling.report import Report
+from launch_train.profiling.report import ProfileReport
 from launch_train.telemetry.metric_sink import Null
 
 LATE = 0.8
@@ -41,7 +41,7 @@ def main(folder: str) -> None:
     torch.set_num_threads(1)
     ranks = process_group.join(os.environ)
     model = DistributedDataParallel(Large(), gradient_as_bucket_view=True, static_graph=True)
-    report = Report({contract.RUN_FOLDER: folder}, Null(), Setup(world=2))
+    report = ProfileReport({contract.RUN_FOLDER: folder}, Null(), Setup(world=2))
     recording = Recording(Profile(2, 1, 2), ranks.device, report)
     for step in range(1, 6):
         if ranks.rank:

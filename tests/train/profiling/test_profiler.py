@@ -24,8 +24,8 @@ from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring import alerts
 from launch_train.profiling import __main__, report
 from launch_train.profiling.advice import Setup
-from launch_train.profiling.profiler import Off, Recording, open_profiler, setup_of
-from launch_train.profiling.report import Report
+from launch_train.profiling.profiler import NoProfiler, Recording, open_profiler, setup_of
+from launch_train.profiling.report import ProfileReport
 from launch_train.telemetry.metric_sink import Null
 from launch_train.telemetry.rows import Row
 from launch_train.trainer import train as loop
@@ -139,7 +139,7 @@ def test_recorded_steps_do_not_count_as_the_runs_speed(tmp_path: Path, monkeypat
         add(recorder, step)
 
     monkeypatch.setattr(Recorder, "add", adds)
-    monkeypatch.setattr(Report, "send", lambda report, recorded: recorded.export(str(tmp_path / "trace.json")))
+    monkeypatch.setattr(ProfileReport, "send", lambda report, recorded: recorded.export(str(tmp_path / "trace.json")))
     run(tmp_path / "run", steps=40)
     counts = [step.timed for step in added]
     assert counts[:6] == [True, True, False, False, False, False]
@@ -247,7 +247,7 @@ def test_a_profiler_that_can_not_start(
     rows: Rows, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("launch_train.profiling.profiler.profile", lambda **_: 1 / 0)
-    recording = Recording(SHORT, torch.device("cpu"), Report({}, rows, Setup()))
+    recording = Recording(SHORT, torch.device("cpu"), ProfileReport({}, rows, Setup()))
     stepped(recording)
     recording.close()
     assert not recording.records
@@ -258,7 +258,7 @@ def test_a_profiler_that_can_not_start(
 def test_a_trace_without_the_gpu_is_no_verdict(rows: Rows, tmp_path: Path) -> None:
     """The driver lets administrators profile only."""
     env = {contract.RUN_FOLDER: str(tmp_path)}
-    recording = Recording(SHORT, torch.device("cpu"), Report(env, rows, Setup(gpu=True)))
+    recording = Recording(SHORT, torch.device("cpu"), ProfileReport(env, rows, Setup(gpu=True)))
     stepped(recording)
     recording.close()
     (said,) = rows.rows
@@ -269,7 +269,9 @@ def test_a_trace_without_the_gpu_is_no_verdict(rows: Rows, tmp_path: Path) -> No
 
 def test_a_trace_that_is_too_large_is_kept_unread(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "MOST_BYTES", 10)
-    recording = Recording(SHORT, torch.device("cpu"), Report({contract.RUN_FOLDER: str(tmp_path)}, rows, Setup()))
+    recording = Recording(
+        SHORT, torch.device("cpu"), ProfileReport({contract.RUN_FOLDER: str(tmp_path)}, rows, Setup())
+    )
     stepped(recording)
     recording.close()
     (said,) = rows.rows
@@ -279,7 +281,9 @@ def test_a_trace_that_is_too_large_is_kept_unread(rows: Rows, tmp_path: Path, mo
 
 def test_a_run_folder_that_takes_nothing_is_a_line(rows: Rows, tmp_path: Path) -> None:
     (tmp_path / "profile").write_text("in the way")
-    recording = Recording(SHORT, torch.device("cpu"), Report({contract.RUN_FOLDER: str(tmp_path)}, rows, Setup()))
+    recording = Recording(
+        SHORT, torch.device("cpu"), ProfileReport({contract.RUN_FOLDER: str(tmp_path)}, rows, Setup())
+    )
     stepped(recording)
     recording.close()
     assert str(rows.rows[-1]["error"]).startswith("no verdict: ")
@@ -287,8 +291,8 @@ def test_a_run_folder_that_takes_nothing_is_a_line(rows: Rows, tmp_path: Path) -
 
 def test_after_an_error_nobody_waits_for_the_verdict(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     for_ever = threading.Event()
-    monkeypatch.setattr(Report, "send", lambda report, recorded: for_ever.wait(30))
-    recording = Recording(SHORT, torch.device("cpu"), Report({}, rows, Setup()))
+    monkeypatch.setattr(ProfileReport, "send", lambda report, recorded: for_ever.wait(30))
+    recording = Recording(SHORT, torch.device("cpu"), ProfileReport({}, rows, Setup()))
     stepped(recording)
     assert recording.records
     began = time.monotonic()
@@ -304,8 +308,8 @@ def test_only_rank_0_records_and_only_when_asked() -> None:
     def opened(config: Config, ranks: Ranks) -> Any:
         return open_profiler(config, ranks, {}, Null(), {}, accumulates=False)
 
-    assert isinstance(opened(parse({}), Ranks()), Off)
-    assert isinstance(opened(parse({"profile": {}}), Ranks(rank=1, world=2)), Off)
+    assert isinstance(opened(parse({}), Ranks()), NoProfiler)
+    assert isinstance(opened(parse({"profile": {}}), Ranks(rank=1, world=2)), NoProfiler)
     assert isinstance(opened(parse({"profile": {}}), Ranks(world=2)), Recording)
 
 
@@ -321,7 +325,7 @@ def test_what_the_advice_knows_of_the_run() -> None:
 
 def test_no_profile_costs_nothing() -> None:
     """Microseconds for all that a step asks of a profiler that isn't there; the least of several tries."""
-    profiler = Off()
+    profiler = NoProfiler()
 
     def step() -> None:
         for name in ("data", "forward", "backward", "optimizer"):

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from launch_train.telemetry import cloud_logging, log_entry
 from launch_train.telemetry.cloud_logging import Journal
-from launch_train.telemetry.log_entry import Chunk, Entries, Source, batches, rfc3339
+from launch_train.telemetry.log_entry import Chunk, Entries, LogSource, batches, rfc3339
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
 from launcher.testing.googlecloud.logs import WRITE
 from tests.train.nodes import until
 
 RESOURCE = {"project_id": "my-project", "instance_id": "4242", "zone": "us-central1-a"}
-SOURCE = Source("my-project", RESOURCE, {"launch-run": "demo-1", "task_name": "workerpool1-0"})
+SOURCE = LogSource("my-project", RESOURCE, {"launch-run": "demo-1", "task_name": "workerpool1-0"})
 LONG = 30.0
 
 
@@ -75,7 +75,7 @@ def test_an_entry(writer: Writer) -> None:
 def test_it_comes_while_the_run_goes_on(writer: Writer) -> None:
     for n in range(3):
         writer.write(f"{n}\n")
-        until(lambda n=n: writer.texts()[-1:] == [str(n)], "the line", limit=10)  # type: ignore[misc]
+        until(lambda n=n: writer.texts()[-1:] == [str(n)], "the line", limit=10)  # type: ignore[misc]  # mypy can't infer a lambda with a default
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.train.nodes import REPOSITORY
 
-# A process that stands for the node: what it takes goes to a file of its own.
+# A process that stands for the node: what it takes goes to a separate file.
 _AROUND = """
 import os, subprocess, sys, time
 from launch_train.telemetry.tee import Tee

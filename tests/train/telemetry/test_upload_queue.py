@@ -21,7 +21,7 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder, Storage, UnreachableError, retry
 from launch_train.common.storage.retry import RetryClock
 from launch_train.telemetry import throttled_warning, upload_queue
-from launch_train.telemetry.upload_dir import Entry, new_folder, taken_over
+from launch_train.telemetry.upload_dir import SpoolEntry, new_folder, taken_over
 from launch_train.telemetry.upload_queue import Direct, Spool, open_outbox, sweep
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status
 
@@ -348,7 +348,7 @@ def test_the_living_and_strangers_are_not_swept(outbox: Spool, bucket: Bucket, t
     other.url = URL
     assert sweep(base, other, 10) == 0
     assert other.list() == ["dead", "logs/dead"]
-    assert len([path for path in base.rglob("*") if Entry.of(path)]) == 2
+    assert len([path for path in base.rglob("*") if SpoolEntry.of(path)]) == 2
 
 
 def test_what_a_sweep_can_not_send_stays(bucket: Bucket, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from launch_train.common.config import Checkpoint
 from launch_train.common.storage import LocalFolder
 from launch_train.data import cuda_prefetcher
 from launch_train.data.cuda_prefetcher import Ahead
-from launch_train.data.workers import Key, PreparedBatch
+from launch_train.data.workers import BatchKey, PreparedBatch
 from launch_train.distributed.process_group import Ranks
 from launch_train.profiling.profiler import Recording
 from launch_train.telemetry.metric_sink import Null
@@ -56,7 +56,7 @@ def test_batches_are_copied_to_the_gpu_of_their_rank(calls: Calls, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "stream", lambda _: noted(calls, "stream") and nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(cuda_prefetcher, "move_to", lambda batch, device: noted(calls, device) and batch)
-    batches = Ahead(iter([PreparedBatch(Key(1), (torch.zeros(1), torch.zeros(1)))]), GPU, lambda _: True)
+    batches = Ahead(iter([PreparedBatch(BatchKey(1), (torch.zeros(1), torch.zeros(1)))]), GPU, lambda _: True)
     next(batches)
     batches.stop()
     assert calls["batches to the GPU"][:3] == [GPU, "stream", GPU]
@@ -92,14 +92,14 @@ def test_a_scripts_checkpoints_are_of_the_gpu_that_it_has_set(monkeypatch: pytes
 
 def test_the_last_rows_are_read_from_the_gpu_of_their_rank(calls: Calls) -> None:
     recorder = SimpleNamespace(take_block=lambda alone: noted(calls, "synchronize") and [])
-    shutdown.write_last_rows(SimpleNamespace(ranks=Ranks(device=GPU), recorder=recorder, sink=Null()))  # type: ignore[arg-type]
+    shutdown.write_last_rows(SimpleNamespace(ranks=Ranks(device=GPU), recorder=recorder, sink=Null()))  # type: ignore[arg-type]  # the parts that are used
     until_done("last rows")
     assert calls["last rows"] == [GPU, "synchronize"]
 
 
 def test_a_trace_is_exported_on_the_gpu_of_its_rank(calls: Calls) -> None:
     held = SimpleNamespace(export_chrome_trace=lambda path: noted(calls, path))
-    recording = Recording(None, GPU, None)  # type: ignore[arg-type]
+    recording = Recording(None, GPU, None)  # type: ignore[arg-type]  # neither is used
     thread = threading.Thread(target=recording._export, args=(held, "trace"), name="profile")
     thread.start()
     thread.join()

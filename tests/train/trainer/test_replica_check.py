@@ -13,7 +13,13 @@ from torch import nn
 from launch_train.common.contract import MANIFEST, Exit
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
-from launch_train.trainer.replica_check import Difference, ReplicaCheck, digest, find_difference, replicated_tensors
+from launch_train.trainer.replica_check import (
+    ReplicaCheck,
+    ReplicaDifference,
+    digest,
+    find_difference,
+    replicated_tensors,
+)
 from tests.train import flipping
 from tests.train.flipping import BAD
 from tests.train.forked import Forked
@@ -69,7 +75,7 @@ def test_the_last_good_checkpoint_is_named(session: tuple[int, Path]) -> None:
     kept = saved(session[1] / "saved")
     assert kept
     assert max(kept) < BAD
-    assert int(re.search(r"step-(\d+)", event["checkpoint"])[1]) == max(kept)  # type: ignore[index]
+    assert int(re.search(r"step-(\d+)", event["checkpoint"])[1]) == max(kept)  # type: ignore[index]  # it matches
 
 
 @pytest.mark.parametrize("name", ["before-save", "at-the-end", "preempted"])
@@ -145,13 +151,13 @@ def test_parameters_and_moments_are_apart() -> None:
     ("digests", "expected"),
     [
         ([(1, 2), (1, 2)], None),
-        ([(1, 2), (3, 2)], Difference(4, 8, (0, 1), "parameters")),
-        ([(1, 2), (1, 2), (1, 3)], Difference(4, 8, (2,), "moments")),
-        ([(1, 2), (1, 2), (7, 3), (9, 2), (1, 2)], Difference(4, 8, (2, 3), "parameters and moments")),
-        ([(1, 2), (1, 2), (7, 2), (7, 2)], Difference(4, 8, (0, 1, 2, 3), "parameters")),
+        ([(1, 2), (3, 2)], ReplicaDifference(4, 8, (0, 1), "parameters")),
+        ([(1, 2), (1, 2), (1, 3)], ReplicaDifference(4, 8, (2,), "moments")),
+        ([(1, 2), (1, 2), (7, 3), (9, 2), (1, 2)], ReplicaDifference(4, 8, (2, 3), "parameters and moments")),
+        ([(1, 2), (1, 2), (7, 2), (7, 2)], ReplicaDifference(4, 8, (0, 1, 2, 3), "parameters")),
     ],
 )
-def test_who_differs(digests: list[tuple[int, int]], expected: Difference | None) -> None:
+def test_who_differs(digests: list[tuple[int, int]], expected: ReplicaDifference | None) -> None:
     assert find_difference(digests, 4, 8) == expected
 
 
@@ -165,7 +171,7 @@ def test_comparing_costs_a_thousandth(cost: float, usual: float, interval: int) 
     assert replicas.due(41)
     replicas.compare(41, model.parameters(), torch.optim.SGD(model.parameters()))
     replicas._stopwatch.read()
-    replicas._stopwatch._times, replicas._host_seconds = [(cost, 0.0)], 0.0  # type: ignore[attr-defined]
+    replicas._stopwatch._times, replicas._host_seconds = [(cost, 0.0)], 0.0  # type: ignore[attr-defined]  # the stopwatch of a CPU
     assert replicas.read(usual) is None
     assert (replicas.last_agreed, replicas.interval) == (41, interval)
     assert [replicas.due(41 + interval - 1), replicas.due(41 + interval)] == [False, True]

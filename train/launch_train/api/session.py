@@ -22,7 +22,7 @@ import torch.distributed as dist
 from launch_train import metrics
 from launch_train.api import state_dict
 from launch_train.api.signals import close_rows, handle_sigterm, listen_for_shutdown
-from launch_train.api.state_comparison import Comparison, Entry, Layout
+from launch_train.api.state_comparison import ComparedValue, Comparison, Layout
 from launch_train.checkpointing import interval, rng_state
 from launch_train.checkpointing.async_saver import LIMIT_SECONDS, Saver, Snapshot
 from launch_train.checkpointing.loader import FIXED, describe_changes, resume, scratch_folder, take_over
@@ -140,7 +140,7 @@ class Script:
             state_dict.content(state), mine, {**_manifest_fields(self.ranks), "script": past}, frozenset()
         )
         layout = state_dict.layout(state, snapshot.shared) if self.ranks.world > 1 else {}
-        call = {"step": Entry(str(step), "", plain=False), "wait": Entry(str(wait), "", plain=False)}
+        call = {"step": ComparedValue(str(step), "", plain=False), "wait": ComparedValue(str(wait), "", plain=False)}
         return (snapshot, layout), {**layout, **{f"checkpoint.save({name}=…)": entry for name, entry in call.items()}}
 
     def _save_before_exit(self, saver: Saver, snapshot: Snapshot) -> None:

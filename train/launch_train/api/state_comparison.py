@@ -29,7 +29,7 @@ SHOWN: Final = 3
 """Differences that a message lists."""
 
 
-class Entry(NamedTuple):
+class ComparedValue(NamedTuple):
     """The content of one path of a state. `kind` is its type, dtype and shape, `value` a plain value as text. If it is
     `plain` (a number, text, bytes, a tensor without dimensions), rank 0's may be saved for all ranks."""
 
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
         return f"{self.value} ({self.kind})" if self.value else self.kind
 
 
-Layout = dict[str, Entry]
+Layout = dict[str, ComparedValue]
 """A state by path, as `model/layers.0.weight`."""
 
 
@@ -89,7 +89,7 @@ class Comparison:
         mine = {path: entry for path, entry in layout.items() if first.get(path) != entry}
         mine |= dict.fromkeys(first.keys() - layout.keys(), MISSING)
         others = [_parse_layout(message) for message in self._exchange(json.dumps(mine))]
-        found: dict[str, dict[int, Entry]] = {}
+        found: dict[str, dict[int, ComparedValue]] = {}
         for other, entries in enumerate(others):
             for path, entry in entries.items():
                 found.setdefault(path, {0: first.get(path, MISSING)})[other] = entry
@@ -127,7 +127,7 @@ class Comparison:
         return messages
 
 
-MISSING: Final = Entry("missing", "", plain=True)
+MISSING: Final = ComparedValue("missing", "", plain=True)
 
 _FAILED: Final = "!"
 _KINDS: Final = {kind.__name__: kind for kind in (UsageError, SupersededError, TrainError)}
@@ -138,10 +138,10 @@ def _nearest_kind(error: Exception) -> str:
 
 
 def _parse_layout(message: str) -> Layout:
-    return {path: Entry(*entry) for path, entry in json.loads(message or "{}").items()}
+    return {path: ComparedValue(*entry) for path, entry in json.loads(message or "{}").items()}
 
 
-def _format_differences(differences: Mapping[str, Mapping[int, Entry]]) -> str:
+def _format_differences(differences: Mapping[str, Mapping[int, ComparedValue]]) -> str:
     """Return the differences as text: `best is 0.5 (float) on rank 0 and 9.0 (float) on rank 1`."""
     lines = []
     for path, who in sorted(differences.items())[:SHOWN]:
@@ -169,7 +169,7 @@ def layout_of(content: Mapping[str, Any], generators: Collection[str] = (), stri
     layout = dict(_entries(rest, "", tensors))
     for name in generators:
         state = tensors[rest[name][REF]]
-        layout[name] = Entry("generator", f"state {zlib.crc32(state.numpy().tobytes()):08x}", plain=not strict)
+        layout[name] = ComparedValue("generator", f"state {zlib.crc32(state.numpy().tobytes()):08x}", plain=not strict)
     return layout
 
 
@@ -178,12 +178,12 @@ def tensors_of(path: str) -> frozenset[str]:
     return frozenset((path, f"{path}/{plain.BYTES}", f"{path}/{plain.ARRAY}/content"))
 
 
-def _entries(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Entry]]:
+def _entries(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ComparedValue]]:
     if isinstance(value, Mapping) and value.keys() == {REF}:
         yield path, _tensor(path, value[REF], tensors)
     elif isinstance(value, Mapping) and value.keys() == {plain.BYTES}:
         content = tensors[value[plain.BYTES][REF]].numpy().tobytes()
-        yield path, Entry("bytes", f"{len(content)} bytes, CRC {zlib.crc32(content):08x}", plain=True)
+        yield path, ComparedValue("bytes", f"{len(content)} bytes, CRC {zlib.crc32(content):08x}", plain=True)
     elif isinstance(value, Mapping) and value.keys() == {plain.ARRAY}:
         yield path, _array(value[plain.ARRAY], tensors)
     elif isinstance(value, Mapping | list | tuple) and value:
@@ -191,25 +191,25 @@ def _entries(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Iterator[t
         for key, item in items:
             yield from _entries(item, f"{path}/{key}" if path else str(key), tensors)
     else:
-        yield path, Entry(type(value).__name__, _shorten(repr(value)), plain=True)
+        yield path, ComparedValue(type(value).__name__, _shorten(repr(value)), plain=True)
 
 
-def _tensor(path: str, saved_as: str, tensors: Mapping[str, Tensor]) -> Entry:
+def _tensor(path: str, saved_as: str, tensors: Mapping[str, Tensor]) -> ComparedValue:
     """Return a tensor's entry. Tied tensors are saved once, so the layout includes which ones are tied."""
     tensor = tensors[saved_as]
     kind = f"tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     if dtensor.is_sharded(tensor):
-        return Entry(f"{kind} sharded by {dtensor.placements(tensor)}", "", plain=False)
+        return ComparedValue(f"{kind} sharded by {dtensor.placements(tensor)}", "", plain=False)
     tied = "" if saved_as == path else f" tied to {saved_as}"
-    return Entry(kind + tied, "", plain=tensor.dim() == 0)
+    return ComparedValue(kind + tied, "", plain=tensor.dim() == 0)
 
 
-def _array(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Entry:
+def _array(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ComparedValue:
     dtype = np.dtype(about["dtype"])
     if not about["scalar"]:
-        return Entry(f"array {dtype} {about['shape']}", "", plain=False)
+        return ComparedValue(f"array {dtype} {about['shape']}", "", plain=False)
     number = plain.decode({plain.ARRAY: {**about, "content": tensors[about["content"][REF]]}})
-    return Entry(f"NumPy {dtype}", _shorten(repr(number.item())), plain=True)
+    return ComparedValue(f"NumPy {dtype}", _shorten(repr(number.item())), plain=True)
 
 
 def _shorten(text: str) -> str:

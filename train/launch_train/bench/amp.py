@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from launch_train import models
 from launch_train.bench import clock
-from launch_train.bench.figures import Figure
+from launch_train.bench.figures import BenchFigure
 from launch_train.bench.matmul import tf32
 from launch_train.common.config import Config, Gpt, ResNet
 from launch_train.performance import precision
@@ -42,7 +42,7 @@ def trials(memory_gb: float | None, quick: bool) -> list[Trial]:
     return found[:1] if quick else found
 
 
-def measure(device: torch.device, budget: float, quick: bool) -> list[Figure]:
+def measure(device: torch.device, budget: float, quick: bool) -> list[BenchFigure]:
     """Measure tokens or images per second in fp32 (without TF32) and in mixed precision, and the speed-up."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else None
@@ -61,12 +61,12 @@ def numbers(capability: tuple[int, int] | None) -> precision.PrecisionPolicy:
     return chosen if chosen.autocast else precision.POLICIES["fp16"]
 
 
-def _compared(trial: Trial, mixed: precision.PrecisionPolicy, device: torch.device, budget: float) -> list[Figure]:
+def _compared(trial: Trial, mixed: precision.PrecisionPolicy, device: torch.device, budget: float) -> list[BenchFigure]:
     slow, fast = (_rate(trial, used, device, budget) for used in (precision.POLICIES["fp32"], mixed))
     return [
-        Figure(f"{trial.name} fp32", slow, trial.unit),
-        Figure(f"{trial.name} {mixed.name}", fast, trial.unit),
-        Figure(f"{trial.name} {mixed.name}/fp32", fast / slow, "x"),
+        BenchFigure(f"{trial.name} fp32", slow, trial.unit),
+        BenchFigure(f"{trial.name} {mixed.name}", fast, trial.unit),
+        BenchFigure(f"{trial.name} {mixed.name}/fp32", fast / slow, "x"),
     ]
 
 
@@ -82,7 +82,7 @@ def _step(trial: Trial, used: precision.PrecisionPolicy, device: torch.device) -
     model: nn.Module = models.build_model(Config(model=trial.shape)).to(device)
     inputs, targets = _batch(trial, device)
     if isinstance(trial.shape, ResNet) and device.type == "cuda":  # in both trials, so that only the precision differs
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack memory_format
         inputs = inputs.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     scaler = precision.scaler(used, device)

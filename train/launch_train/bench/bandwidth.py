@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from launch_train.bench import clock
-from launch_train.bench.figures import Figure
+from launch_train.bench.figures import BenchFigure
 
 GPU_BYTES: Final = 1 << 29
 """Size of each array. 512 MiB is far larger than any GPU's cache (B200: 126 MB)."""
@@ -16,7 +16,7 @@ CPU_BYTES: Final = 1 << 27
 HOST_BYTES: Final = 1 << 28
 
 
-def memory(device: torch.device, budget: float, size: int | None = None) -> list[Figure]:
+def memory(device: torch.device, budget: float, size: int | None = None) -> list[BenchFigure]:
     """Measure STREAM's copy (a = b) and triad (a = b + s c) kernels. `size`: bytes of each array.
 
     https://www.cs.virginia.edu/stream/ref.html
@@ -28,7 +28,7 @@ def memory(device: torch.device, budget: float, size: int | None = None) -> list
     return [gbs("memory copy", 2 * size, copy), gbs("memory triad", 3 * size, triad)]
 
 
-def host(device: torch.device, budget: float, size: int = HOST_BYTES) -> list[Figure]:
+def host(device: torch.device, budget: float, size: int = HOST_BYTES) -> list[BenchFigure]:
     """Measure copies to and from the GPU, with pinned and pageable host memory. Empty if the device is the CPU."""
     if device.type != "cuda":
         return []
@@ -42,12 +42,12 @@ def host(device: torch.device, budget: float, size: int = HOST_BYTES) -> list[Fi
     ]
 
 
-def _copied(name: str, to: Tensor, source: Tensor, budget: float) -> Figure:
+def _copied(name: str, to: Tensor, source: Tensor, budget: float) -> BenchFigure:
     device = to.device if to.device.type == "cuda" else source.device
     taken = clock.seconds(lambda: to.copy_(source, non_blocking=True), device, budget)
     return gbs(name, to.numel() * to.element_size(), taken)
 
 
-def gbs(name: str, moved: float, seconds: float) -> Figure:
+def gbs(name: str, moved: float, seconds: float) -> BenchFigure:
     """Return a figure in GB/s. `moved`: bytes read and written."""
-    return Figure(name, moved / seconds / 1e9, "GB/s")
+    return BenchFigure(name, moved / seconds / 1e9, "GB/s")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from launch_train.bench import clock
-from launch_train.bench.figures import Figure
+from launch_train.bench.figures import BenchFigure
 from launch_train.common.errors import UnfitError
 from launch_train.distributed.process_group import Ranks, gather
 
@@ -26,7 +26,7 @@ LINK_MB: Final = 256
 """MB per direction on GPUs. Starting an exchange takes the host 0.2 ms, enough for NVLink to transfer 100 MB."""
 
 
-def measure(ranks: Ranks, sizes: Sequence[int], budget: float) -> list[Figure]:
+def measure(ranks: Ranks, sizes: Sequence[int], budget: float) -> list[BenchFigure]:
     """Measure GB/s of all-reduce for each size, and of the link to the next rank. Empty for a single rank.
 
     Raises UnfitError on all ranks if one has too little memory.
@@ -35,7 +35,7 @@ def measure(ranks: Ranks, sizes: Sequence[int], budget: float) -> list[Figure]:
         return []
     linked = 2 * LINK_MB if ranks.device.type == "cuda" else 0
     buffer = _allocated(ranks, max(*sizes, linked) << 18)
-    found = [Figure(name(size), _bus(ranks, buffer[: size << 18], budget), "GB/s") for size in sizes]
+    found = [BenchFigure(name(size), _bus(ranks, buffer[: size << 18], budget), "GB/s") for size in sizes]
     return [*found, *_ring(ranks, buffer, budget)]
 
 
@@ -72,7 +72,7 @@ def _bus(ranks: Ranks, buffer: torch.Tensor, budget: float) -> float:
     return bus_gbs(buffer.numel() * buffer.element_size(), max(gather(ranks, taken)), ranks.world)
 
 
-def _ring(ranks: Ranks, buffer: torch.Tensor, budget: float) -> list[Figure]:
+def _ring(ranks: Ranks, buffer: torch.Tensor, budget: float) -> list[BenchFigure]:
     """Measure GB/s that each rank sends to the next rank of its node while it receives as much from the previous one.
 
     All ranks exchange at the same time, and a slow link shows at both of its ends. Empty if no node has two ranks.
@@ -84,7 +84,7 @@ def _ring(ranks: Ranks, buffer: torch.Tensor, budget: float) -> list[Figure]:
     out, into = buffer.chunk(2)
     taken = _seconds(ranks, lambda: _pass_on(ranks, beside, out, into), budget)
     moved = out.numel() * out.element_size()
-    return [Figure(LINK, moved / taken / 1e9, "GB/s")] if len(beside) > 1 else []
+    return [BenchFigure(LINK, moved / taken / 1e9, "GB/s")] if len(beside) > 1 else []
 
 
 def neighbours(rank: int, beside: Sequence[int]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ SCHEMA: Final = 1
 """Schema version of the JSON."""
 
 
-class Figure(NamedTuple):
+class BenchFigure(NamedTuple):
     """One figure. Higher is always better."""
 
     name: str
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
     gpu: int
     host: str
     device: str
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[BenchFigure, ...] = ()
     troubles: tuple[Trouble, ...] = ()
     pcie: tuple[int, int] | None = None
     seconds: Mapping[str, float] = {}

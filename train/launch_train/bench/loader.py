@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from launch_train.bench.figures import Figure
+from launch_train.bench.figures import BenchFigure
 from launch_train.bench.matmul import cores, threads
 from launch_train.common.text import plural
 
@@ -23,7 +23,7 @@ BATCH: Final = 8
 MOST_WORKERS: Final = 16
 
 
-def measure(budget: float, quick: bool) -> list[Figure]:
+def measure(budget: float, quick: bool) -> list[BenchFigure]:
     """Measure `budget` seconds for each number of workers.
 
     torch uses one thread, as in workers and under torchrun: more threads don't speed up decoding one image.
@@ -31,7 +31,7 @@ def measure(budget: float, quick: bool) -> list[Figure]:
     data = Photographs(photograph())
     with threads(1):
         return [
-            Figure(f"loader, {plural(count, 'worker')}", rate(data, count, budget), "samples/s")
+            BenchFigure(f"loader, {plural(count, 'worker')}", rate(data, count, budget), "samples/s")
             for count in counts(quick)
         ]
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from launch_train.bench import clock
-from launch_train.bench.figures import Figure
+from launch_train.bench.figures import BenchFigure
 
 DTYPES: Final = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 GPU_SIZE: Final = 8192
@@ -20,18 +20,18 @@ ON_CPU: Final = "matmul CPU fp32"
 SPEED_UP: Final = "GPU/CPU fp32"
 
 
-def measure(device: torch.device, budget: float, *, host: bool, size: int | None = None) -> list[Figure]:
+def measure(device: torch.device, budget: float, *, host: bool, size: int | None = None) -> list[BenchFigure]:
     """Measure TFLOP/s of this process's device in each number format, for `budget` seconds each.
 
     With `host`, and if the device is a GPU, also measure the CPU, on all cores that this process may use.
     """
     is_gpu = device.type == "cuda"
     size = size or (GPU_SIZE if is_gpu else CPU_SIZE)
-    found = [Figure(name(kind), tflops(device, kind, size, budget), "TFLOP/s") for kind in kinds(device)]
+    found = [BenchFigure(name(kind), tflops(device, kind, size, budget), "TFLOP/s") for kind in kinds(device)]
     if host and is_gpu:
         with threads(cores()):
             on_cpu = tflops(torch.device("cpu"), "fp32", 2 * CPU_SIZE, budget)
-        found += [Figure(ON_CPU, on_cpu, "TFLOP/s"), Figure(SPEED_UP, found[0].value / on_cpu, "x")]
+        found += [BenchFigure(ON_CPU, on_cpu, "TFLOP/s"), BenchFigure(SPEED_UP, found[0].value / on_cpu, "x")]
     return found
 
 

@@ -19,7 +19,7 @@ TABLE: Final = Path(__file__).with_name("peaks.csv")
 KINDS: Final = ("bf16", "fp16", "tf32", "fp32")
 
 
-class Card(NamedTuple):
+class GpuType(NamedTuple):
     """One GPU type. None: unknown or not available.
 
     `tflops`: dense, by number format; `memory_gbs`: memory bandwidth; `nvlink_gbs`: NVLink bandwidth in one direction,
@@ -37,7 +37,7 @@ class Card(NamedTuple):
     memory_floor: float
 
 
-def of(device: str) -> Card | None:
+def of(device: str) -> GpuType | None:
     """Return the card for CUDA's device name ("NVIDIA H100 80GB HBM3", "Tesla T4"), or None if unknown."""
     return next((card for words, without, card in _table() if _fits(words, without, device)), None)
 
@@ -72,13 +72,13 @@ def _words(text: str) -> frozenset[str]:
 
 
 @cache
-def _table() -> tuple[tuple[frozenset[str], frozenset[str], Card], ...]:
+def _table() -> tuple[tuple[frozenset[str], frozenset[str], GpuType], ...]:
     with TABLE.open(newline="", encoding="utf-8") as file:
         return tuple((_words(row["words"]), _words(row["without"]), _card(row)) for row in csv.DictReader(file))
 
 
-def _card(row: Mapping[str, str]) -> Card:
-    return Card(
+def _card(row: Mapping[str, str]) -> GpuType:
+    return GpuType(
         row["name"],
         {kind: _number(row[kind]) for kind in KINDS},
         _number(row["memory_gbs"]),

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from launch_train.bench import amp, bandwidth, collective, loader, matmul
-from launch_train.bench.figures import Figure, Measured, Trouble
+from launch_train.bench.figures import BenchFigure, Measured, Trouble
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError
 from launch_train.distributed.process_group import Ranks, barrier, gather
@@ -29,7 +29,7 @@ def run(
 
     `say` is called with each part's name before it starts.
     """
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     troubles: list[Trouble] = []
     seconds: dict[str, float] = {}
     for part in parts:
@@ -48,7 +48,7 @@ def run(
     return gather(ranks, _measured(ranks, env, figures, troubles, seconds))
 
 
-def _part(part: str, ranks: Ranks, quick: bool) -> list[Figure]:
+def _part(part: str, ranks: Ranks, quick: bool) -> list[BenchFigure]:
     """Measure one part. Figures of the node are measured by its first rank while the others wait."""
     device, budget, first = ranks.device, QUICK if quick else WHOLE, ranks.local_rank == 0
     match part:
@@ -69,7 +69,7 @@ def _part(part: str, ranks: Ranks, quick: bool) -> list[Figure]:
 def _measured(
     ranks: Ranks,
     env: Mapping[str, str],
-    figures: Sequence[Figure],
+    figures: Sequence[BenchFigure],
     troubles: Sequence[Trouble],
     seconds: Mapping[str, float],
 ) -> Measured:

@@ -83,7 +83,7 @@ class CudaStopwatch:
 
 
 def _record_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types here
     event.record()
     return event
 

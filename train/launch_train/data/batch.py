@@ -38,7 +38,7 @@ def move_to(tree: Tree, device: torch.device) -> Tree:
 def to_tensor(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy an array to a device, to a GPU by pinned memory: other copies would wait for the GPU's queued work."""
     tensor = torch.from_numpy(array)
-    return move_to(tensor.pin_memory() if device.type == "cuda" else tensor, device)  # type: ignore[no-any-return]
+    return move_to(tensor.pin_memory() if device.type == "cuda" else tensor, device)  # type: ignore[no-any-return]  # a Tree may be anything; this one is a tensor
 
 
 def count_samples(tree: Tree) -> int:

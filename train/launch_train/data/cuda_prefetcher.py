@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from launch_train.data.batch import map_tensors, move_to
-from launch_train.data.workers import Key, PreparedBatch
+from launch_train.data.workers import BatchKey, PreparedBatch
 from launch_train.distributed.process_group import use_device
 
 POLL_SECONDS = 0.1
@@ -24,7 +24,9 @@ class Ahead:
     that the workers have prefetched.
     """
 
-    def __init__(self, source: Iterator[PreparedBatch], device: torch.device, wanted: Callable[[Key], bool]) -> None:
+    def __init__(
+        self, source: Iterator[PreparedBatch], device: torch.device, wanted: Callable[[BatchKey], bool]
+    ) -> None:
         self._source, self._device, self._wanted, self._stop = source, device, wanted, Event()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._ready: Queue[tuple[PreparedBatch, Any] | BaseException] = Queue(maxsize=1)

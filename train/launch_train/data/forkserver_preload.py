@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import launch_train.data.images
 import launch_train.data.user_dataset
-import launch_train.data.workers  # noqa: F401
+import launch_train.data.workers  # noqa: F401 - imported for the workers
 
 if sys.argv[:1] == ["-c"] and "multiprocessing.forkserver" in sys.modules:
     with suppress(OSError):

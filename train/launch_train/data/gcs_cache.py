@@ -34,7 +34,7 @@ CHANGED = "was changed or deleted while it was read: start again to read the new
 ROOM = 0.98
 """Share of the free disk space that downloads may use."""
 
-TELL_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 """Seconds between two progress lines."""
 
 
@@ -167,11 +167,11 @@ class _Cache:
     def _download(self, missing: list[Object]) -> None:
         """Download all objects or raise. Objects downloaded before an error stay cached."""
         self._room(sum(one.size for one in missing))
-        told = _Told(len(missing), self._say)
+        progress = _DownloadReporter(len(missing), self._say)
         pool = ThreadPoolExecutor(THREADS, "download")
         try:
             for size in pool.map(self._one, missing):
-                told.more(size)
+                progress.more(size)
         finally:
             self._folder.stopped = True  # after an error, large downloads would continue for minutes
             pool.shutdown(cancel_futures=True)
@@ -221,19 +221,19 @@ def _appear(making: Path, tree: Path) -> None:
             raise
 
 
-class _Told:
-    """Print the progress of a download every TELL_SECONDS."""
+class _DownloadReporter:
+    """Print the progress of a download every REPORT_SECONDS."""
 
     def __init__(self, count: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._say, self._clock = count, say, clock
-        self._began = self._told = clock()
+        self._began = self._reported = clock()
         self._done = self._size = 0
 
     def more(self, size: int) -> None:
         self._done += 1
         self._size += size
         now = self._clock()
-        if now - self._told >= TELL_SECONDS:
-            self._told = now
+        if now - self._reported >= REPORT_SECONDS:
+            self._reported = now
             rate = si(self._size / (now - self._began))
             self._say(f"data: {self._done} of {self._count} objects, {si(self._size)}B ({rate}B/s)")

@@ -195,7 +195,7 @@ def scanned(shard: Path, number: int) -> list[Row]:
                 if member.isfile() and suffix in SUFFIXES:
                     images[key] = member
                 elif member.isfile() and suffix in (".cls", ".json"):
-                    labels[key] = _label(tar.extractfile(member).read(), f"{shard}: {member.name}")  # type: ignore[union-attr]
+                    labels[key] = _label(tar.extractfile(member).read(), f"{shard}: {member.name}")  # type: ignore[union-attr]  # a regular file has content
     except tarfile.TarError as error:
         raise UsageError(f"data: {shard} can't be read as an unpacked tar file: {error}") from error
     if not _ends(shard):
@@ -223,14 +223,14 @@ def _key(name: str) -> tuple[str, str]:
 
 def _label(content: bytes, where: str) -> int:
     try:
-        said = json.loads(content)
-        if isinstance(said, dict):
-            said = next(said[key] for key in _LABELS if key in said)
+        label = json.loads(content)
+        if isinstance(label, dict):
+            label = next(label[key] for key in _LABELS if key in label)
     except (ValueError, StopIteration):
-        said = None
-    if type(said) is not int or said < 0:
+        label = None
+    if type(label) is not int or label < 0:
         raise UsageError(f"data: {where} is not a class number: {content[:40]!r}")
-    return said
+    return label
 
 
 # --- Saving ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from launch_train.common.text import plural, si
 from launch_train.data.batch import count_samples, map_tensors, move_to
 from launch_train.data.map_dataset import size
 from launch_train.data.source import Batch, Source
-from launch_train.data.workers import Job, Key, Pool, pickling_error, prepare_batch, start_server
+from launch_train.data.workers import BatchKey, Job, Pool, pickling_error, prepare_batch, start_server
 
 MOST = 8
 """Upper bound for the default number of worker processes per rank."""
@@ -46,7 +46,7 @@ class Feed:
         """Return the batch of a step (from 1). Fast for consecutive steps."""
         began = time.perf_counter()
         try:
-            return self._get(Key(step))
+            return self._get(BatchKey(step))
         finally:
             self._waited += time.perf_counter() - began
 
@@ -59,7 +59,7 @@ class Feed:
 
     def held_out(self, index: int, count: int) -> Batch:
         """Return batch `index` (from 0) of `count` held-out batches."""
-        return self._get(Key(index, count))
+        return self._get(BatchKey(index, count))
 
     def waited(self) -> float:
         """Return the seconds that the training loop has waited for batches since the last call."""
@@ -73,7 +73,7 @@ class Feed:
             self._pool.close()
             self._pool = None
 
-    def _get(self, key: Key) -> Batch:
+    def _get(self, key: BatchKey) -> Batch:
         self._once = None
         if not self._workers:
             return self._finished(prepare_batch(self._source, key, self._share))

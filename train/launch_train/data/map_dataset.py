@@ -91,8 +91,8 @@ def batch(made: list[Tree], where: Any) -> Tree:
     for number, one in enumerate(made):
         if type(one) is not type(first) or _layout(one) != _layout(first):
             raise UsageError(
-                f"data: {where(number)} is {told(one)}, and {where(0)} is {told(first)}: all samples must have the "
-                "same shape and type"
+                f"data: {where(number)} is {describe(one)}, and {where(0)} is {describe(first)}: all samples must have "
+                "the same shape and type"
             )
     if isinstance(first, Mapping):
         return {key: batch([one[key] for one in made], where) for key in first}
@@ -130,10 +130,10 @@ def tensor(one: Any, where: str) -> Tensor:
             raise UsageError(f"data: {where} holds an array of {one.dtype}, which is not numeric") from error
     if isinstance(one, bool | int | float) and (isinstance(one, float) or -(1 << 63) <= one < 1 << 63):
         return torch.tensor(one)
-    raise UsageError(f"data: {where} holds {told(one)}; a batch is made of tensors, arrays and numbers")
+    raise UsageError(f"data: {where} holds {describe(one)}; a batch is made of tensors, arrays and numbers")
 
 
-def told(one: Any) -> str:
+def describe(one: Any) -> str:
     """Describe a part of a sample for messages, for example `float32[3, 224, 224]`."""
     if isinstance(one, Tensor | np.ndarray):
         dtype = str(one.dtype).removeprefix("torch.")

@@ -28,7 +28,7 @@ class Rows(Source, Protocol):
     def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[Any]: ...
 
 
-class Rule(NamedTuple):
+class MaskingRule(NamedTuple):
     """The share of hidden tokens, the vocabulary size, the mask token, and a token that is never hidden."""
 
     share: float
@@ -47,7 +47,7 @@ class Masked(SourceDefaults):
         if rows.vocab_size is None:
             raise UsageError("data: there are no tokens to hide")
         self._rows, self._seed, self._batch_size, self._device = rows, seed, batch_size, device
-        self._rule = Rule(hidden, rows.vocab_size, rows.mask, rows.end)
+        self._rule = MaskingRule(hidden, rows.vocab_size, rows.mask, rows.end)
         self.per_sample = self.targets = rows.per_sample
         self.vocab_size = max(rows.vocab_size, rows.mask + 1)
         self.facts = {**rows.facts, "masked": hidden}
@@ -81,7 +81,7 @@ def bits(seed: int, stream: int, step: int, first: int, samples: int, length: in
 
 
 def hide(
-    tokens: NDArray[np.int64], random: NDArray[np.uint64], rule: Rule
+    tokens: NDArray[np.int64], random: NDArray[np.uint64], rule: MaskingRule
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return inputs and targets; targets that are not hidden are IGNORED.
 

@@ -157,7 +157,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TokenStatistics:
     """Statistics of a file of tokens."""
 
     length: int
@@ -166,7 +166,7 @@ class Measured:
     unigram_entropy: float
 
 
-def measured(path: Path, dtype: str = "uint8", vocab_size: int = 256) -> Measured:
+def measured(path: Path, dtype: str = "uint8", vocab_size: int = 256) -> TokenStatistics:
     """Compute the statistics of a file of tokens, block by block: it may be larger than memory."""
     width = np.dtype(dtype).itemsize
     length = path.stat().st_size // width
@@ -177,7 +177,7 @@ def measured(path: Path, dtype: str = "uint8", vocab_size: int = 256) -> Measure
             for block in _blocks(file, tokens * width):
                 digest.update(block)
                 counts[part] += np.bincount(np.frombuffer(block, dtype), minlength=vocab_size)
-    return Measured(length, held_out, digest.hexdigest(), unigram_entropy(counts[0], counts[1]))
+    return TokenStatistics(length, held_out, digest.hexdigest(), unigram_entropy(counts[0], counts[1]))
 
 
 def _blocks(file: Any, length: int) -> Iterator[bytes]:

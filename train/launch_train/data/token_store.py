@@ -17,7 +17,7 @@ import numpy as np
 from launch_train.common.errors import OutputError
 from launch_train.common.storage.objects import Objects
 from launch_train.common.text import si
-from launch_train.data.token_file import Measured, temporary
+from launch_train.data.token_file import TokenStatistics, temporary
 
 FOLDER = ".launch/tokens"
 UPLOAD_SECONDS = 3600.0
@@ -31,7 +31,7 @@ class TokenStore:
         self._folder = Objects(self.url).within(UPLOAD_SECONDS)
         self._say, self._works = say, True
 
-    def get(self, key: str, tokens: Path) -> tuple[Measured, int] | None:
+    def get(self, key: str, tokens: Path) -> tuple[TokenStatistics, int] | None:
         """Download a corpus to `tokens`, and return its statistics and the size of its text; None if there is none.
 
         The content is compared with its CRC32C in the bucket and its SHA-256 in KEY.json.
@@ -41,7 +41,7 @@ class TokenStore:
             if f"{key}.json" not in found or f"{key}.tokens" not in found:
                 return None
             known = json.loads(self._folder.read(f"{key}.json"))
-            measured, size = Measured(**known["tokens"]), int(known["bytes"])
+            measured, size = TokenStatistics(**known["tokens"]), int(known["bytes"])
             with temporary(tokens.parent) as (file, path):
                 try:
                     self._folder.fetch(found[f"{key}.tokens"], file)
@@ -57,7 +57,7 @@ class TokenStore:
         self._say(f"data: {si(measured.length)} tokens from {self.url}/{key}.tokens")
         return measured, size
 
-    def put(self, key: str, tokens: Path, measured: Measured, size: int) -> None:
+    def put(self, key: str, tokens: Path, measured: TokenStatistics, size: int) -> None:
         """Upload a corpus, unless another machine has."""
         if not self._works:
             return

@@ -27,7 +27,7 @@ from launch_train.data.files import opened
 from launch_train.data.gcs_cache import stream
 from launch_train.data.loader import cores
 from launch_train.data.text import are_records, documents, files_of
-from launch_train.data.token_file import BLOCK, Corpus, Measured, Shard, measured, temporary
+from launch_train.data.token_file import BLOCK, Corpus, Shard, TokenStatistics, measured, temporary
 from launch_train.data.token_store import TokenStore
 from launch_train.data.tokenizers import Tokenizer, open_tokenizer
 from launch_train.data.workers import leave_with_rank, start_server
@@ -54,7 +54,7 @@ threads are as fast: the part that they don't share takes 2 % of the time on one
 PART_BYTES = 1 << 30
 """Size of the parts of a bucket's files, which nodes tokenize independently and whose tokens are stored separately."""
 
-TELL_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 """Seconds between two progress lines."""
 
 
@@ -182,18 +182,18 @@ def _key(files: TextFiles, tokenizer: Tokenizer, column: str) -> str:
     return digest.hexdigest()
 
 
-def _known(tokens: Path, about: Path, tokenizer: Tokenizer) -> tuple[Measured, int] | None:
+def _known(tokens: Path, about: Path, tokenizer: Tokenizer) -> tuple[TokenStatistics, int] | None:
     """Return the statistics of cached tokens and the size of their text in bytes, or None if they are not cached."""
     try:
-        said = json.loads(about.read_text())
-        found, size = Measured(**said["tokens"]), int(said["bytes"])
+        record = json.loads(about.read_text())
+        found, size = TokenStatistics(**record["tokens"]), int(record["bytes"])
         whole = tokens.stat().st_size == found.length * np.dtype(tokenizer.dtype).itemsize
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return (found, size) if whole else None
 
 
-def _note(about: Path, found: Measured, size: int) -> None:
+def _note(about: Path, found: TokenStatistics, size: int) -> None:
     with temporary(about.parent) as (file, path):
         file.write(json.dumps({"tokens": asdict(found), "bytes": size}).encode())
         file.flush()
@@ -205,7 +205,7 @@ def _note(about: Path, found: Measured, size: int) -> None:
 
 def _write(tokens: Path, files: TextFiles, tokenizer: Tokenizer, column: str) -> int:
     """Write all tokens to one file, and return the size of the text in bytes."""
-    told, size = Told(), 0
+    progress, size = TokenizingReporter(), 0
     processes = _processes(files.size, tokenizer)
     found = pieces(files.paths(), column)
     with temporary(tokens.parent) as (sink, path):
@@ -213,7 +213,7 @@ def _write(tokens: Path, files: TextFiles, tokenizer: Tokenizer, column: str) ->
         for encoded in encode(found, tokenizer):
             sink.write(encoded.tokens)
             size += encoded.size
-            told.more(encoded.documents, size)
+            progress.more(encoded.documents, size)
         sink.flush()
         path.replace(tokens)
     return size
@@ -287,20 +287,20 @@ _worker: list[Tokenizer] = []
 """The tokenizer of a worker process."""
 
 
-class Told:
-    """Print progress every TELL_SECONDS; nothing for short work."""
+class TokenizingReporter:
+    """Print progress every REPORT_SECONDS; nothing for short work."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = print) -> None:
         self._clock, self._say = clock, say
-        self._began = self._told = clock()
+        self._began = self._reported = clock()
         self._documents = 0
 
     def more(self, documents: int, size: int) -> None:
         """Add documents to the count. `size`: total bytes so far."""
         self._documents += documents
         now = self._clock()
-        if now - self._told >= TELL_SECONDS:
-            self._told, seconds = now, now - self._began
+        if now - self._reported >= REPORT_SECONDS:
+            self._reported, seconds = now, now - self._began
             rate = f"{si(self._documents / seconds)} documents/s, {si(size / seconds)}B/s"
             self._say(f"tokens: {si(self._documents)} documents, {si(size)}B ({rate})")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.user_import import describe_error, load
 from launch_train.data.batch import Tree
-from launch_train.data.map_dataset import Samples, told
+from launch_train.data.map_dataset import Samples, describe
 from launch_train.data.source import HELD_OUT, TRAIN, USER_DATASET, Batch, generator
 from launch_train.data.validation import BatchRequirements, unsuited
 from launch_train.distributed.process_group import Ranks, barrier, gather, run_once_per_node
@@ -129,7 +129,7 @@ class Own:
         with seeded(self._seed, self._stream, epoch, index):
             pair = self._asked(lambda: self._dataset[index], f"[{index}]")
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise UsageError(f"data: {self.where(index)} is {told(pair)}; a sample is (input, target)")
+            raise UsageError(f"data: {self.where(index)} is {describe(pair)}; a sample is (input, target)")
         return tuple(pair)
 
     def _asked(self, ask: Callable[[], Any], what: str) -> Any:

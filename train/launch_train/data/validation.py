@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from launch_train.data.map_dataset import told
+from launch_train.data.map_dataset import describe
 from launch_train.data.source import IGNORED, Batch
 
 
@@ -52,7 +52,7 @@ def _main(inputs: Any, requirements: BatchRequirements) -> Any:
 
 def _tokens(tokens: Tensor, requirements: BatchRequirements) -> Unsuited | None:
     if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        return Unsuited(0, f"is {told(tokens[0])}, and {requirements.name} takes int64[tokens]")
+        return Unsuited(0, f"is {describe(tokens[0])}, and {requirements.name} takes int64[tokens]")
     if requirements.most is not None and tokens.shape[1] > requirements.most:
         return Unsuited(0, f"has {tokens.shape[1]} tokens, and {requirements.name} takes {requirements.most} at most")
     return _beyond(
@@ -63,13 +63,13 @@ def _tokens(tokens: Tensor, requirements: BatchRequirements) -> Unsuited | None:
 def _images(images: Tensor, requirements: BatchRequirements) -> Unsuited | None:
     if images.dim() == 4 and images.shape[1] == 3 and images.dtype in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    return Unsuited(0, f"is {told(images[0])}, and {requirements.name} takes float32[3, height, width]")
+    return Unsuited(0, f"is {describe(images[0])}, and {requirements.name} takes float32[3, height, width]")
 
 
 def _targets(targets: Tensor, requirements: BatchRequirements) -> Unsuited | None:
     what, shape = ("token", "int64[tokens]") if requirements.takes == "tokens" else ("class", "one int64, its class")
     if targets.dtype != torch.int64 or targets.dim() != (2 if what == "token" else 1):
-        return Unsuited(0, f"has the target {told(targets[0])}, and {requirements.name} takes {shape}")
+        return Unsuited(0, f"has the target {describe(targets[0])}, and {requirements.name} takes {shape}")
     bad = ((targets < 0) & (targets != IGNORED)) | (targets >= (requirements.known or torch.iinfo(torch.int64).max))
     return _beyond(targets, requirements, f"target: the {what}", bad)
 

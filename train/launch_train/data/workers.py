@@ -28,14 +28,14 @@ PATIENCE = 1.0
 """Seconds that worker processes have to exit before they are killed."""
 
 
-class Key(NamedTuple):
+class BatchKey(NamedTuple):
     """Identifies a batch: the batch of step `number` (`of` is 0), or held-out batch `number` of `of`."""
 
     number: int
     of: int = 0
 
 
-def prepare_batch(source: Source, key: Key, share: slice) -> Batch:
+def prepare_batch(source: Source, key: BatchKey, share: slice) -> Batch:
     """Return the batch for a key. A pure function: the result doesn't depend on the process or the time."""
     return source.held_out(key.number, key.of, share) if key.of else source.train(key.number, share)
 
@@ -43,7 +43,7 @@ def prepare_batch(source: Source, key: Key, share: slice) -> Batch:
 class PreparedBatch:
     """A batch from a worker process, or the error raised while preparing it."""
 
-    def __init__(self, key: Key, batch: Tree = None, error: TrainError | None = None) -> None:
+    def __init__(self, key: BatchKey, batch: Tree = None, error: TrainError | None = None) -> None:
         self.key, self.batch, self.error = key, batch, error
 
     def pin_memory(self) -> PreparedBatch:
@@ -56,37 +56,37 @@ class PreparedBatch:
         return self.batch
 
 
-Wanted = Callable[[Key], bool]
+Wanted = Callable[[BatchKey], bool]
 
 
-class Plan:
+class BatchOrder:
     """The order in which batches are prepared: consecutive steps, interrupted by the batches of a requested evaluation.
 
     The DataLoader's sampler: it draws keys several batches ahead.
     """
 
     def __init__(self, step: int = 1) -> None:
-        self._step, self._evaluation, self._lock = step, deque[Key](), Lock()
-        self._issued = set[Key]()
+        self._step, self._evaluation, self._lock = step, deque[BatchKey](), Lock()
+        self._issued = set[BatchKey]()
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[BatchKey]:
         return self
 
-    def __next__(self) -> Key:
+    def __next__(self) -> BatchKey:
         with self._lock:
-            key = self._evaluation.popleft() if self._evaluation else Key(self._step)
+            key = self._evaluation.popleft() if self._evaluation else BatchKey(self._step)
             self._step += not key.of
             self._issued.add(key)
             return key
 
-    def wants(self, key: Key) -> bool:
+    def wants(self, key: BatchKey) -> bool:
         """Return whether a received batch is still needed, and remove its key from the pending ones."""
         with self._lock:
             mine = key in self._issued
             self._issued.discard(key)
             return mine
 
-    def ensure(self, key: Key) -> bool:
+    def ensure(self, key: BatchKey) -> bool:
         """Schedule a batch unless it is pending: continue from its step, or start the evaluation at its number.
 
         Return True if training jumped to another step: batches prepared for other steps are then obsolete.
@@ -95,7 +95,7 @@ class Plan:
             if key in self._issued or key in self._evaluation:
                 return False
             if key.of:
-                self._evaluation = deque(Key(number, key.of) for number in range(key.number, key.of))
+                self._evaluation = deque(BatchKey(number, key.of) for number in range(key.number, key.of))
                 return False
             self._step = key.number
             self._issued = {one for one in self._issued if one.of}
@@ -108,7 +108,7 @@ class Job(Dataset[PreparedBatch]):
     def __init__(self, source: Source, share: slice) -> None:
         self._source, self._share = source, share
 
-    def __getitem__(self, key: Key) -> PreparedBatch:
+    def __getitem__(self, key: BatchKey) -> PreparedBatch:
         try:
             return PreparedBatch(key, prepare_batch(self._source, key, self._share))
         except TrainError as error:
@@ -133,7 +133,7 @@ class Pool:
         `ahead` may wrap the iterator over received batches. Its second argument is a predicate: is this key of the kind
         (training or held-out) that was requested last?
         """
-        self._plan, self._ready = Plan(step), dict[Key, PreparedBatch]()
+        self._plan, self._ready = BatchOrder(step), dict[BatchKey, PreparedBatch]()
         before = set(active_children())
         start_server()
         iterator = _started(job, self._plan, workers, prefetch, pin)
@@ -146,7 +146,7 @@ class Pool:
     def pids(self) -> list[int]:
         return [one.pid for one in self._workers if one.pid]
 
-    def get(self, key: Key) -> Batch:
+    def get(self, key: BatchKey) -> Batch:
         """Return a batch; without delay if it is next in order and already prepared.
 
         Raises the error that preparing it raised, OutOfMemoryError if it doesn't fit on the GPU, and TrainError if a
@@ -187,7 +187,7 @@ class Pool:
         ender.join(PATIENCE)
 
 
-def _started(job: Job, plan: Plan, workers: int, prefetch: int, pin: bool) -> Iterator[PreparedBatch]:
+def _started(job: Job, plan: BatchOrder, workers: int, prefetch: int, pin: bool) -> Iterator[PreparedBatch]:
     """Return an iterator that serves the whole run with the same processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the spec may ask for more processes than cores

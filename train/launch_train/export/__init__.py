@@ -167,7 +167,7 @@ def _renamed(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _disk_errors(*folders: Path) -> Iterator[None]:
-    """Raise OutputError if the disk of one of the folders is full: torch and safetensors have errors of their own."""
+    """Raise OutputError if the disk of one of the folders is full: torch and safetensors raise their own errors."""
     try:
         yield
     except OSError as error:

@@ -26,7 +26,7 @@ from launch_train.models.bert import NORM
 from launch_train.performance.optimizer import learning_rate
 
 
-class Source(NamedTuple):
+class ParameterSource(NamedTuple):
     """Where a parameter of transformers comes from: ours, perhaps transposed, or one of several equal parts of it."""
 
     name: str
@@ -45,13 +45,13 @@ class Recipe(NamedTuple):
 
     kind: str
     config: Mapping[str, Any]
-    sources: Mapping[str, Source] | None = None
+    sources: Mapping[str, ParameterSource] | None = None
     """None: the names are the same."""
     prefix: str = ""
     """Prefix of our names."""
 
-    def source(self, name: str) -> Source | None:
-        found = Source(name) if self.sources is None else self.sources.get(name)
+    def source(self, name: str) -> ParameterSource | None:
+        found = ParameterSource(name) if self.sources is None else self.sources.get(name)
         return found and found._replace(name=self.prefix + found.name)
 
 
@@ -103,9 +103,9 @@ def _gpt2(model: Mapping[str, Any]) -> Recipe:
     names |= {f"h.{n}.{a}": f"blocks.{n}.{b}" for n in range(model["n_layer"]) for a, b in inner.items()}
     sources = {}
     for theirs, ours in names.items():
-        sources[f"transformer.{theirs}.weight"] = Source(f"{ours}.weight", transposed=".c_" in theirs)
+        sources[f"transformer.{theirs}.weight"] = ParameterSource(f"{ours}.weight", transposed=".c_" in theirs)
         if model["bias"] and ours not in ("tokens", "positions"):
-            sources[f"transformer.{theirs}.bias"] = Source(f"{ours}.bias")
+            sources[f"transformer.{theirs}.bias"] = ParameterSource(f"{ours}.bias")
     return Recipe("GPT2LMHeadModel", config, sources)
 
 
@@ -126,10 +126,10 @@ def _bert(model: Mapping[str, Any]) -> Recipe:
     return Recipe("BertForMaskedLM", config, dict(_bert_sources(model["n_layer"])))
 
 
-def _bert_sources(layers: int) -> Iterator[tuple[str, Source]]:
+def _bert_sources(layers: int) -> Iterator[tuple[str, ParameterSource]]:
     embeddings = {"word_embeddings": "tokens", "position_embeddings": "positions", "token_type_embeddings": "types"}
     for theirs, ours in embeddings.items():
-        yield f"bert.embeddings.{theirs}.weight", Source(f"{ours}.weight")
+        yield f"bert.embeddings.{theirs}.weight", ParameterSource(f"{ours}.weight")
     modules = {"bert.embeddings.LayerNorm": "norm", "cls.predictions.transform.dense": "transform"}
     modules |= {"cls.predictions.transform.LayerNorm": "head_norm"}
     inner = {"attention.output.dense": "attention.out", "attention.output.LayerNorm": "norm_1"}
@@ -137,12 +137,12 @@ def _bert_sources(layers: int) -> Iterator[tuple[str, Source]]:
     for layer in range(layers):
         modules |= {f"bert.encoder.layer.{layer}.{a}": f"blocks.{layer}.{b}" for a, b in inner.items()}
     for kind in ("weight", "bias"):
-        yield from ((f"{theirs}.{kind}", Source(f"{ours}.{kind}")) for theirs, ours in modules.items())
+        yield from ((f"{theirs}.{kind}", ParameterSource(f"{ours}.{kind}")) for theirs, ours in modules.items())
         for layer in range(layers):
             for part, theirs in enumerate(("query", "key", "value")):
-                qkv = Source(f"blocks.{layer}.attention.qkv.{kind}", part=part, parts=3)
+                qkv = ParameterSource(f"blocks.{layer}.attention.qkv.{kind}", part=part, parts=3)
                 yield f"bert.encoder.layer.{layer}.attention.self.{theirs}.{kind}", qkv
-    yield "cls.predictions.bias", Source("head.bias")
+    yield "cls.predictions.bias", ParameterSource("head.bias")
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def _optimizer(
     return {"state": state, "param_groups": groups}
 
 
-def _moments(source: Source | None, like: Tensor, ours: Mapping[str, State], scratch: Path) -> State:
+def _moments(source: ParameterSource | None, like: Tensor, ours: Mapping[str, State], scratch: Path) -> State:
     """Return a parameter's moments in transformers' layout.
 
     A bias that ours lacks must stay 0, or the loss would differ from the first step on: an infinite second moment makes

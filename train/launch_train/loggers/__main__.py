@@ -16,19 +16,19 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from launch_train.loggers.feed import Feed
+from launch_train.loggers.feed import LoggerFeed
 from launch_train.loggers.service import RunInfo, Service, State, run_info
 from launch_train.telemetry.rows import Row
 
 ORPHAN_SECONDS: Final = 5.0
 """Time for the last rows after the training process was killed."""
 RESERVE_SECONDS: Final = 0.1
-"""Part of the time that is left for the last lines."""
+"""Part of that time that is reserved for printing the last lines."""
 NICENESS: Final = 10
-"""Training comes first where processors are scarce."""
+"""Training has priority if processors are scarce."""
 
 PRIVACY: Final = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-"""Neither package reports to its maker, unless the spec asks for it."""
+"""Disable both packages' own usage reports unless the spec enables them."""
 
 
 def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
@@ -36,7 +36,7 @@ def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
     for name, value in PRIVACY.items():
         os.environ.setdefault(name, value)
     env = dict(os.environ)
-    feeds = [Feed(name, partial(_open, name, env), env) for name in names]
+    feeds = [LoggerFeed(name, partial(_open, name, env), env) for name in names]
     progress = Progress()
     for line in lines:
         record = json.loads(line)
@@ -58,7 +58,7 @@ def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
 
 
 class Progress:
-    """How the run ends, as far as its events say."""
+    """The state of the run according to its events."""
 
     def __init__(self) -> None:
         self.preempted = False

@@ -1,4 +1,4 @@
-"""One logger's thread: a bounded queue of rows, retries, and the count of rows that were not logged."""
+"""The thread of one logger: a bounded queue of rows, retries, and the count of rows that were not logged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FIRST_WAIT, LONGEST_WAIT, LAST_WAIT = 1.0, 60.0, 0.2
 """First and longest wait between two tries, and the one at the end of the run, in seconds."""
 
 LAST_TRIES: Final = 4
-"""Failed calls after the end of the run until no more are made."""
+"""Failed calls after the end of the run before giving up."""
 
 T = TypeVar("T")
 
 
-class Feed:
-    """Opens a service and gives it the rows, in order, from a thread of its own."""
+class LoggerFeed:
+    """Opens a service and sends it the rows, in order, on its own thread."""
 
     def __init__(self, name: str, open_service: Callable[[], Service], env: Mapping[str, str]) -> None:
         self._name, self._open, self._env = name, open_service, env
@@ -99,7 +99,8 @@ class Feed:
             return bool(self._block)
 
     def _retry(self, call: Callable[[], T], rows: int = 0) -> T | None:
-        """Repeat a call until it succeeds. None if the service refuses it, or the run is over: its `rows` are lost."""
+        """Repeat a call until it succeeds. Return None if the service refuses it or the run is over: its `rows` are
+        lost."""
         while True:
             try:
                 done = call()
@@ -118,7 +119,7 @@ class Feed:
         return None
 
     def _pause(self) -> bool:
-        """Wait before the next try; at the end, the shortest time. False: the end is over, so there is none."""
+        """Wait before the next try, at the end of the run only briefly. Return False if none is left."""
         with self._news:
             ended = self._news.wait_for(lambda: self._ended, 0.0 if self._ended else self._wait)
         self._wait = min(2 * self._wait, LONGEST_WAIT)

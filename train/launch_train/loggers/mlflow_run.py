@@ -18,7 +18,7 @@ from launch_train.telemetry.throttled_warning import say
 RUN_TAG: Final = "launch.run"
 """Tag by which the next start finds the run."""
 STEP_TAG: Final = "launch.{}_step"
-"""Tag with the newest step that was logged of a kind of rows: train or eval."""
+"""Tag with the newest logged step of one kind of rows: train or eval."""
 
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 6000
 """Limits of one request, and of a parameter's value (MLflow, REST API, runs/log-batch)."""
@@ -26,7 +26,7 @@ NOT_ALLOWED: Final = re.compile(r"[^\w\-. /]")
 """Characters that a name must not have."""
 
 TIMEOUT: Final = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""Unless the spec sets them: this process repeats a failed request itself."""
+"""Defaults for what the spec does not set: this process retries failed requests itself."""
 
 STATES: Final[Mapping[State, str]] = {"finished": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
 

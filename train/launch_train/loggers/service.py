@@ -1,4 +1,4 @@
-"""What the process of the loggers needs of a service, and what it knows of the run."""
+"""The interface of a logging service, and the description of the run that it gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Service(Protocol):
     """One run of a service. Any error but RefusedError counts as an outage: the call is repeated."""
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Add settings of the run, which may be there already."""
+        """Add settings of the run; some may have been added before."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Log rows of steps and evaluations; the repeated steps of a resumed run are left out."""
@@ -40,7 +40,7 @@ class Service(Protocol):
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The run as all loggers name it. `spec`: its settings, with secrets masked."""
+    """The run, as described to all loggers. `spec`: its settings, with secrets masked."""
 
     id: str
     folder: str
@@ -49,13 +49,13 @@ class RunInfo:
 
 
 def time_of(row: Row) -> float:
-    """Return the Unix time of a row; now, for an event in which a script has replaced it."""
+    """Return the Unix time of a row; the current time if a script's event has another value under that name."""
     found = row.get("time")
     return float(found) if isinstance(found, (int, float)) else time.time()
 
 
 def run_info(env: Mapping[str, str]) -> RunInfo:
-    """Read the run's spec from its folder; a folder that can't be read costs the spec alone."""
+    """Return the run, with the spec from its folder; without a spec if the folder can't be read."""
     folder = env[contract.RUN_FOLDER]
     name = env.get(contract.RUN) or folder.rstrip("/").rpartition("/")[2]
     try:

@@ -23,7 +23,7 @@ UPLOAD_SECONDS: Final = 60.0
 """Time limit of uploading an offline run; the node uploads what is left on the disk."""
 
 INIT_SECONDS: Final = 30.0
-"""Time limit of opening the run; then it is tried again."""
+"""Time limit of opening the run, before the next try."""
 
 EXIT_CODES: Final[Mapping[State, int]] = {"finished": 0, "failed": 1, "preempted": 1}
 
@@ -104,7 +104,7 @@ class WandbRun:
             self._upload(self._folder)
 
     def _log_evaluations(self, until: int | None) -> None:
-        """Log the evaluations up to a step whose rows did not come; None: all."""
+        """Log the evaluations up to a step for which no row arrived; None: all."""
         for step in sorted(self._evaluations):
             if until is None or step <= until:
                 self._log(step, self._evaluations.pop(step), time.time())

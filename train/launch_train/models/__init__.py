@@ -28,7 +28,7 @@ def resolve_task(config: Config) -> Config:
         return config
     from launch_train.models import hugging_face
 
-    return config._replace(model=shape._replace(task=hugging_face.task_of(shape)))  # type: ignore[arg-type]
+    return config._replace(model=shape._replace(task=hugging_face.task_of(shape)))  # type: ignore[arg-type]  # a known task
 
 
 def build_model(config: Config, source: Source | None = None) -> nn.Module:

@@ -15,10 +15,10 @@ EXPANSION = 4
 
 
 def resnet50(shape: Shape) -> nn.Module:
-    return ResNet(shape.width, shape.num_classes)
+    return ResNetModel(shape.width, shape.num_classes)
 
 
-class ResNet(nn.Module):
+class ResNetModel(nn.Module):
     """Maps images [batch, 3, height, width] to logits [batch, classes]; with labels, to the mean loss in nats.
 
     In eval mode with labels, `correct` [3] afterwards has the images of the batch whose label is the first guess, those

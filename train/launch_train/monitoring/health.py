@@ -10,91 +10,97 @@ from typing import Final, NamedTuple
 
 from launch_train.monitoring.nvidia_smi import Card
 
-NEEDS: Final = {12: 525, 13: 580}
+MIN_DRIVER: Final = {12: 525, 13: 580}
 """Oldest driver branch that runs each major version of CUDA
 (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
-SWITCHED: Final = re.compile(r"A100-SXM|H100 80GB HBM3|H200(?! NVL)|G?B[23]00")
+NVLINKED: Final = re.compile(r"A100-SXM|H100 80GB HBM3|H200(?! NVL)|G?B[23]00")
 """Names of GPUs for which every pair in a cloud machine is connected by NVLink."""
 
 FOREIGN_GB: Final = 1.0
 """Memory use in GB above which another process must be on the GPU; the driver alone uses less."""
 
 
-class Fault(NamedTuple):
-    """A fault; `ends`: training cannot work with it."""
+class GpuFault(NamedTuple):
+    """A fault of a GPU or a node. `is_fatal`: training can't work with it."""
 
     text: str
-    ends: bool = False
+    is_fatal: bool = False
 
 
-def faults(cards: Sequence[Card], wires: Sequence[Sequence[str]] = ()) -> list[Fault]:
+def faults(cards: Sequence[Card], links: Sequence[Sequence[str]] = ()) -> list[GpuFault]:
     """Return the faults of these GPUs, each once with the GPUs that have it."""
-    found: dict[Fault, list[int]] = {}
+    found: dict[GpuFault, list[int]] = {}
     for card in cards:
         for fault in _faults_of(card):
             found.setdefault(fault, []).append(card.number)
-    named = [Fault(f"{_gpus(indices)}: {fault.text}", fault.ends) for fault, indices in found.items()]
-    return [*named, *_slow_links(cards, wires)]
+    named = [GpuFault(f"{_gpus(indices)}: {fault.text}", fault.is_fatal) for fault, indices in found.items()]
+    return [*named, *_slow_links(cards, links)]
 
 
-def _faults_of(card: Card) -> Iterator[Fault]:
+def _faults_of(card: Card) -> Iterator[GpuFault]:
     yield from _memory_faults(card)
     yield from _use_faults(card)
     yield from _speed_faults(card)
 
 
-def _memory_faults(card: Card) -> Iterator[Fault]:
+def _memory_faults(card: Card) -> Iterator[GpuFault]:
     """Yield memory faults. According to NVIDIA, a pending remapping needs no action; a recovery action does
     (https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html)."""
     if card.recovery in ("Reset", "Reboot"):
-        yield Fault(f"it needs a {card.recovery.lower()}, says the driver: take another machine", ends=True)
+        yield GpuFault(f"the driver requests a {card.recovery.lower()}: use another machine", is_fatal=True)
     elif card.recovery:
-        yield Fault(f"the driver asks for it: {card.recovery}")
+        yield GpuFault(f"the driver requests this action: {card.recovery}")
     if card.remap_failed:
-        yield Fault("broken memory could not be replaced by spare memory: take another machine", ends=True)
+        yield GpuFault("broken memory could not be replaced by spare memory: use another machine", is_fatal=True)
     if card.remap_pending:
-        yield Fault("broken memory is replaced at the next reset: it needs a reset")
+        yield GpuFault("broken memory is replaced at the next reset: it needs a reset")
     if card.uncorrectable:
-        yield Fault(f"{card.uncorrectable} uncorrectable memory errors since the driver was loaded")
+        yield GpuFault(f"{card.uncorrectable} uncorrectable memory errors since the driver was loaded")
 
 
-def _use_faults(card: Card) -> Iterator[Fault]:
+def _use_faults(card: Card) -> Iterator[GpuFault]:
     if card.compute_mode == "Prohibited":
-        yield Fault("its compute mode is Prohibited: nothing may compute on it (nvidia-smi -c DEFAULT)", ends=True)
+        yield GpuFault("its compute mode is Prohibited: nothing can run on it (nvidia-smi -c DEFAULT)", is_fatal=True)
     elif card.compute_mode.startswith("Exclusive"):
-        yield Fault(f"its compute mode is {card.compute_mode}: a second process on it would fail")
+        yield GpuFault(f"its compute mode is {card.compute_mode}: a second process on it would fail")
     if card.mig and not card.mig_devices:
-        yield Fault("MIG is on, without an instance to compute on (nvidia-smi -mig 0 switches it off)", ends=True)
+        yield GpuFault("MIG is on, but has no instance to run on (nvidia-smi -mig 0 turns it off)", is_fatal=True)
     elif card.mig:
-        yield Fault("MIG is on: a process gets one instance, NCCL can't join two, and utilisation isn't measured")
+        yield GpuFault("MIG is on: a process gets one instance, NCCL can't join two, and utilisation isn't measured")
     for process in card.processes:
-        yield Fault(f"{process.name} (pid {process.pid}) is on it{_with_gb(process.memory_gb)}")
+        yield GpuFault(f"{process.name} (pid {process.pid}) is on it{_with_gb(process.memory_gb)}")
     if not card.processes and not card.mig and (card.used_gb or 0) > FOREIGN_GB:
-        yield Fault(
+        yield GpuFault(
             f"{card.used_gb:.1f} of {card.memory_gb or 0:.1f} GB are in use, by a process that can't be seen from here"
         )
     if card.fabric not in ("", "Completed", "Not Supported"):
-        yield Fault(f"it isn't known to the NVSwitch fabric yet ({card.fabric}): CUDA may fail with error 802")
+        yield GpuFault(f"it is not registered with the NVSwitch fabric ({card.fabric}): CUDA may fail with error 802")
 
 
-def _speed_faults(card: Card) -> Iterator[Fault]:
+def _speed_faults(card: Card) -> Iterator[GpuFault]:
     if card.power_limit_w and card.usual_power_w and card.power_limit_w < 0.99 * card.usual_power_w:
-        yield Fault(f"its power limit is {card.power_limit_w:.0f} W instead of {card.usual_power_w:.0f}: it is slower")
+        yield GpuFault(
+            f"its power limit is {card.power_limit_w:.0f} W instead of {card.usual_power_w:.0f}: it is slower"
+        )
     if card.clock_mhz and card.usual_clock_mhz and card.clock_mhz < card.usual_clock_mhz:
-        yield Fault(f"its clock is set to {card.clock_mhz:.0f} MHz instead of {card.usual_clock_mhz:.0f}: it is slower")
+        yield GpuFault(
+            f"its clock is set to {card.clock_mhz:.0f} MHz instead of {card.usual_clock_mhz:.0f}: it is slower"
+        )
     if card.slowed:
-        yield Fault(f"it is slowed down without work ({', '.join(card.slowed)})")
+        yield GpuFault(f"it is slowed down without work ({', '.join(card.slowed)})")
 
 
-def _slow_links(cards: Sequence[Card], wires: Sequence[Sequence[str]]) -> Iterator[Fault]:
-    if not all(SWITCHED.search(card.name) for card in cards):
+def _slow_links(cards: Sequence[Card], links: Sequence[Sequence[str]]) -> Iterator[GpuFault]:
+    if not all(NVLINKED.search(card.name) for card in cards):
         return
-    near = [card.number for card in cards if card.number < len(wires)]
-    pairs = [(a, b) for a, b in combinations(near, 2) if not wires[a][b].startswith("NV")]
+    near = [card.number for card in cards if card.number < len(links)]
+    pairs = [(a, b) for a, b in combinations(near, 2) if not links[a][b].startswith("NV")]
     if pairs:
         (a, b), more = pairs[0], f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
-        yield Fault(f"GPU {a} and GPU {b}{more} reach each other by {wires[a][b]} instead of NVLink: slow all-reduce")
+        yield GpuFault(
+            f"GPU {a} and GPU {b}{more} reach each other by {links[a][b]} instead of NVLink: slow all-reduce"
+        )
 
 
 def _with_gb(gigabytes: float | None) -> str:
@@ -105,7 +111,7 @@ def _gpus(indices: Sequence[int]) -> str:
     return f"GPU {indices[0]}" if len(indices) == 1 else f"GPUs {', '.join(map(str, indices))}"
 
 
-def cuda_fault(driver: str, supports: str, image: str) -> Fault | None:
+def cuda_fault(driver: str, supports: str, image: str) -> GpuFault | None:
     """Return a fault if a driver that supports CUDA up to `supports` cannot run an image with CUDA `image`.
 
     An empty string means unknown. Within a major version, older drivers run newer CUDA. `supports` counts, not the
@@ -113,9 +119,11 @@ def cuda_fault(driver: str, supports: str, image: str) -> Fault | None:
     """
     if not (driver and supports and image) or _major(supports) >= _major(image):
         return None
-    least = NEEDS.get(_major(image))
+    least = MIN_DRIVER.get(_major(image))
     needs = f"needs {least} or newer" if least else "needs a newer one"
-    return Fault(f"driver {driver} supports CUDA {supports}; this image has CUDA {image}, which {needs}", ends=True)
+    return GpuFault(
+        f"driver {driver} supports CUDA {supports}; this image has CUDA {image}, which {needs}", is_fatal=True
+    )
 
 
 def _major(version: str) -> int:

@@ -52,7 +52,7 @@ class Monitor(Protocol):
         """Stop sampling and write the remaining rows."""
 
 
-class Process(Protocol):
+class ProcessRank(Protocol):
     """The position of a process in its run."""
 
     @property
@@ -61,7 +61,7 @@ class Process(Protocol):
     def local_rank(self) -> int: ...
 
 
-class Off:
+class NoMonitor:
     """Samples nothing."""
 
     def facts(self) -> dict[str, Any]:
@@ -70,14 +70,14 @@ class Off:
     def close(self) -> None: ...
 
 
-def open_monitor(seconds: float, ranks: Process, env: Mapping[str, str], events: Sink | None = None) -> Monitor:
+def open_monitor(seconds: float, ranks: ProcessRank, env: Mapping[str, str], events: Sink | None = None) -> Monitor:
     """Return the monitor of this process; only the first process of a node samples, every `seconds` (0: never).
 
     `events`: where rank 0 reports GPU errors; other nodes write their own parts. Nothing is opened before the first
     sample.
     """
     if not seconds or ranks.local_rank:
-        return Off()
+        return NoMonitor()
     node = int(env.get(contract.NODE) or 0)
     host = BoundedCall(_lazily(partial(_open_host, env)), "host")
     gpus = BoundedCall(_lazily(partial(_open_gpus, env)), "gpus")

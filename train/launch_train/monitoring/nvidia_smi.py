@@ -16,7 +16,7 @@ SLOWDOWNS: Final = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdo
 """Throttle reasons that a healthy idle GPU never has."""
 
 
-class Process(NamedTuple):
+class GpuProcess(NamedTuple):
     """A compute process on a GPU; `memory_gb` is None if the driver does not report it."""
 
     pid: int
@@ -48,10 +48,10 @@ class Card(NamedTuple):
     slowed: tuple[str, ...] = ()
     fabric: str = ""
     """Registration state of a GPU behind NVSwitch; Completed when it is ready."""
-    processes: tuple[Process, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
 
 
-class Report(NamedTuple):
+class SmiReport(NamedTuple):
     """Driver version, highest supported CUDA version, GPUs, and nvidia-smi's lines about lost GPUs."""
 
     driver: str = ""
@@ -60,7 +60,7 @@ class Report(NamedTuple):
     lost: tuple[str, ...] = ()
 
 
-def read(text: str) -> Report | None:
+def read(text: str) -> SmiReport | None:
     """Parse the output of `nvidia-smi -q -x`, including lines about lost GPUs before the XML; None if it is neither."""
     from xml.etree.ElementTree import ParseError, fromstring
 
@@ -71,9 +71,9 @@ def read(text: str) -> Report | None:
     except ParseError:
         root = None
     if root is None:
-        return Report(lost=lost) if lost else None
+        return SmiReport(lost=lost) if lost else None
     cards = tuple(_card(number, gpu) for number, gpu in enumerate(root.findall("gpu")))
-    return Report(_text(root, "driver_version"), _text(root, "cuda_version"), cards, lost)
+    return SmiReport(_text(root, "driver_version"), _text(root, "cuda_version"), cards, lost)
 
 
 _LOST = re.compile(r"Unable to determine the device handle|GPU is lost", re.IGNORECASE)
@@ -159,12 +159,12 @@ def _uncorrectable(errors: Element | None) -> int:
     return sum(int(_number((text or "").strip()) or 0) for text in texts)
 
 
-def _processes(gpu: Element) -> Iterator[Process]:
+def _processes(gpu: Element) -> Iterator[GpuProcess]:
     """Yield the compute processes, without graphics ones (type G)."""
     for one in gpu.findall("processes/process_info"):
         if "C" in _text(one, "type"):
             name = _text(one, "process_name") or "a process"
-            yield Process(int(_number(_text(one, "pid")) or 0), name, _gigabytes(_text(one, "used_memory")))
+            yield GpuProcess(int(_number(_text(one, "pid")) or 0), name, _gigabytes(_text(one, "used_memory")))
 
 
 def links(text: str) -> tuple[tuple[str, ...], ...]:

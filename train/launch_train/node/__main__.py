@@ -38,7 +38,7 @@ from launch_train.node.process import adopt_orphans
 from launch_train.node.report_writer import LAST_SECONDS, ReportWriter
 from launch_train.node.retry import retry_until
 from launch_train.node.run_record import DuplicateError, RunRecord, ended_jobs
-from launch_train.telemetry.log_capture import Text
+from launch_train.telemetry.log_capture import TextCapture
 from launch_train.telemetry.recovery import Leftovers, spool_folder
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
     environ = dict(environ)
     task = parse_args(argv)
     journal = watch_vm(environ, stop, say)
-    text = Text(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say, journal=journal)
+    text = TextCapture(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say, journal=journal)
     try:
         end = _run_node(task, environ, timing, stop, text)
         say(f"{end.reason} (exit code {end.code})" if end.code else end.reason)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
     return int(end.code)
 
 
-def _run_node(task: Task, environ: Mapping[str, str], timing: Timing, stop: StopRequest, text: Text) -> End:
+def _run_node(task: Task, environ: Mapping[str, str], timing: Timing, stop: StopRequest, text: TextCapture) -> End:
     try:
         cluster = parse(environ.get(contract.CLUSTER_SPEC), environ)
         return Node(task, cluster, environ, timing.of(cluster.size), stop, text).run()
@@ -89,7 +89,13 @@ class Node:
     """This machine's part of the run."""
 
     def __init__(
-        self, task: Task, cluster: Cluster, environ: Mapping[str, str], timing: Timing, stop: StopRequest, text: Text
+        self,
+        task: Task,
+        cluster: Cluster,
+        environ: Mapping[str, str],
+        timing: Timing,
+        stop: StopRequest,
+        text: TextCapture,
     ) -> None:
         self._task = task
         self._cluster = cluster

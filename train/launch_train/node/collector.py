@@ -1,8 +1,8 @@
-"""Collect what a script writes on its own: `python -m launch_train.node.collector`, a process of the node's.
+"""Collect the metrics that a script prints or writes itself: `python -m launch_train.node.collector`, run by the node.
 
 It reads the processes' output from stdin, and writes the rows that `run.metrics.regex` finds in it to the run folder
 (on node 0). It uploads the event files below `run.metrics.tensorboard`. It is a separate process because Python's
-regular expressions can take exponential time, and hold the interpreter meanwhile: the node must go on.
+regular expressions can take exponential time, and hold the interpreter meanwhile: the node must continue.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(env: Mapping[str, str] = os.environ) -> None:
 
 
 def _read() -> bytes | None:
-    """Return what came within POLL_SECONDS, and None at the end."""
+    """Return the bytes that arrived within POLL_SECONDS; None at the end of stdin."""
     ready, _, _ = select.select([0], [], [], POLL_SECONDS)
     return (os.read(0, 1 << 16) or None) if ready else b""
 
@@ -80,7 +80,7 @@ class RowReader:
         signal.signal(signal.SIGALRM, _interrupt)
 
     def read(self, data: bytes) -> None:
-        """Raises OutputError."""
+        """Read lines and write their rows. Raises OutputError."""
         for line in self._lines.lines(data):
             if self._stopped:
                 return

@@ -11,7 +11,7 @@ from launch_train.node.cluster import ClusterError, parse
 from launch_train.node.launch_round import StopRequest
 from launch_train.node.preemption import PreemptionListener
 from launch_train.telemetry.cloud_logging import Journal
-from launch_train.telemetry.log_entry import Source
+from launch_train.telemetry.log_entry import LogSource
 
 Say = Callable[[str], None]
 
@@ -55,7 +55,7 @@ def machine_of(environ: Mapping[str, str], say: Say) -> Machine | None:
         return None
 
 
-def log_source(machine: Machine, environ: Mapping[str, str]) -> Source:
+def log_source(machine: Machine, environ: Mapping[str, str]) -> LogSource:
     """Return the resource and labels of this node's log entries."""
     try:
         node = parse(environ.get(contract.CLUSTER_SPEC), environ).node
@@ -67,4 +67,4 @@ def log_source(machine: Machine, environ: Mapping[str, str]) -> Source:
         contract.LOG_TASK: contract.task_name(node),
         "compute.googleapis.com/resource_name": machine.name,  # under which Google's own agents write the VM's name
     }
-    return Source(machine.project, resource, {name: value for name, value in labels.items() if value})
+    return LogSource(machine.project, resource, {name: value for name, value in labels.items() if value})

@@ -19,7 +19,7 @@ from typing import Any, Final
 from launch_train.common import contract
 from launch_train.common.errors import UsageError
 from launch_train.monitoring import health, nvidia_smi
-from launch_train.monitoring.health import Fault
+from launch_train.monitoring.health import GpuFault
 from launch_train.monitoring.nvidia_smi import Card
 
 SHM_LIMIT: Final = 1 << 30
@@ -117,45 +117,45 @@ def assess(facts: Facts, *, processes: int | None, wanted: Mapping[str, Any], cl
         *_gpu_type_faults(facts, wanted),
     ]
     found += [*health.faults(facts.cards, facts.links), *_shm_faults(facts)]
-    serious = [fault.text for fault in found if fault.ends]
-    warnings = [fault.text for fault in found if not fault.ends]
+    serious = [fault.text for fault in found if fault.is_fatal]
+    warnings = [fault.text for fault in found if not fault.is_fatal]
     if cloud and serious:
         return Findings("; ".join(serious), tuple(warnings))
     how = "continuing" if facts.gpus else "continuing on CPU"
     return Findings("", (*(f"{line}; {how}" for line in serious), *warnings))
 
 
-def _gpu_count_faults(facts: Facts, processes: int | None, wanted: Mapping[str, Any]) -> Iterator[Fault]:
+def _gpu_count_faults(facts: Facts, processes: int | None, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:
     name, needed = wanted.get("name"), processes or 1
     if name and facts.gpus < needed:
         why = f": nvidia-smi: {facts.error}" if facts.error else ""
-        yield Fault(f"found {facts.gpus} of {needed} GPUs ({name}){why}", ends=True)
+        yield GpuFault(f"found {facts.gpus} of {needed} GPUs ({name}){why}", is_fatal=True)
     for line in facts.lost:
         if line != facts.error:
-            yield Fault(f"a GPU is lost; it needs a reset or another machine: nvidia-smi: {line}", ends=True)
+            yield GpuFault(f"a GPU is lost; it needs a reset or another machine: nvidia-smi: {line}", is_fatal=True)
 
 
-def _driver_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[Fault]:
+def _driver_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:
     minimum = wanted.get("min_driver")
     if fault := health.cuda_fault(facts.driver, facts.cuda, facts.image_cuda):
         yield fault
     elif minimum and facts.driver and _version(facts.driver) < _version(str(minimum)):
-        yield Fault(f"the NVIDIA driver is {facts.driver}, but the image needs {minimum} or newer", ends=True)
+        yield GpuFault(f"the NVIDIA driver is {facts.driver}, but the image needs {minimum} or newer", is_fatal=True)
 
 
-def _gpu_type_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[Fault]:
+def _gpu_type_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:
     name, memory = str(wanted.get("name") or ""), wanted.get("memory_gb")
     others = [card for card in facts.cards if name and not health.is_gpu(name, card.name)]
     if others:
-        yield Fault(f"GPU {others[0].number} is {others[0].name}, but {name} was requested")
+        yield GpuFault(f"GPU {others[0].number} is {others[0].name}, but {name} was requested")
     small = [card for card in facts.cards if memory and (card.memory_gb or memory) < LEAST_MEMORY * memory]
     if small and not others:
-        yield Fault(f"GPU {small[0].number} has {small[0].memory_gb:.0f} GB, but {memory} GB were requested")
+        yield GpuFault(f"GPU {small[0].number} has {small[0].memory_gb:.0f} GB, but {memory} GB were requested")
 
 
-def _shm_faults(facts: Facts) -> Iterator[Fault]:
+def _shm_faults(facts: Facts) -> Iterator[GpuFault]:
     if facts.shm_bytes is not None and facts.shm_bytes < SHM_LIMIT:
-        yield Fault(
+        yield GpuFault(
             f"shared memory (/dev/shm) has {facts.shm_bytes >> 20} MiB: "
             "DataLoader workers and NCCL may fail with a bus error; "
             "start the container with more (docker run --shm-size=8g)"
@@ -210,12 +210,12 @@ def _read_query(child: subprocess.Popen[str] | None, until: float) -> tuple[int,
     return 1, f"no output for {SMI_SECONDS:.0f} seconds"
 
 
-def _names_only(lost: tuple[str, ...]) -> nvidia_smi.Report:
+def _names_only(lost: tuple[str, ...]) -> nvidia_smi.SmiReport:
     """Return name and driver of each GPU where the full report is unavailable; none if nvidia-smi fails."""
     [(code, output)] = _query(["--query-gpu=name,driver_version", "--format=csv,noheader"])
     rows = [line.rpartition(",") for line in output.splitlines() if "," in line and not code]
     cards = tuple(Card(number, name.strip()) for number, (name, _, _) in enumerate(rows))
-    return nvidia_smi.Report(rows[0][2].strip() if rows else "", cards=cards, lost=lost)
+    return nvidia_smi.SmiReport(rows[0][2].strip() if rows else "", cards=cards, lost=lost)
 
 
 def _first_line(text: str) -> str:

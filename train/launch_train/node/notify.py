@@ -1,4 +1,4 @@
-"""Call the spec's webhook (`notify`) when the run is preempted, fails, finishes, hangs, or has cost much of its limit.
+"""Call the spec's webhook (`notify`) when the run is preempted, fails, finishes, hangs, or nears its cost limit.
 
 A thread does it, so that a webhook that hangs or refuses delays nothing. Each event is claimed in the run folder before
 it is sent: a restarted node, or another one, never sends it again. The webhook's URL is a secret: no message shows it.
@@ -27,17 +27,17 @@ from launch_train.node.exit_status import End
 from launch_train.node.launch_round import StopRequest
 
 TICK: Final = 0.2
-"""Interval at which a stop request is noticed."""
+"""Poll interval of stop requests, in seconds."""
 COST_SECONDS: Final = 60.0
 """Interval at which the cost is checked and recorded."""
 ASK_SECONDS: Final = 5.0
 """Time limit of one call to the run folder, to Secret Manager and to the webhook."""
 TRIES, AGAIN_SECONDS = 3, 1.0
-"""How often an event is sent if the webhook does not accept it, and the time between two tries."""
+"""Tries to send an event that the webhook does not accept, and the seconds between two tries."""
 CLOSE_SECONDS: Final = 5.0
-"""Time for the last event at the end of a run."""
+"""Time limit for sending the last event at the end of a run."""
 MOST_PARTS: Final = 5
-"""Parts of the metrics in which the newest step is looked for."""
+"""Number of newest parts of the metrics that are searched for the newest step."""
 
 WORDS: Final[Mapping[str, str]] = {
     "preempted": "was preempted",
@@ -53,7 +53,7 @@ NEXT: Final[Mapping[str, str]] = {
     "stalled": "launch status {run}",
     "cost": "launch cancel {run}",
 }
-"""What to type next."""
+"""Event -> the command to type next."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class Notifier:
         self._thread.start()
 
     def note(self, event: str, cause: str) -> None:
-        """Send an event soon, if the spec asks for it."""
+        """Queue an event, if the spec lists it."""
         with self._news:
             if event in self._wanted.on:
                 self._events.append((event, cause))
                 self._news.notify_all()
 
     def close(self, end: End | None, seconds: float) -> None:
-        """Send how the run ended, and wait for that at most `seconds`. `end`: None on all nodes but node 0."""
+        """Send the event of the run's end, and wait up to `seconds` for that. `end`: None on all nodes but node 0."""
         if end and (event := event_of(end, self._stop)):
             self.note(event, end.reason)
         with self._news:
@@ -154,7 +154,7 @@ class Notifier:
             self.note(name, f"${usd:,.2f} of limits.usd, ${limit:,.2f}")
 
     def _send(self, event: str, cause: str) -> None:
-        """Claim an event and send it. A failure is a warning."""
+        """Claim an event and send it. A failure prints a warning."""
         body = self._body(event, cause)
         if not self._find_url():
             return
@@ -174,7 +174,7 @@ class Notifier:
         self._say(f"warning: notify: the webhook did not accept {event!r}: {problem}")
 
     def _body(self, event: str, cause: str) -> dict[str, Any]:
-        """Return the message: what happened, how far the run is, what it cost, and what to type next."""
+        """Return the message: the event, the newest step, the cost so far, and the command to type next."""
         row, kind = newest_row(self._storage), event.partition(">")[0]
         return {
             "run": self._run,
@@ -190,7 +190,7 @@ class Notifier:
         }
 
     def _find_url(self) -> str:
-        """Return the URL; empty, with a warning, if Secret Manager doesn't give it."""
+        """Return the URL; empty, with a warning, if Secret Manager does not return it."""
         if not self._url:
             secret = {**self._environ, contract.SECRETS: json.dumps({"notify.webhook": self._wanted.webhook})}
             try:
@@ -213,7 +213,7 @@ def event_of(end: End, stop: StopRequest) -> str:
 
 
 class CostMeter:
-    """What the run has cost so far: the attempts before this start, as recorded, and the time since.
+    """Measures the run's cost so far: the recorded cost of earlier starts, and the time since this start.
 
     The price is the plan's, for the placement of this attempt. The time before the node started (the image, the boot)
     is not counted.
@@ -289,7 +289,7 @@ def slack(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def post(url: str, body: Mapping[str, Any]) -> str:
-    """Send JSON, and return what went wrong, without the URL; empty if it was accepted. Redirects are not followed."""
+    """Send JSON, and return the error without the URL; empty if it was accepted. Redirects are not followed."""
     import requests
 
     try:

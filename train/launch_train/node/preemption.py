@@ -32,7 +32,7 @@ REPORT_AFTER: Final = 5
 """Consecutive failures before one is reported: the server may be away for some seconds while its host is updated."""
 
 
-class Key(NamedTuple):
+class MetadataKey(NamedTuple):
     """A key of the metadata server: the value that is a notice, its meaning, and all other values."""
 
     path: str
@@ -42,8 +42,8 @@ class Key(NamedTuple):
 
 
 KEYS: Final = (
-    Key("instance/preempted", "TRUE", "Compute Engine is preempting this VM", ("FALSE",)),
-    Key(
+    MetadataKey("instance/preempted", "TRUE", "Compute Engine is preempting this VM", ("FALSE",)),
+    MetadataKey(
         "instance/maintenance-event",
         "TERMINATE_ON_HOST_MAINTENANCE",
         "Compute Engine is stopping this VM for host maintenance",
@@ -78,7 +78,7 @@ class PreemptionListener:
         """Stop listening. A pending request ends by itself."""
         self._closed.set()
 
-    def _listen(self, key: Key) -> None:
+    def _listen(self, key: MetadataKey) -> None:
         """Listen until the notice comes."""
         etag, failures = "0", 0  # 0 is no ETag: the first answer comes at once
         while not self._closed.is_set():
@@ -96,7 +96,7 @@ class PreemptionListener:
                 return
             self._closed.wait(max(0.0, began + self._pause - time.monotonic()))
 
-    def _request(self, key: Key, etag: str) -> tuple[str, str]:
+    def _request(self, key: MetadataKey, etag: str) -> tuple[str, str]:
         """Return the value and its ETag, once it has changed or after `WAIT_S`.
 
         Raises OSError, HTTPException and ValueError: no answer, or an invalid one.
@@ -112,7 +112,7 @@ class PreemptionListener:
                 raise ValueError(f"{key.path} is {value[:40]!r}")
             return value, answer.headers.get("ETag") or "0"
 
-    def _pass_on(self, key: Key) -> None:
+    def _pass_on(self, key: MetadataKey) -> None:
         if not self._closed.is_set():
             self._stop.note(signal.SIGTERM, ctrl_c=False)
             self._say(f"{key.meaning} ({key.path} is {key.notice}); saving a checkpoint")

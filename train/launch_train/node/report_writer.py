@@ -1,4 +1,4 @@
-"""Write report.html into the run folder while the run goes on: on node 0, every ten minutes and at the end.
+"""Write report.html into the run folder during the run: on node 0, every ten minutes and at the end.
 
 Another process does it, at the lowest priority: a run of a million steps takes seconds and hundreds of megabytes.
 """
@@ -16,11 +16,11 @@ EVERY: Final = 600.0
 COMMAND: Final = ("-m", "launch_train.report")
 
 LAST_SECONDS: Final = 20.0
-"""Time limit of the last one. A machine that must stop sooner writes none."""
+"""Time limit for writing the last report. A machine that must stop sooner writes none."""
 
 
 class ReportWriter:
-    """Writes reports of a run folder (gs://…) from a thread. What fails costs the report alone."""
+    """Writes reports of a run folder (gs://…) from a thread. A failure affects only the report."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

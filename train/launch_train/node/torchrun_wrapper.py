@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 gc.disable()  # as in launch_train.__main__: a tenth of the time of torch's import
-# ruff: noqa: E402
+# ruff: noqa: E402 - the collector is off before torch is imported
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import get_args_parser

@@ -37,7 +37,7 @@ TrialPass = Callable[..., AbstractContextManager[object]]
 `evaluates=True` it runs a forward pass as in an evaluation."""
 
 
-class Plan(NamedTuple):
+class CompilePlan(NamedTuple):
     """What to compile (nothing, each of the `blocks` in place, or the whole model), and why."""
 
     mode: Literal["off", "regional", "whole"]
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
         return (compiled, self.cuda_graphs) if self.cuda_graphs else (compiled,)
 
 
-def make_plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bool = False) -> Plan:
+def make_plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bool = False) -> CompilePlan:
     """Decide what to compile.
 
     auto compiles on Ampere and newer GPUs if there is a C compiler, which Triton needs. On a CPU compilation costs more
@@ -63,15 +63,15 @@ def make_plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bo
     enabled, why = _is_enabled(config, ranks)
     cuda_graphs = _cuda_graphs(enabled, accumulates) if config.cuda_graphs else None
     if not enabled:
-        return Plan("off", why, cuda_graphs=cuda_graphs)
+        return CompilePlan("off", why, cuda_graphs=cuda_graphs)
     if cuda_graphs and cuda_graphs.chosen == "true":
-        return Plan("whole", "CUDA graphs capture a whole pass", cuda_graphs=cuda_graphs)
+        return CompilePlan("whole", "CUDA graphs capture a whole pass", cuda_graphs=cuda_graphs)
     if config.compile == "whole":
-        return Plan("whole", why, cuda_graphs=cuda_graphs)
+        return CompilePlan("whole", why, cuda_graphs=cuda_graphs)
     found = tuple(blocks(model))
     if against := _reason_against_blocks(found, model):
-        return Plan("whole", against, cuda_graphs=cuda_graphs)
-    return Plan("regional", f"{len(found)} identical blocks", found, tuple(losses(model)), cuda_graphs)
+        return CompilePlan("whole", against, cuda_graphs=cuda_graphs)
+    return CompilePlan("regional", f"{len(found)} identical blocks", found, tuple(losses(model)), cuda_graphs)
 
 
 def _reason_against_blocks(found: Sequence[nn.Module], model: nn.Module) -> str | None:
@@ -114,7 +114,7 @@ def _parameter_share(found: Sequence[nn.Module], model: nn.Module) -> float:
 
 
 @contextmanager
-def compiled_for_trial(model: nn.Module, plan: Plan) -> Iterator[Forward]:
+def compiled_for_trial(model: nn.Module, plan: CompilePlan) -> Iterator[Forward]:
     """Inside the context, compile the model by `plan`, once per shape, without DDP and CUDA graphs, to find out how
     many samples fit. On exit nothing remains compiled; torch finds the kernels again in its disk cache."""
     from torch import _dynamo
@@ -138,7 +138,7 @@ class CompiledModel(NamedTuple):
 def compile_model(
     model: nn.Module,
     wrap: Callable[[], Forward],
-    plan: Plan,
+    plan: CompilePlan,
     ranks: Ranks,
     trial_pass: TrialPass,
     storage: Storage | None,
@@ -180,7 +180,7 @@ def _compile_for_evaluation(
     return (model, (Choice("evaluation", "not compiled", f"it failed: {failure}"),)) if failure else (eval_forward, ())
 
 
-def _configure(plan: Plan) -> None:
+def _configure(plan: CompilePlan) -> None:
     """Configure the compiler and mark the blocks. torch compiles on the first call."""
     from torch import _dynamo
 
@@ -195,7 +195,7 @@ def _configure(plan: Plan) -> None:
         module.compile(backend=BACKEND)
 
 
-def _compile_whole(wrapped: Forward, plan: Plan) -> Forward:
+def _compile_whole(wrapped: Forward, plan: CompilePlan) -> Forward:
     uses_graphs = plan.cuda_graphs is not None and plan.cuda_graphs.chosen == "true"
     compiled = torch.compile(wrapped, backend=BACKEND, mode="reduce-overhead" if uses_graphs else None)
     return MarkStepBegin(compiled) if uses_graphs else compiled
@@ -212,7 +212,7 @@ class MarkStepBegin:
         return self.forward(*batch)
 
 
-def _undo_compile(plan: Plan) -> None:
+def _undo_compile(plan: CompilePlan) -> None:
     from torch import _dynamo
 
     for module in (*plan.blocks, *plan.losses):

@@ -18,7 +18,7 @@ from launch_train.common.storage import Storage
 from launch_train.distributed.process_group import Ranks, gather
 from launch_train.performance import activation_checkpointing, fsdp, memory_format
 from launch_train.performance import compile as compiling
-from launch_train.performance.compile import Forward, Plan, TrialPass
+from launch_train.performance.compile import CompilePlan, Forward, TrialPass
 from launch_train.performance.eager import EagerDDP
 from launch_train.performance.precision import PrecisionPolicy
 
@@ -94,7 +94,7 @@ def prepare(
 
 
 def _plan_ddp(
-    model: nn.Module, config: Config, ranks: Ranks, plan: Plan, accumulates: bool, unused: list[str]
+    model: nn.Module, config: Config, ranks: Ranks, plan: CompilePlan, accumulates: bool, unused: list[str]
 ) -> tuple[Callable[[], nn.Module], tuple[Choice, ...]]:
     """Return the function that wraps the model in DDP, and the choices made for it."""
     settings, whole = config.ddp, plan.mode == "whole"

@@ -1,4 +1,4 @@
-"""Analyse a trace of torch.profiler, and print what bounds the run.
+"""Analyse a trace of torch.profiler, and print what limits the run's speed.
 
 python -m launch_train.profiling.__main__ TRACE.json.gz
 

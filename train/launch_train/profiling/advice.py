@@ -39,7 +39,7 @@ class Setup(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`change` is the setting of run.config to change first; empty if it is none of them."""
+    """What limits the speed. `change` is the setting of run.config to change first; empty if there is none."""
 
     bound: Cause
     shares: Mapping[Cause, float]
@@ -62,7 +62,7 @@ class Advice(NamedTuple):
 
 
 def verdict(analysis: Analysis, setup: Setup) -> Verdict:
-    """Return what bounds the run, with a sentence per cause and the first thing to change."""
+    """Return what limits the run's speed, with a sentence per cause and the first thing to change."""
     shares = analysis.shares
     ordered = sorted((cause for cause in shares if shares[cause] >= MIN_SHARE), key=lambda cause: -shares[cause])
     first = _first(ordered, shares)

@@ -1,4 +1,4 @@
-"""Find what bounds a run, from a trace of a few steps. Standard library only.
+"""Find what limits a run's speed, from a trace of a few steps. Standard library only.
 
 Each moment is attributed to one cause. On a GPU, the first of these that the device does at that moment: computing,
 optimizer kernels, kernels that only move memory, communication (exposed: no computing at the same time), copies to and
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from launch_train.profiling import kernel_categories
-from launch_train.profiling.intervals import Span, Times, intersect, length, subtract, union
+from launch_train.profiling.intervals import Interval, Times, intersect, length, subtract, union
 from launch_train.profiling.trace import ASIDE, OPTIMIZER, PHASES, Event, Trace
 
 Cause = Literal[
@@ -55,7 +55,7 @@ class Analysis(NamedTuple):
     launches: int = 0
     """Kernel launches per step."""
     kernels: tuple[Kernel, ...] = ()
-    """Those that take most time, the longest first. Kernels overlap: their sum may be more than a step."""
+    """Those that take the most time, the longest first. Kernels overlap, so their sum may exceed a step."""
 
     @property
     def bound(self) -> Cause:
@@ -128,7 +128,7 @@ def _of_gpu(trace: Trace) -> Analysis:
     )
 
 
-def _device_window(trace: Trace) -> tuple[Span, int]:
+def _device_window(trace: Trace) -> tuple[Interval, int]:
     """Return the analysed window on the device, and its number of steps.
 
     It reaches from the first device event of the first step to that of the last step: whole periods, even if the host
@@ -136,9 +136,9 @@ def _device_window(trace: Trace) -> tuple[Span, int]:
     """
     firsts = [begin for begin in map(_first_on_device(trace), trace.steps) if begin is not None]
     if len(firsts) > 1 and firsts[-1] > firsts[0]:
-        return Span(firsts[0], firsts[-1]), len(firsts) - 1
+        return Interval(firsts[0], firsts[-1]), len(firsts) - 1
     begin = min(trace.steps[0].begin, trace.device[0].begin)
-    return Span(begin, max(trace.steps[-1].end, *(event.end for event in trace.device))), len(trace.steps)
+    return Interval(begin, max(trace.steps[-1].end, *(event.end for event in trace.device))), len(trace.steps)
 
 
 def _first_on_device(trace: Trace) -> Callable[[Event], float | None]:
@@ -151,9 +151,9 @@ def _first_on_device(trace: Trace) -> Callable[[Event], float | None]:
     return lambda step: min((at for call, at in launched if step.begin <= call < step.end), default=None)
 
 
-def _by_kind(trace: Trace) -> dict[str, list[Span]]:
+def _by_kind(trace: Trace) -> dict[str, list[Interval]]:
     """Return the busy times of the device by kind. Kernels launched in the optimizer's range count as optimizer."""
-    spans: dict[str, list[Span]] = {
+    spans: dict[str, list[Interval]] = {
         kind: [] for kind in ("compute", "optimizer", "memory", "communication", "to_device", "to_host")
     }
     optimizer = _Within(trace.ranges(OPTIMIZER))
@@ -177,12 +177,12 @@ class _Within:
         return place >= 0 and moment < self._times[place].end
 
 
-def _aside(trace: Trace) -> list[Span]:
+def _aside(trace: Trace) -> list[Interval]:
     """Return times outside training: from the first device event of such a range to the range's end."""
     ranges = [event for event in trace.host if event.name in ASIDE]
     first = _first_on_device(trace) if ranges else None
     begun = [(event, first(event) if first else None) for event in ranges]
-    return union(Span(event.begin if at is None else at, event.end) for event, at in begun)
+    return union(Interval(event.begin if at is None else at, event.end) for event, at in begun)
 
 
 def _calls(trace: Trace, names: Iterable[str]) -> list[Event]:
@@ -192,28 +192,28 @@ def _calls(trace: Trace, names: Iterable[str]) -> list[Event]:
     return [call for call in trace.calls if call.name in wanted and (call.thread in busy or not busy)]
 
 
-def _run_dry(idle: Times, syncs: Iterable[Event]) -> list[Span]:
+def _run_dry(idle: Times, syncs: Iterable[Event]) -> list[Interval]:
     """Return the idle gaps that start during a host sync: the host waited, so the device ran out of work."""
     waits = union(sync.span for sync in syncs)
     begun = _Within(waits)
     return [gap for gap in idle if begun(gap.begin)]
 
 
-def _loading(trace: Trace) -> list[Span]:
+def _loading(trace: Trace) -> list[Interval]:
     return union(event.span for event in trace.host if kernel_categories.is_batch_wait(event.name))
 
 
-def _working(trace: Trace) -> list[Span]:
+def _working(trace: Trace) -> list[Interval]:
     """Return the times in which the host was in a training pass, an operator or a CUDA call."""
     own = (event.span for event in trace.host if event.name in PHASES or "::" in event.name)
     return union([*own, *(call.span for call in trace.calls)])
 
 
-def _within(trace: Trace, window: Span) -> int:
+def _within(trace: Trace, window: Interval) -> int:
     return sum(_is_within(event, window) for event in trace.device)
 
 
-def _is_within(event: Event, window: Span) -> bool:
+def _is_within(event: Event, window: Interval) -> bool:
     return window.begin <= event.begin < window.end
 
 
@@ -240,13 +240,13 @@ def _of_cpu(trace: Trace) -> Analysis:
     )
 
 
-def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Span]]:
+def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Interval]]:
     """Attribute the time of the training thread.
 
     While it is idle and other threads communicate, the time is communication. Idle time right before it reads a value
     is the cost of that read (host_sync).
     """
-    spans: dict[Cause, list[Span]] = {cause: [] for cause in CAUSES}
+    spans: dict[Cause, list[Interval]] = {cause: [] for cause in CAUSES}
     speaking = _Overlap(union(event.span for event in trace.host if kernel_categories.is_communication(event.name)))
     own = [event for event in trace.host if event.thread == thread]
     read = {event.begin for event in own if event.name in kernel_categories.READS}
@@ -271,7 +271,7 @@ def _operator_times(trace: Trace, window: _Within) -> Iterator[tuple[str, float]
 
 
 def _costliest(times: Iterable[tuple[str, float]], steps: int) -> tuple[Kernel, ...]:
-    """Return the names with most time of these calls, in microseconds, that `steps` steps made."""
+    """Return the kernels that took the most time. `times`: name and microseconds of each call in `steps` steps."""
     totals: dict[str, list[float]] = {}
     for name, time in times:
         totals.setdefault(name, []).append(time)
@@ -285,7 +285,7 @@ class _Overlap:
     def __init__(self, times: Times) -> None:
         self._times, self._place = times, 0
 
-    def __call__(self, span: Span) -> tuple[list[Span], list[Span]]:
+    def __call__(self, span: Interval) -> tuple[list[Interval], list[Interval]]:
         while self._place < len(self._times) and self._times[self._place].end <= span.begin:
             self._place += 1
         end = self._place
@@ -295,7 +295,7 @@ class _Overlap:
         return intersect([span], near), subtract([span], near)
 
 
-def _moments(events: Iterable[Event]) -> Iterator[tuple[Span, list[Event]]]:
+def _moments(events: Iterable[Event]) -> Iterator[tuple[Interval, list[Event]]]:
     """Split the time of one thread where events begin or end; yield each piece with its events, innermost last.
 
     `events` must be sorted, outer events before inner ones.
@@ -305,16 +305,16 @@ def _moments(events: Iterable[Event]) -> Iterator[tuple[Span, list[Event]]]:
     for event in events:
         while stack and stack[-1].end <= event.begin:
             if stack[-1].end > at:
-                yield Span(at, stack[-1].end), stack
+                yield Interval(at, stack[-1].end), stack
                 at = stack[-1].end
             stack.pop()
         if stack and event.begin > at:
-            yield Span(at, event.begin), stack
+            yield Interval(at, event.begin), stack
         at = max(at, event.begin) if stack else event.begin
         stack.append(event)
     while stack:
         if stack[-1].end > at:
-            yield Span(at, stack[-1].end), stack
+            yield Interval(at, stack[-1].end), stack
             at = stack[-1].end
         stack.pop()
 
@@ -351,4 +351,4 @@ def _calculates(stack: list[Event]) -> bool:
 
 
 _COMPILED = "Torch-Compiled Region"
-"""Event of a compiled region; Inductor's loops have no events of their own."""
+"""Event of a compiled region; Inductor's loops have no separate events."""

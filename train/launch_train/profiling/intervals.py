@@ -6,36 +6,36 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
     """Half-open interval from `begin` to `end`, with begin < end."""
 
     begin: float
     end: float
 
 
-Times = Sequence[Span]
+Times = Sequence[Interval]
 """A set of times as `union` returns it: sorted, and each span ends before the next begins."""
 
 
-def union(spans: Iterable[Span]) -> list[Span]:
+def union(spans: Iterable[Interval]) -> list[Interval]:
     """Return the union of spans, which may be unsorted, overlapping or empty."""
-    merged: list[Span] = []
+    merged: list[Interval] = []
     for begin, end in sorted(one for one in spans if one.end > one.begin):
         if merged and begin <= merged[-1].end:
-            merged[-1] = Span(merged[-1].begin, max(end, merged[-1].end))
+            merged[-1] = Interval(merged[-1].begin, max(end, merged[-1].end))
         else:
-            merged.append(Span(begin, end))
+            merged.append(Interval(begin, end))
     return merged
 
 
-def intersect(one: Times, other: Times) -> list[Span]:
+def intersect(one: Times, other: Times) -> list[Interval]:
     """Return the times in both sets."""
-    found: list[Span] = []
+    found: list[Interval] = []
     i = j = 0
     while i < len(one) and j < len(other):
         begin, end = max(one[i].begin, other[j].begin), min(one[i].end, other[j].end)
         if begin < end:
-            found.append(Span(begin, end))
+            found.append(Interval(begin, end))
         if one[i].end < other[j].end:
             i += 1
         else:
@@ -43,9 +43,9 @@ def intersect(one: Times, other: Times) -> list[Span]:
     return found
 
 
-def subtract(one: Times, other: Times) -> list[Span]:
+def subtract(one: Times, other: Times) -> list[Interval]:
     """Return the times in `one` but not in `other`."""
-    left: list[Span] = []
+    left: list[Interval] = []
     j = 0
     for begin, end in one:
         while j < len(other) and other[j].end <= begin:
@@ -53,13 +53,13 @@ def subtract(one: Times, other: Times) -> list[Span]:
         k = j
         while k < len(other) and other[k].begin < end:
             if other[k].begin > begin:
-                left.append(Span(begin, other[k].begin))
+                left.append(Interval(begin, other[k].begin))
             begin = max(begin, other[k].end)  # noqa: PLW2901 - the rest of the span
             k += 1
         if begin < end:
-            left.append(Span(begin, end))
+            left.append(Interval(begin, end))
     return left
 
 
-def length(times: Iterable[Span]) -> float:
+def length(times: Iterable[Interval]) -> float:
     return sum(end - begin for begin, end in times)

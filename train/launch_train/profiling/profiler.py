@@ -1,4 +1,4 @@
-"""Record some steps with torch's profiler (the setting `profile`), and report what bounds the run.
+"""Record some steps with torch's profiler (the setting `profile`), and report what limits the run's speed.
 
 Only rank 0 records. All ranks do the same work, and rank 0's trace includes its waits for the others; recording on more
 ranks would slow down their nodes, and thereby all.
@@ -23,7 +23,7 @@ from launch_train.common.config import Config, Profile
 from launch_train.common.errors import PreemptedError
 from launch_train.distributed.process_group import Ranks, use_device
 from launch_train.profiling.advice import Setup
-from launch_train.profiling.report import Recorded, Report
+from launch_train.profiling.report import ProfileReport, Recorded
 from launch_train.telemetry.metric_sink import Sink
 
 END_SECONDS = 600.0
@@ -55,7 +55,7 @@ class Profiler(Protocol):
         """Stop recording and wait for the verdict."""
 
 
-class Off:
+class NoProfiler:
     """Records nothing."""
 
     records = False
@@ -78,10 +78,10 @@ def open_profiler(
     `facts` are those of the start event; `accumulates`: a step has several micro-batches.
     """
     if config.profile is None or ranks.rank:
-        return Off()
+        return NoProfiler()
     import torch._inductor.config  # noqa: F401 - takes 2 s; else the profiler imports it in a step
 
-    report = Report(env, sink, setup_of(config, ranks, env, facts, accumulates=accumulates))
+    report = ProfileReport(env, sink, setup_of(config, ranks, env, facts, accumulates=accumulates))
     return Recording(config.profile, ranks.device, report)
 
 
@@ -115,7 +115,7 @@ class Recording:
     Steps after the recording run at full speed. Errors are reported and do not end the run.
     """
 
-    def __init__(self, wanted: Profile, device: torch.device, report: Report) -> None:
+    def __init__(self, wanted: Profile, device: torch.device, report: ProfileReport) -> None:
         self._wanted, self._device, self._report = wanted, device, report
         self._profile: profile | None = None
         self._thread: Thread | None = None

@@ -44,7 +44,7 @@ class Recorded(NamedTuple):
     seconds: float
 
 
-class Report:
+class ProfileReport:
     """Reports the results of this process's profiler."""
 
     def __init__(self, env: Mapping[str, str], sink: Sink, setup: Setup) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launch_train.profiling.intervals import Span, union
+from launch_train.profiling.intervals import Interval, union
 
 STEP = "ProfilerStep#"
 """Prefix of torch.profiler's name for a step, which lasts from one call of its step() to the next."""
@@ -42,8 +42,8 @@ class Event(NamedTuple):
     correlation: int = 0
 
     @property
-    def span(self) -> Span:
-        return Span(self.begin, self.end)
+    def span(self) -> Interval:
+        return Interval(self.begin, self.end)
 
 
 class Trace:
@@ -69,7 +69,7 @@ class Trace:
         """Return the calls that started device work, by correlation."""
         return {call.correlation: call for call in self.calls if call.correlation}
 
-    def ranges(self, *names: str) -> list[Span]:
+    def ranges(self, *names: str) -> list[Interval]:
         """Return the times in which a thread was in one of these ranges."""
         return union(event.span for event in self.host if event.name in names)
 

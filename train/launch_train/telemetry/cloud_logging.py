@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from launch_train.common.errors import TrainError
 from launch_train.common.secrets import RETRYABLE, message_and_reason, one_line, session
-from launch_train.telemetry.log_entry import REST, SECOND, Chunk, Entries, Source, batches
+from launch_train.telemetry.log_entry import REST, SECOND, Chunk, Entries, LogSource, batches
 from launch_train.telemetry.tee import Left
 
 ENDPOINT: Final = "https://logging.googleapis.com"
@@ -51,7 +51,7 @@ class Journal:
     """Queues output and sends it from a thread every `every` seconds. `add` never blocks."""
 
     def __init__(
-        self, source: Source, environ: Mapping[str, str], say: Callable[[str], None], every: float = 2.0
+        self, source: LogSource, environ: Mapping[str, str], say: Callable[[str], None], every: float = 2.0
     ) -> None:
         self._say = say
         self._every = every
@@ -156,7 +156,7 @@ class Journal:
 class Wire:
     """Client of the entries.write method."""
 
-    def __init__(self, source: Source, environ: Mapping[str, str]) -> None:
+    def __init__(self, source: LogSource, environ: Mapping[str, str]) -> None:
         self._source = source
         self._environ = environ
         self._endpoint = environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING", "").rstrip("/")

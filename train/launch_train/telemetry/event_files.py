@@ -1,4 +1,4 @@
-"""Upload TensorBoard event files that a script writes to a folder of its own (`run.metrics.tensorboard` of a spec)."""
+"""Upload the TensorBoard event files that a script writes to a folder (`run.metrics.tensorboard` of a spec)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EventFiles:
     """time.monotonic() from which each file may be uploaded again."""
 
     def upload(self, *, last: bool = False) -> None:
-        """Upload the files that have changed, if their time has come or this is the `last` call. Raises OutputError."""
+        """Upload the files that have changed, if they are due or this is the `last` call. Raises OutputError."""
         for path in sorted(self.folder.rglob(PATTERN)):
             try:
                 self._upload(path, path.stat(), last)

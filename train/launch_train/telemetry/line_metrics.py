@@ -11,7 +11,7 @@ from typing import Any, Final
 from launch_train.telemetry.rows import Row
 
 LINE: Final = 2000
-"""Longest line in characters that is searched: a longer one is no line of metrics."""
+"""Longest line, in characters, that is searched: longer lines are not metrics."""
 
 _ENDS: Final = re.compile(r"[\r\n]+")
 """A progress bar ends its lines with a carriage return."""

@@ -40,7 +40,7 @@ _SLICE_S: Final = 2.0
 """Longest uninterrupted wait in seconds; between two, the node checks for a stop request."""
 
 
-class Text:
+class TextCapture:
     """Captures output from construction on, and stores it once `keep` is called. Does nothing if not `wanted`."""
 
     def __init__(self, *, wanted: bool, every: float, say: Say, journal: Journal | None = None) -> None:

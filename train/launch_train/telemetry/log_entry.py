@@ -28,7 +28,7 @@ LONGEST_REST: Final = 1 << 16
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """Origin of entries: the labels of the resource (a gce_instance) and the labels of each entry."""
 
     project: str

@@ -1,6 +1,6 @@
 """Feed the process that sends a run's rows to other services: `python -m launch_train.loggers wandb mlflow`.
 
-It is a process of its own because a logger's package takes seconds to import, holds the interpreter while it works, and
+It is a separate process because a logger's package takes seconds to import, holds the interpreter while it works, and
 waits for its server when Python exits. Rows go through a pipe that nobody waits for.
 """
 
@@ -32,17 +32,17 @@ MOST_BYTES: Final = 8 << 20
 POLL_SECONDS: Final = 0.02
 
 NOT_INHERITED: Final = (contract.CODE, contract.WATCH, contract.FAULTS, contract.EXIT_FILE)
-"""Variables of the node that are for the training processes only: the user's modules must not hide a logger's."""
+"""Variables that are for the training processes only: the user's modules must not hide those of a logger."""
 
 
 class LoggerProcess:
-    """Passes rows on without waiting. What fails costs the loggers' rows alone; they are in the run folder."""
+    """Passes rows on without waiting. A failure affects only the loggers: the run folder has all rows."""
 
     def __init__(self, names: Sequence[str], env: Mapping[str, str], argv: Sequence[str] = ()) -> None:
         """Start the process for `names`. `argv` replaces the command. Raises OSError."""
         self._names = ", ".join(names)
         inherited = {name: value for name, value in {**os.environ, **env}.items() if name not in NOT_INHERITED}
-        # A session of its own: signals for the training processes are not for it.
+        # A separate session: signals to the training processes must not reach it.
         self._process = subprocess.Popen(
             [*(argv or (sys.executable, "-m", MODULE)), *names],
             stdin=subprocess.PIPE,

@@ -183,7 +183,7 @@ class Parts:
         return not self._failed and self._outbox.wait(max(0.0, until - time.monotonic()))
 
     def close(self, limit: float | None = None, *, failed: bool = False) -> None:
-        """As Sink.close. `failed`: the program has failed, which loggers show."""
+        """Close as `Sink.close` does. `failed`: the program has failed, which is logged."""
         if os.getpid() != self._pid:
             return
         until = time.monotonic() + (END_SECONDS if limit is None else limit)

@@ -1,4 +1,4 @@
-"""Keep `progress.json` in the run folder up to date: the newest row, all that a list of runs reads of a run."""
+"""Keep `progress.json` in the run folder up to date: the newest row, the only metrics that a list of runs reads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launch_train.telemetry.rows import Row, plain
 from launch_train.telemetry.upload_queue import Outbox
 
 EVERY_SECONDS: Final = 30.0
-"""Least time between two uploads: each costs a request."""
+"""Shortest time between two uploads: each costs a request."""
 
 
 class NewestRow:
-    """Writes the newest row of one start of the processes. A failure costs this object alone."""
+    """Writes the newest row of one start of the processes. A failure affects only this object."""
 
     def __init__(self, outbox: Outbox, attempt: int) -> None:
         self._outbox, self._attempt = outbox, attempt
@@ -28,7 +28,7 @@ class NewestRow:
         self._due = float("-inf")
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Note rows, and write the newest one if it is time."""
+        """Record rows, and upload the newest one if that is due."""
         for row in rows:
             if row.get("event") == "start":
                 config = row.get("config")
@@ -39,7 +39,7 @@ class NewestRow:
             self.write()
 
     def write(self) -> None:
-        """Write the newest row, if it was not written yet."""
+        """Upload the newest row unless it is uploaded already."""
         if self._row is None:
             return
         row, self._row = self._row, None

@@ -28,7 +28,7 @@ LOCK = "lock"
 
 
 @dataclass(frozen=True)
-class Entry:
+class SpoolEntry:
     """A file of a spool: the object's name, its position in the queue, and whether to create or replace the object."""
 
     path: Path
@@ -37,7 +37,7 @@ class Entry:
     create: bool
 
     @classmethod
-    def of(cls, path: Path) -> Entry | None:
+    def of(cls, path: Path) -> SpoolEntry | None:
         """Parse a file name into an entry; None for the lock and for incomplete files."""
         number, _, rest = path.name.partition(".")
         kind, _, name = rest.partition(".")
@@ -87,7 +87,7 @@ class Folder:
                 self._half.unlink()
             raise OutputError(f"{name} can't be kept in {self.path}: {reason}") from error
 
-    def keep(self, name: str, *, create: bool, instead: Entry | None) -> Entry:
+    def keep(self, name: str, *, create: bool, instead: SpoolEntry | None) -> SpoolEntry:
         """Turn the temporary file into an entry, which replaces `instead` if given. Raises OutputError."""
         number = instead.number if instead else self._next
         path = self.path / f"{number:012d}.{_KINDS[not create]}.{quote(name, safe='')}"
@@ -96,7 +96,7 @@ class Folder:
         except OSError as error:
             raise OutputError(f"{name} can't be kept in {self.path}: {explain_disk_error(error, path)}") from error
         self._next = max(self._next, number + 1)
-        return Entry(path, number, name, create)
+        return SpoolEntry(path, number, name, create)
 
     @property
     def last(self) -> int:
@@ -107,9 +107,9 @@ class Folder:
     def _half(self) -> Path:
         return self.path / ".half"
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SpoolEntry]:
         """Return the entries in the order in which they were queued."""
-        found = (Entry.of(path) for path in self.path.iterdir())
+        found = (SpoolEntry.of(path) for path in self.path.iterdir())
         return sorted((entry for entry in found if entry), key=lambda entry: entry.number)
 
     def remove(self) -> None:

@@ -22,7 +22,7 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, UnreachableError, create_variant
 from launch_train.common.storage.names import check_name
 from launch_train.telemetry.throttled_warning import ThrottledWarning
-from launch_train.telemetry.upload_dir import PREFIX, Entry, Folder, GoneError, new_folder, taken_over
+from launch_train.telemetry.upload_dir import PREFIX, Folder, GoneError, SpoolEntry, new_folder, taken_over
 
 SEND_SECONDS = 60.0
 """Timeout of one upload in seconds, plus the time to send the object at SLOWEST."""
@@ -107,11 +107,11 @@ class Spool:
 
     def __init__(self, storage: Storage, folder: Folder) -> None:
         self._storage, self._folder, self._pid = storage, folder, os.getpid()
-        self._fresh: OrderedDict[int, Entry] = OrderedDict()
-        self._refused: OrderedDict[int, Entry] = OrderedDict()
-        self._files: dict[str, Entry] = {}
+        self._fresh: OrderedDict[int, SpoolEntry] = OrderedDict()
+        self._refused: OrderedDict[int, SpoolEntry] = OrderedDict()
+        self._files: dict[str, SpoolEntry] = {}
         """The newest content of each replaceable object, by name."""
-        self._sending: Entry | None = None
+        self._sending: SpoolEntry | None = None
         self._all, self._others = Pause(), Pause()
         """Pause of all uploads, and pause of the refused ones."""
         self._warning = ThrottledWarning(folder.path, storage.url)
@@ -167,7 +167,7 @@ class Spool:
                     self._fresh[entry.number] = entry
                     self._news.notify_all()
 
-    def _replaceable(self, name: str) -> Entry | None:
+    def _replaceable(self, name: str) -> SpoolEntry | None:
         """Return the queued older content of the same object, unless it is being uploaded."""
         entry = self._files.get(name)
         return None if entry is None or self._sending == entry else entry
@@ -187,7 +187,7 @@ class Spool:
             else:
                 self._sent(entry)
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> SpoolEntry | None:
         """Wait for the next entry to upload and return it; None when closed."""
         with self._news:
             while not self._closed:
@@ -199,7 +199,7 @@ class Spool:
                 self._news.wait(pause.left() if queue else None)
             return None
 
-    def _sent(self, entry: Entry) -> None:
+    def _sent(self, entry: SpoolEntry) -> None:
         with self._news:
             if self._refused.pop(entry.number, None):
                 self._others = Pause()
@@ -212,7 +212,7 @@ class Spool:
         if well:
             self._warning.recovered()
 
-    def _failed(self, entry: Entry, error: Exception) -> None:
+    def _failed(self, entry: SpoolEntry, error: Exception) -> None:
         with self._news:
             self._sending = None
             if not entry.create and self._files.get(entry.name) != entry:
@@ -226,7 +226,7 @@ class Spool:
                 self._fresh.pop(entry.number, None)
         self._warning.failed(entry.name, error)
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: SpoolEntry) -> None:
         """Drop an entry superseded while its upload ran: a retry would overwrite the newer content."""
         entry.path.unlink(missing_ok=True)
         self._fresh.pop(entry.number, None)
@@ -249,7 +249,7 @@ class Pause:
         return Pause(time.monotonic() + self.following, min(2 * self.following, LONGEST_WAIT))
 
 
-def _left_over(left: Sequence[Entry], url: str, folder: Path, seconds: float) -> str:
+def _left_over(left: Sequence[SpoolEntry], url: str, folder: Path, seconds: float) -> str:
     what = f"{len(left)} objects" if len(left) > 1 else left[0].name
     size = sum(entry.size() for entry in left) / 1e6
     place = f"{'they are' if len(left) > 1 else 'it is'} in {folder}"
@@ -276,7 +276,7 @@ def _swept(path: Path, storage: Storage, until: float) -> int:
         return left
 
 
-def _newest(entries: Sequence[Entry]) -> list[Entry]:
+def _newest(entries: Sequence[SpoolEntry]) -> list[SpoolEntry]:
     """Return the entries without superseded content of replaceable objects, whose files are deleted."""
     newest = {entry.name: entry for entry in entries if not entry.create}
     old = [entry for entry in entries if not entry.create and newest[entry.name] != entry]
@@ -285,7 +285,7 @@ def _newest(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry not in old]
 
 
-def _arrives(entry: Entry, storage: Storage, until: float) -> bool:
+def _arrives(entry: SpoolEntry, storage: Storage, until: float) -> bool:
     """Upload an entry before `until`; return whether that succeeded."""
     left = until - time.monotonic()
     if left <= 0:

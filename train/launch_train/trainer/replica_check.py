@@ -26,7 +26,7 @@ MAX_SHARE = 0.001
 """The share of the training time that comparisons may take, not counting those before checkpoints."""
 
 
-class Difference(NamedTuple):
+class ReplicaDifference(NamedTuple):
     """The ranks agreed after step `agreed`, but not after step `step`. `ranks` are those that differ from the majority,
     or all ranks if no value has one. `what` differs: parameters, moments, or both."""
 
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
         return f"the {self.what} of {who} {how}: {when}"
 
 
-def find_difference(digests: Sequence[Sequence[int]], agreed: int, step: int) -> Difference | None:
+def find_difference(digests: Sequence[Sequence[int]], agreed: int, step: int) -> ReplicaDifference | None:
     """Return how the digests (parameters, moments) of the ranks differ; None if they are equal."""
     values = [tuple(digest) for digest in digests]
     (common, count), *others = Counter(values).most_common()
@@ -53,7 +53,7 @@ def find_difference(digests: Sequence[Sequence[int]], agreed: int, step: int) ->
     ranks = tuple(rank for rank, value in enumerate(values) if not majority or value != common)
     columns = zip(("parameters", "moments"), zip(*values, strict=True), strict=True)
     what = " and ".join(name for name, column in columns if len(set(column)) > 1)
-    return Difference(agreed, step, ranks, what)
+    return ReplicaDifference(agreed, step, ranks, what)
 
 
 class ReplicaCheck:
@@ -97,7 +97,7 @@ class ReplicaCheck:
         self._stopwatch.stop()
         self._host_seconds = time.perf_counter() - started
 
-    def read(self, step_seconds: float) -> Difference | None:
+    def read(self, step_seconds: float) -> ReplicaDifference | None:
         """Return the difference that the last comparison found, once; None if the ranks agree.
 
         `step_seconds`: the usual duration of a step, the same on all ranks; sets the interval.

@@ -16,7 +16,7 @@ from launch_train.performance.memory_format import match_parameter_layout
 from launch_train.trainer.build import Run
 
 
-class Entry(NamedTuple):
+class StateEntry(NamedTuple):
     """The functions that read one entry of the state from a run, and restore it."""
 
     read: Callable[[Run], Any]
@@ -46,13 +46,15 @@ def _restore_loop(run: Run, value: State) -> None:
     run.state.update(value)
 
 
-ENTRIES: dict[str, Entry] = {
-    "model": Entry(_read_model, _restore_model),
-    "optimizer": Entry(lambda run: run.optimizer.state_dict(), _restore_optimizer),
-    "scaler": Entry(lambda run: run.scaler.state_dict(), lambda run, value: run.scaler.load_state_dict(value)),
-    "loop": Entry(lambda run: {**run.state, "seconds": run.seconds}, _restore_loop),
-    "guard": Entry(lambda run: run.guard.state_dict(), lambda run, value: run.guard.load_state_dict(value)),
-    "metrics": Entry(lambda run: run.recorder.state_dict(), lambda run, value: run.recorder.load_state_dict(value)),
+ENTRIES: dict[str, StateEntry] = {
+    "model": StateEntry(_read_model, _restore_model),
+    "optimizer": StateEntry(lambda run: run.optimizer.state_dict(), _restore_optimizer),
+    "scaler": StateEntry(lambda run: run.scaler.state_dict(), lambda run, value: run.scaler.load_state_dict(value)),
+    "loop": StateEntry(lambda run: {**run.state, "seconds": run.seconds}, _restore_loop),
+    "guard": StateEntry(lambda run: run.guard.state_dict(), lambda run, value: run.guard.load_state_dict(value)),
+    "metrics": StateEntry(
+        lambda run: run.recorder.state_dict(), lambda run, value: run.recorder.load_state_dict(value)
+    ),
 }
 """`loop` is `Run.state`."""
 

@@ -34,7 +34,7 @@ from launch_train.distributed.process_group import (
     mean,
     raise_timeout,
 )
-from launch_train.models.resnet import ResNet
+from launch_train.models.resnet import ResNetModel
 from launch_train.performance import attention, grad_guard, loss_normalization, micro_batch, optimizer, prepare_model
 from launch_train.performance.precision import autocast
 from launch_train.trainer.build import Run, seed, setup
@@ -239,7 +239,7 @@ def evaluate(run: Run, shutdown: ShutdownSignal) -> None:
     broadcast_buffers(run.ranks, run.model)
     batches = run.config.eval.batches
     total = torch.zeros((2,) if run.countable_targets else (), device=run.ranks.device)
-    classifier = run.model if isinstance(run.model, ResNet) else None
+    classifier = run.model if isinstance(run.model, ResNetModel) else None
     correct = torch.zeros(3, device=run.ranks.device)
     run.model.eval()
     for index in range(batches):

@@ -19,7 +19,7 @@ from launch_train.data.loader import Feed
 from launch_train.distributed.process_group import Ranks, run_on_rank_0
 from launch_train.performance import compile as compiling
 from launch_train.performance import fsdp, loss_normalization, micro_batch, precision
-from launch_train.performance.compile import Forward, Plan
+from launch_train.performance.compile import CompilePlan, Forward
 from launch_train.performance.micro_batch import MicroBatches
 from launch_train.performance.prepare_model import without_communication
 
@@ -101,7 +101,7 @@ def probe_micro_batch(
     ranks: Ranks,
     initial: MicroBatches,
     policy: precision.PrecisionPolicy,
-    plan: Plan,
+    plan: CompilePlan,
     optimizer_size: int = 2,
 ) -> MicroBatches:
     """Return the largest micro-batch that fits into this GPU's memory.

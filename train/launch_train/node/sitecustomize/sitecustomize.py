@@ -64,8 +64,8 @@ def _report_uncaught(kind: type[BaseException], error: BaseException, trace: Tra
             path = Path(__file__).parents[2] / "common" / "faults.py"
             spec = spec_from_file_location("launch_faults", path)
             faults = module_from_spec(spec)  # type: ignore[arg-type]  # it exists
-            spec.loader.exec_module(faults)  # type: ignore[union-attr]
-        faults.report(error.with_traceback(trace))  # type: ignore[union-attr]
+            spec.loader.exec_module(faults)  # type: ignore[union-attr]  # a file's spec has a loader
+        faults.report(error.with_traceback(trace))  # type: ignore[union-attr]  # it has `report`
     except Exception:  # noqa: BLE001 - the error itself matters more
         sys.__excepthook__(kind, error, trace)
 
