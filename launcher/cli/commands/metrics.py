@@ -146,7 +146,7 @@ def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
     from launcher.cli.ui.run_summary import nonfinite
 
     reported = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
-    for texts in ([*nonfinite(found), *event_texts(found.events)], [*gpu_lines(nodes, reported)]):
+    for texts in ([*nonfinite(found), *event_texts(found.events)], [text for _, text in gpu_lines(nodes, reported)]):
         if texts:
             yield ""
         for text in texts:

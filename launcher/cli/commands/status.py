@@ -91,8 +91,8 @@ def lines(found: RunStatus, story: RunStory) -> Iterator[str]:
     yield from wrapped(f"{found.run}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
     yield ""
     yield from story_lines(story.chapters, story.cap, story.advice, found.progress)
-    for number, text in enumerate(gpu_monitor.lines(found.nodes)):
-        yield from labelled("" if number else "GPUs", text)
+    for label, text in gpu_monitor.labelled_lines(found.nodes):
+        yield from labelled(label, text)
     if job.error:
         yield from labelled("error", job.error.message)
     if found.problem:
