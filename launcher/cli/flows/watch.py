@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +48,7 @@ def watch_runs(
     for one in watches:
         one.start()
     until = time.monotonic() + watch_seconds if watch_seconds is not None else float("inf")
+    screen = Screen(watches, messages)
     try:
         with signals_stop():
             if messages.are_printed:
@@ -55,14 +56,14 @@ def watch_runs(
                     left[0].join(0.2)
                 has_quit = False
             else:
-                screen = Screen(watches, messages)
                 has_quit = screen.show(until)
-                if screen.cancelling and screen.cancelling.is_alive():
-                    print("launch: waiting until the cancellation is confirmed", file=sys.stderr)
-                    screen.cancelling.join()
+                for run, thread in screen.cancelling.items():
+                    if thread.is_alive():
+                        print(f"launch: waiting until the cancellation of {run} is confirmed", file=sys.stderr)
+                        thread.join()
     except KeyboardInterrupt:
         messages.close()
-        EventPrinter(None).say("stopped watching; nothing was cancelled")
+        EventPrinter(None).say(interrupted_text([one.view for one in watches], screen.cancelling))
         raise
     finally:
         messages.close()
@@ -94,6 +95,15 @@ def is_terminal() -> bool:
 def all_over(watches: Sequence[RunWatch]) -> bool:
     """Return whether no run is watched any longer."""
     return all(one.view.is_over for one in watches)
+
+
+def interrupted_text(views: Sequence[RunView], cancelling: Container[str]) -> str:
+    """Return what an interrupted watch leaves: the runs that the user has cancelled, and their states."""
+    cancelled = [view for view in views if view.id in cancelling]
+    if not cancelled:
+        return "stopped watching; nothing was cancelled"
+    lines = [f"requested to cancel {view.id}; last known state: {state_of(view)[0]}" for view in cancelled]
+    return "\n".join(["stopped watching", *lines, *(f"launch status {view.id}" for view in cancelled)])
 
 
 def last_lines(view: RunView) -> list[str]:
@@ -152,7 +162,8 @@ class Screen:
         self._message = ""
         self._asks: Callable[[], None] | None = None
         """What a `y` does; None: nothing is asked."""
-        self.cancelling: threading.Thread | None = None
+        self.cancelling: dict[str, threading.Thread] = {}
+        """The threads that cancel runs, by run ID; also those that have ended."""
         self.background: threading.Thread | None = None
         """The work that was begun last."""
         messages.on_screen = self._tell
@@ -210,10 +221,13 @@ class Screen:
         else:
             owner = other_owner(view.job.labels)
             self._message = f"Cancel {view.id}{f', which {owner}' if owner else ''}? Press y to cancel it."
-            self._asks = lambda: self._in_background(f"cancelling {view.id} …", lambda: self._cancel(source, one.view))
+            self._asks = lambda: self._start_to_cancel(source, one)
+
+    def _start_to_cancel(self, source: Source, one: RunWatch) -> None:
+        thread = self._in_background(f"cancelling {source.id} …", lambda: self._cancel(source, one.view))
+        self.cancelling[source.id] = thread
 
     def _cancel(self, source: Source, view: RunView) -> str:
-        self.cancelling = threading.current_thread()
         done = source.cancel(view.job, self._tell)
         return f"{view.id} cancelled" if done else f"{view.id} had already ended"
 
@@ -237,8 +251,8 @@ class Screen:
             url = console_url(job)
             self._in_background("opening the console …", lambda: opened(url, url))
 
-    def _in_background(self, text: str, work: Callable[[], str]) -> None:
-        """Do work that takes a while, and show what it returns or its error."""
+    def _in_background(self, text: str, work: Callable[[], str]) -> threading.Thread:
+        """Do work that takes a while, and show what it returns or its error. Return its thread."""
         self._message = text
 
         def run() -> None:
@@ -249,6 +263,7 @@ class Screen:
 
         self.background = threading.Thread(target=run, daemon=True)
         self.background.start()
+        return self.background
 
     def _tell(self, text: str) -> None:
         self._message = text
