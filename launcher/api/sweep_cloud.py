@@ -232,12 +232,14 @@ class CloudSweep:
             submitted = driver.submit(fresh=first, resume=run.resume)
         except RunSucceeded as ended:
             run.state, run.job = "succeeded", ended.job or run.job
+            run.had_ended, run.ended = first, ended.job.ended if ended.job else None
         except RunEnded as ended:
             if first and self._retry and not run.resume:
                 run.resume = run.is_due = True
                 return
             run.state = "cancelled" if ended.diagnosis.kind == "cancelled" else "failed"
             run.job, run.error = ended.job or run.job, ended
+            run.had_ended, run.ended = first and ended.job is not None, ended.job.ended if ended.job else None
         except (UnreachableError, StillRunning) as error:
             run.failures += 1
             if run.failures >= MOST_FAILURES:

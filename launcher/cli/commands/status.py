@@ -30,7 +30,7 @@ def status(
     everything: AllRuns = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Show a run, or list all runs as `launch runs` does.
+    """Show a run or a sweep, or list all runs as `launch runs` does.
 
     Says how a run went, attempt by attempt: how long it waited and ran, what was lost, why it ended, and what to do.
     Finds a run of launch local by its path, or in ./runs by its ID or name. Finds all others by the labels of their
@@ -45,11 +45,18 @@ def status(
         show_runs(RunFilter(mine=mine), output_format, regions=regions, everything=everything)
         return
     from launcher.api.find_local_run import LocalRun
+    from launcher.api.find_sweep import Sweep
     from launcher.api.run import status_of
-    from launcher.cli.flows.find_run import find_run
+    from launcher.cli.flows.find_run import run_or_sweep
 
-    found = find_run(run, regions)
-    if isinstance(found, LocalRun):
+    found = run_or_sweep(run, regions)
+    if isinstance(found, Sweep):
+        from launcher.cli.flows.sweep_status import show_sweep
+
+        if events:
+            raise UsageError(f"--events needs a run, and {run} is a sweep", f"launch status {run} lists its runs.")
+        show_sweep(found, output_format)
+    elif isinstance(found, LocalRun):
         from launcher.cli.flows.local_status import show_local
 
         show_local(found, output_format, events=events)

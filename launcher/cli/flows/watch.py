@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from launcher.api.cloud import open_cloud
 from launcher.api.find_local_run import LocalRun
+from launcher.api.find_sweep import Sweep, active_points
 from launcher.api.gather import project, project_of
 from launcher.api.watching import RunWatch, Source, watched
 from launcher.cli.flows.cloud import is_spec
 from launcher.cli.flows.confirm import other_owner
-from launcher.cli.flows.find_run import find_run
+from launcher.cli.flows.find_run import run_or_sweep
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.keys import Keys, single_keys
 from launcher.cli.ui.plan_page import printable
@@ -67,16 +68,22 @@ def watch_runs(
         raise
     finally:
         messages.close()
-    print("\n".join(line for one in watches for line in last_lines(one.view)))
+    print("\n\n".join(last_lines(one.view) for one in watches))
     if not has_quit:
         raise_end([one.view for one in watches])
 
 
 def sources(names: Sequence[str], regions: Sequence[str] | None, messages: Messages) -> list[Source]:
     """Find the runs, each once. Raises LaunchError."""
-    pairs = [(find_run(name, regions), name) for name in names]
+    pairs = [(run, name) for name in names for run in named_runs(name, regions)]
     found = {(run if isinstance(run, LocalRun) else run.id): (run, name) for run, name in pairs}
     return [watched(run, cloud_of(run, name, messages), messages.say) for run, name in found.values()]
+
+
+def named_runs(name: str, regions: Sequence[str] | None) -> Sequence[LocalRun | FoundRun]:
+    """Return the run of a name, or of a sweep its active points; all of them if none is. Raises LaunchError."""
+    found = run_or_sweep(name, regions)
+    return (active_points(found) or found.runs) if isinstance(found, Sweep) else [found]
 
 
 def cloud_of(run: LocalRun | FoundRun, name: str, messages: Messages) -> CloudContext | None:
@@ -106,11 +113,11 @@ def interrupted_text(views: Sequence[RunView], cancelling: Container[str]) -> st
     return "\n".join(["stopped watching", *lines, *(f"launch status {view.id}" for view in cancelled)])
 
 
-def last_lines(view: RunView) -> list[str]:
-    """Return how a run stands at the end of the watch."""
+def last_lines(view: RunView) -> str:
+    """Return how a run stands at the end of the watch, in at most 80 columns."""
     state, _ = state_of(view)
     lines = story_lines(view.story.chapters, view.story.cap, view.story.advice, view.progress)
-    return [f"{printable(view.id)}  {state}", *(f"  {line}" for line in lines)]
+    return "\n".join([f"{printable(view.id)}  {state}", *lines])
 
 
 def raise_end(views: Sequence[RunView]) -> None:
