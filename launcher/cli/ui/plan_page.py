@@ -282,7 +282,7 @@ def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None = None) -> Iterator
         yield f"{usd_text(limits.usd_expected, approx=True)} expected{prices_of(plan)}"
     most = max(plan.attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, limits.hours))
     by = f"{hourly_price(hourly_ceiling(most))} × {plural(plan.machine.nodes, 'node')} × {in_hours(most, limits.hours)}"
-    yield f"{usd_text(limits.usd_at_most)} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
+    yield f"at most {usd_text(limits.usd_at_most)}: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
     if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
         restarts = max(attempt.service_restarts for attempt in plan.attempts)
         again = f"if Vertex AI restarts the job {restarts} times, each with its own {limits.hours:g} h"
