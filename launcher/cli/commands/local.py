@@ -157,10 +157,10 @@ def run_spec(
     from launcher.api.planning import planned
     from launcher.cli.flows import rehearse
     from launcher.cli.flows.plan import gather
-    from launcher.cli.flows.preemption import say
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.cli.flows.suggestions import Typed
     from launcher.cli.ui.plan_page import show
+    from launcher.cli.ui.streams import say
     from launcher.rehearsal.workdirs import Code
 
     run = None
@@ -228,7 +228,7 @@ def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     """Print what a resume changes. Raises UsageError: the run can't continue with it."""
     from launcher.api.code_growth import stored_plan
     from launcher.api.local_resume import changes
-    from launcher.cli.flows.preemption import say
+    from launcher.cli.ui.streams import say
 
     before = stored_plan(run.folder / contract.PLAN)
     fix = "Without --resume, the command starts a run of its own."

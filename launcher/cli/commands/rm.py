@@ -102,13 +102,14 @@ def local(run: LocalRun) -> Deletion:
 def in_cloud(run: FoundRun, text: str) -> Deletion:
     """Return the deletion of a run in the cloud. Raises LaunchError: it may not be deleted."""
     from launcher.api.removing import removable_run, remove_run
-    from launcher.cli.flows.cloud import notice, of_run
+    from launcher.cli.flows.cloud import of_run
     from launcher.cli.flows.confirm import other_owner
+    from launcher.cli.ui.streams import say
 
     cloud = of_run(text)[0]
     what = removable_run(cloud, run)
     state = f"{run.job.state} in {run.job.place}"
-    return Deletion(what, state, other_owner(run.job.labels), lambda: remove_run(cloud, run, what, notice))
+    return Deletion(what, state, other_owner(run.job.labels), lambda: remove_run(cloud, run, what, say))
 
 
 def lines(one: Deletion) -> Iterator[str]:

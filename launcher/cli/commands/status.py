@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import AllRuns, Mine, Output, OutputFormat, Regions
+from launcher.cli.ui.streams import say
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def show_run(found: RunStatus, output: Output, *, events: bool = False) -> None:
         print("\n".join([*lines(found, story), *(event_lines(story.run) if events else ())]))
         return
     if found.problem:
-        print(f"launch: {found.problem}", file=sys.stderr)
+        say(found.problem)
     from launcher.cli.ui.data import attempt_data, job_data, progress_data
     from launcher.cli.ui.documents import printed
 

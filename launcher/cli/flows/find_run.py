@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.api import find_local_run
@@ -16,6 +17,7 @@ from launcher.api.run_folder import open_run_folder
 from launcher.backend import request
 from launcher.cli.flows.cloud import is_spec, name_of, of_run
 from launcher.cli.flows.find_sweep import SWEEP_ID, find_named, may_be_sweep
+from launcher.cli.ui.streams import say
 from launcher.errors import NotAuthorised, UsageError
 from launcher.text import plural
 
@@ -110,7 +112,7 @@ def only_run(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun:
         if not here:
             raise
         if not isinstance(error, NoSuchRun):
-            print(f"launch: the cloud was not searched: {error.problem}", file=sys.stderr)
+            say(f"the cloud was not searched: {error.problem}")
         return only_local(text, here)
     if not here and (found := only_one(there)):
         return found
@@ -144,7 +146,10 @@ def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]
     try:
         cloud, text = of_run(text)
     except UsageError as error:
-        raise UsageError(f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}", error.hint) from error
+        ids = (run.id for run in find_local_run.runs_below(Path(find_local_run.RUNS)))
+        known = find_local_run.similar_names(text, ids) or "launch runs lists the runs."
+        problem = f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}"
+        raise UsageError(problem, f"{known} For one in the cloud:\n{error.hint}") from error
     return look_up(cloud, text, searched(regions))
 
 

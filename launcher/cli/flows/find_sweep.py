@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -12,6 +11,7 @@ from launcher.api.find_local_run import exact_run
 from launcher.api.find_run import RUN_ID, searched
 from launcher.api.find_sweep import FoundSweep, Sweep, find_sweep, local_points
 from launcher.cli.flows.cloud import here
+from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.spec.sweep import NAME
 
@@ -43,5 +43,5 @@ def cloud_sweep(text: str, regions: Sequence[str] | None) -> FoundSweep | None:
     except (UsageError, NotAuthorised):
         return None
     except LaunchError as error:
-        print(f"launch: the cloud was not searched for a sweep: {error.problem}", file=sys.stderr)
+        say(f"the cloud was not searched for a sweep: {error.problem}")
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from msgspec import Struct
 from launch_train.common import contract
 from launcher.api.local_records import read_record, time_of
 from launcher.cli.options import Output
+from launcher.cli.ui.streams import say
 from launcher.gcp.storage import open_folder
 from launcher.rehearsal.attempts import End, state_of
 from launcher.runs.metrics.gpu_nodes import Node
@@ -81,7 +81,7 @@ def show_local(run: LocalRun, output: Output, error: LaunchError | None = None, 
         print("\n".join([*lines(run, snapshot, story), *(event_lines(story.run) if events else ())]))
         return
     if snapshot.problem:
-        print(f"launch: {run.id}: {snapshot.problem}", file=sys.stderr)
+        say(f"{run.id}: {snapshot.problem}")
     data = as_data(run, snapshot) | story_data(story.chapters, story.cap, story.advice)
     printed(data | ({"events": events_data(story.run)} if events else {}), output, error)
 

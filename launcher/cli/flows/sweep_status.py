@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -15,6 +14,7 @@ from launcher.api.sweep_plan import settings_text
 from launcher.cli.flows.cloud import here
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
+from launcher.cli.ui.streams import say
 from launcher.runs.logs.line import clean_text
 from launcher.text import plural
 from launcher.workspace.gcloud_config import person
@@ -32,7 +32,7 @@ def show_sweep(sweep: Sweep, output: Output) -> None:
     """Print the points of a sweep. Raises LaunchError: no project is set."""
     others, errors = runs_without_jobs(here(), sweep.cloud) if sweep.cloud else ([], [])
     for error in errors:
-        print(f"launch: {error.problem}", file=sys.stderr)
+        say(error.problem)
     found, waiting = listed_points(sweep, others, person(os.environ), time.time())
     if output is Output.text:
         print("\n".join(page(sweep, found, waiting, max(run_table.WIDTH, shutil.get_terminal_size().columns))))

@@ -25,6 +25,7 @@ from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.keys import Keys, single_keys
 from launcher.cli.ui.plan_page import printable
 from launcher.cli.ui.story_text import story_lines
+from launcher.cli.ui.streams import say
 from launcher.cli.ui.watch_page import page, state_of
 from launcher.errors import JobFailed, LaunchError, StillRunning
 from launcher.signals import signals_stop
@@ -60,7 +61,7 @@ def watch_runs(
                 has_quit = screen.show(until)
                 for run, thread in screen.cancelling.items():
                     if thread.is_alive():
-                        print(f"launch: waiting until the cancellation of {run} is confirmed", file=sys.stderr)
+                        say(f"waiting until the cancellation of {run} is confirmed")
                         thread.join()
     except KeyboardInterrupt:
         messages.close()

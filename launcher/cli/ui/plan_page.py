@@ -342,12 +342,15 @@ def fitted(text: str, before: int = 0) -> str:
     """A message in lines that fit a terminal, behind `before` characters; elsewhere (a file, a pipe) as it is."""
     if not sys.stderr.isatty():
         return text
-    width = WIDTH - before
-    lines = (
-        [line] if COMMAND.match(line) else textwrap.wrap(line, width, break_on_hyphens=False, break_long_words=False)
-        for line in text.split("\n")
-    )
-    return "\n".join("\n".join(each) for each in lines)
+    return "\n".join("\n".join(in_width(line, WIDTH - before)) for line in text.split("\n"))
+
+
+def in_width(line: str, width: int) -> list[str]:
+    """Return the lines of a line, each with its indentation; a command is not cut."""
+    if COMMAND.match(line):
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
 def labelled(label: str, text: str) -> Iterator[str]:
