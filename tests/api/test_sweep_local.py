@@ -249,6 +249,7 @@ def test_other_commands_and_a_sweeps_name(world: World) -> None:
         assert f"error: {name} is a sweep of 2 points, not a run" in error
         assert f"launch status {name}" in error
         assert f"launch {command} {ids[0]}" in error
+    assert "is a sweep of 2 points" in typed("local", "job.yaml", "--resume", name, code=2).err
     assert "needs a run" in typed("status", name, "--events", code=2).err
     asked = typed("rm", name, code=2).err
     assert all(one in asked for one in ids)

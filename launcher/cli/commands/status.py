@@ -44,6 +44,11 @@ def status(
 
         show_runs(RunFilter(mine=mine), output_format, regions=regions, everything=everything)
         return
+    show_named(run, regions, output_format, events=events)
+
+
+def show_named(run: str, regions: list[str] | None, output_format: Output, *, events: bool) -> None:
+    """Print a run or a sweep. Raises LaunchError: there is none, or it cannot be read."""
     from launcher.api.find_local_run import LocalRun
     from launcher.api.find_sweep import Sweep
     from launcher.api.run import status_of

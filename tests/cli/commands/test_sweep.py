@@ -362,6 +362,9 @@ def test_other_commands_and_a_sweeps_name(job: Job) -> None:
     assert sorted(line.split()[1] for line in watched.out.splitlines() if line.startswith("job-")) == ["running"] * 2
     for command in ("logs", "metrics", "follow"):
         assert f"{name} is a sweep of 3 points, not a run" in job.launch(command, name, code=2).err
+    for line in (("vertex", "--resume", name), ("vertex", "job.yaml", "--resume", name)):
+        error = job.launch(*line, code=2).err
+        assert f"launch {' '.join(line[:-1])} {ids[0]}" in error
     assert "is still running" in job.launch("rm", name, "--yes", code=2).err
     job.launch("cancel", name, "--yes")
     ran = job.launch("rm", name, "--yes")
