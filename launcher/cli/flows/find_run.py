@@ -55,13 +55,13 @@ def run_or_sweep(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRu
 
 def not_a_run(sweep: Sweep) -> UsageError:
     """Return the error of a sweep's name given to a command for runs, with the command for each point."""
-    name, known = sweep.name, sweep.known
-    commands = [repeated(name, run) for run in known[: find_local_run.SHOWN]]
-    more = [f"… and {len(known) - len(commands)} more"] if len(known) > len(commands) else []
+    name = sweep.name
+    runs = [run.id for run in sweep.runs] or sweep.known  # those that have begun, as far as is known
+    commands = [repeated(name, run) for run in runs[: find_local_run.SHOWN]]
+    more = [f"… and {len(runs) - len(commands)} more"] if len(runs) > len(commands) else []
     hint = f"launch status {name} shows its points. For one of them:"
-    return UsageError(
-        f"{name} is a sweep of {plural(len(known), 'point')}, not a run", "\n".join([hint, *commands, *more])
-    )
+    problem = f"{name} is a sweep of {plural(len(sweep.known), 'point')}, not a run"
+    return UsageError(problem, "\n".join([hint, *commands, *more]))
 
 
 def folders_of(text: str, regions: Sequence[str] | None) -> Iterator[tuple[str, Storage]]:
