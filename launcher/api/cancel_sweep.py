@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from launch_train.common.storage import LocalFolder
 from launcher.api.cancelling import Cancellation, cancel_run
-from launcher.api.find_run import in_folder
+from launcher.api.find_local_run import RUNS
+from launcher.api.find_sweep import AT_A_TIME, runs_without_jobs
+from launcher.api.local_cancel import cancel_local, request_cancel
 from launcher.api.sweep_record import mark_cancelled
 from launcher.errors import LaunchError
 from launcher.gcp.parallel import in_pool
 from launcher.gcp.storage import open_folder, use_errors
+from launcher.rehearsal.folder_lock import is_taken
 
 if TYPE_CHECKING:
     from launcher.api.cloud import CloudContext
+    from launcher.api.find_local_run import LocalRun
     from launcher.api.find_run import FoundRun
-    from launcher.api.find_sweep import FoundSweep
-
-AT_A_TIME: Final = 16
+    from launcher.api.find_sweep import FoundSweep, LocalPoints
+    from launcher.clock import Clock
 
 
 def cancel_points(
@@ -43,17 +48,22 @@ def cancel_points(
         except LaunchError as error:
             errors.append(error)
 
-    found = list(sweep.runs)
+    others, unread = runs_without_jobs(cloud, sweep)
+    found = sorted((*sweep.runs, *others), key=lambda run: not run.is_active)
+    in_pool([partial(cancel, run) for run in found], AT_A_TIME)
+    return results, [*unread, *errors, *(error for one in results for error in one.errors)]
 
-    def look_up(folder: str) -> None:
-        try:
-            if run := in_folder(cloud, folder):
-                found.append(run)
-        except LaunchError as error:
-            errors.append(error)
 
-    # Points whose job is another sweep's, whose VM is gone between two attempts, or that were started meanwhile.
-    known = {run.id for run in sweep.runs}
-    in_pool([partial(look_up, folder) for run, folder in sweep.folders.items() if run not in known], AT_A_TIME)
-    in_pool([partial(cancel, run) for run in sorted(found, key=lambda run: not run.is_active)], AT_A_TIME)
-    return results, [*errors, *(error for one in results for error in one.errors)]
+def cancel_here(name: str, points: LocalPoints, clock: Clock) -> list[LocalRun]:
+    """Cancel the points on this machine that are running, and wait for their ends; return them.
+
+    A `launch sweep` that still runs them starts no further points. Raises LaunchError: one still runs.
+    """
+    running = [run for run in points.runs if is_taken(run.folder)]
+    with use_errors():
+        mark_cancelled(LocalFolder(Path(RUNS)), name)
+    for run in running:
+        request_cancel(LocalFolder(run.folder))  # all at once: each may take a while to save
+    for run in running:
+        cancel_local(run, clock)
+    return running

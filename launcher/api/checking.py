@@ -72,7 +72,8 @@ def find_specs(paths: Sequence[Path]) -> FoundSpecs:
             (specs if file == path or is_spec(file) else others)[file] = None
     if not specs:
         raise UsageError(
-            f"no spec found in {', '.join(map(str, paths))}", "Name spec files or a folder: launch check job_specs/"
+            f"no spec found in {', '.join(map(str, paths))}",
+            "Name spec files or a folder: launch check job_specs/\nlaunch init creates a spec.",
         )
     return FoundSpecs(specs=tuple(specs), other_files=tuple(file for file in others if file not in specs))
 

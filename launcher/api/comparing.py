@@ -61,7 +61,8 @@ def checkout_of(paths: Sequence[Path]) -> Path:
     tops = {git.checkout_of(os.path.realpath(path if path.is_dir() else path.parent)) for path in paths}
     if len(tops) != 1 or None in tops:
         raise UsageError(
-            f"{', '.join(map(str, paths))}: not in one git repository", "--against compares with a commit of it."
+            f"{', '.join(map(str, paths))}: not in one git repository, whose commit --against compares with",
+            "Run it in a clone of your repository, or without --against.",
         )
     return Path(str(tops.pop()))
 

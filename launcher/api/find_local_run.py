@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from launch_train.common import contract
 from launcher.errors import UsageError
+from launcher.text import did_you_mean, near
 
 RUNS = "runs"
 """The default output of `launch local`, in the current folder."""
@@ -92,6 +93,12 @@ def label_of(run: LocalRun, label: str) -> str:
         return str(json.loads(text)["spec"]["labels"][label])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def similar_names(text: str, ids: Iterable[str]) -> str:
+    """Return `Did you mean quickstart?` with the ID or name of a run that is most like a text; empty: none is."""
+    names = [name for run in ids for name in (run, re.sub(r"-[0-9a-f]{8}(-\d+)?$", "", run))]
+    return did_you_mean(near(text, names))
 
 
 def listed(found: Sequence[LocalRun]) -> str:

@@ -80,9 +80,10 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
         raise UnreachableError(f"no run {text} was found, but {where} could not be read", "Try again in a moment.")
     if not runs:
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
+        close = find_local_run.similar_names(text, (job.run for job in listing.jobs))
         raise NoSuchRun(
             f"no run {text} {where} of project {cloud.project}",
-            f"{find_local_run.here_instead(text)}"
+            f"{find_local_run.here_instead(text)}{f'{close} ' if close else ''}"
             "launch runs lists the runs. A finished run on VMs is found by its folder,\n"
             "gs://…/RUN. For a VM to work on: launch vm status NAME",
         )

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.common.storage import LocalFolder
 from launcher.api.find_local_run import RUNS, LocalRun, label_of, runs_below
-from launcher.api.find_run import FoundRun, find_jobs, grouped
+from launcher.api.find_run import FoundRun, find_jobs, grouped, in_folder
 from launcher.api.sweep_record import read_record
 from launcher.backend import request
 from launcher.errors import LaunchError
+from launcher.gcp.parallel import in_pool
 from launcher.gcp.storage import open_folder, read_errors
 from launcher.jobs.job import SWEEP_LABEL
+from launcher.rehearsal.folder_lock import is_taken
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.api.cloud import CloudContext
+
+AT_A_TIME: Final = 16
+"""Run folders read in parallel."""
+
+Values = Mapping[str, Mapping[str, Any]]
+"""The value of each swept setting, by run ID."""
+
+
+class LocalPoints(Struct, frozen=True, kw_only=True):
+    """A sweep on this machine."""
+
+    runs: tuple[LocalRun, ...]
+    """Those that have been started, newest first."""
+    values: Values
+    """Of all points; empty: there is no record."""
 
 
 class FoundSweep(Struct, frozen=True, kw_only=True):
@@ -34,11 +53,50 @@ class FoundSweep(Struct, frozen=True, kw_only=True):
     """Run ID -> folder, also for runs without jobs."""
     output: str = ""
     """The folder of the run folders; empty: unknown."""
+    values: Values = {}
+    """Of all points; empty: there is no record."""
 
 
-def local_points(name: str) -> tuple[LocalRun, ...]:
-    """Return the runs of a sweep in ./runs, newest first."""
-    return tuple(one for one in runs_below(Path(RUNS)) if label_of(one, SWEEP_LABEL) == name)
+class Sweep(Struct, frozen=True, kw_only=True):
+    """A sweep: its points on this machine and in the cloud. Both have the same name if the same sweep ran in both."""
+
+    name: str
+    here: LocalPoints | None
+    cloud: FoundSweep | None
+
+    @property
+    def runs(self) -> tuple[LocalRun | FoundRun, ...]:
+        """Return the runs on this machine, then those with jobs in the cloud; each in the order of the points."""
+        order = {run: place for place, run in enumerate(self.known)}
+        both: tuple[Sequence[LocalRun | FoundRun], ...] = (
+            self.here.runs if self.here else (),
+            self.cloud.runs if self.cloud else (),
+        )
+        return tuple(run for runs in both for run in sorted(runs, key=lambda run: order.get(run.id, len(order))))
+
+    @property
+    def values(self) -> Values:
+        """Return the value of each swept setting, by run ID in the order of the points."""
+        return {**(self.here.values if self.here else {}), **(self.cloud.values if self.cloud else {})}
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Return the IDs of all known runs, in the order of the points."""
+        started = [run.id for run in reversed(self.here.runs)] if self.here else []
+        return tuple(dict.fromkeys([*self.values, *started, *(self.cloud.folders if self.cloud else ())]))
+
+
+def active_points(sweep: Sweep) -> list[LocalRun | FoundRun]:
+    """Return the points that are running or waiting for machines."""
+    return [run for run in sweep.runs if (is_taken(run.folder) if isinstance(run, LocalRun) else run.is_active)]
+
+
+def local_points(name: str) -> LocalPoints | None:
+    """Return a sweep in ./runs; None: no run and no record has its name."""
+    runs = tuple(one for one in runs_below(Path(RUNS)) if label_of(one, SWEEP_LABEL) == name)
+    with read_errors():
+        values = read_record(LocalFolder(Path(RUNS)), name)
+    return LocalPoints(runs=runs, values=values) if runs or values else None
 
 
 def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundSweep | None:
@@ -51,12 +109,34 @@ def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundS
     )
     folders = {run.id: folder for run in runs if (folder := request.run_folder(run.job.request))}
     output = next((folder.rpartition("/")[0] for folder in folders.values()), "")
+    values: Values = {}
     with suppress(LaunchError):  # without a record, what the jobs say must do
         storage = open_folder(output) if output else default_output(cloud)
         with read_errors():
-            folders = {run: f"{storage.url}/{run}" for run in read_record(storage, name)} | folders
+            values = read_record(storage, name)
+        folders = {run: f"{storage.url}/{run}" for run in values} | folders
         output = storage.url
-    return FoundSweep(name=name, runs=runs, folders=folders, output=output) if folders else None
+    return FoundSweep(name=name, runs=runs, folders=folders, output=output, values=values) if folders else None
+
+
+def runs_without_jobs(cloud: CloudContext, sweep: FoundSweep) -> tuple[list[FoundRun], list[LaunchError]]:
+    """Return the runs of points that no listed job is of, by their folders, and all failures.
+
+    Their job is another sweep's, their VM is deleted, or they were started meanwhile.
+    """
+    found: list[FoundRun] = []
+    errors: list[LaunchError] = []
+
+    def look_up(folder: str) -> None:
+        try:
+            if run := in_folder(cloud, folder):
+                found.append(run)
+        except LaunchError as error:
+            errors.append(error)
+
+    known = {run.id for run in sweep.runs}
+    in_pool([partial(look_up, folder) for run, folder in sweep.folders.items() if run not in known], AT_A_TIME)
+    return found, errors
 
 
 def default_output(cloud: CloudContext) -> Storage:

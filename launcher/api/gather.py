@@ -550,8 +550,7 @@ def project(
     if found and target != "local" and not PROJECT_ID.fullmatch(found):
         raise UsageError(
             f"invalid project ID {found!r} (use lower-case letters, digits and -)",
-            "gcloud projects list shows the project IDs; then: gcloud config set project PROJECT_ID\n"
-            "or: export CLOUDSDK_CORE_PROJECT=PROJECT_ID",
+            "gcloud projects list\ngcloud config set project PROJECT_ID\nor: export CLOUDSDK_CORE_PROJECT=PROJECT_ID",
         )
     return found or "local"
 

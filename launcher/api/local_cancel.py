@@ -58,6 +58,12 @@ def request_cancel(storage: Storage) -> None:
             storage.write(contract.attempt_cancel(number), b"launch cancel\n", create=True)
 
 
+def is_attempt_cancelled(folder: Path) -> bool:
+    """Return whether `launch cancel` stopped the newest attempt of a run folder. Raises UsageError: unreadable."""
+    with use_errors():
+        return (folder / contract.attempt_cancel(newest_attempt(LocalFolder(folder)))).exists()
+
+
 @contextmanager
 def stopped_by_cancel(storage: Storage | None, attempt: int) -> Iterator[threading.Event]:
     """Send this process SIGTERM, once, when the attempt in a local run folder is cancelled. The event is then set."""

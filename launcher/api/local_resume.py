@@ -11,10 +11,11 @@ from launch_train.common.config import is_resumable
 from launcher.api import find_local_run
 from launcher.api.code_growth import modification_time, stored_plan
 from launcher.api.find_local_run import LocalRun, is_named, runs_below, shown
+from launcher.api.find_sweep import local_points
 from launcher.api.local_records import LocalRecord, read_record
 from launcher.backend import request
 from launcher.errors import UsageError
-from launcher.text import listed
+from launcher.text import listed, plural
 
 if TYPE_CHECKING:
     from launcher.images.source_files import File
@@ -90,8 +91,13 @@ def request_of(made: Plan) -> dict[str, Any]:
 def find_local(text: str) -> LocalRun:
     """Return the run on this machine with an ID, name or path. Raises UsageError: there is none, or several."""
     found = (one,) if (one := find_local_run.exact_run(text)) else find_local_run.named_runs(text)
+    if not found and (points := local_points(text)):
+        count = plural(len(points.values) or len(points.runs), "point")
+        raise UsageError(f"{text} is a sweep of {count}, not a run", f"launch status {text} shows its points.")
     if not found:
-        raise UsageError(f"no run {text} in ./{find_local_run.RUNS}", "launch runs --local lists the runs.")
+        ids = (run.id for run in runs_below(Path(find_local_run.RUNS)))
+        fix = find_local_run.similar_names(text, ids) or "launch runs --local lists the runs."
+        raise UsageError(f"no run {text} in ./{find_local_run.RUNS}", fix)
     if len(found) > 1:
         names = "\n".join(f"--resume {shown(run)}" for run in found[: find_local_run.SHOWN])
         raise UsageError(f"{len(found)} runs match {text}", names)

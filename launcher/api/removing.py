@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from launcher.api.cloud import CloudContext
     from launcher.api.find_local_run import LocalRun
     from launcher.api.find_run import FoundRun
+    from launcher.api.find_sweep import Sweep
 
 DELETERS: Final = 16
 """Objects deleted in parallel."""
@@ -124,6 +126,23 @@ def check_is_local_run(run: LocalRun) -> None:
 def still_running(run: str) -> UsageError:
     """Return the error of a run that is still running."""
     return UsageError(f"{run} is still running, so it is not deleted", f"launch cancel {run}")
+
+
+# --- Sweeps ----------------------------------------------------------------------------------------------------------
+
+
+def remove_sweep_records(sweep: Sweep) -> None:
+    """Delete the record of a sweep whose runs are deleted, so that its name is free. Raises LaunchError."""
+    from launch_train.common.storage import LocalFolder
+    from launcher.api.find_local_run import RUNS
+    from launcher.api.sweep_record import remove_record
+    from launcher.gcp.storage import open_folder, use_errors
+
+    with use_errors():
+        if sweep.here:
+            remove_record(LocalFolder(Path(RUNS)), sweep.name)
+        if sweep.cloud and sweep.cloud.output:
+            remove_record(open_folder(sweep.cloud.output), sweep.name)
 
 
 # --- The cloud -------------------------------------------------------------------------------------------------------

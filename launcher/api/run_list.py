@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from launch_train.common import contract
 from launcher.api import find_local_run
-from launcher.api.local_records import LocalRecord, read_records
+from launcher.api.local_records import LocalRecord, read_record, read_records
 from launcher.errors import LaunchError, UsageError
 from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL
 from launcher.plan.owner import is_owned_by
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.api.cloud import CloudContext
     from launcher.api.find_run import FoundRun
+    from launcher.api.find_sweep import Sweep
     from launcher.jobs.job import Job
     from launcher.runs.metrics.progress import Progress
 
@@ -270,6 +271,23 @@ def from_jobs(found: FoundRun, account: str, now: float) -> ListedRun:
         folder=request.run_folder(job.request),
         job=job,
     )
+
+
+def listed_points(
+    sweep: Sweep, others: Sequence[FoundRun], account: str, now: float
+) -> tuple[list[ListedRun], list[str]]:
+    """Return the points of a sweep that have begun, in their order, and the IDs of the others. `others` are runs of it
+    without listed jobs."""
+    found = [
+        from_record(record) for run in (sweep.here.runs if sweep.here else ()) if (record := read_record(run.folder))
+    ]
+    found += with_progress(
+        [from_jobs(run, account, now) for run in (*(sweep.cloud.runs if sweep.cloud else ()), *others)]
+    )
+    order = {run: place for place, run in enumerate(sweep.known)}
+    found.sort(key=lambda one: (order.get(one.run, len(order)), one.target != "local"))
+    begun = {one.run for one in found}
+    return found, [run for run in order if run not in begun]
 
 
 def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from launcher.api.sweep_events import OnEvent, PointChanged, PointRun, cause_of
+from launcher.api.sweep_events import OnEvent, PointChanged, PointRun, State, cause_of
 from launcher.api.sweep_plan import SweepPlan
 from launcher.api.sweep_record import is_cancelled, write_record
 from launcher.diagnosis.output_cause import CauseFinder
@@ -66,6 +66,12 @@ class CloudPoint(PointRun, kw_only=True):
     failures: int = 0
     busy: int = 0
     """Rounds in which a rate limit outlasted all retries."""
+
+    def take_end(self, state: State, ended: RunEnded, *, before: bool) -> None:
+        """Note how the run has ended. `before`: it had not been submitted by this command."""
+        self.state, self.job = state, ended.job or self.job
+        self.had_ended = before and (state == "succeeded" or ended.job is not None)
+        self.ended = ended.job.ended if ended.job else None
 
 
 class NoWatcher:
@@ -231,13 +237,13 @@ class CloudSweep:
                 driver.cancel_waiting_job(run.job, run.number, driver.wait_limit(run.job, run.number) or 0.0)
             submitted = driver.submit(fresh=first, resume=run.resume)
         except RunSucceeded as ended:
-            run.state, run.job = "succeeded", ended.job or run.job
+            run.take_end("succeeded", ended, before=first)
         except RunEnded as ended:
             if first and self._retry and not run.resume:
                 run.resume = run.is_due = True
                 return
-            run.state = "cancelled" if ended.diagnosis.kind == "cancelled" else "failed"
-            run.job, run.error = ended.job or run.job, ended
+            run.take_end("cancelled" if ended.diagnosis.kind == "cancelled" else "failed", ended, before=first)
+            run.error = ended
         except (UnreachableError, StillRunning) as error:
             run.failures += 1
             if run.failures >= MOST_FAILURES:

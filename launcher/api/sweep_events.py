@@ -25,6 +25,10 @@ class PointRun(Struct, kw_only=True):
     """Why it failed."""
     cause: str = ""
     """The error in its job's output, if it was read."""
+    had_ended: bool = False
+    """It had ended before this command came to it."""
+    ended: float | None = None
+    """Unix time of that end; None: unknown."""
 
     @property
     def has_ended(self) -> bool:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from launch_train.common import contract
-from launcher.api.find_local_run import label_of, runs_below
+from launch_train.common.storage import LocalFolder
+from launcher.api.local_cancel import is_attempt_cancelled, request_cancel
 from launcher.api.local_run import STOP_SECONDS, error_of, run_child
 from launcher.api.sweep_events import OnEvent, PointChanged, PointRun
 from launcher.api.sweep_plan import SweepPlan
+from launcher.api.sweep_record import is_cancelled, write_record
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
-from launcher.jobs.job import SWEEP_LABEL
 from launcher.rehearsal.attempts import End, newest_attempt, read_end, read_facts
 from launcher.rehearsal.folder_lock import is_taken
 from launcher.rehearsal.on_host import visible_gpus
@@ -63,6 +64,7 @@ class LocalSweep:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: queue.Queue[tuple[PointRun, dict[str, str], LaunchError | None]] = queue.Queue()
         self._stopped = False
+        self._local_output = None if plan.output.startswith("gs://") else LocalFolder(Path(plan.output))
 
     def run(self) -> None:
         """Run all points to their ends. A point that fails does not stop the others; its error is in its PointRun.
@@ -70,16 +72,38 @@ class LocalSweep:
         On KeyboardInterrupt all points are stopped, which saves their checkpoints. Raises LaunchError: the output or
         the code cannot be used.
         """
-        check_name(self.plan)
+        self._record()
         with tempfile.TemporaryDirectory(prefix="launch-sweep-") as name:
             code = self._copy_code(Path(name))
             try:
                 while not all(run.has_ended for run in self.runs):
+                    self._obey_cancel()
                     self._start_points(Path(name), code)
                     self._take_end()
             except BaseException:
                 self._stop()
                 raise
+
+    def _record(self) -> None:
+        """Record the sweep's points beside their folders, and remove the mark of an earlier cancellation.
+
+        Raises UsageError: another sweep has the name, or the folder can't be written.
+        """
+        if self._local_output:
+            with use_errors():
+                write_record(self._local_output, self.plan)
+
+    def _obey_cancel(self) -> None:
+        """After `launch cancel`, cancel the active points and start no others."""
+        if not self._local_output or not is_cancelled(self._local_output, self.plan.name):
+            return
+        for run in self.runs:
+            folder = Path(run.point.plan.run_folder or "")
+            if run.state == "waiting":
+                run.state = "cancelled"
+                self._on_event(PointChanged(run=run, kind="ended"))
+            elif run.state == "active" and is_taken(folder):
+                request_cancel(LocalFolder(folder))  # each time: it may have begun after launch cancel looked
 
     def _copy_code(self, folder: Path) -> Path | None:
         """Copy the code that all points share; None: there is none."""
@@ -111,14 +135,14 @@ class LocalSweep:
             self._on_event(PointChanged(run=run, kind="started"))
 
     def _has_ended(self, run: PointRun, storage: Storage) -> bool:
-        """Set the state of a point that an earlier command has run to its end; return whether there is one."""
+        """Set the state of a point that an earlier command has run to its end; return whether one has."""
         end = last_end(storage, run)
         if end is None or not (end.succeeded or has_failed(end)) or (has_failed(end) and self._retry):
             return False
-        run.state = "succeeded" if end.succeeded else "failed"
+        run.state, run.had_ended, run.ended = "succeeded" if end.succeeded else "failed", True, end.time
         if not end.succeeded:
             name, code = next((name, code) for name, code in end.exit_codes.items() if code)
-            run.error = JobFailed(f"failed before: {name} exited with {code}", "--retry-failed runs it again")
+            run.error = JobFailed(f"{name} exited with {code}", "--retry-failed runs it again")
         return True
 
     def _run_point(self, run: PointRun, words: list[str], slot: dict[str, str]) -> None:
@@ -149,7 +173,9 @@ class LocalSweep:
         if isinstance(error, UsageError) and not folder.startswith("gs://") and is_taken(Path(folder)):
             run.state = "waiting"  # another process was faster
             return
-        run.state, run.error = "failed" if error else "succeeded", error
+        was_cancelled = error is not None and self._local_output is not None and is_attempt_cancelled(Path(folder))
+        run.state = "cancelled" if was_cancelled else "failed" if error else "succeeded"
+        run.error = error
         self._on_event(PointChanged(run=run, kind="ended"))
 
     def _stop(self) -> None:
@@ -188,16 +214,3 @@ def last_end(storage: Storage, run: PointRun) -> End | None:
 def has_failed(end: End) -> bool:
     """Return whether a process failed, other than because it was stopped."""
     return any(code > 0 and code not in SIGNALLED for code in end.exit_codes.values())
-
-
-def check_name(sweep: SweepPlan) -> None:
-    """Check that a name given with --name is not that of another sweep. Raises UsageError."""
-    if not sweep.is_named or sweep.output.startswith("gs://"):
-        return
-    own = {one.run for one in sweep.points}
-    known = {one.id for one in runs_below(Path(sweep.output)) if label_of(one, SWEEP_LABEL) == sweep.name}
-    if known and known.isdisjoint(own):
-        raise UsageError(
-            f"the name {sweep.name} belongs to another sweep, with other settings or other code: {min(known)} …",
-            "Use another name: --name NAME; without --name, launch chooses one.",
-        )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,10 +19,9 @@ from launcher.jobs.job import SWEEP_LABEL
 from launcher.plan import model
 from launcher.plan.model import Target
 from launcher.spec.overrides import Override
-from launcher.spec.sweep import Axis, Point, points
+from launcher.spec.sweep import NAME, Axis, Point, points
 from launcher.text import plural, usd_text
 
-NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SHOWN: Final = 5
 """Maximum number of refused points that an error lists."""
 DIGEST: Final = 6
@@ -54,7 +52,7 @@ class SweepPoint(Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> dict[str, str]:
         """Return the values as text, by the settings' shortest names that differ: `lr` for run.config.optimizer.lr."""
-        return dict(zip(short_names([*self.values]), map(value_text, self.values.values()), strict=True))
+        return settings_text(self.values)
 
 
 class SweepPlan(Struct, frozen=True, kw_only=True):
@@ -242,6 +240,11 @@ def short_names(paths: Sequence[str]) -> list[str]:
         others = [other for other in paths if other != path]
         found.append(next((end for end in ends if not any(f".{one}".endswith(f".{end}") for one in others)), path))
     return found
+
+
+def settings_text(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as text, by the settings' shortest names that differ."""
+    return dict(zip(short_names([*values]), map(value_text, values.values()), strict=True))
 
 
 def value_text(value: Any) -> str:

@@ -1,6 +1,7 @@
-"""The record of a sweep in the cloud: `sweeps/NAME.json` in the output, with the runs of its points.
+"""The record of a sweep: `sweeps/NAME.json` in the output, with the runs of its points and their settings.
 
-The label `launch-sweep` finds the jobs that exist; the record also finds runs whose jobs are gone, such as ended VMs.
+The label `launch-sweep` finds the jobs that exist; the record also has runs whose jobs are gone, such as ended VMs, and
+points that have not started.
 """
 
 from __future__ import annotations
@@ -64,6 +65,12 @@ def read_version(output: Storage, sweep: str) -> tuple[dict[str, Any], str]:
         return {str(one["run"]): dict(one["set"]) for one in json.loads(text)["points"]}, version
     except (ValueError, KeyError, TypeError):
         return {}, version
+
+
+def remove_record(output: Storage, sweep: str) -> None:
+    """Delete the record and the mark. Raises OutputError."""
+    output.delete(record_name(sweep))
+    output.delete(mark_name(sweep))
 
 
 def mark_cancelled(output: Storage, sweep: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.errors import Problem
 from launcher.spec.nodes import Broken, List, Map, Node, Path, Scalar, clipped, dotted, plain
@@ -83,7 +84,7 @@ class Decoder:
         if isinstance(node, Scalar) and node.value in shape.choices:
             return node.value
         if isinstance(node, Scalar) and node.value is not None and at in ONE_OR_LIST:
-            value = self.scalar(node, shape_of(shape.items), at)
+            value = self.scalar(node, replace(shape_of(shape.items), choices=shape.choices), at)
             return INVALID if value is INVALID else (value,)
         if not isinstance(node, List):
             return self.mistyped(node, shape, at)
@@ -152,9 +153,10 @@ class Decoder:
         return self.refuse(node, at, *type_mismatch(node, shape, at))
 
     def rejected(self, node: Node, shape: Shape, at: Path, why: str) -> Any:
-        from launcher.spec.wording import show, wanted
+        from launcher.spec.wording import show, similar_word, wanted
 
-        return self.refuse(node, at, f"{show(node, at)} {why}", f"use {wanted(shape)}")
+        fix = similar_word(node, shape) or f"use {wanted(shape)}"
+        return self.refuse(node, at, f"{show(node, at)} {why}", fix)
 
     def refuse(self, node: Node, at: Path, what: str, fix: str) -> Any:
         self.problems.append(Problem(node.where, f"{dotted(at) or 'the spec'}: {what}", fix))

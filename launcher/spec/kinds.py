@@ -1,4 +1,7 @@
-"""Types of the values in a spec, and the base class of its sections."""
+"""Types of the values in a spec, and the base class of its sections.
+
+`extra={"words": …}` are the words that a pattern accepts: an error suggests the one that was meant.
+"""
 
 from typing import Annotated
 
@@ -45,6 +48,7 @@ Provisioning = Annotated[
     Meta(
         pattern=r"^(standard|spot|flex-start|reservation:projects/[^/]+/zones/[^/]+/reservations/[^/]+)$",
         description="standard, spot, flex-start or reservation:projects/P/zones/Z/reservations/R",
+        extra={"words": ("standard", "spot", "flex-start")},
     ),
 ]
 SecretVersion = Annotated[
@@ -67,6 +71,7 @@ Event = Annotated[
     Meta(
         pattern=r"^(preempted|failed|finished|stalled|cost>([1-9][0-9]?|100)%)$",
         description="preempted, failed, finished, stalled, or cost>80% (of limits.usd)",
+        extra={"words": ("preempted", "failed", "finished", "stalled")},
     ),
 ]
 ServiceAccount = Annotated[

@@ -157,7 +157,7 @@ def content(path: Path, source: str) -> bytes:
 def specs_in(folder: Path) -> str:
     """Suggest the YAML files of a folder."""
     names = yaml_files(folder)
-    return f"name one of its files: {', '.join(names[:5])}" if names else "name a YAML file"
+    return f"name one of its files: {', '.join(names[:5])}" if names else "create a spec with `launch init`"
 
 
 def near_files(path: Path) -> str:

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 from launcher.errors import UsageError
 from launcher.spec.overrides import Override, parse_set
 
+NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+"""A sweep's name."""
 MOST_POINTS: Final = 1000
 DRAWS: Final = 50
 """Draws for each point of a random sweep, until enough points differ."""

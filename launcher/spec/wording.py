@@ -83,6 +83,13 @@ def wanted(shape: Shape) -> str:
     return ": ".join(filter(None, (what, shape.meaning)))
 
 
+def similar_word(node: Node, shape: Shape) -> str:
+    """Return `did you mean spot?` if the setting takes a word like this one, else an empty text."""
+    words = (*shape.choices, *(shape.bound("extra") or {}).get("words", ()))
+    close = near(node.value, words) if isinstance(node, Scalar) and isinstance(node.value, str) else []
+    return f"did you mean {close[0]}?" if close else ""
+
+
 def value_range(shape: Shape) -> str:
     """Describe the bounds: ` from 1 to 16`, ` above 0, at most 168`."""
     above, least, most = shape.bound("gt"), shape.bound("ge"), shape.bound("le")

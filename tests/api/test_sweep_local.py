@@ -12,17 +12,21 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
 from launcher.api import sweep_local
 from launcher.api.sweep_events import PointChanged
 from launcher.api.sweep_local import LocalSweep, gpu_shares
+from launcher.api.sweep_record import mark_cancelled
 from launcher.cli.flows.plan_sweep import plan_of
 from launcher.cli.options import Flags
+from launcher.cli.ui.text import stamp
 from launcher.errors import UsageError
 from launcher.rehearsal.attempts import End, lock, write_end
 from launcher.rehearsal.folder_lock import lock_run_folder
 from launcher.rehearsal.request import fingerprint, parse_request
-from tests.command import WORLD, as_process, launch
+from tests.cli.flows.test_local_runs import NO_CLOUD
+from tests.command import WORLD, Ran, as_process, launch
 
 SPEC = """\
 name: job
@@ -167,6 +171,105 @@ def test_ctrl_c_stops_all_points(world: World, monkeypatch: pytest.MonkeyPatch) 
     assert [child.wait(5) for child in children] == [-15, -15]
 
 
+def test_launch_cancel_ends_the_active_point_and_starts_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = world.sweep("0,1,2")
+
+    def until_cancelled(words: list[str], *_: Any, **__: Any) -> tuple[dict[str, Any], int]:
+        request = parse_request(json.loads(Path(words[words.index("--request") + 1]).read_text()))
+        folder = Path(request.run_folder or "")
+        with lock_run_folder(folder):
+            number = lock(LocalFolder(folder), {"job": fingerprint(request, "")})
+            cancelled, until = folder / contract.attempt_cancel(number), time.monotonic() + 30
+            while not cancelled.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+        return {}, 3
+
+    monkeypatch.setattr(sweep_local, "run_child", until_cancelled)
+    thread = threading.Thread(target=sweep.run)
+    thread.start()
+    folder = Path(sweep.plan.points[0].plan.run_folder or "")
+    while not (folder / contract.attempt_lock(1)).exists() and thread.is_alive():
+        time.sleep(0.01)
+    name = sweep.plan.name
+    asked = launch("cancel", name, cwd=world.folder, env=NO_CLOUD)
+    assert (asked.code, f"launch cancel {name} --yes" in asked.err) == (2, True)
+    ran = launch("cancel", name, "--yes", cwd=world.folder, env=NO_CLOUD)
+    thread.join(30)
+    assert (ran.code, ran.out.splitlines()) == (
+        0,
+        [f"{folder.name} cancelled (this machine)", f"{name}: 1 point cancelled"],
+    )
+    assert states(sweep) == ["cancelled"] * 3
+    monkeypatch.setattr(sweep_local, "run_child", world.run_child)
+    assert states(run(world.sweep("0,1,2"))) == ["succeeded"] * 3, "typed again it continues"
+
+
+def test_a_point_that_begins_after_launch_cancel_looked_is_cancelled_too(world: World) -> None:
+    sweep, seen = world.sweep("0,1"), list[Path]()
+    output = LocalFolder(Path(sweep.plan.output))
+    sweep._record()
+    mark_cancelled(output, sweep.plan.name)
+    sweep.runs[0].state = "active"
+    folder = Path(sweep.runs[0].point.plan.run_folder or "")
+    number = lock(LocalFolder(folder), {})
+    with lock_run_folder(folder):
+        sweep._obey_cancel()
+    seen.append(folder / contract.attempt_cancel(number))
+    assert seen[0].exists()
+    assert states(sweep) == ["active", "cancelled"]
+
+
+def test_other_commands_and_a_sweeps_name(world: World) -> None:
+    world.codes = {"1": 70}
+    sweep = run(world.sweep("0,1"))
+    name, ids = sweep.plan.name, [one.run for one in sweep.plan.points]
+
+    def typed(*words: str, code: int = 0) -> Ran:
+        ran = launch(*words, cwd=world.folder, env=NO_CLOUD)
+        assert ran.code == code, ran.shown
+        assert "json" in words or max(map(len, ["", *ran.out.splitlines()])) <= 80
+        return ran
+
+    page = typed("status", name).out
+    assert page.startswith(f"{name}  1 of 2 points succeeded")
+    rows = [line.split() for line in page.splitlines()[3:5]]
+    assert [[row[0], row[2], row[-1]] for row in rows] == [
+        [ids[0], "SUCCEEDED", "CODE=0"],
+        [ids[1], "FAILED", "CODE=1"],
+    ]
+    data = json.loads(typed("status", name, "-o", "json").out)
+    assert [(one["run"], one["state"], one["set"]) for one in data["points"]] == [
+        (ids[0], "SUCCEEDED", {"env.CODE": "0"}),
+        (ids[1], "FAILED", {"env.CODE": "1"}),
+    ]
+    watched = typed("watch", name, code=3).out
+    assert [line.split()[1] for line in watched.splitlines() if line.startswith("job-")] == ["succeeded", "failed"]
+    for command in ("logs", "metrics", "follow"):
+        error = typed(command, name, code=2).err
+        assert f"error: {name} is a sweep of 2 points, not a run" in error
+        assert f"launch status {name}" in error
+        assert f"launch {command} {ids[0]}" in error
+    assert "is a sweep of 2 points" in typed("local", "job.yaml", "--resume", name, code=2).err
+    assert "needs a run" in typed("status", name, "--events", code=2).err
+    asked = typed("rm", name, code=2).err
+    assert all(one in asked for one in ids)
+    typed("rm", name, "--yes")
+    assert not [path for path in (world.folder / "runs").iterdir() if not path.name.startswith(".")]
+    assert "no run" in typed("status", name, code=2).err
+
+
+def test_a_point_that_has_not_started_has_a_line_too(world: World) -> None:
+    sweep = world.sweep("0,1")
+    sweep._record()
+    ran = launch("status", sweep.plan.name, cwd=world.folder, env=NO_CLOUD)
+    assert [line.split()[1:] for line in ran.out.splitlines() if "CODE=" in line] == [
+        ["not", "started", "CODE=0"],
+        ["not", "started", "CODE=1"],
+    ]
+    data = json.loads(launch("status", sweep.plan.name, "-o", "json", cwd=world.folder, env=NO_CLOUD).out)
+    assert data == {"sweep": sweep.plan.name, "points": [], "not_started": [one.run for one in sweep.plan.points]}
+
+
 def test_gpus_are_shared_out() -> None:
     def shares(gpus: int, need: int) -> list[str | None]:
         visible = tuple(map(str, range(gpus)))
@@ -202,6 +305,13 @@ def test_real_processes(tmp_path: Path) -> None:
     assert "nothing to do" in alone.err, "the point is the run that launch local would make"
     report = launch("report", data["sweep"], cwd=tmp_path)
     assert (report.code, report.out.strip()) == (0, f"{data['sweep']}-report.html"), report.shown
-    assert launch("cancel", data["sweep"], cwd=tmp_path).code == 2
+    assert "nothing to do" in launch("cancel", data["sweep"], cwd=tmp_path).out
+    again = launch(*line[:-2], cwd=tmp_path, env=NO_CLOUD)
+    lines = [text for text in again.err.splitlines() if "/2  " in text]
+    end = json.loads((tmp_path / "runs" / data["points"][0]["run"] / "attempts" / "0001.end.json").read_text())["time"]
+    assert f"already succeeded on {stamp(end)}" in lines[0]
+    assert "already failed on " in lines[1]
+    assert lines[1].count("workerpool0-0 exited with ") == 1
+    assert all(text.startswith(" ") for text in lines), "the time of day is not that of the end"
     plan = json.loads((tmp_path / "runs" / data["points"][0]["run"] / "plan.json").read_text())
     assert plan["spec"]["labels"]["launch-sweep"] == data["sweep"]

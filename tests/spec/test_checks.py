@@ -47,6 +47,16 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
         ),
         ("run: {loggers: [wandb]}", "run.loggers: applies only to scripts and commands"),
         ("run: {script: a.py, loggers: [wandb, mlflow, wandb]}", "run.loggers[2]: 'wandb' is listed 2 times"),
+        ("run: {config: {precision: bf-16}}", "run.config.precision: invalid value 'bf-16' | did you mean bf16?"),
+        (
+            "run: {config: {optimizer: {name: adam}}}",
+            "run.config.optimizer.name: invalid value 'adam' | did you mean adamw?",
+        ),
+        ("run: {config: {checkpoint: of}}", "run.config.checkpoint: invalid value 'of' | did you mean off?"),
+        (
+            "run: {config: {compile: yes}}",
+            "run.config.compile: invalid value 'yes' | must be one of auto, true, false,",
+        ),
         ("run: {config: {loggers: [wanb]}}", "run.config.loggers[0]: unknown logger 'wanb' | did you mean wandb?"),
         ("run: {metrics: {tensorboard: tb}}", "run.metrics: applies only to scripts and commands"),
         ("run: {script: a.py, metrics: {}}", "run.metrics: is empty"),

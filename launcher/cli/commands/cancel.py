@@ -26,17 +26,16 @@ def cancel(
     Waits for confirmation. Checkpoints stay in the run's folder; --resume RUN continues from them. Asks first if the
     run belongs to another account, and once for a sweep.
     """
-    from launcher.cli.flows.cancel_sweep import cancel_sweep
-    from launcher.cli.flows.find_sweep import sweep_to_cancel
-
-    if sweep := sweep_to_cancel(run, regions):
-        cancel_sweep(sweep, output_format, yes=yes)
-        return
     from launcher.api.find_local_run import LocalRun
-    from launcher.cli.flows.find_run import find_run
+    from launcher.api.find_sweep import Sweep
+    from launcher.cli.flows.find_run import run_or_sweep
 
-    found = find_run(run, regions)
-    if isinstance(found, LocalRun):
+    found = run_or_sweep(run, regions)
+    if isinstance(found, Sweep):
+        from launcher.cli.flows.cancel_sweep import cancel_sweep
+
+        cancel_sweep(found, output_format, yes=yes)
+    elif isinstance(found, LocalRun):
         cancel_here(found, output_format)
     else:
         cancel_in_cloud(run, found, output_format, yes=yes)

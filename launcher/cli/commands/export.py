@@ -50,7 +50,7 @@ def export(
     """
     from launcher.api.exporting import export_checkpoint
     from launcher.cli.flows.find_run import folder_of
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
 
     if target in [*Output]:
         raise UsageError(f"-o {target}: -o names the output folder here", f"For a folder of that name: -o ./{target}")

@@ -220,7 +220,7 @@ def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bo
     Raises UsageError: the run can't continue with the plan.
     """
     from launcher.api.local_resume import check_repeated, find_unfinished
-    from launcher.cli.flows.preemption import say
+    from launcher.cli.ui.streams import say
 
     for warning in plan.warnings:
         say(f"warning: {warning}")
@@ -236,7 +236,7 @@ def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     """Print what a resume changes. Raises UsageError: the run can't continue with it."""
     from launcher.api.code_growth import stored_plan
     from launcher.api.local_resume import changed_settings
-    from launcher.cli.flows.preemption import say
+    from launcher.cli.ui.streams import say
 
     before = stored_plan(run.folder / contract.PLAN)
     fix = "Without --resume, the command starts a separate run."

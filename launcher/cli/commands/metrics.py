@@ -28,6 +28,7 @@ FIRST = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "images_per_s", "ste
 WIDTH = 80
 NAMED = 10
 """Most skipped steps to list."""
+LATER = "They come after the first steps. A script needs launch_train.metrics or run.metrics:\ndocs/scripts.md"
 HIDDEN = frozenset({"time"})
 
 
@@ -77,7 +78,7 @@ def metrics(
 
 def no_metrics(run: str, folder: str) -> LaunchError:
     """Return the error of a run without metrics."""
-    fix = f"launch status {run} shows its state." if folder.startswith("gs://") else "They come after the first steps."
+    fix = f"launch status {run} shows its state." if folder.startswith("gs://") else LATER
     return LaunchError(f"{run} has written no metrics yet, in {folder}", fix)
 
 
@@ -146,7 +147,7 @@ def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
     from launcher.cli.ui.run_summary import nonfinite
 
     reported = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
-    for texts in ([*nonfinite(found), *event_texts(found.events)], [*gpu_lines(nodes, reported)]):
+    for texts in ([*nonfinite(found), *event_texts(found.events)], [text for _, text in gpu_lines(nodes, reported)]):
         if texts:
             yield ""
         for text in texts:

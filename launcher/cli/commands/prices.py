@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from launcher.cli.help_page import COST, option
 from launcher.cli.options import Output, OutputFormat
+from launcher.cli.ui.streams import say
 
 
 def prices(
@@ -45,7 +46,6 @@ def prices(
 def fetch() -> dict[str, Any]:
     """Fetch the price list and store it in the cache; print what could not be used. Raises LaunchError."""
     import os
-    import sys
 
     from launcher import catalog
     from launcher.api.price_table import store_tables
@@ -61,7 +61,7 @@ def fetch() -> dict[str, Any]:
         count += 1
     made = price_tables(catalog.load(), rates, listed.date)
     for problem in rates.problems:
-        print(f"launch: not used: {problem}", file=sys.stderr)
+        say(f"not used: {problem}")
     if not made.found:
         raise LaunchError(
             f"Cloud Billing's price list has no price of any machine ({count:,} SKUs); nothing was stored",

@@ -37,8 +37,9 @@ def push_code(
 
     Files that .gitignore or .dockerignore exclude, and files with secrets, are not copied, as for images.
     """
-    from launcher.cli.flows.find_vm import one_machine, open_compute, say
+    from launcher.cli.flows.find_vm import one_machine, open_compute
     from launcher.cli.flows.ssh_access import remote
+    from launcher.cli.ui.streams import say
     from launcher.ssh.sync import push
     from launcher.workspace.code_files import code
 

@@ -27,7 +27,7 @@ def report(
     It has a run's curves, times and costs, and what differs between several. The file needs no network and no server.
     Its charts zoom, and show values under the cursor.
     """
-    from launcher.cli.flows.find_sweep import folders_of
+    from launcher.cli.flows.find_run import folders_of
     from launcher.cli.flows.report import write_report
 
     if target and str(target) in [*Output]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -17,8 +17,11 @@ from launcher.text import listed, plural
 if TYPE_CHECKING:
     from launcher.api.find_local_run import LocalRun
     from launcher.api.find_run import FoundRun
+    from launcher.api.find_sweep import Sweep
     from launcher.api.removing import Removable
 
+SHOWN = 20
+"""Most runs that a question lists."""
 NAMED = 5
 """Maximum number of steps or files that the question names."""
 
@@ -33,29 +36,33 @@ class Deletion(NamedTuple):
 
 
 def rm(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Names, IDs or folders of runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Names, IDs or folders of runs, or sweeps.")],
     *,
     regions: Regions = None,
     yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
-    """Delete runs that have ended.
+    """Delete runs that have ended, or all runs of a sweep.
 
     Deletes their folders with all checkpoints, and the records of their jobs. Asks first. Refuses a run that is still
     running. In a bucket with soft delete, the objects can be restored for some days.
     """
     from launcher.api.find_local_run import RUNS, LocalRun
+    from launcher.api.find_sweep import Sweep
+    from launcher.api.removing import remove_sweep_records
     from launcher.cli.flows.confirm import confirmed
-    from launcher.cli.flows.find_run import find_run
+    from launcher.cli.flows.find_run import run_or_sweep
 
     for text in runs:
         if link := next((path for path in (Path(text), Path(RUNS, text)) if path.is_symlink()), None):
             raise UsageError(f"{link} is a link, so it is not deleted", f"Name the run itself: {link.resolve()}")
-    pairs = [(find_run(text, regions), text) for text in runs]
+    named = [(run_or_sweep(text, regions), text) for text in runs]
+    pairs = [(run, text) for one, text in named for run in (points(one) if isinstance(one, Sweep) else (one,))]
     found = {(one if isinstance(one, LocalRun) else one.id): (one, text) for one, text in pairs}
     chosen = [local(one) if isinstance(one, LocalRun) else in_cloud(one, text) for one, text in found.values()]
-    question = "\n".join(line for one in chosen for line in lines(one))
     if not yes:
-        print(question, file=sys.stderr)
+        print("\n".join(line for one in chosen[:SHOWN] for line in lines(one)), file=sys.stderr)
+        if len(chosen) > SHOWN:
+            print(f"… and {plural(len(chosen) - SHOWN, 'more run')}", file=sys.stderr)
         count = plural(len(chosen), "run")
         repeat = f"launch rm {' '.join(runs)} --yes"
         if not confirmed(f"Delete {count} permanently?", "launch rm asks for confirmation", repeat):
@@ -63,6 +70,19 @@ def rm(
     for one in chosen:
         one.delete()
         print(f"{one.what.run} deleted")
+    for sweep in (one for one, _ in named if isinstance(one, Sweep)):
+        remove_sweep_records(sweep)
+
+
+def points(sweep: Sweep) -> Sequence[LocalRun | FoundRun]:
+    """Return all runs of a sweep. Raises LaunchError: one cannot be read."""
+    from launcher.api.find_sweep import runs_without_jobs
+    from launcher.cli.flows.cloud import here
+
+    others, errors = runs_without_jobs(here(), sweep.cloud) if sweep.cloud else ([], [])
+    if errors:
+        raise errors[0]
+    return (*sweep.runs, *others)
 
 
 def local(run: LocalRun) -> Deletion:
@@ -82,13 +102,14 @@ def local(run: LocalRun) -> Deletion:
 def in_cloud(run: FoundRun, text: str) -> Deletion:
     """Return the deletion of a run in the cloud. Raises LaunchError: it may not be deleted."""
     from launcher.api.removing import removable_run, remove_run
-    from launcher.cli.flows.cloud import notice, of_run
+    from launcher.cli.flows.cloud import of_run
     from launcher.cli.flows.confirm import other_owner
+    from launcher.cli.ui.streams import say
 
     cloud = of_run(text)[0]
     what = removable_run(cloud, run)
     state = f"{run.job.state} in {run.job.place}"
-    return Deletion(what, state, other_owner(run.job.labels), lambda: remove_run(cloud, run, what, notice))
+    return Deletion(what, state, other_owner(run.job.labels), lambda: remove_run(cloud, run, what, say))
 
 
 def lines(one: Deletion) -> Iterator[str]:

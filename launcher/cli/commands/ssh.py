@@ -62,7 +62,7 @@ def ssh(
 
 def report_ports(forwards: Sequence[Forward], name: str, *, shell: bool) -> None:
     """Print where the VM's ports are forwarded. Raises UsageError: a local port is in use."""
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
 
     for each in forwards:
         check_port(each)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import AllRuns, Mine, Output, OutputFormat, Regions
+from launcher.cli.ui.streams import say
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def status(
     everything: AllRuns = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Show a run, or list all runs as `launch runs` does.
+    """Show a run or a sweep, or list all runs as `launch runs` does.
 
     Says how a run went, attempt by attempt: how long it waited and ran, what was lost, why it ended, and what to do.
     Finds a run of launch local by its path, or in ./runs by its ID or name. Finds all others by the labels of their
@@ -44,12 +44,24 @@ def status(
 
         show_runs(RunFilter(mine=mine), output_format, regions=regions, everything=everything)
         return
-    from launcher.api.find_local_run import LocalRun
-    from launcher.api.run import status_of
-    from launcher.cli.flows.find_run import find_run
+    show_named(run, regions, output_format, events=events)
 
-    found = find_run(run, regions)
-    if isinstance(found, LocalRun):
+
+def show_named(run: str, regions: list[str] | None, output_format: Output, *, events: bool) -> None:
+    """Print a run or a sweep. Raises LaunchError: there is none, or it cannot be read."""
+    from launcher.api.find_local_run import LocalRun
+    from launcher.api.find_sweep import Sweep
+    from launcher.api.run import status_of
+    from launcher.cli.flows.find_run import run_or_sweep
+
+    found = run_or_sweep(run, regions)
+    if isinstance(found, Sweep):
+        from launcher.cli.flows.sweep_status import show_sweep
+
+        if events:
+            raise UsageError(f"--events needs a run, and {run} is a sweep", f"launch status {run} lists its runs.")
+        show_sweep(found, output_format)
+    elif isinstance(found, LocalRun):
         from launcher.cli.flows.local_status import show_local
 
         show_local(found, output_format, events=events)
@@ -67,7 +79,7 @@ def show_run(found: RunStatus, output: Output, *, events: bool = False) -> None:
         print("\n".join([*lines(found, story), *(event_lines(story.run) if events else ())]))
         return
     if found.problem:
-        print(f"launch: {found.problem}", file=sys.stderr)
+        say(found.problem)
     from launcher.cli.ui.data import attempt_data, job_data, progress_data
     from launcher.cli.ui.documents import printed
 
@@ -91,8 +103,8 @@ def lines(found: RunStatus, story: RunStory) -> Iterator[str]:
     yield from wrapped(f"{found.run}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
     yield ""
     yield from story_lines(story.chapters, story.cap, story.advice, found.progress)
-    for number, text in enumerate(gpu_monitor.lines(found.nodes)):
-        yield from labelled("" if number else "GPUs", text)
+    for label, text in gpu_monitor.labelled_lines(found.nodes):
+        yield from labelled(label, text)
     if job.error:
         yield from labelled("error", job.error.message)
     if found.problem:

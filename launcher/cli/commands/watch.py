@@ -11,7 +11,7 @@ from launcher.cli.options import Regions, WatchFor
 
 
 def watch(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Names, IDs or folders of one or several runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Names, IDs or folders of runs, or a sweep.")],
     *,
     regions: Regions = None,
     watch_for: WatchFor = None,

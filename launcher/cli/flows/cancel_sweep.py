@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from launcher.api.cancel_sweep import cancel_points
+import launcher.clock
+from launcher.api.cancel_sweep import cancel_here, cancel_points
+from launcher.api.find_run import FoundRun
+from launcher.api.find_sweep import active_points
 from launcher.cli.flows.cloud import here
 from launcher.cli.flows.confirm import confirmed, other_owner
 from launcher.cli.options import Output
@@ -16,30 +20,64 @@ from launcher.text import plural
 
 if TYPE_CHECKING:
     from launcher.api.cancelling import Cancellation
-    from launcher.api.find_sweep import FoundSweep
+    from launcher.api.find_local_run import LocalRun
+    from launcher.api.find_sweep import Sweep
 
 
-def cancel_sweep(sweep: FoundSweep, output: Output, *, yes: bool) -> None:
+def cancel_sweep(sweep: Sweep, output: Output, *, yes: bool) -> None:
     """Cancel all points of a sweep. Raises LaunchError: the answer is no, or a job may still run."""
-    active = [run for run in sweep.runs if run.is_active]
-    if active and not yes:
-        owner = next((text for run in active if (text := other_owner(run.job.labels))), "")
-        what = f"sweep {sweep.name} has {plural(len(active), 'active point')}{f' and {owner}' if owner else ''}"
-        if not confirmed(
-            f"The {what}.\nCancel all of them?", what, f"To cancel them: launch cancel {sweep.name} --yes"
-        ):
-            raise LaunchError(f"{sweep.name} was not cancelled")
-    results, errors = cancel_points(here(), sweep, EventPrinter(None).say)
-    done = sorted((one for one in results if one.done), key=lambda one: one.run)
+    if not yes:
+        confirm(sweep)
+    stopped, errors = stop_here(sweep)
+    cancelled: list[Cancellation] = []
+    if sweep.cloud:
+        cancelled, others = cancel_points(here(), sweep.cloud, EventPrinter(None).say)
+        errors += others
+    done = sorted((one for one in cancelled if one.done), key=lambda one: one.run)
     error = next(iter(errors), None)
     if output is Output.text:
-        print("\n".join([*map(line, done), f"{sweep.name}: {plural(len(done), 'point')} cancelled"]))
+        ended = [*map(local_line, stopped), *map(line, done)]
+        count = f"{plural(len(ended), 'point')} cancelled" if ended else "nothing to do: no point was running"
+        print("\n".join([*ended, f"{sweep.name}: {count}"]))
     else:
-        printed(
-            {"sweep": sweep.name, "runs": [job_data(one.run, job) for one in done for job in one.jobs]}, output, error
-        )
+        jobs = [job_data(one.run, job) for one in done for job in one.jobs]
+        printed({"sweep": sweep.name, "runs": [*map(local_data, stopped), *jobs]}, output, error)
     if error:
         raise error
+
+
+def confirm(sweep: Sweep) -> None:
+    """Ask once for all active points. Raises LaunchError: the answer is no, or there is no terminal."""
+    active = active_points(sweep)
+    if not active:
+        return
+    labels = (run.job.labels for run in active if isinstance(run, FoundRun))
+    owner = next(filter(None, map(other_owner, labels)), "")
+    what = f"sweep {sweep.name} has {plural(len(active), 'active point')}{f' and {owner}' if owner else ''}"
+    if not confirmed(f"The {what}.\nCancel all of them?", what, f"To cancel them: launch cancel {sweep.name} --yes"):
+        raise LaunchError(f"{sweep.name} was not cancelled")
+
+
+def stop_here(sweep: Sweep) -> tuple[Sequence[LocalRun], list[LaunchError]]:
+    """Cancel the points on this machine; return those that were running, and the failure, if any."""
+    try:
+        return (cancel_here(sweep.name, sweep.here, launcher.clock.REAL) if sweep.here else []), []
+    except LaunchError as error:
+        return [], [error]
+
+
+def local_line(run: LocalRun) -> str:
+    """Return `my-job-0123abcd cancelled (this machine)`."""
+    from launcher.cli.flows.local_status import read_snapshot
+
+    return f"{run.id} {read_snapshot(run).state.lower()} (this machine)"
+
+
+def local_data(run: LocalRun) -> dict[str, Any]:
+    """Return a point on this machine for scripts."""
+    from launcher.cli.flows.local_status import as_data, read_snapshot
+
+    return as_data(run, read_snapshot(run))
 
 
 def line(cancelled: Cancellation) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from pathlib import Path
 
 from launcher.api.cloud import CloudContext, open_cloud
 from launcher.api.gather import project, project_of
+from launcher.cli.ui.streams import say
 
 
 def of_project(name: str) -> CloudContext:
     """Return the context of a project; endpoints and credentials come from the environment."""
     gc.enable()  # the process may run for days from here on
-    return open_cloud(name, notice)
+    return open_cloud(name, say)
 
 
 def here() -> CloudContext:
@@ -40,8 +40,3 @@ def name_of(text: str) -> str:
 def is_spec(text: str) -> bool:
     """Return whether a text is the path of a spec file."""
     return text.endswith((".yaml", ".yml")) and os.path.isfile(text)  # noqa: PTH113 -- Path.is_file raises on long texts
-
-
-def notice(text: str) -> None:
-    """Print a message to stderr."""
-    print(f"launch: {text}", file=sys.stderr, flush=True)

@@ -1,20 +1,25 @@
-"""Find a run by its name, ID or path: on this machine, or in the cloud."""
+"""Find a run or a sweep by its name, ID or path: on this machine, or in the cloud."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.api import find_local_run
 from launcher.api.find_local_run import LocalRun
 from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
+from launcher.api.find_sweep import Sweep, local_points
 from launcher.api.run_folder import open_run_folder
 from launcher.backend import request
 from launcher.cli.flows.cloud import is_spec, name_of, of_run
+from launcher.cli.flows.find_sweep import SWEEP_ID, find_named, may_be_sweep
+from launcher.cli.ui.streams import say
 from launcher.errors import NotAuthorised, UsageError
+from launcher.text import plural
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -22,6 +27,62 @@ if TYPE_CHECKING:
 
 
 def find_run(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun:
+    """Return the run with an ID, name or path, of a spec file, or of a job's number: see `only_run`.
+
+    Raises:
+        UsageError: no such run, several, or a sweep has that name.
+        LaunchError: the cloud cannot be searched, and no run on this machine has that name.
+    """
+    found = run_or_sweep(text, regions)
+    if isinstance(found, Sweep):
+        raise not_a_run(found)
+    return found
+
+
+def run_or_sweep(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun | Sweep:
+    """Return the run or the sweep that `text` names. Raises as `only_run`."""
+    may_be = may_be_sweep(text)
+    likely = may_be and (SWEEP_ID.fullmatch(text) or (not regions and local_points(text)))
+    if likely and (sweep := find_named(text, regions)):
+        return sweep
+    try:
+        return only_run(text, regions)
+    except NoSuchRun:
+        if may_be and not likely and (sweep := find_named(text, regions)):
+            return sweep
+        raise
+
+
+def not_a_run(sweep: Sweep) -> UsageError:
+    """Return the error of a sweep's name given to a command for runs, with the command for each point."""
+    name = sweep.name
+    runs = [run.id for run in sweep.runs] or sweep.known  # those that have begun, as far as is known
+    commands = [repeated(name, run) for run in runs[: find_local_run.SHOWN]]
+    more = [f"… and {len(runs) - len(commands)} more"] if len(runs) > len(commands) else []
+    hint = f"launch status {name} shows its points. For one of them:"
+    problem = f"{name} is a sweep of {plural(len(sweep.known), 'point')}, not a run"
+    return UsageError(problem, "\n".join([hint, *commands, *more]))
+
+
+def folders_of(text: str, regions: Sequence[str] | None) -> Iterator[tuple[str, Storage]]:
+    """Yield the ID and the folder of each run of a sweep, or those of the run that `text` means.
+
+    Raises:
+        UsageError: no such run or sweep, or the path is not a run folder.
+        LaunchError: a run has no folder, or it is unreadable.
+    """
+    if not regions and may_be_sweep(text) and (points := local_points(text)) and points.runs:
+        yield from ((one.id, open_run_folder(one.id, str(one.folder))) for one in reversed(points.runs))
+        return
+    found = run_or_sweep(text, regions)
+    if isinstance(found, Sweep):
+        folders = found.cloud.folders if found.cloud else {}
+        yield from ((run, open_run_folder(run, folder)) for run, folder in folders.items())
+    else:
+        yield folder_of_found(found)
+
+
+def only_run(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun:
     """Return the run with an ID, name or path, of a spec file, or of a job's number.
 
     A path is a run on this machine, and so is an ID with a digest that is in ./runs: no run in the cloud has the same.
@@ -51,7 +112,7 @@ def find_run(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun:
         if not here:
             raise
         if not isinstance(error, NoSuchRun):
-            print(f"launch: the cloud was not searched: {error.problem}", file=sys.stderr)
+            say(f"the cloud was not searched: {error.problem}")
         return only_local(text, here)
     if not here and (found := only_one(there)):
         return found
@@ -65,7 +126,11 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
         UsageError: no such run, several, or the path is not a run folder.
         LaunchError: the run has no folder, or it is unreadable.
     """
-    found = find_run(run, regions)
+    return folder_of_found(find_run(run, regions))
+
+
+def folder_of_found(found: LocalRun | FoundRun) -> tuple[str, Storage]:
+    """Return the run's ID and its folder. Raises LaunchError: the run has no folder, or it is unreadable."""
     if isinstance(found, LocalRun):
         return found.id, open_run_folder(found.id, str(found.folder))
     return found.id, open_run_folder(found.id, request.run_folder(found.job.request))
@@ -81,7 +146,10 @@ def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]
     try:
         cloud, text = of_run(text)
     except UsageError as error:
-        raise UsageError(f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}", error.hint) from error
+        ids = (run.id for run in find_local_run.runs_below(Path(find_local_run.RUNS)))
+        known = find_local_run.similar_names(text, ids) or "launch runs lists the runs."
+        problem = f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}"
+        raise UsageError(problem, f"{known} For one in the cloud:\n{error.hint}") from error
     return look_up(cloud, text, searched(regions))
 
 

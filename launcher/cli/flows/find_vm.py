@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import launcher.clock
+from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, UsageError
 from launcher.jobs.job import RUN_LABEL
 from launcher.text import did_you_mean, near
@@ -32,12 +32,6 @@ def open_compute() -> Compute:
     from launcher.compute.client import Compute
 
     return Compute(project("vm", os.environ), os.environ, launcher.clock.REAL, notice=say)
-
-
-def say(text: str) -> None:
-    """Print a message of one or more lines to stderr."""
-    for line in text.splitlines():
-        print(f"launch: {line}", file=sys.stderr, flush=True)
 
 
 class NoSuchVm(UsageError):

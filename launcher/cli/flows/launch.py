@@ -35,6 +35,8 @@ from launcher.api.planning import planned
 from launcher.api.run_folder import storage_of
 from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirmation
+from launcher.cli.flows.find_run import not_a_run
+from launcher.cli.flows.find_sweep import find_named, may_be_sweep
 from launcher.cli.flows.plan import gather
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
 from launcher.cli.options import Flags, Output, words
@@ -132,7 +134,7 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
             "Add the spec: launch … SPEC --resume RUN …",
         )
     else:
-        run = one_run(cloud, name, searched(flags.region))
+        run = run_to_resume(name, flags, cloud)
         made, ready, allowed = stored_plan(cloud, run), with_its_own_image, None
         limited = is_limited_plan(made)
     follow(
@@ -154,9 +156,19 @@ def run_id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
     if RUN_ID.fullmatch(name):
         return name
     try:
-        return one_run(cloud, name, searched(flags.region)).id
+        return run_to_resume(name, flags, cloud).id
     except NoSuchRun:
         return name
+
+
+def run_to_resume(name: str, flags: Flags, cloud: CloudContext) -> FoundRun:
+    """Return the only matching run. Raises UsageError: there is none, several match, or it is a sweep's name."""
+    try:
+        return one_run(cloud, name, searched(flags.region))
+    except NoSuchRun:
+        if may_be_sweep(name) and (sweep := find_named(name, flags.region)):
+            raise not_a_run(sweep) from None
+        raise
 
 
 def after_preflight(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from launch_train.common import contract
+from launcher.api.local_records import read_record, time_of
 from launcher.cli.options import Output
+from launcher.cli.ui.streams import say
 from launcher.gcp.storage import open_folder
 from launcher.rehearsal.attempts import End, state_of
 from launcher.runs.metrics.gpu_nodes import Node
@@ -33,7 +35,7 @@ class Attempt(Struct, frozen=True):
             "number": self.number,
             "machine": self.facts.get("machine"),
             "provisioning": self.facts.get("provisioning"),
-            "time": self.facts.get("time"),
+            "time": time_of(self.facts),
             "exit_codes": self.end.exit_codes if self.end else None,
             "seconds": self.end.seconds if self.end else None,
             "ended": self.end.time if self.end else None,
@@ -50,16 +52,22 @@ class LocalSnapshot(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     progress: Progress | None
     nodes: tuple[Node, ...]
+    problem: str = ""
+    """Why the folder could not be read completely."""
 
     @property
     def state(self) -> str:
-        """Return the state, as in the cloud; INTERRUPTED: the process ended without recording how."""
+        """Return the state, as in the cloud. INTERRUPTED: the process ended without recording how; UNKNOWN: a record
+        is unreadable."""
+        if self.problem and not self.is_running:
+            return "UNKNOWN"
         end = self.attempts[-1].end if self.attempts else None
         return state_of(len(self.attempts), end, is_running=self.is_running, is_cancelled=self.is_cancelled)
 
 
 def show_local(run: LocalRun, output: Output, error: LaunchError | None = None, *, events: bool = False) -> None:
     """Show a run on this machine; `error` ends the command. Raises LaunchError: its folder is unreadable."""
+    from launcher.api.find_local_run import shown
     from launcher.api.run_story import local_story
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.story_text import event_lines, events_data, story_data
@@ -67,16 +75,19 @@ def show_local(run: LocalRun, output: Output, error: LaunchError | None = None, 
     snapshot = read_snapshot(run)
     number = snapshot.attempts[-1].number if snapshot.attempts else 0
     story = local_story(run, is_running=snapshot.is_running, number=number, whole=events)
+    if snapshot.problem and not snapshot.is_running:
+        story = story._replace(advice=f"restore that file, or delete the run: launch rm {shown(run)}")
     if output is Output.text:
         print("\n".join([*lines(run, snapshot, story), *(event_lines(story.run) if events else ())]))
         return
+    if snapshot.problem:
+        say(f"{run.id}: {snapshot.problem}")
     data = as_data(run, snapshot) | story_data(story.chapters, story.cap, story.advice)
     printed(data | ({"events": events_data(story.run)} if events else {}), output, error)
 
 
 def read_snapshot(run: LocalRun) -> LocalSnapshot:
     """Read a run folder. Raises LaunchError."""
-    from launcher.api.local_records import labels_of
     from launcher.gcp.storage import use_errors
     from launcher.rehearsal.attempts import newest_attempt, read_end, read_facts
     from launcher.rehearsal.folder_lock import is_taken
@@ -91,13 +102,15 @@ def read_snapshot(run: LocalRun) -> LocalSnapshot:
             Attempt(number, read_facts(storage, number), read_end(storage, number)) for number in range(1, last + 1)
         )
     progress = ProgressReader(storage, attempt=max(1, last)).read_new()
+    record = read_record(run.folder)
     return LocalSnapshot(
         attempts=attempts,
         is_running=is_running,
         is_cancelled=(run.folder / contract.attempt_cancel(last)).exists(),
-        labels=labels_of(run.folder, attempts[-1].facts) if attempts else {},
+        labels=record.labels if record else {},
         progress=progress,
         nodes=read_nodes(storage),
+        problem=record.problem if record else "",
     )
 
 
@@ -111,16 +124,20 @@ def lines(run: LocalRun, snapshot: LocalSnapshot, story: RunStory) -> Iterator[s
     from launcher.cli.ui.text import elapsed, stamp
 
     end = snapshot.attempts[-1].end if snapshot.attempts else None
+    if snapshot.problem and not snapshot.is_running:
+        end = None  # of a run whose state is unknown, no time is given
     after = f" after {elapsed(end.seconds)}" if end and not snapshot.is_running else ""
     yield from wrapped(f"{run.id}  {STATES.get(snapshot.state, snapshot.state.lower())}{after}", WIDTH)
     yield ""
+    if snapshot.problem:
+        yield from labelled("problem", snapshot.problem)
     yield from story_lines(story.chapters, story.cap, story.advice, snapshot.progress)
-    for number, text in enumerate(gpu_monitor.lines(snapshot.nodes)):
-        yield from labelled("" if number else "GPUs", text)
+    for label, text in gpu_monitor.labelled_lines(snapshot.nodes):
+        yield from labelled(label, text)
     yield ""
     yield from labelled("machine", "this machine")
     yield f"{'folder':{LABEL}}{relative(str(run.folder))}"
-    if snapshot.attempts and (time := snapshot.attempts[-1].facts.get("time")):
+    if snapshot.attempts and (time := time_of(snapshot.attempts[-1].facts)):
         yield f"{'started':{LABEL}}{stamp(time)}"
     if end and not snapshot.is_running:
         yield f"{'ended':{LABEL}}{stamp(end.time)}"
@@ -141,8 +158,8 @@ def as_data(run: LocalRun, snapshot: LocalSnapshot) -> dict[str, Any]:
         "provisioning": last.facts.get("provisioning") if last else None,
         "image": None,
         "output": str(run.folder),
-        "created": first.facts.get("time") if first else None,
-        "started": last.facts.get("time") if last else None,
+        "created": time_of(first.facts) if first else None,
+        "started": time_of(last.facts) if last else None,
         "ended": last.end.time if last and last.end and not snapshot.is_running else None,
         "error": None,
         "console": None,

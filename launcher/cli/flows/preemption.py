@@ -5,13 +5,13 @@ Vertex AI restarts a preempted job unchanged, on other machines: same request, j
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from launch_train.common.contract import Exit
+from launcher.cli.ui.streams import say
 from launcher.text import exact_duration, listed, plural
 
 if TYPE_CHECKING:
@@ -83,14 +83,6 @@ def run(start: Callable[[Preemption | None], Ended], after: float | None, *, bui
         return ReplicaExits(exit_codes=first.codes, preempted=first.codes)
     say("restarting")
     return ReplicaExits(exit_codes=start(None).codes, preempted=first.codes)
-
-
-def say(text: str) -> None:
-    """Print a message to stderr, wrapped to the width of a terminal."""
-    from launcher.cli.ui.plan_page import fitted
-
-    for line in fitted(text, len("launch: ")).splitlines():
-        print(f"launch: {line}", file=sys.stderr, flush=True)
 
 
 def endings(codes: Mapping[str, int], builtin: bool) -> list[str]:

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from launcher.cli.flows.cloud import notice, of_project
+from launcher.cli.flows.cloud import of_project
 from launcher.cli.options import Output
+from launcher.cli.ui.streams import say
 
 if TYPE_CHECKING:
     from launcher.api.gather import Inputs
@@ -66,4 +67,4 @@ def preflight_only(inputs: Inputs, output: Output, *, creates_repository: bool =
     if refused:
         raise refused
     if plan.image:
-        check_contents(inputs, planned_image(inputs), os.environ, notice)
+        check_contents(inputs, planned_image(inputs), os.environ, say)

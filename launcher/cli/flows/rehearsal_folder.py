@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch_train.common import contract
-from launcher.cli.flows.preemption import say
+from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 
 if TYPE_CHECKING:

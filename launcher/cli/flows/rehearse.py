@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +21,10 @@ from launcher.api.find_local_run import relative
 from launcher.api.run_folder import read_results
 from launcher.api.run_folder import restarts as restarts_in
 from launcher.cli.flows import preemption, rehearsal_folder
-from launcher.cli.flows.preemption import Preempted, ReplicaExits, say
+from launcher.cli.flows.preemption import Preempted, ReplicaExits
 from launcher.cli.options import Output
 from launcher.cli.ui.line_printer import LinePrinter
+from launcher.cli.ui.streams import say
 from launcher.diagnosis.output_cause import Cause
 from launcher.errors import JobFailed, LaunchError
 from launcher.rehearsal.workdirs import Code
@@ -196,7 +196,7 @@ def rehearse(
     except KeyboardInterrupt as stop:
         where = f"the run folder is {request.run_folder}" if request.run_folder else "there is no run folder"
         stop.add_note(f"all processes were stopped; {where}")
-        print(f"launch: interrupted; all processes were stopped; {where}", file=sys.stderr)
+        say(f"interrupted; all processes were stopped; {where}")
         raise
 
 
@@ -268,7 +268,7 @@ def report_of(storage: Storage | None) -> str:
     try:
         return str(write_report({"": storage}))
     except Exception as error:  # noqa: BLE001 - a script's metrics may hold anything, and the run has succeeded
-        print(f"launch: report not written: {getattr(error, 'problem', error)}", file=sys.stderr)
+        say(f"report not written: {getattr(error, 'problem', error)}")
         return ""
 
 

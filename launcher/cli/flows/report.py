@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from launch_train.common import contract
+from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, UsageError
 from launcher.text import plural
 
@@ -34,7 +34,7 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
     if empty and (not sweep or len(empty) == len(found)):
         raise UsageError(f"{', '.join(empty)}: the run folder has no attempts and no metrics yet", "Try again later.")
     if empty:
-        print(f"launch: {plural(len(empty), 'point')} of {len(found)} not begun yet", file=sys.stderr)
+        say(f"{plural(len(empty), 'point')} of {len(found)} not begun yet")
         found = [run for run in found if run.id not in empty]
     if target is None:
         storage = next(iter(runs.values()))

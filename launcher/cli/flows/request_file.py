@@ -16,6 +16,7 @@ from launcher.text import plural
 if TYPE_CHECKING:
     from launcher.rehearsal.request import Pool
 
+WRITE = "A dry run writes one: launch vertex SPEC --dry-run -o json"
 ALLOWED = frozenset({"output"})
 """The spec flags that are allowed with a request."""
 
@@ -34,8 +35,10 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
         raise UsageError(f"{what} cannot be combined with --request", "Edit the request instead, or plan a spec.")
     try:
         request = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read --request {path} as JSON: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read --request {path}: {error.strerror}", WRITE) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read --request {path} as JSON: {error}", WRITE) from error
     if not isinstance(request, dict):
         raise UsageError(f"--request {path} is not a JSON object", HINT)
     match request:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from launcher.api.run_folder import read_results, restarts, storage_of
@@ -10,6 +9,7 @@ from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import attempt_of
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.cli.ui.plan_page import LABEL
+from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
@@ -79,7 +79,7 @@ def results_of(folder: str | None) -> Results | None:
     try:
         return read_results(storage_of(folder))
     except LaunchError as error:
-        print(f"launch: cannot read its metrics: {error.problem}", file=sys.stderr)
+        say(f"cannot read its metrics: {error.problem}")
         return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from launcher.api.find_local_run import RUNS
 from launcher.api.run_list import RunFilter, list_runs
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
+from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, UsageError
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.text import did_you_mean, either, near
@@ -65,9 +65,9 @@ def only_target(
 
 
 def say_unlisted(error: LaunchError) -> None:
-    """Print in one line that the runs in the cloud are missing, and what to do."""
+    """Print in one sentence that the runs in the cloud are missing, and what to do."""
     fix = f" ({error.hint.splitlines()[0]})" if error.hint else ""
-    print(f"launch: runs in the cloud are not listed: {error.problem.splitlines()[0]}{fix}", file=sys.stderr)
+    say(f"runs in the cloud are not listed: {error.problem.splitlines()[0]}{fix}")
 
 
 def check_states(names: Sequence[str]) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def remote(
     Raises:
         LaunchError: the VM is not running, is not reachable from here, or refuses the login.
     """
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.ssh import keys
     from launcher.ssh.command import SshTarget
     from launcher.ssh.route import alias, choose_route
@@ -67,7 +67,7 @@ def remote(
 
 def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
     """Return our OS Login user; a given key is registered for that user."""
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.ssh.oslogin import OsLogin
 
     profile = OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say)
@@ -76,7 +76,7 @@ def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
 
 def check_access(compute: Compute) -> None:
     """Check, before a VM is created, that SSH to it will work from here. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.gcp.api import UnreachableError
     from launcher.ssh import keys
     from launcher.ssh.oslogin import OsLogin

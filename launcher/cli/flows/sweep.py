@@ -67,7 +67,7 @@ def run_sweep(
         stop.add_note(text)
         printer.say(text)
         raise
-    error = error or common_error(one.runs)
+    error = error or common_error(sweep, one.runs)
     show_result(sweep, one.runs, output, error)
     if error:
         raise error
@@ -121,8 +121,11 @@ def interrupted_text(sweep: SweepPlan, runs: Sequence[PointRun]) -> str:
     )
 
 
-def common_error(runs: Sequence[PointRun]) -> LaunchError | None:
+def common_error(sweep: SweepPlan, runs: Sequence[PointRun]) -> LaunchError | None:
     """Return the error if all points failed: with their common cause, or the most frequent one."""
+    if all(run.state == "cancelled" for run in runs):
+        again = "The same command" if sweep.target == "local" else "The same command with --retry-failed"
+        return JobFailed(f"all points of {sweep.name} were cancelled", f"{again} runs them again.")
     failed = [run for run in runs if run.state in ("failed", "cancelled", "unknown")]
     if len(failed) < len(runs):
         return None

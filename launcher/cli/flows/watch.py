@@ -9,21 +9,23 @@ import tempfile
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from launcher.api.cloud import open_cloud
 from launcher.api.find_local_run import LocalRun
+from launcher.api.find_sweep import Sweep, active_points
 from launcher.api.gather import project, project_of
 from launcher.api.watching import RunWatch, WatchedRun, watched_run
 from launcher.cli.flows.cloud import is_spec
 from launcher.cli.flows.confirm import other_owner
-from launcher.cli.flows.find_run import find_run
+from launcher.cli.flows.find_run import run_or_sweep
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.keys import Keys, single_keys
 from launcher.cli.ui.plan_page import printable
 from launcher.cli.ui.story_text import story_lines
+from launcher.cli.ui.streams import say
 from launcher.cli.ui.watch_page import page, state_of
 from launcher.errors import JobFailed, LaunchError, StillRunning
 from launcher.signals import signals_stop
@@ -48,6 +50,7 @@ def watch_runs(
     for one in watches:
         one.start()
     until = time.monotonic() + watch_seconds if watch_seconds is not None else float("inf")
+    screen = Screen(watches, messages)
     try:
         with signals_stop():
             if messages.are_printed:
@@ -55,27 +58,33 @@ def watch_runs(
                     left[0].join(0.2)
                 has_quit = False
             else:
-                screen = Screen(watches, messages)
                 has_quit = screen.show(until)
-                if screen.cancelling and screen.cancelling.is_alive():
-                    print("launch: waiting until the cancellation is confirmed", file=sys.stderr)
-                    screen.cancelling.join()
+                for run, thread in screen.cancelling.items():
+                    if thread.is_alive():
+                        say(f"waiting until the cancellation of {run} is confirmed")
+                        thread.join()
     except KeyboardInterrupt:
         messages.close()
-        EventPrinter(None).say("stopped watching; nothing was cancelled")
+        EventPrinter(None).say(interrupted_text([one.view for one in watches], screen.cancelling))
         raise
     finally:
         messages.close()
-    print("\n".join(line for one in watches for line in last_lines(one.view)))
+    print("\n\n".join(last_lines(one.view) for one in watches))
     if not has_quit:
         raise_end([one.view for one in watches])
 
 
 def sources(names: Sequence[str], regions: Sequence[str] | None, messages: Messages) -> list[WatchedRun]:
     """Find the runs, each once. Raises LaunchError."""
-    pairs = [(find_run(name, regions), name) for name in names]
+    pairs = [(run, name) for name in names for run in named_runs(name, regions)]
     found = {(run if isinstance(run, LocalRun) else run.id): (run, name) for run, name in pairs}
     return [watched_run(run, cloud_of(run, name, messages), messages.say) for run, name in found.values()]
+
+
+def named_runs(name: str, regions: Sequence[str] | None) -> Sequence[LocalRun | FoundRun]:
+    """Return the run of a name, or of a sweep its active points; all of them if none is. Raises LaunchError."""
+    found = run_or_sweep(name, regions)
+    return (active_points(found) or found.runs) if isinstance(found, Sweep) else [found]
 
 
 def cloud_of(run: LocalRun | FoundRun, name: str, messages: Messages) -> CloudContext | None:
@@ -96,11 +105,20 @@ def all_over(watches: Sequence[RunWatch]) -> bool:
     return all(one.view.is_over for one in watches)
 
 
-def last_lines(view: RunView) -> list[str]:
-    """Return how a run stands at the end of the watch."""
+def interrupted_text(views: Sequence[RunView], cancelling: Container[str]) -> str:
+    """Return what an interrupted watch leaves: the runs that the user has cancelled, and their states."""
+    cancelled = [view for view in views if view.id in cancelling]
+    if not cancelled:
+        return "stopped watching; nothing was cancelled"
+    lines = [f"requested to cancel {view.id}; last known state: {state_of(view)[0]}" for view in cancelled]
+    return "\n".join(["stopped watching", *lines, *(f"launch status {view.id}" for view in cancelled)])
+
+
+def last_lines(view: RunView) -> str:
+    """Return how a run stands at the end of the watch, in at most 80 columns."""
     state, _ = state_of(view)
     lines = story_lines(view.story.chapters, view.story.cap, view.story.advice, view.progress)
-    return [f"{printable(view.id)}  {state}", *(f"  {line}" for line in lines)]
+    return "\n".join([f"{printable(view.id)}  {state}", *lines])
 
 
 def raise_end(views: Sequence[RunView]) -> None:
@@ -152,7 +170,8 @@ class Screen:
         self._message = ""
         self._asks: Callable[[], None] | None = None
         """What a `y` does; None: nothing is asked."""
-        self.cancelling: threading.Thread | None = None
+        self.cancelling: dict[str, threading.Thread] = {}
+        """The threads that cancel runs, by run ID; also those that have ended."""
         self.background: threading.Thread | None = None
         """The work that was begun last."""
         messages.on_screen = self._tell
@@ -210,10 +229,13 @@ class Screen:
         else:
             owner = other_owner(view.job.labels)
             self._message = f"Cancel {view.id}{f', which {owner}' if owner else ''}? Press y to cancel it."
-            self._asks = lambda: self._in_background(f"cancelling {view.id} …", lambda: self._cancel(source, one.view))
+            self._asks = lambda: self._start_to_cancel(source, one)
+
+    def _start_to_cancel(self, source: WatchedRun, one: RunWatch) -> None:
+        thread = self._in_background(f"cancelling {source.id} …", lambda: self._cancel(source, one.view))
+        self.cancelling[source.id] = thread
 
     def _cancel(self, source: WatchedRun, view: RunView) -> str:
-        self.cancelling = threading.current_thread()
         done = source.cancel(view.job, self._tell)
         return f"{view.id} cancelled" if done else f"{view.id} had already ended"
 
@@ -237,8 +259,8 @@ class Screen:
             url = console_url(job)
             self._in_background("opening the console …", lambda: opened(url, url))
 
-    def _in_background(self, text: str, work: Callable[[], str]) -> None:
-        """Do work that takes a while, and show what it returns or its error."""
+    def _in_background(self, text: str, work: Callable[[], str]) -> threading.Thread:
+        """Do work that takes a while, and show what it returns or its error. Return its thread."""
         self._message = text
 
         def run() -> None:
@@ -249,6 +271,7 @@ class Screen:
 
         self.background = threading.Thread(target=run, daemon=True)
         self.background.start()
+        return self.background
 
     def _tell(self, text: str) -> None:
         self._message = text

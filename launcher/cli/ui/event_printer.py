@@ -12,6 +12,7 @@ from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.plan_page import LABEL, WIDTH, fitted, labelled
 from launcher.cli.ui.text import elapsed
 from launcher.jobs.job import GONE
+from launcher.text import usd_text
 
 if TYPE_CHECKING:
     from launcher.jobs.job import Job
@@ -53,6 +54,7 @@ class EventPrinter:
         self._tty = sys.stderr.isatty() and not prefix
         self._shown = ""
         self._last = float("-inf")
+        self._bound_is_printed = False
 
     def say(self, text: str) -> None:
         """Print a message of launch, of one or more lines."""
@@ -83,6 +85,10 @@ class EventPrinter:
             self._print(line)
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
         self._print(f"{'':{LABEL}}{console_url(event.job)}")
+        if self._plan and self._plan.command and event.created and not self._bound_is_printed:
+            self._bound_is_printed = True
+            for line in labelled("cost", bound_text(self._plan)):
+                self._print(line)
 
     def _attempt_failed(self, event: AttemptFailed) -> None:
         diagnosis = event.diagnosis
@@ -150,6 +156,13 @@ def width() -> int:
         return os.get_terminal_size(sys.stderr.fileno()).columns or WIDTH
     except (OSError, ValueError):  # not a terminal, or no file descriptor
         return WIDTH
+
+
+def bound_text(plan: Plan) -> str:
+    """Return `at most $46.32 (24 h of billed time)`."""
+    most = plan.limits.usd_at_most
+    bound = "no upper bound: a price is unknown" if most is None else f"at most {usd_text(most)}"
+    return f"{bound} ({plan.limits.hours:g} h of billed time)"
 
 
 def clock() -> str:

@@ -1,4 +1,4 @@
-"""Sentences about the GPUs of a run's nodes, and the problems in their samples."""
+"""Sentences about the GPUs of a run's nodes, and the problems in the samples of GPUs, memory and disk."""
 
 from __future__ import annotations
 
@@ -14,18 +14,28 @@ SHOWN = 4
 """Most nodes to show: those with problems first, then the least busy ones."""
 
 
-def lines(found: Sequence[Node], reported: Container[int] = ()) -> Iterator[str]:
-    """Yield a sentence for each node with GPUs (at most SHOWN) and the problems of all nodes.
+def lines(found: Sequence[Node], reported: Container[int] = ()) -> Iterator[tuple[str, str]]:
+    """Yield what a sentence is about (GPUs, memory or disk), and the sentence: one for each node with GPUs (at most
+    SHOWN), and the problems of all nodes.
 
     Errors of the nodes in `reported` are omitted.
     """
     seen = sorted((one for one in found if one.gpus), key=_worst_first)
     for node in seen[:SHOWN]:
-        yield sentence(node)
+        yield "GPUs", sentence(node)
     if len(seen) > SHOWN:
-        yield f"and {plural(len(seen) - SHOWN, 'more node')}"
+        yield "GPUs", f"and {plural(len(seen) - SHOWN, 'more node')}"
     for node in found:
-        yield from (*node.wrong, *(() if node.number in reported else node.errors))
+        yield from ((alert.about, alert.line) for alert in node.wrong)
+        yield from (("GPUs", error) for error in node.errors if node.number not in reported)
+
+
+def labelled_lines(found: Sequence[Node]) -> Iterator[tuple[str, str]]:
+    """Yield a label and a sentence; an empty label where the one above still holds."""
+    above = ""
+    for label, text in lines(found):
+        yield ("" if label == above else label), text
+        above = label
 
 
 def _worst_first(node: Node) -> tuple[bool, float]:

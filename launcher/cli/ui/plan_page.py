@@ -291,7 +291,7 @@ def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None = None) -> Iterator
         yield f"{usd_text(limits.usd_expected, approx=True)} expected{prices_of(plan)}"
     most = max(plan.attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, limits.hours))
     by = f"{hourly_price(hourly_ceiling(most))} × {plural(plan.machine.nodes, 'node')} × {in_hours(most, limits.hours)}"
-    yield f"{usd_text(limits.usd_at_most)} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
+    yield f"at most {usd_text(limits.usd_at_most)}: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
     if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
         restarts = max(attempt.service_restarts for attempt in plan.attempts)
         again = f"if Vertex AI restarts the job {restarts} times, each with its own {limits.hours:g} h"
@@ -351,12 +351,15 @@ def fitted(text: str, before: int = 0) -> str:
     """Return a message wrapped to a terminal's width, minus `before` characters; unchanged for a file or a pipe."""
     if not sys.stderr.isatty():
         return text
-    width = WIDTH - before
-    lines = (
-        [line] if COMMAND.match(line) else textwrap.wrap(line, width, break_on_hyphens=False, break_long_words=False)
-        for line in text.split("\n")
-    )
-    return "\n".join("\n".join(each) for each in lines)
+    return "\n".join("\n".join(in_width(line, WIDTH - before)) for line in text.split("\n"))
+
+
+def in_width(line: str, width: int) -> list[str]:
+    """Return the lines of a line, each with its indentation; a command is not cut."""
+    if COMMAND.match(line):
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
 def labelled(label: str, text: str) -> Iterator[str]:

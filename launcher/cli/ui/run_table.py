@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from launcher.cli.ui.text import column_widths
-from launcher.jobs.job import SWEEP_LABEL
 from launcher.runs.logs.line import clean_text
 from launcher.text import plural, rough_duration, usd_text
 
@@ -19,7 +18,7 @@ SHOWN: Final = 30
 """Maximum number of rows without --all."""
 WIDTH: Final = 80
 EMPTY: Final = "-"
-LEFT: Final = ("NAME", "TARGET", "MACHINE", "OWNER", "STATE")
+LEFT: Final = ("NAME", "TARGET", "MACHINE", "OWNER", "STATE", "SETTINGS")
 """Columns aligned to the left; the others are numbers."""
 OWNER_DIGITS: Final = 8
 DROPPED: Final = ("OWNER", "STEP", "MACHINE", "TARGET", "AGE")
@@ -44,7 +43,7 @@ def lines(found: RunList, *, everything: bool, fold: bool = True, width: int = W
             yield clean_text(f"{one.run}: {one.problem}")
     yield footer(found.runs, len(entries) - len(shown))
     if any(isinstance(one, ListedSweep) for one in shown):
-        yield f"The runs of a sweep: launch runs --label {SWEEP_LABEL}=NAME"
+        yield "The points of a sweep: launch status NAME"
 
 
 def sweep_row(sweep: ListedSweep, now: float) -> dict[str, str]:

@@ -37,6 +37,14 @@ def stdout_errors() -> Iterator[None]:
         raise LaunchError(f"cannot write to stdout: {error.strerror}") from error
 
 
+def say(text: str) -> None:
+    """Print a message of launch to stderr, of one or more lines, wrapped to the width of a terminal."""
+    from launcher.cli.ui.plan_page import fitted
+
+    for line in fitted(text, len("launch: ")).splitlines():
+        print(f"launch: {line}", file=sys.stderr, flush=True)
+
+
 def prepare() -> None:
     """Set up stdout and stderr of this process.
 

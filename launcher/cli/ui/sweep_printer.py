@@ -6,8 +6,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from launcher.api.sweep_events import cause_of
 from launcher.cli.ui.event_printer import STATES, after, clock
 from launcher.cli.ui.plan_page import fitted
+from launcher.cli.ui.text import stamp
 
 if TYPE_CHECKING:
     from launcher.api.sweep_events import PointChanged
@@ -29,8 +31,12 @@ class SweepPrinter:
 
     def __call__(self, event: PointChanged) -> None:
         """Print an event."""
-        run = event.run
-        if event.kind == "ended":
+        run, when = event.run, clock()
+        if run.had_ended:
+            when = " " * len(when)
+            cause = f": {cause_of(run)}" if run.error and run.state != "cancelled" else ""
+            text = f"already {run.state}{f' on {stamp(run.ended)}' if run.ended else ''}{cause}"
+        elif event.kind == "ended":
             cause = f": {run.error.problem.splitlines()[0]}" if run.error and run.state != "cancelled" else ""
             text = f"{run.state}{after(run.job) if run.job else ''}{cause}"
         elif event.kind == "state" and run.job:
@@ -39,7 +45,7 @@ class SweepPrinter:
             place = f" in {run.job.place}" if run.job else ""
             text = f"{'started' if event.kind == 'started' else 'already started'}{place}"
         number = f"{run.point.number:>{self._width}}/{self._count}"
-        self._print(f"{clock()}  {number}  {run.point.run}  {text}  ({run.point.text})")
+        self._print(f"{when}  {number}  {run.point.run}  {text}  ({run.point.text})")
 
     def _print(self, line: str) -> None:
         with self._lock:

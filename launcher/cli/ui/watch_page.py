@@ -62,8 +62,8 @@ def block(view: RunView, width: int, now: float, number: int | None = None) -> I
     if view.progress:
         yield labelled("progress", progress_line(view.progress, now), width)
         yield from curves(view, width)
-    for place, text in enumerate(gpu_monitor.lines(view.nodes)):
-        yield from several("" if place else "GPUs", text, width)
+    for label, text in gpu_monitor.labelled_lines(view.nodes):
+        yield from several(label, text, width)
     if cost := cost_text(view.story.chapters, view.story.cap):
         spent, cap = total_usd(view.story.chapters), view.story.cap
         yield labelled("cost", f"{cost}  {bar(spent / cap)}" if spent is not None and cap else cost, width)

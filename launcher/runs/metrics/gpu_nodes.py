@@ -10,6 +10,7 @@ from launch_train.common import contract
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
+    from launch_train.monitoring.alerts import Alert
     from launcher.runs.metrics.results import Record
 
 EACH, ALL = 10, 40
@@ -21,18 +22,18 @@ READERS = 8
 
 class Node(NamedTuple):
     """The newest samples of one node, over `seconds`: its GPUs, their summary (launch_train.monitoring.summary), the
-    problems and the GPU errors as text."""
+    problems of the node, and the GPU errors as text."""
 
     number: int
     seconds: float
     gpus: int
     facts: Mapping[str, Any]
-    wrong: tuple[str, ...] = ()
+    wrong: tuple[Alert, ...] = ()
     errors: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the node for scripts."""
-        problems = {"wrong": [*self.wrong], "errors": [*self.errors]}
+        problems = {"wrong": [alert.line for alert in self.wrong], "errors": [*self.errors]}
         return {"node": self.number, "seconds": round(self.seconds, 1), "gpus": self.gpus, **self.facts, **problems}
 
 
@@ -81,6 +82,7 @@ def _node(number: int, rows: Sequence[Record]) -> Node:
     for row in rows:
         sums.add(dict(row))
         alerts += alarms.check(dict(row))
-    wrong, errors = ([alert.line for alert in alerts if bool(alert.event) is error] for error in (False, True))
+    wrong = tuple(alert for alert in alerts if not alert.event)
+    errors = tuple(alert.line for alert in alerts if alert.event)
     gpus = max(len(row.get("gpus", ())) for row in rows)
-    return Node(number, rows[-1]["time"] - rows[0]["time"], gpus, sums.facts(), tuple(wrong), tuple(errors))
+    return Node(number, rows[-1]["time"] - rows[0]["time"], gpus, sums.facts(), wrong, errors)

@@ -89,6 +89,17 @@ def test_runs_without_metrics(tmp_path: Path) -> None:
     assert launch("compare", "a", cwd=tmp_path).code == 2
 
 
+def test_values_are_written_as_in_the_spec(tmp_path: Path) -> None:
+    for name, value in (("a", False), ("b", True)):
+        plan = {"run": name, "spec": {"run": {"config": {"compile": value, "betas": [None, 0.9, value]}}}}
+        write(tmp_path / name, {"plan.json": plan})
+    shown = {
+        line.split()[0]: line.split()[1:] for line in launch("compare", "a", "b", cwd=tmp_path).out.splitlines() if line
+    }
+    assert shown["run.config.compile"] == ["false", "true"]
+    assert shown["run.config.betas"] == ["null", "0.9", "false", "null", "0.9", "true"]
+
+
 def test_a_job_on_vertex_and_a_local_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     run = job.data("vertex", "job.yaml")["run"]
     for name, value in job.env.items():

@@ -112,7 +112,15 @@ def not_a_folder(folder: Path) -> None:
     (folder / contract.METRICS).write_text("a file")
 
 
-@pytest.mark.parametrize("damage", [damage_lock, damage_end, not_a_folder])
+def damage_plan(folder: Path) -> None:
+    (folder / contract.PLAN).write_text('{"spec": 3}')
+
+
+def damage_time(folder: Path) -> None:
+    (folder / contract.attempt_lock(1)).write_text('{"time": "noon", "labels": 3}')
+
+
+@pytest.mark.parametrize("damage", [damage_lock, damage_end, damage_plan, damage_time, not_a_folder])
 def test_a_damaged_run_does_not_affect_the_others(tmp_path: Path, damage: Any) -> None:
     damage(make(tmp_path / "runs" / "bad-0123abcd", ended(0)))
     make(tmp_path / "runs" / "good-0123abcd", ended(0))
@@ -122,6 +130,14 @@ def test_a_damaged_run_does_not_affect_the_others(tmp_path: Path, damage: Any) -
     ran = launch("runs", "--local", cwd=tmp_path, env=NO_CLOUD)
     assert (ran.code, "bad-0123abcd: unreadable: " in ran.out) == (0, True), ran.shown
     assert max(map(len, ran.out.splitlines()[:3])) <= 80
+    shown = launch("status", "bad-0123abcd", cwd=tmp_path, env=NO_CLOUD)
+    page = " ".join(shown.out.split())
+    assert (shown.code, "bad-0123abcd unknown" in page, "launch rm runs/bad-0123abcd" in page) == (0, True, True)
+    assert f"problem {found['bad-0123abcd']['problem']}" in page
+    data = launch("status", "bad-0123abcd", "-o", "json", cwd=tmp_path, env=NO_CLOUD)
+    assert (json.loads(data.out)["state"], "unreadable: " in data.err) == ("UNKNOWN", True)
+    launch("rm", "bad-0123abcd", "--yes", cwd=tmp_path, env=NO_CLOUD)
+    assert not (tmp_path / "runs" / "bad-0123abcd").exists()
 
 
 def test_half_written_folders_and_odd_rows_have_a_state(tmp_path: Path) -> None:

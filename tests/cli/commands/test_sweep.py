@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.ui.text import stamp
 from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
 from tests.runs.vm_runs import VmSite, exits, is_preempted
@@ -340,6 +341,46 @@ def test_a_report_leaves_out_points_that_have_not_begun(job: Job) -> None:
     ran = job.launch("report", data["sweep"])
     assert "2 points of 3" in ran.err
     assert data["points"][2]["run"] not in (job.folder / ran.out.strip()).read_text(encoding="utf-8")
+
+
+def test_other_commands_and_a_sweeps_name(job: Job) -> None:
+    job.cloud.objects.add("my-project-launch")
+    job.write(output="gs://my-project-launch/runs")
+    scripts(job.cloud, WELL, RUNS)
+    data = job.data(*SWEEP, "--yes", "--max-parallel", "2", "--watch-for", "1m", code=6)
+    name, ids = data["sweep"], [one["run"] for one in data["points"]]
+    shown = job.data("status", name)
+    assert [(one["run"], one["set"]) for one in shown["points"]] == [
+        (run, {"run.config.steps": steps}) for run, steps in zip(ids, (10, 20, 30), strict=True)
+    ]
+    assert sorted(one["state"] for one in shown["points"]) == ["RUNNING", "RUNNING", "SUCCEEDED"]
+    page = job.launch("status", name).out
+    assert page.startswith(f"{name}  1 of 3 points succeeded")
+    assert "steps=30" in page
+    assert max(map(len, page.splitlines())) <= 80
+    watched = job.launch("watch", name, "--watch-for", "1s", code=6)
+    assert sorted(line.split()[1] for line in watched.out.splitlines() if line.startswith("job-")) == ["running"] * 2
+    for command in ("logs", "metrics", "follow"):
+        assert f"{name} is a sweep of 3 points, not a run" in job.launch(command, name, code=2).err
+    for line in (("vertex", "--resume", name), ("vertex", "job.yaml", "--resume", name)):
+        error = job.launch(*line, code=2).err
+        assert f"launch {' '.join(line[:-1])} {ids[0]}" in error
+    assert "is still running" in job.launch("rm", name, "--yes", code=2).err
+    job.launch("cancel", name, "--yes")
+    ran = job.launch("rm", name, "--yes")
+    assert sorted(line.split()[0] for line in ran.out.splitlines()) == sorted(ids)
+    job.launch("status", name, code=2)
+    left = [path for path in job.cloud.objects.buckets["my-project-launch"] if name in path or ids[0] in path]
+    assert not left
+
+
+def test_a_sweep_that_is_typed_again_prints_when_its_points_ended(job: Job) -> None:
+    data = job.data(*SWEEP, "--yes")
+    ends = {one["run"]: job.data("status", one["run"])["ended"] for one in data["points"]}
+    lines = [line for line in job.launch(*SWEEP, "--yes").err.splitlines() if "/3  " in line]
+    assert len(lines) == 3
+    for line in lines:
+        assert f"already succeeded on {stamp(ends[line.split()[1]])}" in line
 
 
 def test_a_name_without_a_sweep_or_run_is_an_error(job: Job) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.storage import LocalFolder
-from launcher.api.watching import RunWatch
+from launcher.api.watching import RunWatch, WatchedCloudRun
 from launcher.cli.flows.watch import Messages, Screen, sources, watch_runs
 from launcher.rehearsal.attempts import lock
 from launcher.rehearsal.folder_lock import lock_run_folder
@@ -53,7 +53,7 @@ def test_several_runs_have_their_names_in_each_line(tmp_path: Path) -> None:
         with lock_run_folder(tmp_path / "runs" / name):
             pass
     ran = launch("watch", "run-0123abcd", "runs/run-4567cdef", "runs/run-0123abcd", cwd=tmp_path)
-    assert [line for line in ran.out.splitlines() if not line.startswith(" ")] == [
+    assert [line for line in ran.out.splitlines() if line.startswith("run-")] == [
         "run-0123abcd  interrupted",
         "run-4567cdef  interrupted",
     ]
@@ -81,6 +81,32 @@ def test_cancelling_needs_a_confirmation(job: Job) -> None:
         assert screen._message == f"{run} cancelled"
         assert job.data("status", run)["state"] == "CANCELLED"
         assert screen._pressed("q")
+
+
+def test_ctrl_c_during_a_cancellation_tells_that_it_was_requested(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.cloud.jobs.script = RUNS
+    run = job.data("vertex", "job.yaml", "--detach")["run"]
+    interrupted, threads = threading.Event(), list[threading.Thread]()
+
+    def show(self: Screen, _until: float) -> bool:
+        self._one.update(job=self._one.source.newest_job())
+        for key in keys:
+            self._pressed(key)
+        threads.extend(self.cancelling.values())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WatchedCloudRun, "cancel", lambda *_: interrupted.wait(20))
+    monkeypatch.setattr(Screen, "show", show)
+    monkeypatch.setattr("launcher.cli.flows.watch.is_terminal", lambda: True)
+    keys = "cn"
+    assert "nothing was cancelled" in job.launch("watch", run, code=130).err
+    keys = "cy"
+    ran = job.launch("watch", run, code=130)
+    assert "nothing was cancelled" not in ran.err
+    assert f"requested to cancel {run}; last known state: queued" in ran.err
+    assert f"launch status {run}" in ran.err
+    interrupted.set()
+    threads[0].join(20)
 
 
 @contextlib.contextmanager

@@ -112,5 +112,7 @@ def test_a_large_disk_with_gigabytes_left_has_no_alert() -> None:
 def test_a_driver_that_does_not_answer() -> None:
     alarms = Alerts(0)
     assert alarms.check_driver(5.0) == []
-    assert alarms.check_driver(31.0) == [Alert("node 0: the NVIDIA driver has not responded for 31 s; it may hang")]
+    assert alarms.check_driver(31.0) == [
+        Alert("node 0: the NVIDIA driver has not responded for 31 s; it may hang", about="driver")
+    ]
     assert alarms.check_driver(60.0) == []

@@ -56,7 +56,7 @@ def find_checkpoint(storage: Storage, step: int | Literal["best"] | None = None)
     """
     names = manifests.manifest_names(storage.list(f"{contract.CHECKPOINTS}/"))
     if not names:
-        raise CheckpointError(f"{storage.url} has no checkpoint yet")
+        raise CheckpointError(f"{storage.url} has no checkpoint yet; use a run that has saved one")
     if step == "best":
         found = retention.best_steps(manifests.metrics(storage, METRIC), 1)
         if not found:

@@ -70,10 +70,11 @@ SILENT_SECONDS: Final = 30.0
 
 
 class Alert(NamedTuple):
-    """A line for the log, and optionally an event for the run's metrics."""
+    """A line for the log, and optionally an event for the run's metrics. `about`: GPUs, memory, disk or driver."""
 
     line: str
     event: Row | None = None
+    about: str = "GPUs"
 
 
 @dataclass
@@ -99,20 +100,23 @@ class Alerts:
         """Return an alert if a driver call has been blocked for SILENT_SECONDS."""
         if seconds < SILENT_SECONDS:
             return []
-        return [*self._once("silent", f"the NVIDIA driver has not responded for {seconds:.0f} s; it may hang")]
+        line = f"the NVIDIA driver has not responded for {seconds:.0f} s; it may hang"
+        return [*self._once("silent", line, about="driver")]
 
-    def _once(self, key: str, line: str) -> Iterator[Alert]:
+    def _once(self, key: str, line: str, about: str = "GPUs") -> Iterator[Alert]:
         if key not in self._reported:
             self._reported.add(key)
-            yield Alert(f"node {self.node}: {line}")
+            yield Alert(f"node {self.node}: {line}", about=about)
 
     def _of_host(self, host: Row) -> Iterator[Alert]:
         used, limit = host.get("ram_gb", 0.0), host.get("ram_limit_gb", 0.0)
         if used > RAM_SHARE * limit > 0:
-            yield from self._once("ram", f"{used:.1f} of {limit:.1f} GB of memory in use; at the limit it is killed")
+            line = f"{used:.1f} of {limit:.1f} GB of memory in use; at the limit it is killed"
+            yield from self._once("ram", line, about="memory")
         free, whole = host.get("disk_free_gb"), host.get("disk_gb")
         if free is not None and whole and free < min(DISK_SHARE * whole, DISK_GB):
-            yield from self._once("disk", f"the disk is nearly full: {free:.1f} of {whole:.1f} GB free")
+            line = f"the disk is nearly full: {free:.1f} of {whole:.1f} GB free"
+            yield from self._once("disk", line, about="disk")
 
     def _errors(self, gpu: Row) -> Iterator[Alert]:
         """Yield an alert per error; a repeated Xid is a new error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,4 +87,6 @@ def shown_text(name: str, value: Any) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_text, value))
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)  # as the spec has it: null, true
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -65,7 +65,7 @@ def is_used(config: Path, file: Path, *, yes: bool) -> bool:
 
 def show_lines(name: str, config: Path) -> None:
     """Print commands that use the name."""
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.ssh import config_file
 
     if config_file.own_block(config, name):

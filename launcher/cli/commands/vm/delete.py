@@ -80,8 +80,9 @@ def disk_text(disk: dict[str, object]) -> str:
 def delete(compute: Compute, machine: Machine) -> str:
     """Delete the VM; return `deleted` or `already deleted`. Raises LaunchError."""
     from launcher.backend.base import CreateRefused, GoneError
-    from launcher.cli.flows.find_vm import explain_interrupt, say
+    from launcher.cli.flows.find_vm import explain_interrupt
     from launcher.cli.flows.vm_errors import refusal_error
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.ssh import keys
     from launcher.ssh.route import alias

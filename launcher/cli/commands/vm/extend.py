@@ -69,7 +69,7 @@ def check_running(machine: Machine) -> Machine:
 
 def requested_end(lease: str | None, until: str | None, now: float) -> float:
     """Return the requested end in Unix seconds; `now` is Google's time. Raises UsageError."""
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.cli.ui.text import flag_seconds
 
     if lease is not None:
@@ -125,8 +125,9 @@ def local(at: float) -> datetime:
 def move_lease(compute: Compute, machine: Machine, ends: int) -> Machine:
     """Set the new end; return the VM. Raises LaunchError."""
     from launcher.backend.base import CreateRefused
-    from launcher.cli.flows.find_vm import explain_interrupt, say
+    from launcher.cli.flows.find_vm import explain_interrupt
     from launcher.cli.flows.vm_errors import refusal_error
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.jobs.vm import LEASE
 

@@ -61,7 +61,8 @@ def read_inventory(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk],
 
     Raises LaunchError: the VMs cannot be listed.
     """
-    from launcher.cli.flows.find_vm import OURS, report_unread, say
+    from launcher.cli.flows.find_vm import OURS, report_unread
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import google_now, list_disks
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together

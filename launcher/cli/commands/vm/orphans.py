@@ -51,7 +51,7 @@ def show_orphans(
 
 def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
     """Return how the jobs of VMs ended, by VM number; print the run folders that could not be read."""
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import training_end
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together

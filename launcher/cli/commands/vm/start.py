@@ -47,8 +47,9 @@ def vm_start(
 def start(compute: Compute, machine: Machine) -> Machine:
     """Start the VM; return it when it is running. Raises NoCapacity: its zone has none; LaunchError."""
     from launcher.backend.base import CreateRefused
-    from launcher.cli.flows.find_vm import explain_interrupt, say
+    from launcher.cli.flows.find_vm import explain_interrupt
     from launcher.cli.flows.vm_errors import refusal_error
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import change_and_wait, wait_for_status
     from launcher.jobs.vm import UP
 
@@ -69,7 +70,7 @@ def start(compute: Compute, machine: Machine) -> Machine:
 
 def forget_lease(compute: Compute, machine: Machine) -> None:
     """Remove the end that launch vm extend set for the last lease. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.jobs.vm import LEASE
 

@@ -58,7 +58,7 @@ def read_snapshot(compute: Compute, machine: Machine) -> VmSnapshot:
     """Read the disks, guest attributes and operations of a VM; print and omit what cannot be read."""
     import time
 
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import DiskList, google_now, list_disks
     from launcher.compute.vm_cost import disks_of, price_of
     from launcher.errors import LaunchError

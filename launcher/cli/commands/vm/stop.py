@@ -44,8 +44,9 @@ def vm_stop(
 def stop(compute: Compute, machine: Machine) -> Machine:
     """Stop the VM; return it when it has stopped. Raises LaunchError."""
     from launcher.backend.base import CreateRefused
-    from launcher.cli.flows.find_vm import explain_interrupt, say
+    from launcher.cli.flows.find_vm import explain_interrupt
     from launcher.cli.flows.vm_errors import refusal_error
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import change_and_wait, wait_for_status
     from launcher.compute.vm_cost import has_local_ssd
 
@@ -81,7 +82,7 @@ def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
 
 def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
     """Return the disks of a VM; print why if they cannot be read."""
-    from launcher.cli.flows.find_vm import say
+    from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import list_disks
     from launcher.compute.vm_cost import disks_of
     from launcher.errors import LaunchError

@@ -41,7 +41,7 @@ def expand_short_forms(config: Mapping[str, Any]) -> Mapping[str, Any]:
     {last: 3}`, `data: PATH` to `data:
     {path: PATH}`, `init_from: PATH` likewise, `model: NAME` to `model: {name: NAME}`."""
     long = dict(config)
-    if config.get("checkpoint") in ("auto", "off"):
+    if isinstance(config.get("checkpoint"), str):
         long["checkpoint"] = {"minutes": config["checkpoint"]}
     elif isinstance(config.get("checkpoint"), Mapping) and type(config["checkpoint"].get("keep")) is int:
         long["checkpoint"] = {**config["checkpoint"], "keep": {"last": config["checkpoint"]["keep"]}}

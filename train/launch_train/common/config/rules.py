@@ -17,6 +17,8 @@ class Rule(NamedTuple):
 
     holds: Callable[[Any], bool]
     description: str
+    words: tuple[str, ...] = ()
+    """The words among the values."""
 
 
 def whole(low: int, high: int) -> Rule:
@@ -35,11 +37,13 @@ def one_of(*values: Any) -> Rule:
     def holds(value: Any) -> bool:
         return any(value == known and type(value) is type(known) for known in values)
 
-    return Rule(holds, "one of " + ", ".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values))
+    description = "one of " + ", ".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values)
+    return Rule(holds, description, tuple(v for v in values if isinstance(v, str)))
 
 
 def either(first: Rule, second: Rule) -> Rule:
-    return Rule(lambda v: first.holds(v) or second.holds(v), f"{first.description}, or {second.description}")
+    description = f"{first.description}, or {second.description}"
+    return Rule(lambda v: first.holds(v) or second.holds(v), description, first.words + second.words)
 
 
 def check(config: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> list[Problem]:
@@ -51,7 +55,8 @@ def check(config: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> l
         if rule is _UNKNOWN:
             found.append((where, "unknown setting", suggestion(str(key), fields)))
         elif isinstance(rule, Rule) and not rule.holds(value):
-            found.append((where, f"invalid value {shown(value)}", f"must be {rule.description}"))
+            close = did_you_mean(value, rule.words) if isinstance(value, str) else ""
+            found.append((where, f"invalid value {shown(value)}", close or f"must be {rule.description}"))
         elif isinstance(rule, dict) and not isinstance(value, Mapping):
             found.append((where, f"{shown(value)} is not a mapping", f"its keys are {', '.join(rule)}"))
         elif isinstance(rule, dict):

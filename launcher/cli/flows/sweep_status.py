@@ -1,0 +1,83 @@
+"""Show a sweep: a line for each of its points."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from launcher.api.find_sweep import runs_without_jobs
+from launcher.api.run_list import listed_points
+from launcher.api.sweep_plan import settings_text
+from launcher.cli.flows.cloud import here
+from launcher.cli.options import Output
+from launcher.cli.ui import run_table
+from launcher.cli.ui.streams import say
+from launcher.runs.logs.line import clean_text
+from launcher.text import plural
+from launcher.workspace.gcloud_config import person
+
+if TYPE_CHECKING:
+    from launcher.api.find_sweep import Sweep
+    from launcher.api.run_list import ListedRun
+
+COLUMNS: Final = ("NAME", "TARGET", "STATE", "STEP", "LOSS", "COST", "SETTINGS")
+LEAST: Final = 12
+"""Fewest characters of SETTINGS: other columns make room."""
+
+
+def show_sweep(sweep: Sweep, output: Output) -> None:
+    """Print the points of a sweep. Raises LaunchError: no project is set."""
+    others, errors = runs_without_jobs(here(), sweep.cloud) if sweep.cloud else ([], [])
+    for error in errors:
+        say(error.problem)
+    found, waiting = listed_points(sweep, others, person(os.environ), time.time())
+    if output is Output.text:
+        print("\n".join(page(sweep, found, waiting, max(run_table.WIDTH, shutil.get_terminal_size().columns))))
+        return
+    from launcher.cli.ui.documents import printed
+
+    points = [{"set": sweep.values.get(one.run), **run_table.run_data(one)} for one in found]
+    printed({"sweep": sweep.name, "points": points, "not_started": waiting}, output)
+
+
+def page(sweep: Sweep, found: Sequence[ListedRun], waiting: Sequence[str], width: int) -> Iterator[str]:
+    """Yield the table of the points, what could not be read, and a footer."""
+    done = sum(one.state == "SUCCEEDED" for one in found)
+    yield clean_text(f"{sweep.name}  {done} of {plural(len(found) + len(waiting), 'point')} succeeded")
+    yield ""
+    now, settings = time.time(), {run: settings_text(values) for run, values in sweep.values.items()}
+    rows = [{**run_table.row(one, now), "SETTINGS": text_of(settings.get(one.run, {}))} for one in found]
+    empty = dict.fromkeys(COLUMNS, "")
+    rows += [
+        {**empty, "NAME": clean_text(run), "STATE": "not started", "SETTINGS": text_of(settings.get(run, {}))}
+        for run in waiting
+    ]
+    yield from run_table.aligned(cut([{name: row[name] for name in COLUMNS} for row in rows], width))
+    for one in found:
+        if one.problem:
+            yield clean_text(f"{one.run}: {one.problem}")
+    yield run_table.footer(found, 0)
+    if found:
+        yield f"launch report {sweep.name} compares the points"
+
+
+def text_of(settings: Mapping[str, str]) -> str:
+    """Return `lr=0.0001 batch_size=16`."""
+    return clean_text(" ".join(f"{name}={value}" for name, value in settings.items()))
+
+
+def cut(rows: Sequence[Mapping[str, str]], width: int) -> list[dict[str, str]]:
+    """Return the rows without empty columns, in `width` columns: SETTINGS is cut where it is too long."""
+    others = run_table.fitting([{**row, "SETTINGS": row["SETTINGS"][:LEAST]} for row in rows], width)
+    if "SETTINGS" not in others[0]:
+        return others
+    header = len("SETTINGS")
+    room = max(header, width - run_table.table_width([{**row, "SETTINGS": ""} for row in others]) + header)
+    texts = (row["SETTINGS"] for row in rows)
+    return [
+        {**row, "SETTINGS": text if len(text) <= room else f"{text[: room - 1]}…"}
+        for row, text in zip(others, texts, strict=True)
+    ]
