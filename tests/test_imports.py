@@ -62,6 +62,15 @@ def test_a_dry_run_loads_nothing_heavy(target: str, spec: Path, output: str) -> 
     assert {name for name in loaded if name.startswith(effects)} == {"launcher.images.source_files"}, "no effects"
 
 
+@pytest.mark.parametrize("command", [("vertex", "--dry-run"), ("check",), ("estimate",)], ids=" ".join)
+def test_a_spec_without_code_loads_nothing_that_reads_code(command: tuple[str, ...]) -> None:
+    loaded = modules_of_launch(command[0], str(SPEC), *command[1:])
+    assert (
+        not {"launcher.api.user_code", "launcher.workspace.python_files", "launcher.workspace.code_warnings"} & loaded
+    )
+    assert not {"configparser", "dataclasses"} & loaded, "gcloud isn't set up here; Flags is a named tuple"
+
+
 def test_the_list_of_gpus_loads_nothing_heavy() -> None:
     loaded = modules_of_launch("gpus", "--region", "any")
     assert "launcher.catalog.offers" in loaded
@@ -122,7 +131,7 @@ def modules_of_launch(*arguments: str) -> set[str]:
 
 def modules_of(statement: str) -> set[str]:
     """All modules that `statement` loads in a fresh process."""
-    environment = {**os.environ, "CLOUDSDK_CORE_PROJECT": "my-project"}
+    environment = {**os.environ, "CLOUDSDK_CORE_PROJECT": "my-project", "CLOUDSDK_CONFIG": os.devnull}
     command = [sys.executable, "-c", RUNNER.format(statement=statement)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

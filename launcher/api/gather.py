@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from launcher import __version__
-from launcher.api.code_growth import grown_since
 from launcher.errors import UsageError
-from launcher.images.source_files import File, Source
+from launcher.images.source_files import File, Source, UserCode
 from launcher.plan.model import EMPTY, Content, Context, Packages, Target
 from launcher.plan.owner import OwnerStyle, owner_value
 from launcher.spec import project_file as caps
@@ -22,13 +20,11 @@ from launcher.spec.checks import custom_functions, data_paths
 from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
 from launcher.spec.project_file import Origin, Settings, read_project_file, with_settings
 from launcher.spec.reader import Located, Override, from_data, read_located
-from launcher.text import did_you_mean
-from launcher.workspace import code_files, content, gcloud_config
-from launcher.workspace.code_warnings import code_warnings
-from launcher.workspace.data_files import check_data
-from launcher.workspace.python_files import check_module, check_syntax, module_beside, near_scripts
-from launcher.workspace.user_functions import check_functions, packaged_functions
+from launcher.workspace import content, gcloud_config
 from launcher.workspace.user_settings import read_user_settings
+
+if TYPE_CHECKING:
+    from launcher.workspace.code_files import CodeCache
 
 STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
 """The startup script of every VM."""
@@ -93,7 +89,7 @@ def gather(
     in_place: bool = False,
     project_id: str | None = None,
     stand_in: str | None = None,
-    cache: code_files.CodeCache | None = None,
+    cache: CodeCache | None = None,
 ) -> Inputs:
     """Read the spec (default: the built-in job), apply the changes, and collect its context.
 
@@ -172,7 +168,7 @@ def collect_context(
     in_place: bool = False,
     project_id: str | None = None,
     stand_in: str | None = None,
-    cache: code_files.CodeCache | None = None,
+    cache: CodeCache | None = None,
 ) -> Inputs:
     """Collect the context of a spec: project, code, hashes, warnings. `beside` is the folder that its paths are
     relative to; `cache` has the code of other specs. Raises UsageError."""
@@ -183,14 +179,13 @@ def collect_context(
     folder = code_folder(spec, beside) if training else None
     left_out = excluded_paths(spec, path, beside, target)
     cache = cache if target != "local" else None  # the output, which is no code, may be a folder
-    found = own_code(spec, folder, left_out, cache)
-    if training and not image_only:
-        check_data(spec, folder, [file.name for file in found.files], target, in_place=in_place)
-    digests = (cache or content).content(found.files) if folder else EMPTY
-    own = Source(code=tuple(found.files), digest=digests.digest if folder else "")
+    code = user_code(spec, folder, left_out, cache) if folder else UserCode()
+    if training and not image_only and data_paths(spec.run):
+        from launcher.workspace.data_files import check_data
+
+        check_data(spec, folder, code.names, target, in_place=in_place)
+    own = Source(code=code.files, digest=code.content.digest)
     source = with_image(own, spec, beside) if training else own
-    names = [file.name for file in found.files]
-    ignored_files, outside_paths = unusable_paths(spec, folder, found, left_out) if folder else ((), ())
     context = Context(
         target=target,
         project=project(
@@ -208,23 +203,18 @@ def collect_context(
         locks=content.own_content(source.locks) if training else EMPTY,
         trainer=content.own_content(source.trainer) if training else EMPTY,
         base=content.base_image() if training else "",
-        code=digests,
+        code=code.content,
         requirements=requirements_content(source),
         packages=packages_of(spec, beside) if training else Packages(),
-        own_base=own_base(source, digests) if source.base_dockerfile else EMPTY,
+        own_base=own_base(source, code.content) if source.base_dockerfile else EMPTY,
         torch=content.single("image.torch", source.torch) if source.torch else EMPTY,
-        secret_files=tuple(sorted(found.secrets)),
-        packaged_functions=packaged_functions(spec, names) if folder else (),
-        syntax_warnings=check_syntax(spec, folder, names, content.base_image()) if folder else (),
-        ignored_files=ignored_files,
-        outside_paths=outside_paths,
-        code_growth=grown_since(spec.name, local_runs(spec), found.files, digests) if folder else "",
-        code_warnings=(
-            *check_module(spec, folder, names),
-            *code_warnings(spec, located, target, folder, beside, names, source.requirements),
-        )
-        if training
-        else (),
+        secret_files=code.secret_files,
+        packaged_functions=code.packaged_functions,
+        syntax_warnings=code.syntax_warnings,
+        ignored_files=code.ignored_files,
+        outside_paths=code.outside_paths,
+        code_growth=code.growth,
+        code_warnings=program_warnings(spec, located, target, folder, beside, code, source) if training else (),
         run_id=run_id,
         training=training,
         allow_default_account=allow_default_account,
@@ -233,6 +223,30 @@ def collect_context(
         mount_script=MOUNT_SCRIPT.read_text(encoding="utf-8") if target == "vm" and spec.mounts else "",
     )
     return Inputs(spec, context, folder, source, located, settings.with_project(target, project_id))
+
+
+def user_code(spec: JobSpec, folder: Path, left_out: frozenset[Path], cache: CodeCache | None) -> UserCode:
+    """Return the code in a folder. `left_out` are paths in it that are not code. Raises UsageError."""
+    from launcher.api.user_code import read_code
+
+    return read_code(spec, folder, left_out, cache)
+
+
+def program_warnings(
+    spec: JobSpec,
+    located: Located,
+    target: Target,
+    folder: Path | None,
+    beside: Path | None,
+    code: UserCode,
+    source: Source,
+) -> tuple[str, ...]:
+    """Return the warnings about the user's program; the built-in trainer alone has none. Raises UsageError."""
+    if spec.run.is_builtin and not (folder or spec.run.args):
+        return ()
+    from launcher.api.user_code import warnings
+
+    return warnings(spec, located, target, folder, beside, code, source.requirements)
 
 
 def requirements_content(source: Source) -> Content:
@@ -268,39 +282,6 @@ def built_in(target: Target, *, training: bool) -> Path:
     """Return the path of the default spec."""
     name = "default.yaml" if training or target != "vm" else "vm-default.yaml"
     return content.data_folder("job_specs") / name
-
-
-def own_code(
-    spec: JobSpec, folder: Path | None, without: frozenset[Path], cache: code_files.CodeCache | None = None
-) -> code_files.Code:
-    """Return the user's files. Raises UsageError: a file that `run` names is missing, or they exceed the size limit."""
-    if folder is None:
-        return code_files.Code([], [])
-    found = (cache or code_files).code(folder, without)
-    names = [file.name for file in found.files]
-    if spec.run.script:
-        check_script(spec.run.script, folder, names)
-    check_functions(spec, folder, names)
-    code_files.check_size(found.files, spec.image.code_limit_mb)
-    return found
-
-
-def unusable_paths(
-    spec: JobSpec, folder: Path, found: code_files.Code, left_out: frozenset[Path]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files that the script or its arguments name but that the image will not contain, and the paths that
-    they name outside the code folder."""
-    from launcher.workspace.ignored_files import mentioned, named_but_ignored, named_outside
-
-    names = [file.name for file in found.files]
-    known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
-    mentions = mentioned(spec, folder, names)
-    return named_but_ignored(mentions, spec, folder, names, [*known, *found.secrets]), named_outside(mentions)
-
-
-def local_runs(spec: JobSpec) -> str:
-    """Return the folder of the spec's runs on this machine (default: ./runs)."""
-    return spec.output if spec.output and not spec.output.startswith("gs://") else "runs"
 
 
 def with_local_output(spec: JobSpec) -> JobSpec:
@@ -394,6 +375,12 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
     return beside
 
 
+def module_beside(spec: JobSpec, folder: Path) -> bool:
+    """Return whether `run.module` is a file in a folder."""
+    path = (spec.run.module or "").replace(".", "/")
+    return not spec.run.is_builtin and any((folder / f"{path}{end}").is_file() for end in (".py", "/__main__.py"))
+
+
 def own_requirements(spec: JobSpec, beside: Path | None) -> str:
     """Return the text of `image.requirements`, or an empty text. Raises UsageError."""
     path = below(beside, "image.requirements", spec.image.requirements)
@@ -415,15 +402,13 @@ def read_dockerfile(path: Path | None) -> str:
         raise UsageError(problem, "It is relative to the spec's file.", field="image.dockerfile") from error
 
 
-FROM_CONTEXT = re.compile(
-    r"^\s*(?:(?:COPY|ADD)\s+(?!--from)|RUN\s+.*--mount=type=bind(?!\S*from=))", re.MULTILINE | re.IGNORECASE
-)
+FROM_CONTEXT = r"(?im)^\s*(?:(?:COPY|ADD)\s+(?!--from)|RUN\s+.*--mount=type=bind(?!\S*from=))"
 """An instruction that reads the build context."""
 
 
 def own_base(source: Source, code: Content) -> Content:
     """Return the content of the base that the user's Dockerfile makes: with the code, if it reads the code."""
-    parts = source.base_dockerfile + (code.digest if FROM_CONTEXT.search(source.base_dockerfile) else "")
+    parts = source.base_dockerfile + (code.digest if re.search(FROM_CONTEXT, source.base_dockerfile) else "")
     return content.of_text(parts)
 
 
@@ -482,20 +467,6 @@ def excluded_paths(spec: JobSpec, path: Path | None, beside: Path | None, target
     output = [Path(spec.output)] if target == "local" and spec.output and not spec.output.startswith("gs://") else []
     project_file = [beside / caps.NAME] if beside else []
     return frozenset([*spec_files, *project_file, *output])
-
-
-def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
-    """Check that `run.script` is one of the code files. Raises UsageError, with similar names."""
-    name = posixpath.normpath(script)
-    if name in names:
-        return
-    if (forward := name.replace("\\", "/")) in names:  # as Windows writes it; the job runs on Linux
-        hint = f"Write it with forward slashes: --set run.script={forward}"
-    elif not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
-        hint = "The file exists, but .gitignore, .dockerignore or its folder's name excludes it."
-    else:
-        hint = did_you_mean(near_scripts(name, names), "The path is relative to image.code.")
-    raise UsageError(f"run.script: {script} not found in the code in {folder}", hint, field="run.script")
 
 
 class FoundProject(NamedTuple):

@@ -14,8 +14,9 @@ from launcher.text import did_you_mean, either, near
 SERVICES: Mapping[Service, str] = {"vertex": "Vertex AI", "compute": "Compute Engine"}
 
 
-NOT_NVIDIA: Final = re.compile(
-    r"(cloud-?)?tpu.*|v[2-6](e|p|litepod)?(-\d+)?|ct\d.*|trillium|ironwood|(amd-?)?mi\d{2,3}[a-z]*|gaudi.*|trn\d.*|inf\d.*"
+NOT_NVIDIA: Final = (
+    r"(cloud-?)?tpu.*|v[2-6](e|p|litepod)?(-\d+)?|ct\d.*|trillium|ironwood"
+    r"|(amd-?)?mi\d{2,3}[a-z]*|gaudi.*|trn\d.*|inf\d.*"
 )
 """Accelerators that are not NVIDIA GPUs: Google TPU, AMD Instinct, Intel Gaudi, AWS Trainium and Inferentia."""
 
@@ -62,7 +63,7 @@ def unknown(name: str, stock: Stock, field: str) -> CatalogError:
     """Return the error for a name in `field` that is neither a GPU nor a machine type."""
     every = f"Use a GPU: {' '.join(stock.gpus)}\nor a machine type such as a3-highgpu-2g"
     low = name[:80].lower()
-    if NOT_NVIDIA.fullmatch(low):
+    if re.fullmatch(NOT_NVIDIA, low):
         return CatalogError(f"{name[:80]} is not supported: launch needs NVIDIA GPUs", every, field=field)
     if len(sizes := [gpu for gpu in stock.gpus if re.fullmatch(rf"{re.escape(low)}-\d+gb", gpu)]) > 1:
         return CatalogError(

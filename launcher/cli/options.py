@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -57,8 +56,7 @@ InZone = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(NamedTuple):
     """Flags that override the spec. None and empty change nothing."""
 
     type: Annotated[str | None, option(MACHINE, "--type", help="GPU (h100, l4 …) or machine type.", metavar="TYPE")] = (
@@ -99,7 +97,7 @@ class Flags:
     run_id: Annotated[str | None, option(RUN, "--run-id", help="Set the run ID.", metavar="ID")] = None
     set: Annotated[
         list[str] | None, option(RUN, "--set", help="Set any field; VALUE is YAML; repeatable.", metavar="A.B=VALUE")
-    ] = field(default=None)
+    ] = None
 
 
 FIELDS = {
@@ -140,9 +138,9 @@ def overrides(flags: Flags) -> list[Override]:
 def words(flags: Flags) -> list[str]:
     """Return the flags as command-line arguments, without `--output`."""
     typed: list[str] = []
-    for one in fields(flags):
-        value, flag = getattr(flags, one.name), f"--{one.name.replace('_', '-')}"
-        if one.name != "output" and value not in (None, False):
+    for name, value in flags._asdict().items():
+        flag = f"--{name.replace('_', '-')}"
+        if name != "output" and value not in (None, False):
             values = value if isinstance(value, list) else [value]
             typed += [flag] if value is True else [word for each in values for word in (flag, str(each))]
     return typed

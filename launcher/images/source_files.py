@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from launcher.plan.model import EMPTY, Content
+
 
 class File(NamedTuple):
     """A file and its name in the image, with forward slashes. `link` is the target of a symbolic link."""
@@ -39,6 +41,24 @@ class Source(NamedTuple):
     """The user's uv.lock and pyproject.toml, or environment.yml."""
     torch: Path | None = None
     """A custom PyTorch wheel, instead of the one that the recipe names."""
+
+
+class UserCode(NamedTuple):
+    """The files of the code's folder, and what a plan says about them."""
+
+    files: tuple[File, ...] = ()
+    content: Content = EMPTY
+    secret_files: tuple[str, ...] = ()
+    packaged_functions: tuple[str, ...] = ()
+    syntax_warnings: tuple[str, ...] = ()
+    ignored_files: tuple[str, ...] = ()
+    outside_paths: tuple[str, ...] = ()
+    growth: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the files in the image."""
+        return [file.name for file in self.files]
 
 
 def digest_record(file: File, executable: bool = False, digest: str = "") -> bytes:

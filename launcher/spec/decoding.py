@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -143,9 +144,11 @@ class Decoder:
         if isinstance(node.value, float) and not math.isfinite(node.value):
             return self.rejected(node, shape, at, "is out of range")
         try:
-            return msgspec.convert(node.value, shape.hint, strict=True)
+            value = msgspec.convert(node.value, shape.hint, strict=True)
         except (msgspec.ValidationError, OverflowError):
             return self.rejected(node, shape, at, "is invalid" if is_text(shape) else "is out of range")
+        matches = not shape.pattern or re.search(shape.pattern, value)
+        return value if matches else self.rejected(node, shape, at, "is invalid")
 
     def mistyped(self, node: Node, shape: Shape, at: Path) -> Any:
         from launcher.spec.wording import type_mismatch

@@ -27,6 +27,7 @@ from launcher.spec.kinds import (
     ServiceAccount,
     Webhook,
     Zone,
+    matching,
 )
 from launcher.spec.mounts import Mount
 from launcher.spec.services import Vertex, Vm
@@ -84,9 +85,9 @@ class Image(Model, frozen=True, kw_only=True):
     uri: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*@sha256:[0-9a-f]{64}$",
-                description="an existing image, pinned by digest: HOST/NAME@sha256:…",
+            matching(
+                r"^[a-z0-9][A-Za-z0-9.:/_-]*@sha256:[0-9a-f]{64}$",
+                "an existing image, pinned by digest: HOST/NAME@sha256:…",
             ),
         ]
         | None
@@ -107,9 +108,9 @@ class Image(Model, frozen=True, kw_only=True):
     base: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$",
-                description="a custom base image: HOST/NAME:TAG or, pinned, HOST/NAME@sha256:…",
+            matching(
+                r"^[a-z0-9][A-Za-z0-9.:/_-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$",
+                "a custom base image: HOST/NAME:TAG or, pinned, HOST/NAME@sha256:…",
             ),
         ]
         | None
@@ -127,9 +128,9 @@ class Image(Model, frozen=True, kw_only=True):
     torch: (
         Annotated[
             str,
-            Meta(
-                pattern=r"\.whl$|^base$",
-                description="a custom PyTorch wheel (.whl), relative to the spec file; base: the base image's own",
+            matching(
+                r"\.whl$|^base$",
+                "a custom PyTorch wheel (.whl), relative to the spec file; base: the base image's own",
             ),
         ]
         | None
@@ -144,9 +145,9 @@ class Image(Model, frozen=True, kw_only=True):
     python: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^3\.(1[0-9])$",
-                description="a Python that the image gets besides the base's own, such as 3.11; default: the base's",
+            matching(
+                r"^3\.(1[0-9])$",
+                "a Python that the image gets besides the base's own, such as 3.11; default: the base's",
             ),
         ]
         | None
@@ -199,9 +200,9 @@ class Run(Model, frozen=True, kw_only=True):
     module: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
-                description="a module such as my_package.train, started with python -m",
+            matching(
+                r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
+                "a module such as my_package.train, started with python -m",
             ),
         ]
         | None
@@ -324,7 +325,7 @@ class Notify(Model, frozen=True, kw_only=True):
 class DnsPeering(Model, frozen=True, kw_only=True):
     """A DNS peering of a Private Service Connect interface."""
 
-    domain: Annotated[str, Meta(pattern=r"^.+\.$", description="a domain with a dot at its end")]
+    domain: Annotated[str, matching(r"^.+\.$", "a domain with a dot at its end")]
     target_project: str
     target_network: str
 
@@ -358,10 +359,9 @@ class Identity(Model, frozen=True, kw_only=True):
     kms_key: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
-                description="a customer-managed encryption key in the job's region: "
-                "projects/P/locations/L/keyRings/R/cryptoKeys/K",
+            matching(
+                r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
+                "a customer-managed encryption key in the job's region: projects/P/locations/L/keyRings/R/cryptoKeys/K",
             ),
         ]
         | None

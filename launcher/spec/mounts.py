@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from launcher.spec.kinds import ZONE, Model
+from launcher.spec.kinds import ZONE, Model, matching
 
 SOURCES: Final = ("bucket", "nfs", "lustre", "disk", "new_disk_gb")
 """The fields of a mount that say what is mounted: one of them is set."""
@@ -24,9 +24,9 @@ class Mount(Model, frozen=True, kw_only=True):
     bucket: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$",
-                description="a bucket's name, without gs://; on VMs mounted with Cloud Storage FUSE",
+            matching(
+                r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$",
+                "a bucket's name, without gs://; on VMs mounted with Cloud Storage FUSE",
             ),
         ]
         | None
@@ -34,9 +34,9 @@ class Mount(Model, frozen=True, kw_only=True):
     nfs: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}:(/[A-Za-z0-9._-]{1,255})+$",
-                description="an NFS share such as Filestore's: SERVER:/SHARE",
+            matching(
+                r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}:(/[A-Za-z0-9._-]{1,255})+$",
+                "an NFS share such as Filestore's: SERVER:/SHARE",
             ),
         ]
         | None
@@ -44,9 +44,9 @@ class Mount(Model, frozen=True, kw_only=True):
     lustre: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){3}@tcp:/[A-Za-z0-9_-]{1,64}$",
-                description="a Managed Lustre instance, by its mount point: IP@tcp:/FILESYSTEM",
+            matching(
+                r"^[0-9]{1,3}(\.[0-9]{1,3}){3}@tcp:/[A-Za-z0-9_-]{1,64}$",
+                "a Managed Lustre instance, by its mount point: IP@tcp:/FILESYSTEM",
             ),
         ]
         | None
@@ -57,9 +57,9 @@ class Mount(Model, frozen=True, kw_only=True):
     disk: (
         Annotated[
             str,
-            Meta(
-                pattern=rf"^zones/{ZONE}/disks/[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?$",
-                description="VMs only: an existing disk with a file system, zones/ZONE/disks/NAME; it is kept",
+            matching(
+                rf"^zones/{ZONE}/disks/[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?$",
+                "VMs only: an existing disk with a file system, zones/ZONE/disks/NAME; it is kept",
             ),
         ]
         | None
@@ -81,10 +81,9 @@ class Mount(Model, frozen=True, kw_only=True):
     path: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,62}){1,8}$",
-                description="the folder in the container, such as /data; default of a bucket: /gcs/BUCKET, as on "
-                "Vertex AI",
+            matching(
+                r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,62}){1,8}$",
+                "the folder in the container, such as /data; default of a bucket: /gcs/BUCKET, as on Vertex AI",
             ),
         ]
         | None

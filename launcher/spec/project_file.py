@@ -16,7 +16,7 @@ from msgspec import Meta, field
 
 from launcher.errors import SpecError
 from launcher.spec.decoding import Decoder
-from launcher.spec.kinds import BUCKET, LabelKey, LabelValue, Model, Region, Repository
+from launcher.spec.kinds import BUCKET, LabelKey, LabelValue, Model, Region, Repository, matching
 from launcher.spec.loader import load
 from launcher.spec.nodes import Map, Node, place
 from launcher.spec.reader import Located, by_line, checked, content
@@ -68,7 +68,7 @@ class SettingsFile(Model, frozen=True, kw_only=True):
         Meta(description="regions in fallback order; any: all that have the machine, cheapest first"),
     ] = None
     image: ImageDefaults = ImageDefaults()
-    output: Annotated[str, Meta(pattern=BUCKET, description="where runs are stored: gs://BUCKET/PATH")] | None = None
+    output: Annotated[str, matching(BUCKET, "where runs are stored: gs://BUCKET/PATH")] | None = None
     labels: Annotated[dict[LabelKey, LabelValue], Meta(max_length=50, description="labels of the job and its VMs")] = (
         field(default_factory=dict)
     )

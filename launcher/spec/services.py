@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from launcher.spec.kinds import Duration, Model, MountPoint
+from launcher.spec.kinds import Duration, Model, MountPoint, matching
 
 
 class NfsMount(Model, frozen=True, kw_only=True):
@@ -39,9 +39,9 @@ class Vertex(Model, frozen=True, kw_only=True):
     tensorboard: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^projects/[^/]+/locations/[^/]+/tensorboards/[^/]+$",
-                description="a TensorBoard instance: projects/P/locations/L/tensorboards/ID",
+            matching(
+                r"^projects/[^/]+/locations/[^/]+/tensorboards/[^/]+$",
+                "a TensorBoard instance: projects/P/locations/L/tensorboards/ID",
             ),
         ]
         | None
@@ -70,9 +70,9 @@ class Vm(Model, frozen=True, kw_only=True):
     image: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^projects/[^/]+/global/images/(family/)?[^/]+$",
-                description="boot image instead of a family: projects/P/global/images/I",
+            matching(
+                r"^projects/[^/]+/global/images/(family/)?[^/]+$",
+                "boot image instead of a family: projects/P/global/images/I",
             ),
         ]
         | None

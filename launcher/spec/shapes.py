@@ -35,8 +35,14 @@ class Shape(Struct, frozen=True):
     """choice: the allowed words; list: words accepted instead of a list."""
 
     def bound(self, name: str) -> Any:
-        """Return the innermost bound of this name (`ge`, `pattern`, `max_length` …), or None."""
+        """Return the innermost bound of this name (`ge`, `max_length` …), or None."""
         return next((value for meta in self.metas if (value := getattr(meta, name)) is not None), None)
+
+    @property
+    def pattern(self) -> str | None:
+        """The pattern that a text matches somewhere (launcher.spec.kinds.matching), or None."""
+        extras = (meta.extra for meta in self.metas if meta.extra)
+        return next((extra["pattern"] for extra in extras if "pattern" in extra), None)
 
     @property
     def meaning(self) -> str:

@@ -52,7 +52,7 @@ def type_mismatch(node: Node, shape: Shape, at: Path) -> tuple[str, str]:
         return "has no value", f"{fix}; or remove the line"
     if not isinstance(node, Scalar):
         return f"is {show(node)}, not {expected}", fix
-    if shape.kind in ("text", "choice") and not shape.bound("pattern"):
+    if shape.kind in ("text", "choice") and not shape.pattern:
         fix = "to make it text, put it in quotes"
         if not is_private(node.text, at):
             fix += f': "{clipped(node.text)}"'
@@ -76,7 +76,7 @@ def wanted(shape: Shape) -> str:
     elif shape.kind == "model":
         needed = [name for name, field in fields(shape.items).items() if field.required]
         what = "a section" + (f" with {' and '.join(needed)}" if needed else "")
-    elif shape.bound("pattern"):
+    elif shape.pattern:
         what = ""
     else:
         what = TYPE_NAMES[shape.kind] + value_range(shape)

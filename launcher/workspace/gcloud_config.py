@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from launch_train.common.loopback import is_plain_loopback
@@ -91,8 +92,11 @@ def text_of(path: Path) -> str:
         return ""
 
 
+@cache
 def properties(text: str) -> Settings:
     """Parse the INI text of a configuration to `section/property` -> value."""
+    if not text:  # gcloud isn't set up here
+        return {}
     import configparser
 
     parser = configparser.ConfigParser(interpolation=None)

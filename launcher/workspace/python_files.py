@@ -66,12 +66,6 @@ def file_of_program(module: str, names: Sequence[str]) -> str:
     return next((one for one in (f"{path}/__main__.py", f"{path}.py") if one in names), "")
 
 
-def module_beside(spec: JobSpec, folder: Path) -> bool:
-    """Return whether `run.module` is a file in a folder."""
-    path = (spec.run.module or "").replace(".", "/")
-    return not spec.run.is_builtin and any((folder / f"{path}{end}").is_file() for end in (".py", "/__main__.py"))
-
-
 def walk_code(
     starts: Iterable[str],
     folder: Path,

@@ -161,9 +161,10 @@ def facts(plan: Plan, image: bool, usd_cap: tuple[float, str] | None = None) -> 
 
 def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the events that are sent to a webhook; its URL is a secret."""
-    from launcher.spec.models import JobSpec
+    if given := plan.spec.get("notify"):
+        from launcher.spec.models import Notify
 
-    if wanted := msgspec.convert(plan.spec, JobSpec).notify:
+        wanted = msgspec.convert(given, Notify)
         form = " as Slack text" if wanted.format == "slack" else ""
         yield "notify", f"{', '.join(wanted.on)}: sent to the webhook{form}"
 

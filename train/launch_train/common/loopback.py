@@ -5,9 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-_ADDRESS = re.compile(
-    r"(?:[a-z][a-z0-9+.-]*://)?(localhost|[0-9.]+|\[[0-9a-f:.]+\])(?::[0-9]*)?(?:[/?#].*)?", re.IGNORECASE | re.DOTALL
-)
+_ADDRESS = r"(?is)(?:[a-z][a-z0-9+.-]*://)?(localhost|[0-9.]+|\[[0-9a-f:.]+\])(?::[0-9]*)?(?:[/?#].*)?"
 """An optional scheme, a host and a port. A user name before the host is not accepted: parsers disagree on which part
 around an @ and a backslash is the host."""
 
@@ -17,7 +15,7 @@ def is_loopback(address: str) -> bool:
 
     Names are not resolved, so other names of this machine, such as a.localhost, don't count.
     """
-    found = _ADDRESS.fullmatch(address)
+    found = re.fullmatch(_ADDRESS, address)
     if not found:
         return False
     host = found[1].strip("[]").lower()

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import mul
 from typing import Any, Final
 
 from launch_train.report.run_data import Columns, RunData, is_number
@@ -138,10 +139,12 @@ def _tokens(rows: Columns) -> Sequence[float] | None:
     rate, seconds = rows.values.get("tokens_per_s"), rows.values.get("step_s")
     if not rate or not seconds:
         return None
-    each = [one * length for one, length in zip(rate, seconds, strict=True)]
+    each = array("d", map(mul, rate, seconds))
     first = rows.steps[0] - 1
-    mean = next((one for one in each if math.isfinite(one)), 0.0)
-    return array("d", accumulate((one if math.isfinite(one) else mean for one in each), initial=first * mean))[1:]
+    mean = next(filter(math.isfinite, each), 0.0)
+    if not math.isfinite(sum(each)):
+        each = array("d", (one if math.isfinite(one) else mean for one in each))
+    return array("d", accumulate(each, initial=first * mean))[1:]
 
 
 def _evaluations(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from launch_train.report.run_data import AttemptRecord, RunData, Start
@@ -14,6 +15,10 @@ PARTS: Final = ("train", "lost", "evaluate", "checkpoint", "startup", "restart",
 """The parts of paid time. train: steps that count; lost: steps that a later start had to repeat; checkpoint: training
 waits for a save; startup: from the machine's start to the first step (image, imports, data, compilation); restart: the
 same after a failure within an attempt; other: what remains, such as the end of the processes. `queue` is not paid."""
+
+
+UNSEEN: Final = 1.0
+"""Seconds between steps that are too short to be seen on the timeline."""
 
 
 @dataclass(slots=True)
@@ -147,7 +152,12 @@ def _split(
         if length != length:  # noqa: PLR0124 - NaN, in a script's row: the time before may be no step's
             length = 0.0 if first else time - at
         length = min(length, time - at)
-        if first:  # the way to the first step: compilation is part of it
+        part = "train" if place < kept else "lost"
+        if not first and spans[-1].part == part and time - length - at < UNSEEN:  # as most steps: it adds to a span
+            parts["other"] += time - length - at
+            parts[part] += length
+            spans[-1].end = at = time
+        elif first:  # the way to the first step: compilation is part of it
             at = _add(before, at, time - length, parts, spans)
             first = False
         elif time - length > at:
@@ -166,8 +176,8 @@ def _add(part: str, begin: float, end: float, parts: dict[str, float], spans: li
     if end <= begin:
         return begin
     parts[part] += end - begin
-    if part == "other" and end - begin < 1.0 and spans:
-        part = spans[-1].part  # too short to be seen
+    if part == "other" and end - begin < UNSEEN and spans:
+        part = spans[-1].part
     if spans and (last := spans[-1]).part == part and last.end == begin:
         last.end = end
     else:
@@ -193,7 +203,7 @@ def _first(start: Start) -> float:
 
 def _last(start: Start) -> float:
     times = [_seconds(event.get("time")) for event in start.events]
-    return max((time for time in (*times, *start.rows.times) if time > 0), default=0.0)
+    return max(filter((0.0).__lt__, chain(times, start.rows.times)), default=0.0)
 
 
 def _seconds(value: Any) -> float:

@@ -9,10 +9,12 @@ import math
 import re
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from operator import itemgetter
+from itertools import islice
+from operator import itemgetter, lt
 from typing import Any, Final
 
 from launch_train.common import contract
@@ -91,7 +93,7 @@ class Columns:
         """Fill the columns up, and sort the rows by step; of several with the same step the last one stays."""
         for column in self.values.values():
             column.extend([math.nan] * (len(self.steps) - len(column)))
-        if all(self.steps[i] < self.steps[i + 1] for i in range(len(self.steps) - 1)):
+        if all(map(lt, self.steps, islice(self.steps, 1, None))):
             return
         newest = {step: place for place, step in enumerate(self.steps)}
         places = [newest[step] for step in sorted(newest)]
@@ -220,10 +222,10 @@ def read_run(storage: Storage, *, ends_only: bool = False) -> RunData:
     with ThreadPoolExecutor(READERS) as threads:
         parts = sorted((_numbers(name), name) for name in names[contract.METRICS] if contract.PART.match(name))
         parts = _ends(parts) if ends_only else parts
-        for (numbers, _), text in zip(parts, threads.map(read, [name for _, name in parts]), strict=True):
+        for (numbers, _), text in zip(parts, _in_turn(threads, read, [name for _, name in parts]), strict=True):
             _add_part(starts.setdefault((numbers[0], numbers[1]), Start((numbers[0], numbers[1]))), text)
         samples = sorted((_numbers(name), name) for name in names[contract.MONITOR] if contract.PART.match(name))
-        for (numbers, _), text in zip(samples, threads.map(read, [name for _, name in samples]), strict=True):
+        for (numbers, _), text in zip(samples, _in_turn(threads, read, [name for _, name in samples]), strict=True):
             monitor.setdefault(numbers[2], []).extend(
                 row for row in contract.records(text) if is_number(row.get("time"))
             )
@@ -237,6 +239,17 @@ def read_run(storage: Storage, *, ends_only: bool = False) -> RunData:
     name = str(plan.get("run") or storage.url.rstrip("/").rpartition("/")[2])
     ordered = tuple(starts[key] for key in sorted(starts))
     return RunData(name, storage.url, plan, _attempts(texts), ordered, monitor, tuple(problems))
+
+
+def _in_turn(threads: ThreadPoolExecutor, read: Callable[[str], bytes], names: Sequence[str]) -> Iterator[bytes]:
+    """Yield the files' contents. A few are read ahead: all of them would fill the memory."""
+    ahead: deque[Future[bytes]] = deque()
+    for name in names:
+        ahead.append(threads.submit(read, name))
+        if len(ahead) > READERS:
+            yield ahead.popleft().result()
+    for one in ahead:
+        yield one.result()
 
 
 def _ends(parts: Sequence[tuple[tuple[int, ...], str]]) -> list[tuple[tuple[int, ...], str]]:
@@ -260,8 +273,10 @@ def _attempts(texts: Mapping[str, bytes]) -> tuple[AttemptRecord, ...]:
 
 def _add_part(start: Start, text: bytes) -> None:
     records = contract.records(text)
-    start.events += [record for record in records if isinstance(record.get("event"), str)]
-    rows = [record for record in records if "event" not in record]
+    rows = records
+    if b"event" in text:  # few parts have any
+        start.events += [record for record in records if isinstance(record.get("event"), str)]
+        rows = [record for record in records if "event" not in record]
     try:
         start.rows.add_all(rows)
     except (IndexError, KeyError, TypeError, ValueError, OverflowError):

@@ -190,5 +190,5 @@ def mean(values: Sequence[float]) -> float:
 
 def median(values: Sequence[float]) -> float:
     """Return the upper median of the finite values; nan: there are none."""
-    finite = sorted(value for value in values if math.isfinite(value))
+    finite = sorted(filter(math.isfinite, values))
     return finite[len(finite) // 2] if finite else math.nan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -154,5 +153,5 @@ def for_vm(
     own |= {"vm.external_ip": (external_ip or None, "--external-ip"), "vm.image_family": (family, "--image-family")}
     if not run:
         own["vm.image"] = (flags.image, "--image")
-        flags = replace(flags, image=None)
+        flags = flags._replace(image=None)
     return flags, tuple(Override(path, value, flag) for path, (value, flag) in own.items() if value is not None)

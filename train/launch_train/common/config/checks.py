@@ -58,8 +58,8 @@ def _is_betas(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(number(0, 0.9999).holds(v) for v in value)
 
 
-_CODE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
-_HUGGING_FACE = re.compile(r"^hf:[\w.-]+(/[\w.-]+)?$")
+_CODE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+_HUGGING_FACE = r"^hf:[\w.-]+(/[\w.-]+)?$"
 FOREIGN_OWN: Final = ("pretrained", "task")
 """Keys of an external model that belong to the trainer; all others are passed to the model."""
 
@@ -71,19 +71,19 @@ def _is_path(value: Any) -> bool:
     if not isinstance(value, str) or not value.strip():
         return False
     if value.startswith("hf:"):
-        return bool(_DATASET.match(value))
-    return not _SCHEME.match(value) or bool(_BUCKET.match(value))
+        return bool(re.match(_DATASET, value))
+    return not re.match(_SCHEME, value) or bool(re.match(_BUCKET, value))
 
 
-_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/")
-_BUCKET = re.compile(r"^gs://[a-z0-9][\w.-]*[a-z0-9](/|$)")
-_RUN_ID = re.compile(r"^[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?$")
+_SCHEME = r"^[A-Za-z][A-Za-z0-9+.-]*:/"
+_BUCKET = r"^gs://[a-z0-9][\w.-]*[a-z0-9](/|$)"
+_RUN_ID = r"^[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?$"
 """A run's ID, as launch makes it. It must be told from a local path, so one that --run-id set needs its folder."""
 _WEIGHTS = Rule(
-    lambda v: _is_path(v) and (not v.startswith("hf:") or bool(_HUGGING_FACE.match(v))),
+    lambda v: _is_path(v) and (not v.startswith("hf:") or bool(re.match(_HUGGING_FACE, v))),
     "a run's ID (NAME-1a2b3c4d), gs://BUCKET/…, hf:ORG/NAME, or a local folder or file (launch local only)",
 )
-_DATASET = re.compile(r"^hf:[\w.-]+/[\w.-]+(@[\w.-]+)?(/.+)?$")
+_DATASET = r"^hf:[\w.-]+/[\w.-]+(@[\w.-]+)?(/.+)?$"
 _PATH = Rule(
     _is_path, "python-stdlib, synthetic, a file or a folder, gs://BUCKET/…, hf:ORG/NAME, or a custom my_pkg.data:build"
 )
@@ -130,7 +130,7 @@ _FIELDS: Final[dict[str, Any]] = {
         "image_size": whole(8, 4096),
         "settings": _MAPPING,
     },
-    "loss": Rule(lambda v: isinstance(v, str) and bool(_CODE.match(v)), "a custom function, my_pkg.losses:loss"),
+    "loss": Rule(lambda v: isinstance(v, str) and bool(re.match(_CODE, v)), "a custom function, my_pkg.losses:loss"),
     "steps": whole(1, 1_000_000_000),
     "batch_size": whole(1, 10_000_000),
     "micro_batch_size": either(one_of("auto"), whole(1, 10_000_000)),
@@ -190,7 +190,7 @@ def _is_profile(value: Any) -> bool:
 
 def is_foreign(name: object) -> bool:
     """Return whether a model's name is one of transformers', or a user function."""
-    return isinstance(name, str) and bool(_HUGGING_FACE.match(name) or _CODE.match(name))
+    return isinstance(name, str) and bool(re.match(_HUGGING_FACE, name) or re.match(_CODE, name))
 
 
 def user_functions(config: Mapping[str, Any]) -> dict[str, str]:
@@ -213,7 +213,7 @@ def local_paths(config: Mapping[str, Any]) -> dict[str, str]:
 
 def kind_of_weights(path: str) -> str:
     """Return `run`, `bucket`, `hub` or `local`: where `init_from` finds its weights."""
-    kinds = {"bucket": path.startswith("gs://"), "hub": path.startswith("hf:"), "run": bool(_RUN_ID.match(path))}
+    kinds = {"bucket": path.startswith("gs://"), "hub": path.startswith("hf:"), "run": bool(re.match(_RUN_ID, path))}
     return next((kind for kind, holds in kinds.items() if holds), "local")
 
 
@@ -228,7 +228,7 @@ def _is_not_local(path: str) -> bool:
 
 
 def _is_code(name: object) -> bool:
-    return isinstance(name, str) and bool(_CODE.match(name)) and not _HUGGING_FACE.match(name)
+    return isinstance(name, str) and bool(re.match(_CODE, name)) and not re.match(_HUGGING_FACE, name)
 
 
 def _model_problems(config: Mapping[str, Any]) -> list[Problem]:
@@ -275,7 +275,7 @@ def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
     path = training_path(data) or "the default"
     if found := _path_problems(data, path):
         return found
-    if is_foreign(given.get("name", "gpt")) or path == "synthetic" or _CODE.match(path):
+    if is_foreign(given.get("name", "gpt")) or path == "synthetic" or re.match(_CODE, path):
         return []
     model = _with_defaults(given)
     if path == "python-stdlib" and "num_classes" in model:
@@ -289,9 +289,9 @@ def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
 def _path_problems(data: Mapping[str, Any], path: str) -> list[Problem]:
     if "path" in data and "train" in data:
         return [(("data", "train"), "means the same as path, which is also set", "remove one of them")]
-    if "settings" in data and not _CODE.match(path):
+    if "settings" in data and not re.match(_CODE, path):
         return [(("data", "settings"), "only applies to a custom function", "set path: my_pkg.data:build")]
-    if "val" in data and (path in ("the default", "synthetic") or _CODE.match(path)):
+    if "val" in data and (path in ("the default", "synthetic") or re.match(_CODE, path)):
         wrong = f"needs a file or a folder to train on, and the data is {path}"
         return [(("data", "val"), wrong, "set data.train; a custom function gets split='held_out'")]
     return []
