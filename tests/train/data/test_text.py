@@ -123,7 +123,15 @@ def test_it_is_made_once_and_again_for_what_has_changed(tmp_path: Path, tokenize
     assert made.prepare(str(tmp_path / "text"), other, cache).shards != first.shards
 
 
-CHARACTERS = Tokenizer("characters", "c", 1 << 20, None, None, lambda texts: [[ord(one) for one in t] for t in texts])
+CHARACTERS = Tokenizer(
+    "characters",
+    "c",
+    1 << 20,
+    None,
+    None,
+    lambda texts: [[ord(one) for one in t] for t in texts],
+    lambda tokens: "".join(map(chr, tokens)),
+)
 
 
 @given(
