@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import struct
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -164,7 +165,7 @@ def test_a_stop_ends_it_at_once_and_time_shortens_it(monkeypatch: pytest.MonkeyP
 
     assert made.take(model, micro_batch, stopped) is None
     now = [0.0]
-    monkeypatch.setattr(samples.time, "monotonic", lambda: now.__setitem__(0, now[0] + 1.0) or now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now.__setitem__(0, now[0] + 1.0) or now[0])
     found = made.take(model, micro_batch, never)
     assert found is not None
     lengths = [len(one["text"].split()) for one in found["samples"]]
@@ -206,7 +207,7 @@ def test_the_decoder_is_that_of_the_data(tmp_path: Path, monkeypatch: pytest.Mon
     config = parse({"data": {"path": "x", "tokenizer": str(path)}})
 
     def found(**facts: str) -> Any:
-        return open_decoder(config, SimpleNamespace(facts=facts))  # type: ignore[arg-type]
+        return open_decoder(config, SimpleNamespace(facts=facts))
 
     assert found(data_unit="token", tokenizer="tokenizer.json")([0, 1, 7]) == "to be"
     assert found(data_unit="byte")([104, 105, 0xFF]) == "hi\ufffd"

@@ -107,7 +107,7 @@ def _name(sample: Record, key: str) -> str:
 
 
 def _share(sample: Record) -> float | None:
-    share = sample.get("probability")
+    share: Any = sample.get("probability")
     return float(share) if is_number(share) else None
 
 
@@ -201,8 +201,9 @@ def _pictures(found: Evaluation) -> str:
         right = one.predicted == one.true
         sure = "" if one.probability is None else f" {one.probability:.1%}"
         words = f"{'✓' if right else '✗'} {one.predicted}{sure}"
-        truth = "" if right else f"<small>true: {escape(one.true)}</small>"
-        items.append(f"<li>{image}<span class={'right' if right else 'wrong'}>{escape(words)}</span>{truth}")
+        about = f"image {number + 1}" + ("" if right else f", true: {one.true}")
+        shown = f"<span class={'right' if right else 'wrong'}>{escape(words)}</span><small>{escape(about)}</small>"
+        items.append(f"<li>{image}{shown}")
     return f"<ol class=images>{''.join(items)}</ol>"
 
 
