@@ -350,6 +350,8 @@ def test_an_encoding_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     tokenizer = open_tokenizer("tiktoken:gpt2")
     assert tokenizer.encode(["to be", "o"]) == [[256, 32, 98, 101], [111]]
+    assert tokenizer.decode([256, 32, 98, 101]) == "to be"
+    assert tokenizer.decode([256, 9999, 0xE2, 0x82, 0xAC]) == "to\ufffd€", "a gap in the vocabulary"
     assert (tokenizer.vocab_size, tokenizer.end, tokenizer.mask, tokenizer.dtype) == (258, 257, None, "uint16")
 
 

@@ -45,8 +45,10 @@ RESNET = {"name": "resnet50", "width": 4, "image_size": 32, "num_classes": 4}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def unhurried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, and texts whose length doesn't depend on the machine's load."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(samples, "SECONDS", 1000.0)
 
 
 @pytest.fixture
@@ -164,6 +166,7 @@ def test_a_stop_ends_it_at_once_and_time_shortens_it(monkeypatch: pytest.MonkeyP
         return calls[0] > 5
 
     assert made.take(model, micro_batch, stopped) is None
+    monkeypatch.setattr(samples, "SECONDS", 20.0)
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now.__setitem__(0, now[0] + 1.0) or now[0])
     found = made.take(model, micro_batch, never)
@@ -197,13 +200,31 @@ def test_characters_across_the_prompts_end() -> None:
     assert samples._decoded(decode, euro[:4], euro[4:]) == ("a€", "b")
 
 
-def test_the_decoder_is_that_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     path = tmp_path / "tokenizer.json"
-    words = Tokenizer(models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?"))
+    words = Tokenizer(models.WordLevel({"to": 0, "be": 1, "?": 2, "or": 3, "not": 4}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(path))
+    return path
+
+
+def test_tokens_become_words_again(tmp_path: Path, tokenizer: Path) -> None:
+    text = "to be or not to be to to or " * 300
+    (tmp_path / "words").write_text(text)
+    rows = run(tmp_path / "run", asked(2, data={"path": str(tmp_path / "words"), "tokenizer": str(tokenizer)}))
+    (found, _) = events(rows, "samples")
+    assert found["kind"] == "text"
+    for one in found["samples"]:
+        assert one["prompt"] in text
+        assert {*one["text"].split()} <= {"to", "be", "or", "not", "?"}
+
+
+def test_the_decoder_is_that_of_the_data(tokenizer: Path) -> None:
+    path = tokenizer
     config = parse({"data": {"path": "x", "tokenizer": str(path)}})
 
     def found(**facts: str) -> Any:

@@ -37,9 +37,9 @@ PROMPT_TOKENS, NEW_TOKENS = 64, 128
 TEMPERATURE, LIKELIEST = 0.8, 200
 """Each token is drawn from so many of the likeliest, as in nanoGPT's sample.py: always the likeliest repeats itself."""
 
-SECONDS = 20.0
-"""Time limit of an evaluation's continuations; beyond it they are shorter, or fewer. Other ranks wait for them, and on
-a CPU a large model would take minutes."""
+SECONDS = 5.0
+"""Time limit of an evaluation's continuations; beyond it they are shorter, or fewer. On a CPU a large model would take
+minutes. Other ranks wait, and if their machine is preempted meanwhile, a save must still fit into its notice period."""
 
 MOST_CHARACTERS = 2000
 """Most characters of a prompt and of a continuation in the run folder. A token may have any length."""
