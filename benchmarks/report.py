@@ -57,7 +57,7 @@ def make_run(folder: Path, rows: int) -> None:
     (folder / contract.monitor_part(1, 0, 0, 0)).write_text("".join(json.dumps(one) + "\n" for one in samples))
 
 
-def row(step: int, numbers: random.Random) -> dict[str, float]:
+def row(step: int, numbers: random.Random) -> dict[str, object]:
     """Return a row as the built-in trainer writes it."""
     seconds = numbers.uniform(0.1, 0.12)
     return {

@@ -150,6 +150,14 @@ FEATURES: tuple[Feature, ...] = (
         faked=True,
     ),
     Feature(
+        "samples of evaluations",
+        "`eval: {samples: N}`",
+        (
+            "trainer/test_samples.py::test_losses_are_the_same_bits_with_and_without",
+            "trainer/test_samples.py::test_compiled_code_is_not_compiled_again",
+        ),
+    ),
+    Feature(
         "profile and verdict",
         "`profile`",
         ("profiling/test_advice.py::test_the_bottleneck_is_found",),

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launch_train.report import page
+from launch_train.trainer.thumbnails import thumbnails
 from tests.train.report.folders import T, preempted, read, rows, write
 
 pytestmark = pytest.mark.judges
 EVIL = "</script><img src=x onerror=alert(1)><b>"
+SCRIPT = "</pre><script>alert(2)</script><style>*{display:none}</style><iframe src='data:text/html,x'></iframe>"
+EVIL_TEXTS = [
+    {"prompt": f"Once {EVIL}", "text": f"{SCRIPT} the end\u202e\x1b[2J"},
+    {"prompt": "w" * 500, "text": "\n" * 30 + "e\u0301" * 400},
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +58,8 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs: one preempted, one of 5,000 steps with a value that was not finite, one with hostile names."""
+    """Three runs: one preempted, one of 5,000 steps with a value that was not finite and with images, one with hostile
+    names and texts."""
     folder = tmp_path_factory.mktemp("runs")
     values = rows(range(1, 5001), T, 0.5, tokens_per_s=1000.0)
     for row in values:
@@ -59,6 +67,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values[2500] |= {"loss": 50.0}
     values[3000] |= {"loss": None}
     gpus = [{"time": T + second, "gpus": [{"gpu": 0, "util": 0.9}]} for second in range(0, 2500, 5)]
+    guesses = [{"true": "cat", "predicted": name, "probability": 0.9} for name in ("cat", "dog")]
+    images = {"event": "samples", "kind": "images", "samples": guesses, "time": T}
+    pictures = thumbnails(torch.arange(2 * 3 * 48 * 48).reshape(2, 3, 48, 48).float())
+    values += [{**images, "step": 2000, "thumbnails": pictures}, {**images, "step": 4000}]
     long = {
         "plan.json": {"run": "long", "spec": {"name": "long", "seed": 2}},
         "metrics/0001-0000-0000-000000.jsonl": [*values, {"event": "non_finite", "step": 3001, "time": T + 1500}],
@@ -66,7 +78,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     evil = {
         "plan.json": {"run": EVIL, "spec": {"name": EVIL}},
-        "metrics/0001-0000-0000-000000.jsonl": [{"event": EVIL, "time": T}, *rows(range(1, 90), T, **{EVIL: 1.0})],
+        "metrics/0001-0000-0000-000000.jsonl": [
+            {"event": EVIL, "time": T},
+            *rows(range(1, 90), T, **{EVIL: 1.0}),
+            *(
+                {"event": "samples", "step": step, "kind": "text", "samples": EVIL_TEXTS, "time": T}
+                for step in (40, 80)
+            ),
+        ],
     }
     runs = [preempted(folder / "a"), write(folder / "b", long), write(folder / "c", evil)]
     path = folder / "report.html"
@@ -79,7 +98,7 @@ def test_it_draws_without_a_word_and_without_a_request(browser: Any, file: Path,
     opened = Opened(browser, file, viewport={"width": width, "height": 900})
     assert opened.painted() > 1000
     assert opened.complaints == []
-    assert opened.requests == [file.as_uri()]
+    assert {url for url in opened.requests if not url.startswith("data:image/png;")} == {file.as_uri()}
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     assert opened.page.locator("figure img").count() == 0
 
@@ -147,6 +166,33 @@ def test_both_colour_schemes(browser: Any, file: Path, scheme: str) -> None:
     back = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert back == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(13, 17, 23)")
     assert opened.painted() > 1000
+
+
+@pytest.mark.parametrize("options", [{}, {"java_script_enabled": False}, {"color_scheme": "dark"}], ids=str)
+@pytest.mark.parametrize("width", [320, 1600])
+def test_samples_are_shown_and_nothing_in_them_acts(
+    browser: Any, file: Path, options: dict[str, Any], width: int
+) -> None:
+    opened = Opened(browser, file, viewport={"width": width, "height": 900}, **options)
+    texts = opened.page.locator("pre.sample")
+    shown = texts.first.inner_text()
+    assert shown == f"Once {EVIL}{SCRIPT} the end\ufffd\ufffd[2J"
+    assert [one.is_visible() for one in texts.all()] == [True, True, False, False]
+    opened.page.locator("summary", has_text="step 40").click()
+    assert all(one.is_visible() for one in texts.all())
+    if options.get("java_script_enabled", True):
+        loaded = opened.page.locator("ol.images img").evaluate_all("all => all.map((one) => one.naturalWidth)")
+        assert loaded == [48, 48]
+    assert opened.page.locator("ol.images li").all_inner_texts() == [
+        "✓ cat 90.0%\nimage 1",
+        "✗ dog 90.0%\nimage 2, true: cat",
+    ]
+    boxes = [one.bounding_box() for one in (*texts.all(), *opened.page.locator("ol.images li").all())]
+    assert all(box["x"] + box["width"] <= width for box in boxes)
+    assert opened.complaints == []
+    assert {url for url in opened.requests if not url.startswith("data:image/png;")} == {file.as_uri()}
+    opened.page.emulate_media(media="print")
+    assert texts.first.is_visible()
 
 
 def test_without_a_script_there_are_tables_and_pictures(browser: Any, file: Path) -> None:

@@ -26,6 +26,8 @@ ROWS = 20
 FIRST = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "images_per_s", "step_s", "mfu", "memory_gb")
 """Columns of the built-in trainer, in order; a script's own metrics follow."""
 WIDTH = 80
+SAMPLE_LINES = 8
+"""Most lines of a sample's prompt, and of its continuation; the report has all."""
 NAMED = 10
 """Most skipped steps to list."""
 LATER = "They come after the first steps. A script needs launch_train.metrics or run.metrics:\ndocs/scripts.md"
@@ -69,7 +71,8 @@ def metrics(
         raise no_metrics(name, folder.url)
     nodes = read_nodes(folder)
     if output_format is Output.text:
-        print("\n".join([*lines(name, found, len(found.rows) if everything else ROWS), *remarks(found, nodes)]))
+        table = lines(name, found, len(found.rows) if everything else ROWS)
+        print("\n".join([*table, *sample_lines(found.events), *remarks(found, nodes)]))
         return
     data = {"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}
     nodes_data = [node.to_dict() for node in nodes]
@@ -138,6 +141,21 @@ def lines(run: str, found: Results, most: int) -> Iterator[str]:
         shown = [name for name in ("step", "loss", "accuracy", "accuracy_top5") if name in evals[-1]]
         head = [name if name == "step" else f"eval_{name}" for name in shown]
         yield from columns([head, *([cell(figure(one, name)) for name in shown] for one in evals)], ">")
+
+
+def sample_lines(events: Sequence[Record]) -> Iterator[str]:
+    """Yield the first text of the newest evaluation with samples, or what its images were taken for."""
+    from launch_train.report.samples import evaluation
+    from launcher.cli.ui.plan_page import printable, wrapped
+
+    found = next((one for event in reversed(events) if (one := evaluation(event))), None)
+    if found and found.images:
+        yield f"\nimages at step {found.step}"
+        yield from (f"  {line}" for line in wrapped(", ".join(one.text for one in found.images), WIDTH - 2))
+    elif found and found.texts:
+        for name, text in zip((f"prompt at step {found.step}", "continued by the model"), found.texts[0], strict=True):
+            yield f"\n{name}"
+            yield from (f"  {printable(line)}"[:WIDTH] for line in text.splitlines()[:SAMPLE_LINES])
 
 
 def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:

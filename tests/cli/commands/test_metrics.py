@@ -40,6 +40,44 @@ def test_metrics_of_a_local_folder(tmp_path: Path) -> None:
     assert (data["run"], data["rows"], data["events"][-1]) == ("tiny-1", STEPS, EVAL)
 
 
+SAMPLES: list[dict[str, object]] = [
+    {"event": "samples", "step": 50, "kind": "text", "samples": [{"prompt": "a", "text": "b"}]},
+    {
+        "event": "samples",
+        "step": 100,
+        "kind": "text",
+        "samples": [
+            {"prompt": "Once\nupon", "text": " a\x1b[31m time hf_canaryCANARY0123\n" + "long " * 40 + "\n" * 20}
+        ],
+    },
+    {"event": "samples", "step": "\x1b[31m", "kind": "text", "samples": [{"prompt": "no", "text": "no"}]},
+    {"event": "samples", "of": "a script"},
+]
+GUESSES = [{"predicted": "cat", "true": "cat", "probability": 0.5}, {"predicted": "cat", "true": "dog"}]
+
+
+def test_the_newest_sample(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-1"
+    (folder / contract.METRICS).mkdir(parents=True)
+    (folder / contract.metrics_part(1, 0, 0, 0)).write_bytes(part(*STEPS, EVAL, *SAMPLES))
+    shown = launch("metrics", "./tiny-1", cwd=tmp_path).out.splitlines()
+    at = shown.index("prompt at step 100")
+    assert shown[at : at + 7] == [
+        "prompt at step 100",
+        "  Once",
+        "  upon",
+        "",
+        "continued by the model",
+        "   a\ufffd[31m time •••",
+        f"  {'long ' * 40}"[:80],
+    ]
+    assert len(shown[at:]) <= 13
+    images = {"event": "samples", "step": 100, "kind": "images", "samples": GUESSES}
+    (folder / contract.metrics_part(1, 0, 0, 1)).write_bytes(part(images))
+    shown = launch("metrics", "./tiny-1", cwd=tmp_path).out.splitlines()
+    assert shown[-2:] == ["images at step 100", "  cat 50.0%, cat (true: dog)"]
+
+
 def test_custom_metrics_fit_the_screen() -> None:
     rows = [{"step": 1, "note": "text", **{f"an_own_metric_{n}": n / 7 for n in range(9)}}]
     assert fitting(rows) == ["step", *(f"an_own_metric_{n}" for n in range(4))]

@@ -197,6 +197,19 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"batch_size": 10, "micro_batch_size": 4}, "micro_batch_size", "not divisible by 4"),
     ({"checkpoint": {"keep": {"last": 0}}}, "checkpoint.keep.last", "from 1"),
     ({"eval": {"every": -1}}, "eval.every", "from 0"),
+    *(
+        ({"eval": {"samples": value}}, "eval.samples", "from 0 to 16")
+        for value in (-1, True, 17, 10**9, 1.5, "2", None)
+    ),
+    ({"eval": {"samples": 1, "every": 0}}, "eval.samples", "set eval.every"),
+    ({"eval": {"samples": 1}, "parallel": "fsdp"}, "eval.samples", "no rank has the whole model"),
+    ({"eval": {"samples": 1}, "model": "bert-base"}, "eval.samples", "predicts hidden tokens"),
+    (
+        {"eval": {"samples": 1}, "model": {"name": "hf:roberta", "task": "masked-lm"}},
+        "eval.samples",
+        "hf:roberta, which predicts hidden tokens",
+    ),
+    ({"eval": {"samples": 1}, "model": "bert.of_mine:build"}, "eval.samples", "a custom model (bert.of_mine:build)"),
 ]
 
 
@@ -211,6 +224,20 @@ def test_a_wrong_value_is_named_with_its_place(config: dict[str, Any], where: st
 def test_when_a_run_hangs_is_seconds_or_the_trainers_choice(value: Any) -> None:
     assert parse({"hang_after": value}).hang_after == value
     assert parse({}).hang_after == "auto"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eval": {"samples": 16}},
+        {"eval": {"samples": 4}, "model": "resnet50"},
+        {"eval": {"samples": 4}, "model": "hf:bert"},
+        {"eval": {"samples": 0, "every": 0}, "parallel": "fsdp", "model": "bert"},
+    ],
+)
+def test_where_samples_may_be_asked_for(config: dict[str, Any]) -> None:
+    assert parse(config).eval.samples == config["eval"]["samples"]
+    assert parse({}).eval.samples == 0
 
 
 def test_one_problem_is_one_line() -> None:

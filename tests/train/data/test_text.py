@@ -123,7 +123,15 @@ def test_it_is_made_once_and_again_for_what_has_changed(tmp_path: Path, tokenize
     assert made.prepare(str(tmp_path / "text"), other, cache).shards != first.shards
 
 
-CHARACTERS = Tokenizer("characters", "c", 1 << 20, None, None, lambda texts: [[ord(one) for one in t] for t in texts])
+CHARACTERS = Tokenizer(
+    "characters",
+    "c",
+    1 << 20,
+    None,
+    None,
+    lambda texts: [[ord(one) for one in t] for t in texts],
+    lambda tokens: "".join(map(chr, tokens)),
+)
 
 
 @given(
@@ -342,6 +350,8 @@ def test_an_encoding_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     tokenizer = open_tokenizer("tiktoken:gpt2")
     assert tokenizer.encode(["to be", "o"]) == [[256, 32, 98, 101], [111]]
+    assert tokenizer.decode([256, 32, 98, 101]) == "to be"
+    assert tokenizer.decode([256, 9999, 0xE2, 0x82, 0xAC]) == "to\ufffd€", "a gap in the vocabulary"
     assert (tokenizer.vocab_size, tokenizer.end, tokenizer.mask, tokenizer.dtype) == (258, 257, None, "uint16")
 
 

@@ -52,6 +52,14 @@ def test_a_restart_within_an_attempt(tmp_path: Path) -> None:
     assert one.usd is None
 
 
+def test_samples_are_part_of_their_evaluation(tmp_path: Path) -> None:
+    found = [{"event": "eval", "step": 2, "loss": 1.0, "time": T + 5}, {"event": "samples", "step": 2, "time": T + 9}]
+    parts = {"metrics/0001-0000-0000-000000.jsonl": [*rows([1, 2], T), *found, *rows([3], T + 9)]}
+    (one,) = attempt_times(read(write(tmp_path, parts)), T + 99)
+    assert one.parts["evaluate"] == pytest.approx(7)
+    assert one.parts["other"] == 0
+
+
 def test_what_a_save_costs_is_not_other(tmp_path: Path) -> None:
     saves = [{"event": "checkpoint", "step": 2, "time": T + 3, "blocked": 0.5}]
     late = rows([3], T + 3)

@@ -124,6 +124,11 @@ def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
     assert "unsafe" not in policy
 
 
+def evil_samples(step: int, kind: str) -> dict[str, Any]:
+    fields = dict.fromkeys(("prompt", "text", "predicted", "true", "probability"), EVIL)
+    return {"event": "samples", "step": step, "time": T, "kind": kind, "samples": [fields], "thumbnails": [EVIL]}
+
+
 def test_text_of_the_run_is_text(tmp_path: Path) -> None:
     parts = {
         "plan.json": {"run": EVIL, "spec": {"name": EVIL, "labels": {EVIL: EVIL}}, "machine": {"machine_type": EVIL}},
@@ -134,6 +139,8 @@ def test_text_of_the_run_is_text(tmp_path: Path) -> None:
         ],
         "attempts/0001.end.json": {"kind": EVIL, "cause": EVIL},
     }
+    for number, kind in enumerate(("text", "tokens", "images")):
+        parts[f"metrics/0001-0000-0000-00000{number + 1}.jsonl"] = [evil_samples(number + 1, kind)]
     run = read(write(tmp_path, parts))
     for runs in ([run], [run, run]):
         tags = Reader(page(runs)).tags
@@ -208,7 +215,18 @@ def test_the_nodes_command_writes_it_into_the_folder(tmp_path: Path, capsys: pyt
     assert "report not written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("odd", [{"event": {"a": 1}, "time": T}, {"step": 2**63, "time": T}, {"step": 1, "x": 10**400}])
+ODD: list[dict[str, Any]] = [
+    {"event": {"a": 1}, "time": T},
+    {"step": 2**63, "time": T},
+    {"step": 1, "x": 10**400},
+    {"event": "half", "text": "\ud800", "time": T},
+    {"event": "samples", "time": T, "of": "a script"},
+    {"event": "samples", "time": T, "step": 2**70, "kind": "text", "samples": [{"prompt": "a"}]},
+    {"event": "samples", "time": T, "step": 2, "kind": ["text"], "samples": {"prompt": 1}},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
 def test_what_a_script_may_log_never_fails_the_node(
     tmp_path: Path, odd: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,8 +21,9 @@ from launch_train.distributed.process_group import Ranks, gather, run_once_per_n
 if TYPE_CHECKING:
     from launch_train.common.storage.objects import Object
     from launch_train.data.tokenize import TextFiles
+    from launch_train.data.tokenizers import Decode, Tokenizer
 
-__all__ = ["Batch", "Source", "open_data"]
+__all__ = ["Batch", "Source", "open_data", "open_decoder"]
 
 _CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 IMAGE_SIZE, MASKED, TOKENS, LABELS = 224, 0.15, 256, 2
@@ -47,6 +48,20 @@ def open_data(config: Config, ranks: Ranks) -> Source:
     if isinstance(found[0], Corpus):
         return _text(config, found[0], ranks)
     return _images(config, *found)
+
+
+def open_decoder(config: Config, source: Source) -> Decode | None:
+    """Return the function that makes text of the source's tokens; None: only their numbers are known.
+
+    Raises UsageError or UnfitError if the tokenizer can't be loaded again.
+    """
+    if source.facts.get("data_unit") == "byte":
+        from launch_train.data.tokenizers import decode_bytes
+
+        return decode_bytes
+    if source.facts.get("tokenizer") in (None, PRETOKENISED):
+        return None
+    return _tokenizer(config, cache_folder()).decode
 
 
 # --- One function per kind of data ------------------------------------------------------------------------------------
@@ -188,10 +203,8 @@ def _tokenized(
     """
     from launch_train.data.token_store import TokenStore
     from launch_train.data.tokenize import prepare_files
-    from launch_train.data.tokenizers import open_tokenizer
 
-    named = config.data.tokenizer
-    tokenizer = open_tokenizer(named if named.startswith("tiktoken:") else _local(named, cache))
+    tokenizer = _tokenizer(config, cache)
     store = TokenStore(name.removeprefix("gs://").partition("/")[0]) if name.startswith("gs://") else None
     corpora = list[Corpus]()
     for group in groups:
@@ -200,6 +213,13 @@ def _tokenized(
         done = {at: prepare_files(group[at], tokenizer, cache, name, _column(config), store) for at in order}
         corpora.append(concatenate([done[at] for at in range(len(group))]))
     return corpora
+
+
+def _tokenizer(config: Config, cache: Path) -> Tokenizer:
+    from launch_train.data.tokenizers import open_tokenizer
+
+    named = config.data.tokenizer
+    return open_tokenizer(named if named.startswith("tiktoken:") else _local(named, cache))
 
 
 def _local(path: str, cache: Path) -> str:

@@ -153,5 +153,6 @@ def open_images(
     first, second = parts(train, held_out, size, seed)
     about = {**facts, "data_classes": train.classes, "data_sha256": train.sha256}
     source = Images(first, second, seed=seed, batch_size=batch_size, facts=about, steps=steps)
+    source.class_names = train.labels
     source.num_classes, source.image_size = max(train.classes, held_out.classes if held_out else 0), size
     return source

@@ -44,6 +44,8 @@ class Source(Protocol):
     """Number of image classes, if known."""
     image_size: int | None
     """Height and width of images, if known."""
+    class_names: tuple[str, ...]
+    """Names of the image classes by their number; empty if they have none."""
     slow: bool
     """True if batches are expensive to prepare, so that worker processes prepare them."""
     holds_out: bool
@@ -72,6 +74,7 @@ class SourceDefaults:
     vocab_size: int | None = None
     num_classes: int | None = None
     image_size: int | None = None
+    class_names: tuple[str, ...] = ()
     slow = False
     holds_out = True
 

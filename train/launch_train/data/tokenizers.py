@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLong
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ _MASKS = ("[MASK]", "<mask>")
 same folder."""
 
 
+Decode = Callable[[list[int]], str]
+"""Returns the text of tokens. What is no valid UTF-8 becomes U+FFFD."""
+
+
 class Tokenizer(NamedTuple):
     """A tokenizer. `encode` tokenizes a list of texts on all cores. `end` is appended to each document."""
 
@@ -31,6 +36,7 @@ class Tokenizer(NamedTuple):
     end: int | None
     mask: int | None
     encode: Callable[[list[str]], list[list[int]]]
+    decode: Decode
     origin: str = ""
     """The name that `open_tokenizer` was called with, so that other processes can open it too. Empty: they can't."""
 
@@ -71,6 +77,7 @@ def _hugging_face(name: str) -> Tokenizer:
         end=_first(made.token_to_id, (said.get("eos_token"), said.get("sep_token"), *_ENDS)),
         mask=_first(made.token_to_id, (said.get("mask_token"), *_MASKS)),
         encode=lambda texts: [one.ids for one in made.encode_batch_fast(texts, add_special_tokens=False)],
+        decode=made.decode,
         origin=str(path.resolve()),
     )
 
@@ -109,8 +116,25 @@ def _tiktoken(name: str) -> Tokenizer:
         end=made._special_tokens.get("<|endoftext|>"),
         mask=None,
         encode=lambda texts: made.encode_ordinary_batch(texts, num_threads=cores()),  # tiktoken's own default is 8
+        decode=partial(_decode_tiktoken, made),
         origin=name,
     )
+
+
+def _decode_tiktoken(encoding: Any, tokens: list[int]) -> str:
+    """Decode tokens; some vocabularies have gaps, which tiktoken's own `decode` refuses."""
+    found = list[bytes]()
+    for token in tokens:
+        try:
+            found.append(encoding.decode_single_token_bytes(token))
+        except KeyError:
+            found.append(b"\xff")
+    return b"".join(found).decode("utf-8", "replace")
+
+
+def decode_bytes(tokens: list[int]) -> str:
+    """Return the text of tokens that are bytes. Raises ValueError: one is not."""
+    return bytes(tokens).decode("utf-8", "replace")
 
 
 def _within(seconds: float, get: Callable[[], Any], encoding: str) -> Any:

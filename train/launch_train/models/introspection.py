@@ -65,16 +65,16 @@ def count_flops(model: nn.Module, *batch: Any) -> float | None:
         same |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     try:
         passing = deepcopy(model, same)
-        with _without_compiler(), torch.no_grad(), FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
+        with without_compiler(), torch.no_grad(), FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
             passing(*batch)
     except Exception:  # noqa: BLE001 - a custom model may fail in any way; its FLOPs are then unknown
         return None
     return 3.0 * counter.get_total_flops() or None
 
 
-def _without_compiler() -> AbstractContextManager[Any]:
-    """Return a context in which nothing is compiled: blocks would be compiled for one sample, and again for step 1. If
-    the compiler isn't imported (which takes a second), nothing can be compiled anyway."""
+def without_compiler() -> AbstractContextManager[Any]:
+    """Return a context in which nothing is compiled and no compiled code runs: blocks would be compiled again for each
+    shape. If the compiler isn't imported (which takes a second), nothing can be compiled anyway."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 

@@ -47,5 +47,7 @@ def clock_text(at: Any) -> str:
 
 def _details(event: Record) -> str:
     left = {name: value for name, value in event.items() if name not in ("event", "time", "step")}
+    if event["event"] == "samples":
+        left = {name: len(value) if isinstance(value, list) else value for name, value in left.items()}
     text = ", ".join(f"{name} {shown_text(name, value)}" for name, value in left.items())
     return text if len(text) <= MOST_DETAILS else text[: MOST_DETAILS - 1] + "…"

@@ -135,7 +135,7 @@ def _split(
     return its end."""
     (at, latest), rows = within, start.rows
     durations = rows.values.get("step_s")
-    evaluated = [_seconds(event.get("time")) for event in start.events if event["event"] == "eval"]
+    evaluated = [_seconds(event.get("time")) for event in start.events if event["event"] in ("eval", "samples")]
     marks = sorted(min(time, latest) for time in evaluated if time)
     first = True
     mark = 0

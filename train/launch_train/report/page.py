@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import islice
 from typing import Any, Final
 
-from launch_train.report import svg, sweep
+from launch_train.report import samples, svg, sweep, tables
 from launch_train.report.charts import Chart, begin_of, charts
 from launch_train.report.events import clock_text, event_rows
 from launch_train.report.goodput import PARTS, AttemptTime, attempt_times
@@ -22,7 +22,7 @@ from launch_train.report.settings import differences, flat_settings, machine_tex
 from launch_train.report.summary import summarize
 
 MOST_EVENTS: Final = 300
-QUIET: Final = frozenset({"start", "eval", "checkpoint", "end"})
+QUIET: Final = frozenset({"start", "eval", "samples", "checkpoint", "end"})
 """Events that the table of events leaves out: the page shows them elsewhere, or there is one for each save."""
 
 MOST_DETAILED: Final = 12
@@ -50,6 +50,7 @@ def page(runs: Sequence[RunData], now: float | None = None) -> str:
             _differences(runs) if 1 < len(runs) <= MOST_DETAILED else "",
             "<div id=controls></div><div id=charts></div>",
             f"<noscript><div class=grid>{''.join(svg.chart(chart, runs) for chart in found)}</div></noscript>",
+            *map(samples.section, detailed),
             *(_money(run, each) for run, each in zip(detailed, times, strict=False)),
             *map(_profile, detailed),
             *map(_events, detailed),
@@ -57,7 +58,8 @@ def page(runs: Sequence[RunData], now: float | None = None) -> str:
             *map(_problems, runs),
         ]
     )
-    return _document(title, body, _data(runs, found))
+    text = _document(title, body, _data(runs, found))
+    return text.encode(errors="replace").decode()  # a script may log half of a surrogate pair
 
 
 def _document(title: str, body: str, data: str) -> str:
@@ -65,7 +67,9 @@ def _document(title: str, body: str, data: str) -> str:
     style = "".join((assets / name).read_text(encoding="utf-8") for name in ("uplot.css", "page.css"))
     scripts = [(assets / name).read_text(encoding="utf-8") for name in ("uplot.js", "page.js")]
     allowed = " ".join(map(_hash, scripts))
-    policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    images = "img-src data:; " if "<img " in body else ""  # text of a run has no tag: it is escaped
+    policy = f"default-src 'none'; {images}script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; "
+    policy += "form-action 'none'"
     return (
         '<!doctype html><html lang=en><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -147,7 +151,7 @@ def _summary(runs: Sequence[RunData], times: Sequence[Sequence[AttemptTime]]) ->
     names = [name for name in COMPARED if any(fact.get(name) for fact in facts)]
     short = [[fact.get(name, "").partition(" (")[0].removesuffix(COUNTED) for name in names] for fact in facts]
     compared = [[run.id, *values] for run, values in zip(runs, short, strict=True)]
-    return _table("Runs", ["run", *names], compared)
+    return tables.section("Runs", ["run", *names], compared)
 
 
 def _facts(run: RunData, times: Sequence[AttemptTime]) -> dict[str, str]:
@@ -209,7 +213,7 @@ def _sweep(found: sweep.Sweep) -> str:
         ]
         for point in found.points
     ]
-    table = _table("Points, the best first", head, rows)
+    table = tables.section("Points, the best first", head, rows)
     return f"<section><h2>{title}</h2>{words}{sweep.picture(found)}</section>{table}"
 
 
@@ -227,7 +231,7 @@ def _money(run: RunData, times: Sequence[AttemptTime]) -> str:
                 rows.append([str(one.number), one.place, part, duration(seconds), share, cost])
         if one.end:
             rows.append([str(one.number), one.place, f"ended: {one.end}", "", "", ""])
-    table = _table(f"Where the time went{name}", ["attempt", "machine", "part", "time", "share", "cost"], rows)
+    table = tables.section(f"Where the time went{name}", ["attempt", "machine", "part", "time", "share", "cost"], rows)
     return f"<section><h2>Timeline{name}</h2>{svg.timeline(times)}</section>{table}"
 
 
@@ -235,14 +239,14 @@ def _differences(runs: Sequence[RunData]) -> str:
     rows = [[one.name, *one.values] for one in differences(runs)]
     if not rows:
         return "<section><h2>What differs</h2><p>Nothing in the settings.</p></section>"
-    return _table("What differs", ["setting", *(run.id for run in runs)], rows)
+    return tables.section("What differs", ["setting", *(run.id for run in runs)], rows)
 
 
 def _settings(run: RunData) -> str:
     rows = [[name, text] for name, text in sorted(flat_settings(run).items())]
     if not rows:
         return ""
-    return _table(f"Settings: {escape(run.id)}", ["setting", "value"], rows, folded=True)
+    return tables.section(f"Settings: {escape(run.id)}", ["setting", "value"], rows, folded=True)
 
 
 def _profile(run: RunData) -> str:
@@ -265,7 +269,7 @@ def _profile(run: RunData) -> str:
         if isinstance(one, Mapping) and is_number(one.get("ms"))
     ]
     head = ["kernel or operator", "ms per step", "of the step", "calls per step"]
-    table = _table(f"Kernels: {escape(run.id)}", head, rows, folded=True) if rows else ""
+    table = tables.section(f"Kernels: {escape(run.id)}", head, rows, folded=True) if rows else ""
     return f"<section><h2>Profile: {escape(run.id)}</h2><ul>{text}</ul></section>{table}"
 
 
@@ -278,23 +282,15 @@ def _events(run: RunData) -> str:
     rows = [*islice(event_rows(run, hidden), MOST_EVENTS)]
     if not rows:
         return ""
-    return _table(f"Events: {escape(run.id)}", ["time (UTC)", "attempt.start", "step", "event", ""], rows)
+    return tables.section(f"Events: {escape(run.id)}", ["time (UTC)", "attempt.start", "step", "event", ""], rows)
 
 
 def _problems(run: RunData) -> str:
     if not run.problems:
         return ""
-    return _table(f"Files that could not be read: {escape(run.id)}", ["file"], [[text] for text in run.problems])
-
-
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bool = False) -> str:
-    """Return a table that page.js makes sortable. `title` is HTML, everything else text."""
-    top = "".join(f"<th scope=col>{escape(name)}" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(text)}" for text in row) for row in rows)
-    table = f"<div class=scroll><table class=sortable><thead><tr>{top}<tbody>{body}</table></div>"
-    if folded:
-        return f"<section><details><summary><h2>{title}</h2></summary>{table}</details></section>"
-    return f"<section><h2>{title}</h2>{table}</section>"
+    return tables.section(
+        f"Files that could not be read: {escape(run.id)}", ["file"], [[text] for text in run.problems]
+    )
 
 
 def duration(seconds: float) -> str:

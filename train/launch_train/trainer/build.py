@@ -46,6 +46,7 @@ from launch_train.telemetry.metric_sink import Null, Sink, open_sink
 from launch_train.trainer import warmup
 from launch_train.trainer.metrics_buffer import Recorder
 from launch_train.trainer.replica_check import ReplicaCheck
+from launch_train.trainer.samples import Sampler, unless_unsupported
 from launch_train.trainer.warmup import trial_pass
 
 TORCH_STREAM, PYTHON_STREAM = 2, 3
@@ -89,6 +90,7 @@ class Run:
     micro_batches: MicroBatches
     facts: dict[str, Any]
     agreement: Agreement
+    sampler: Sampler
     guard: GradGuard
     replica_check: ReplicaCheck
     profiler: Profiler
@@ -136,6 +138,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     feed = Feed(source, share(config.batch_size, ranks.rank, ranks.world), ranks.device, config.loader)
     if not source.holds_out:
         config = config._replace(eval=config.eval._replace(every=0))
+    config, sample_choices = unless_unsupported(config)
     storage = open_storage(env[contract.RUN_FOLDER]) if env.get(contract.RUN_FOLDER) else None
     torch.manual_seed(config.seed)
     model = models.build_model(config, source)
@@ -164,6 +167,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         feed.choice,
         micro_batches.choice,
         *replica_check.choices,
+        *sample_choices,
     )
     facts["choices"] = [choice._asdict() for choice in choices]
     if ranks.rank == 0:
@@ -191,6 +195,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         micro_batches=micro_batches,
         facts=facts,
         agreement=Agreement(ranks),
+        sampler=Sampler(config, source, policy, ranks.device),
         guard=GradGuard(config.non_finite, masked=loss_normalization.countable_targets(config, source) > 0),
         replica_check=replica_check,
         profiler=open_profiler(config, ranks, env, sink, facts, accumulates=accumulates),

@@ -85,6 +85,7 @@ def train_loop(run: Run, shutdown: ShutdownSignal) -> None:
             if run.state["eval_due"]:
                 with run.profiler.range("evaluation"):
                     evaluate(run, shutdown)
+                    write_samples(run, shutdown)
                 save_after_evaluation(run)
             else:
                 train_step(run)
@@ -273,6 +274,19 @@ def _accuracy(run: Run, correct: Tensor) -> dict[str, float]:
     """Return the shares of images whose label is the first guess, and among the first five, from each rank's counts."""
     first, five, images = mean(run.ranks, correct).tolist()
     return {"accuracy": first / images, "accuracy_top5": five / images}
+
+
+def write_samples(run: Run, shutdown: ShutdownSignal) -> None:
+    """Write the evaluation's samples on rank 0, if the config asks for any. The other ranks wait here, so that no step
+    counts the time."""
+    if not run.config.eval.samples:
+        return
+    set_deadline(run, MIN_RARE_SECONDS)
+    if run.ranks.rank == 0:
+        found = run.sampler.take(run.model, run.micro_batches.size, lambda: bool(shutdown.signum))
+        if found:
+            run.sink.put([event("samples", step=run.state["step"], **found)])
+    barrier(run.ranks)
 
 
 def save_or_stop(run: Run, shutdown: ShutdownSignal) -> None:

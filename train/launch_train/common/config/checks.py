@@ -24,6 +24,7 @@ def problems(config: Mapping[str, Any]) -> list[Problem]:
         *_graph_problems(long),
         *_init_problems(long),
         *_keep_problems(long),
+        *_sample_problems(long),
         *_logger_problems(long),
     ]
     short = {key for key in long if key not in config or type(config[key]) is not type(long[key])}
@@ -57,6 +58,9 @@ def expand_short_forms(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _is_betas(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(number(0, 0.9999).holds(v) for v in value)
 
+
+MOST_SAMPLES: Final = 16
+"""Most `eval.samples`: each evaluation stores them in the run folder."""
 
 _CODE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 _HUGGING_FACE = r"^hf:[\w.-]+(/[\w.-]+)?$"
@@ -160,7 +164,11 @@ _FIELDS: Final[dict[str, Any]] = {
     },
     "loader": {"workers": either(one_of("auto"), whole(0, 256)), "prefetch": whole(1, 64)},
     "seed": whole(0, 2**63 - 1),
-    "eval": {"every": whole(0, 1_000_000_000), "batches": whole(1, 1_000_000)},
+    "eval": {
+        "every": whole(0, 1_000_000_000),
+        "batches": whole(1, 1_000_000),
+        "samples": whole(0, MOST_SAMPLES),
+    },
     "log_every": whole(1, 1_000_000),
     "loggers": Rule(lambda v: isinstance(v, (list, tuple)), f"a list of {', '.join(LOGGER_NAMES)}"),
     "checkpoint": {
@@ -342,6 +350,29 @@ def _keep_problems(config: Mapping[str, Any]) -> list[Problem]:
     if not best or not isinstance(evaluation, Mapping) or evaluation.get("every") != 0:
         return []
     return [(("checkpoint", "keep", "best"), "needs evaluations, and eval.every is 0", "set eval.every")]
+
+
+def _sample_problems(config: Mapping[str, Any]) -> list[Problem]:
+    given, model = config.get("eval"), config.get("model", {})
+    asked = given.get("samples", 0) if isinstance(given, Mapping) else 0
+    if not isinstance(given, Mapping) or not asked or not _FIELDS["eval"]["samples"].holds(asked):
+        return []
+    if given.get("every") == 0:
+        return [(("eval", "samples"), "needs evaluations, and eval.every is 0", "set eval.every")]
+    if config.get("parallel") == "fsdp":
+        wrong = "is not available with parallel: fsdp, where no rank has the whole model"
+        return [(("eval", "samples"), wrong, "set eval.samples: 0")]
+    wrong = no_samples_of(model.get("name", "gpt"), model.get("task", "auto")) if isinstance(model, Mapping) else ""
+    return [(("eval", "samples"), wrong, "set eval.samples: 0")] if wrong else []
+
+
+def no_samples_of(name: object, task: object) -> str:
+    """Return why a model has no samples in evaluations, or an empty text if it has."""
+    if _is_code(name):
+        return f"is not available for a custom model ({name}), whose outputs are unknown"
+    if task == "masked-lm" or (isinstance(name, str) and name.startswith("bert")):
+        return f"is not available for {name}, which predicts hidden tokens and continues no text"
+    return ""
 
 
 def _logger_problems(config: Mapping[str, Any]) -> list[Problem]:

@@ -146,10 +146,12 @@ class Optimizer(NamedTuple):
 
 
 class Eval(NamedTuple):
-    """Evaluate every so many steps (0: never), on so many global batches of held-out data."""
+    """Evaluate every so many steps (0: never), on so many global batches of held-out data. `samples`: texts that the
+    model continues, or images that it classifies, for a person to look at (0: none)."""
 
     every: int = 100
     batches: int = 20
+    samples: int = 0
 
 
 class Checkpoint(NamedTuple):

@@ -1,0 +1,217 @@
+"""The samples of a run's evaluations: texts that the model continued, and images that it classified.
+
+Whatever is in them is text here: a model repeats what its data holds, secrets and control characters too.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, Final, NamedTuple
+
+from launch_train.common.masking import HIDDEN, INLINE, LIKE_SECRET
+from launch_train.report.run_data import LARGEST_STEP, Record, RunData, is_number
+from launch_train.report.tables import table
+
+KINDS: Final = ("text", "tokens", "images")
+"""Of samples: texts, texts as the numbers of their tokens, images."""
+MOST_EVALUATIONS: Final = 20
+"""Evaluations whose samples are shown: the newest, and others spread over the run."""
+MOST_SAMPLES: Final = 16
+"""Most samples of an evaluation; the trainer writes no more."""
+MOST_CHARACTERS: Final = 2000
+MOST_PICTURE: Final = 20_000
+"""Most characters of a picture in base64; the trainer's have at most 17,000."""
+
+MOST_NAME: Final = 100
+
+ACTS: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of characters that act instead of being seen."""
+SEEN: Final = "\t\n\u00ad\u200c\u200d"
+"""Those of them that writing systems and emoji need."""
+
+PNG: Final = re.compile(r"iVBORw0KGgo[A-Za-z0-9+/]*={0,2}")
+"""The signature of a PNG, in base64."""
+
+
+class Prediction(NamedTuple):
+    """What the model takes an image for, how sure it is (0 to 1; None: unknown), and what the image is."""
+
+    predicted: str
+    probability: float | None
+    true: str
+
+    @property
+    def text(self) -> str:
+        sure = "" if self.probability is None else f" {self.probability:.1%}"
+        return f"{self.predicted}{sure}" + ("" if self.predicted == self.true else f" (true: {self.true})")
+
+
+class Evaluation(NamedTuple):
+    """The samples of the evaluation after a step: texts as (prompt, continuation), or images. `kind`: of KINDS.
+    `pictures`: PNGs in base64, in the order of the images; an empty text: unknown."""
+
+    step: int
+    kind: str
+    texts: tuple[tuple[str, str], ...] = ()
+    images: tuple[Prediction, ...] = ()
+    pictures: tuple[str, ...] = ()
+
+
+def taken(run: RunData) -> dict[int, Record]:
+    """Return the events with samples of the steps that the run went through, in order. Each has `thumbnails`, which the
+    trainer writes once a start, as the images are always the same."""
+    newest: dict[int, Record] = {}
+    for start in run.starts:
+        after = start.begins_after
+        newest = {step: event for step, event in newest.items() if after is None or step <= after}
+        pictures: Any = ()
+        for event in filter(_is_taken, start.events):
+            pictures = event.get("thumbnails") or pictures
+            newest[event["step"]] = {**event, "thumbnails": pictures}
+    return dict(sorted(newest.items()))
+
+
+def _is_taken(event: Record) -> bool:
+    """Return whether an event is the trainer's; a script may log any event."""
+    kind, step = event.get("kind"), event.get("step")
+    return event["event"] == "samples" and kind in KINDS and type(step) is int and abs(step) < LARGEST_STEP
+
+
+def evaluation(event: Record) -> Evaluation | None:
+    """Return the samples of an event, without what is damaged; None if nothing is left."""
+    samples = [one for one in _list(event, "samples") if isinstance(one, Mapping)]
+    if not _is_taken(event) or not samples:
+        return None
+    if event["kind"] == "images":
+        images = tuple(Prediction(_name(one, "predicted"), _share(one), _name(one, "true")) for one in samples)
+        return Evaluation(event["step"], "images", (), images, tuple(map(_picture, _list(event, "thumbnails"))))
+    texts = tuple(harmless(_text(one, "prompt"), _text(one, "text")) for one in samples)
+    return Evaluation(event["step"], event["kind"], texts)
+
+
+def _list(event: Record, name: str) -> Sequence[Any]:
+    found = event.get(name)
+    return found[:MOST_SAMPLES] if isinstance(found, list) else ()
+
+
+def _picture(value: Any) -> str:
+    return value if isinstance(value, str) and len(value) <= MOST_PICTURE and PNG.fullmatch(value) else ""
+
+
+def _name(sample: Record, key: str) -> str:
+    (name, _) = harmless(_text(sample, key)[:MOST_NAME], "")
+    return name or "?"
+
+
+def _share(sample: Record) -> float | None:
+    share: Any = sample.get("probability")
+    return float(share) if is_number(share) else None
+
+
+def _text(sample: Record, key: str) -> str:
+    text = sample.get(key)
+    return text[:MOST_CHARACTERS] if isinstance(text, str) else ""
+
+
+# --- Text -----------------------------------------------------------------------------------------------------------
+
+
+def harmless(first: str, then: str) -> tuple[str, str]:
+    """Return two texts, of which the second continues the first, without what may be a secret, and with U+FFFD for each
+    character that acts instead of being seen: controls other than tab and line feed, marks of the writing direction,
+    halves of surrogate pairs."""
+    cut = len(first)
+    for begin, end in reversed([*_secrets(first + then)]):  # from the end, so that the places before stay right
+        if end > cut:
+            then = then[: max(begin - cut, 0)] + HIDDEN + then[end - cut :]
+        if begin < cut:
+            first = first[:begin] + HIDDEN + first[min(end, cut) :]
+    return _visible(first), _visible(then)
+
+
+def _secrets(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where the secrets of a text begin and end, in order and apart. A private key is all of the text."""
+    if "PRIVATE KEY" in text:
+        yield 0, len(text)
+        return
+    spans = [found.span(1)[1:] + found.span()[1:] for found in INLINE.finditer(text)]
+    spans += [found.span() for found in re.finditer(r"\S+", text) if LIKE_SECRET.fullmatch(found[0])]
+    last = 0
+    for begin, end in sorted(spans):
+        if end > last:
+            yield max(begin, last), end
+            last = end
+
+
+def _visible(text: str) -> str:
+    chars = text.replace("\r\n", "\n")
+    return "".join("\ufffd" if unicodedata.category(one) in ACTS and one not in SEEN else one for one in chars)
+
+
+# --- HTML -----------------------------------------------------------------------------------------------------------
+
+
+def section(run: RunData) -> str:
+    """Return the section of a run's samples, the newest first; nothing if it has none."""
+    events = [*taken(run).values()]
+    found = [one for event in _spread(events, MOST_EVALUATIONS) if (one := evaluation(event))]
+    if not found:
+        return ""
+    *older, newest = found
+    about = ABOUT[newest.kind].format(f"{newest.step:,}")
+    some = f" {len(found)} of {len(events):,} evaluations are shown." if len(found) < len(events) else ""
+    shown = _pictures(newest) + _older_images(older) if newest.images else _texts(newest) + _older_texts(older)
+    return f"<section><h2>Samples: {escape(run.id)}</h2><p>{about}{some}</p>{shown}</section>"
+
+
+ABOUT: Final = {
+    "text": "Held-out text (grey), and how the model continues it at step {}.",
+    "tokens": "Numbers of held-out tokens (grey), and how the model continues them at step {}. The data has no "
+    "tokenizer.",
+    "images": "Held-out images, and what the model takes them for at step {}.",
+}
+
+
+def _spread(events: Sequence[Record], most: int) -> Sequence[Record]:
+    """Return at most `most` events at equal distances, with the first and the last."""
+    if len(events) <= most:
+        return events
+    return [events[round(number * (len(events) - 1) / (most - 1))] for number in range(most)]
+
+
+def _texts(found: Evaluation) -> str:
+    return "".join(
+        f"<pre class=sample dir=auto><span class=prompt>{escape(prompt)}</span>{escape(text)}</pre>"
+        for prompt, text in found.texts
+    )
+
+
+def _older_texts(older: Sequence[Evaluation]) -> str:
+    return "".join(f"<details><summary>step {one.step:,}</summary>{_texts(one)}</details>" for one in reversed(older))
+
+
+def _pictures(found: Evaluation) -> str:
+    items = []
+    for number, one in enumerate(found.images):
+        picture = found.pictures[number] if number < len(found.pictures) else ""
+        image = f'<img src="data:image/png;base64,{picture}" alt="image {number + 1}" width=64>' if picture else ""
+        right = one.predicted == one.true
+        sure = "" if one.probability is None else f" {one.probability:.1%}"
+        words = f"{'✓' if right else '✗'} {one.predicted}{sure}"
+        about = f"image {number + 1}" + ("" if right else f", true: {one.true}")
+        shown = f"<span class={'right' if right else 'wrong'}>{escape(words)}</span><small>{escape(about)}</small>"
+        items.append(f"<li>{image}{shown}")
+    return f"<ol class=images>{''.join(items)}</ol>"
+
+
+def _older_images(older: Sequence[Evaluation]) -> str:
+    """Return a table: the images are the same in each evaluation."""
+    if not older:
+        return ""
+    most = max(len(found.images) for found in older)
+    head = ["step", *(f"image {number + 1}" for number in range(most))]
+    rows = [[f"{found.step:,}", *(one.text for one in found.images)] for found in reversed(older)]
+    return f"<details><summary>earlier evaluations</summary>{table(head, rows)}</details>"
