@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,7 +57,8 @@ InZone = Annotated[
 ]
 
 
-class Flags(NamedTuple):
+@dataclass(frozen=True)
+class Flags:
     """Flags that override the spec. None and empty change nothing."""
 
     type: Annotated[str | None, option(MACHINE, "--type", help="GPU (h100, l4 …) or machine type.", metavar="TYPE")] = (
@@ -97,7 +99,7 @@ class Flags(NamedTuple):
     run_id: Annotated[str | None, option(RUN, "--run-id", help="Set the run ID.", metavar="ID")] = None
     set: Annotated[
         list[str] | None, option(RUN, "--set", help="Set any field; VALUE is YAML; repeatable.", metavar="A.B=VALUE")
-    ] = None
+    ] = field(default=None)
 
 
 FIELDS = {
@@ -138,7 +140,7 @@ def overrides(flags: Flags) -> list[Override]:
 def words(flags: Flags) -> list[str]:
     """Return the flags as command-line arguments, without `--output`."""
     typed: list[str] = []
-    for name, value in flags._asdict().items():
+    for name, value in asdict(flags).items():
         flag = f"--{name.replace('_', '-')}"
         if name != "output" and value not in (None, False):
             values = value if isinstance(value, list) else [value]
