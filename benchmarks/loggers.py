@@ -4,10 +4,11 @@
 
 Each variant is one training process, in which the logger is switched on and off for blocks of steps. A block ends when
 its rows have been passed on, and a pause lets the loggers' own process work off its rows. Of each pair of neighbouring
-blocks one has the logger: the first and the second in turn. A figure is the median of the pairs' differences, as a share of a step
-without it, with a confidence interval of 95 % (ranks: no assumption about the noise). "nothing" switches nothing: its
-interval holds 0 if the method is right. All that a logger does in the training process is done by its thread for
-metrics, so that this thread's CPU time says what it costs even on a busy machine. Needs wandb and mlflow-skinny.
+blocks one has the logger: the first and the second in turn. A figure is the median of the pairs' differences, as a
+share of a step without it, with a confidence interval of 95 % (ranks: no assumption about the noise). "nothing"
+switches nothing: its interval holds 0 if the method is right. All that a logger does in the training process is done by
+its thread for metrics, so that this thread's CPU time says what it costs even on a busy machine. Needs wandb and
+mlflow-skinny.
 """
 
 from __future__ import annotations
