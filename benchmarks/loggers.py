@@ -1,64 +1,173 @@
 """Measure what loggers cost a training step.
 
-    python -m benchmarks.loggers [--rounds 5] [--turns 10] [--steps 20] [--write]
+    python -m benchmarks.loggers [--pairs 60] [--steps 10] [--write]
 
-The trainer runs without loggers (twice: the difference is noise), with TensorBoard, with W&B offline, and with an
-MLflow server that is down. All write to a local run folder and take turns (benchmarks/turns.py). On a busy machine only
-the first figure says something: the CPU time of handing a row to the loggers' process. Needs wandb and mlflow-skinny.
+Each variant is one training process, in which the logger is switched on and off for blocks of steps. A block ends when
+its rows have been passed on, and a pause lets the loggers' own process work off its rows. Of each pair of neighbouring
+blocks one has the logger: the first and the second in turn. A figure is the median of the pairs' differences, as a
+share of a step without it, with a confidence interval of 95 % (ranks: no assumption about the noise). "nothing"
+switches nothing: its interval holds 0 if the method is right. All that a logger does in the training process is done by
+its thread for metrics, so that this thread's CPU time says what it costs even on a busy machine. Needs wandb and
+mlflow-skinny.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from statistics import median
+from typing import Any, NamedTuple
 
-from benchmarks import turns
 from benchmarks.machine import described
 from benchmarks.result import save_result
-from benchmarks.tables import Loop, Measured
 from launch_train.telemetry.logger_process import LoggerProcess
 
 CONFIG = {"data": "synthetic", "eval": {"every": 0}, "steps": 1_000_000, "checkpoint": "off"}
 VARIANTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("no loggers", ()),
-    ("no loggers, again", ()),
+    ("nothing", ()),
     ("TensorBoard", ("tensorboard",)),
     ("W&B, offline", ("wandb",)),
     ("MLflow, server down", ("mlflow",)),
 )
-ENVIRONMENT = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+ENVIRONMENT = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
 READER = """
 import sys
 for line in sys.stdin.buffer:
     if line.startswith(b"["):  # the end
         break
 """
-WARM_UP = 100
-"""Steps during which the loggers' packages are imported."""
+WARM_UP_SECONDS = 15.0
+"""Until the loggers' packages are imported."""
+SETTLE_SECONDS = 0.1
+FLUSH_SECONDS = 20.0
+
+
+class Block(NamedTuple):
+    """Seconds of a step in one block: wall time, CPU time of the training process, and of its thread for metrics."""
+
+    wall: float
+    cpu: float
+    thread: float
+
+
+class Cost(NamedTuple):
+    """The median of paired differences, as a share of a step without loggers, and its interval of 95 %."""
+
+    share: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.share:+.2%} ({self.low:+.2%} to {self.high:+.2%})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=60, help="pairs of blocks of each variant")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a block")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
-    os.environ.update(ENVIRONMENT)
-    loops = [
-        Loop(title, "trainer", {"config": {**CONFIG, "loggers": names}, "writes": True}) for title, names in VARIANTS
-    ]
-    amount = turns.Amount(chosen.rounds, chosen.turns, chosen.steps, warm_up=WARM_UP)
+    if chosen.inside is not None:
+        train(chosen.inside.split(",") if chosen.inside else [], chosen.pairs, chosen.steps)
     lines = [f"CPU time of passing a row on to the loggers' process: {passing() * 1e6:.2f} µs.", ""]
-    lines += [f"{chosen.rounds} rounds of {chosen.turns} turns of {chosen.steps} steps. {described('torch')}.", ""]
-    lines += table(turns.measure(loops, amount))
-    print("\n".join(lines))
+    lines += [f"{chosen.pairs} pairs of blocks of {chosen.steps} steps. {described('torch')}.", ""]
+    lines.append(
+        "| logger | ms a step without | wall time | CPU time of the process | CPU time of its thread for metrics |"
+    )
+    lines.append("|---|---:|---:|---:|---:|")
+    print("\n".join(lines), flush=True)
+    for title, names in VARIANTS:
+        pairs = measure(names, chosen.pairs, chosen.steps)
+        step = 1000 * median(off.wall for _, off in pairs)
+        wall = cost([on.wall / off.wall - 1 for on, off in pairs])
+        cpu = cost([on.cpu / off.cpu - 1 for on, off in pairs])
+        thread = cost([(on.thread - off.thread) / off.wall for on, off in pairs])
+        lines.append(f"| {title} | {step:.2f} | {wall} | {cpu} | {thread} |")
+        print(lines[-1], flush=True)
     if chosen.write:
         save_result("loggers", "\n".join(["# Loggers", "", *lines, ""]))
+
+
+def cost(differences: Sequence[float]) -> Cost:
+    """Return the median of the pairs' differences, with the interval that the order statistics give."""
+    shares = sorted(differences)
+    aside = max(0, math.floor(len(shares) / 2 - 1.96 * math.sqrt(len(shares)) / 2))
+    return Cost(median(shares), shares[aside], shares[-1 - aside])
+
+
+def measure(names: Sequence[str], pairs: int, steps: int) -> list[tuple[Block, Block]]:
+    """Train with a logger in a process of its own; return the blocks (on, off). Raises CalledProcessError."""
+    line = [sys.executable, "-m", "benchmarks.loggers", "--inside", ",".join(names)]
+    line += ["--pairs", str(pairs), "--steps", str(steps)]
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": folder, "LAUNCH_RUN_FOLDER": f"{folder}/run"}
+        ran = subprocess.run(line, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(ran.stdout.splitlines()[-1])
+    return [(Block(*on), Block(*off)) for on, off in found]
+
+
+# --- In the training process -----------------------------------------------------------------------------------------
+
+
+class Switch:
+    """Passes rows on to the loggers, or to the run folder alone."""
+
+    def __init__(self, sink: Any) -> None:
+        self._sink, self._parts = sink, (sink._board, sink._loggers)
+
+    def set(self, *, on: bool) -> None:
+        self._sink._board, self._sink._loggers = self._parts if on else (None, None)
+
+
+def train(names: Sequence[str], pairs: int, steps: int) -> None:
+    """Run the built-in trainer, take the blocks, print them as JSON, and exit."""
+    from launch_train import __main__ as program
+    from launch_train.common import contract
+    from launch_train.trainer import train as loop
+
+    blocks = take_blocks(pairs, steps)
+    next(blocks)
+    loop.has_work_left = lambda run: blocks.send(run) is None
+    os.environ[contract.CONFIG] = json.dumps({**CONFIG, "loggers": [*names], "log_every": steps})
+    program.main()
+
+
+def take_blocks(pairs: int, steps: int) -> Any:
+    """Receive the run before each step; the generator switches the logger and measures between steps."""
+    run = yield
+    until = time.monotonic() + WARM_UP_SECONDS
+    while time.monotonic() < until or run.state["step"] % steps:
+        run = yield
+    switch, found = Switch(run.sink), []
+    for number in range(pairs):
+        measured = {}
+        for on in (True, False) if number % 2 else (False, True):
+            switch.set(on=on)
+            time.sleep(SETTLE_SECONDS)
+            before = clocks(run.sink)
+            for _ in range(steps):
+                run = yield
+            run.sink.flush(FLUSH_SECONDS)
+            measured[on] = Block(*((now - then) / steps for now, then in zip(clocks(run.sink), before, strict=True)))
+        found.append((measured[True], measured[False]))
+    switch.set(on=True)
+    run.sink.close(FLUSH_SECONDS)
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+def clocks(sink: Any) -> tuple[float, float, float]:
+    """Return the seconds of the clocks that a Block compares."""
+    thread = time.pthread_getcpuclockid(sink._thread.ident)
+    return time.perf_counter(), time.process_time(), time.clock_gettime(thread)
 
 
 def passing(blocks: int = 2000, rows: int = 50) -> float:
@@ -72,28 +181,6 @@ def passing(blocks: int = 2000, rows: int = 50) -> float:
     process.finish(5.0, failed=False)
     process.close()
     return took / (blocks * rows)
-
-
-def table(measured: Sequence[Measured]) -> list[str]:
-    """Return a row for each variant: each turn is compared with the first loop's beside it."""
-    first = measured[0]
-    lines = [
-        "| loggers | ms a step | time of a step, ÷ none | CPU time of the training process, ÷ none |",
-        "|---|---:|---:|---:|",
-    ]
-    for one in measured:
-        pairs = [
-            pair for mine, its in zip(one.rounds, first.rounds, strict=True) for pair in zip(mine, its, strict=True)
-        ]
-        wall, cpu = (ratio([(mine[at], its[at]) for mine, its in pairs]) for at in (0, 1))
-        step = 1000 * median(turn.wall for each in one.rounds for turn in each)
-        lines.append(f"| {one.loop.title} | {step:.2f} | {wall:.4f} | {cpu:.4f} |")
-    return lines
-
-
-def ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the median of the ratios."""
-    return median(mine / its for mine, its in pairs)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.machine import described
 from launch_train.common import contract
@@ -47,8 +47,8 @@ def make_run(folder: Path, rows: int) -> None:
     (folder / contract.attempt_lock(1)).write_text(json.dumps({"time": 1.7e9}))
     numbers = random.Random(0)
     for part, first in enumerate(range(1, rows + 1, ROWS_IN_PART)):
-        start = {"event": "start", "time": 1.7e9, "config": {"steps": rows}}
-        lines = [start] if not part else []
+        start: dict[str, Any] = {"event": "start", "time": 1.7e9, "config": {"steps": rows}}
+        lines: list[dict[str, Any]] = [start] if not part else []
         lines += [row(step, numbers) for step in range(first, min(first + ROWS_IN_PART, rows + 1))]
         (folder / contract.metrics_part(1, 0, 0, part)).write_text("".join(json.dumps(line) + "\n" for line in lines))
     samples = [

@@ -41,11 +41,12 @@ SPEC = {
 
 
 class Taken(NamedTuple):
-    """Seconds of one run of a command, and the requests that it sent."""
+    """Seconds of one run of a command, and the requests that it sent: lists of jobs and VMs, reads of progress."""
 
     wall: float
     cpu: float
-    requests: int
+    lists: int
+    reads: int
 
 
 def planned(folder: Path, target: str, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -103,7 +104,8 @@ def take(line: Sequence[str], folder: Path, environ: Mapping[str, str], cloud: G
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode or f"{COUNT:,} runs".encode() not in output:
         raise RuntimeError(output.decode(errors="replace"))
-    return Taken(wall, usage.ru_utime + usage.ru_stime, len(cloud.requests) - before)
+    reads = sum(one.path.startswith("/download/") for one in cloud.requests[before:])
+    return Taken(wall, usage.ru_utime + usage.ru_stime, len(cloud.requests) - before - reads, reads)
 
 
 def measure(runs: int) -> dict[str, list[Taken]]:
@@ -125,11 +127,11 @@ def measure(runs: int) -> dict[str, list[Taken]]:
 
 def table(taken: Mapping[str, list[Taken]]) -> str:
     """Return a Markdown table of medians."""
-    lines = ["| command | wall s, median | least to most | CPU s | requests |", "|---|---:|---:|---:|---:|"]
+    lines = ["| command | wall s, median | least to most | CPU s | lists | reads |", "|---|---:|---:|---:|---:|---:|"]
     for title, runs in taken.items():
         walls = [one.wall for one in runs]
         spread, cpu = f"{min(walls):.2f} to {max(walls):.2f}", median(one.cpu for one in runs)
-        lines.append(f"| {title} | {median(walls):.2f} | {spread} | {cpu:.2f} | {runs[0].requests} |")
+        lines.append(f"| {title} | {median(walls):.2f} | {spread} | {cpu:.2f} | {runs[0].lists} | {runs[0].reads} |")
     return "\n".join(lines)
 
 

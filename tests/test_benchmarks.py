@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import jobs, prices, result, starts, startup, tables, training, turns
+from benchmarks import jobs, loggers, prices, report, result, starts, startup, tables, training, turns
 from benchmarks.gpu_acceptance import sizes
 from benchmarks.tables import Loop, Measured, Step, Turn
 from benchmarks.turns import Amount
@@ -292,3 +292,18 @@ def test_a_result_has_its_command_and_duration(tmp_path: Path, monkeypatch: pyte
     assert "`python -m benchmarks.training --write`: 6 rounds of 4 turns of 10 steps, 0.0 minutes. hardware." in (
         written.read_text()
     )
+
+
+def test_a_cost_is_the_median_of_the_pairs_with_what_their_order_leaves_open() -> None:
+    found = loggers.cost([place / 1000 for place in range(-50, 51)])
+    assert (found.share, found.low, found.high) == (0.0, -0.01, 0.01), "101 pairs: about ten to either side"
+    assert loggers.cost([0.02] * 30) == (0.02, 0.02, 0.02)
+
+
+def test_the_run_that_a_report_is_measured_with_has_all_its_rows(tmp_path: Path) -> None:
+    from launch_train.common.storage import open_storage
+    from launch_train.report import read_run
+
+    report.make_run(tmp_path / "job-0123abcd", 2 * report.ROWS_IN_PART + 1)
+    (start,) = read_run(open_storage(str(tmp_path / "job-0123abcd"))).starts
+    assert (len(start.rows.steps), len(start.rows.values)) == (4001, 8)

@@ -199,7 +199,9 @@ class CloudSweep:
 
     def _step_all(self, due: Sequence[CloudPoint]) -> None:
         """Submit points in parallel, and report those that have ended. Raises LaunchError: none can be submitted."""
-        in_pool([partial(self._step, run) for run in due], SUBMITTERS)
+        self._check_cancelled()  # one read for all that begin now
+        due = [run for run in due if run.state != "cancelled"]
+        in_pool([partial(self._step, run, begins_now=at < SUBMITTERS) for at, run in enumerate(due)], SUBMITTERS)
         if self._failure and not any(run.state == "active" for run in self.runs):
             raise self._failure
         if alike := same_refusal(self.runs):
@@ -225,10 +227,13 @@ class CloudSweep:
                 finder.add(line.replica, line.text)
         run.cause = str(finder.cause or "")
 
-    def _step(self, run: CloudPoint) -> None:
-        """Let a point's driver decide: it finds the run's job, creates the next one, or says how the run has ended."""
+    def _step(self, run: CloudPoint, *, begins_now: bool) -> None:
+        """Let a point's driver decide: it finds the run's job, creates the next one, or says how the run has ended.
+
+        Without `begins_now` the point has waited for a thread, and the sweep may have been cancelled meanwhile.
+        """
         first, run.is_due = run.state == "waiting", False
-        if first and self._is_cancelled():
+        if first and not begins_now and self._is_cancelled():
             run.state = "cancelled"
             return
         try:

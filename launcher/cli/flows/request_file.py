@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,7 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
 
 def first_spec_flag(flags: Flags) -> str:
     """Return the first given flag that overrides a spec, or an empty text."""
-    given = (
-        name for name, value in flags._asdict().items() if value != Flags._field_defaults[name] and name not in ALLOWED
-    )
+    given = (one.name for one in fields(flags) if getattr(flags, one.name) != one.default and one.name not in ALLOWED)
     return next((f"--{name.replace('_', '-')}" for name in given), "")
 
 

@@ -289,6 +289,17 @@ def test_a_sweep_that_is_cancelled_while_it_submits_starts_no_more(job: Job, mon
     assert (len(job.created), ran.code) == (1, 0)
 
 
+@pytest.mark.parametrize(("threads", "reads"), [(100, 1), (1, 3)])
+def test_points_that_begin_together_read_once_whether_it_is_cancelled(
+    job: Job, monkeypatch: pytest.MonkeyPatch, threads: int, reads: int
+) -> None:
+    monkeypatch.setattr("launcher.api.sweep_cloud.SUBMITTERS", threads)
+    before = len(job.cloud.requests)
+    job.launch(*SWEEP, "--yes", "--detach")
+    asked = [one for one in job.cloud.requests[before:] if one.query.get("prefix", "").endswith(".cancelled")]
+    assert len(asked) == reads + 3, "and each once more before its lock"
+
+
 def test_a_large_sweep_asks_before_failed_points_are_resumed(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     costly = (*SWEEP, "--hours", "40")
