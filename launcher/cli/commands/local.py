@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -202,7 +203,7 @@ def inputs_of(run: LocalRun, spec: Path | None, flags: Flags, *, in_place: bool 
     from launcher.cli.flows.plan import gather
     from launcher.cli.options import overrides
 
-    there = flags._replace(run_id=run.id, output=str(run.folder.parent))
+    there = replace(flags, run_id=run.id, output=str(run.folder.parent))
     if spec:
         return gather("local", spec, there, in_place=in_place)
     path = run.folder / contract.PLAN

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,14 +121,14 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
     cloud = of_project(project_of(spec, options.target))
     if spec:
         run_id = run_id_of(name, flags, cloud)
-        inputs = options.inputs(spec, flags._replace(run_id=run_id))
+        inputs = options.inputs(spec, replace(flags, run_id=run_id))
         made, ready = planned(inputs, offline=options.offline), image_preparer(inputs, options, cloud)
         limited = is_limited(inputs)
         check_output(made, cloud)
         check_run_exists(made, cloud)
         allowed = allowed_change(made, inputs, cloud)
         report_change(allowed, inputs, EventPrinter(made).say)
-    elif typed := [*words(flags._replace(region=None)), *(["--output"] if flags.output is not None else [])]:
+    elif typed := [*words(replace(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"{typed[0]} requires a spec: --resume without one repeats the run's own plan",
             "Add the spec: launch … SPEC --resume RUN …",

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,9 +50,9 @@ def next_commands(typed: Typed | None, folder: str | None, *, has_metrics: bool)
 def cloud_command(typed: Typed) -> str:
     """Return `launch vertex … --dry-run` for the job, or "" if no region can be planned."""
     output = typed.flags.output if (typed.flags.output or "").startswith("gs://") else BUCKET
-    flags = typed.flags._replace(output=output)
+    flags = replace(typed.flags, output=output)
     others = () if flags.region or flags.zone else REGIONS
-    for each in (flags, *(flags._replace(region=[region]) for region in others)):
+    for each in (flags, *(replace(flags, region=[region]) for region in others)):
         if is_planned("vertex", typed.spec, each):
             return in_project(shell(program(), "vertex", *line(typed.spec, each), "--dry-run"))
     return ""
@@ -60,7 +61,7 @@ def cloud_command(typed: Typed) -> str:
 def nodes_command(typed: Typed) -> str:
     """Return `launch local … --nodes 2` for a job of one node, or "". The run gets its own id."""
     if is_planned("local", typed.spec, typed.flags, nodes=1):
-        flags = typed.flags._replace(nodes=2, run_id=None)
+        flags = replace(typed.flags, nodes=2, run_id=None)
         if is_planned("local", typed.spec, flags):
             return shell(program(), "local", *line(typed.spec, flags))
     return ""

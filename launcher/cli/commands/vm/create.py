@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -153,5 +154,5 @@ def for_vm(
     own |= {"vm.external_ip": (external_ip or None, "--external-ip"), "vm.image_family": (family, "--image-family")}
     if not run:
         own["vm.image"] = (flags.image, "--image")
-        flags = flags._replace(image=None)
+        flags = replace(flags, image=None)
     return flags, tuple(Override(path, value, flag) for path, (value, flag) in own.items() if value is not None)
