@@ -68,7 +68,7 @@ def test_a_spec_without_code_loads_nothing_that_reads_code(command: tuple[str, .
     assert (
         not {"launcher.api.user_code", "launcher.workspace.python_files", "launcher.workspace.code_warnings"} & loaded
     )
-    assert not {"configparser", "dataclasses"} & loaded, "gcloud isn't set up here; Flags is a named tuple"
+    assert "configparser" not in loaded, "gcloud isn't set up here"
 
 
 def test_the_list_of_gpus_loads_nothing_heavy() -> None:
