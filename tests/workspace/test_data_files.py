@@ -121,7 +121,7 @@ def argument_warnings(folder: Path, word: str, *, target: str = "vertex", more: 
         ("vm", "~/no-such-corpus", "", True),
         ("vertex", "/database/corpus", "", False),
         ("vertex", "/workspace/x", "", False),
-        ("vertex", "/tmp/x", "", False),
+        ("vertex", "/tmp/no-such-corpus", "", False),
         ("local", "/data/corpus", "", False),
         ("vm", "/mnt/localssd/x", "", False),
         ("vertex", "/mnt/localssd/x", "", True),
