@@ -27,10 +27,10 @@ MOST_PICTURE: Final = 20_000
 
 MOST_NAME: Final = 100
 
-ACTS: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of characters that act instead of being seen."""
-SEEN: Final = "\t\n\u00ad\u200c\u200d"
-"""Those of them that writing systems and emoji need."""
+CONTROL_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories of characters that control the text and are not visible themselves."""
+KEPT_CONTROLS: Final = "\t\n\u00ad\u200c\u200d"
+"""Characters of these categories that are kept: writing systems and emoji need them."""
 
 PNG: Final = re.compile(r"iVBORw0KGgo[A-Za-z0-9+/]*={0,2}")
 """The signature of a PNG, in base64."""
@@ -60,21 +60,21 @@ class Evaluation(NamedTuple):
     pictures: tuple[str, ...] = ()
 
 
-def taken(run: RunData) -> dict[int, Record]:
-    """Return the events with samples of the steps that the run went through, in order. Each has `thumbnails`, which the
-    trainer writes once a start, as the images are always the same."""
+def sample_events(run: RunData) -> dict[int, Record]:
+    """Return the events with samples by step, in order, without steps that a later start repeated. Each has
+    `thumbnails`, which the trainer writes once per start, because the images are always the same."""
     newest: dict[int, Record] = {}
     for start in run.starts:
         after = start.begins_after
         newest = {step: event for step, event in newest.items() if after is None or step <= after}
         pictures: Any = ()
-        for event in filter(_is_taken, start.events):
+        for event in filter(_is_sample_event, start.events):
             pictures = event.get("thumbnails") or pictures
             newest[event["step"]] = {**event, "thumbnails": pictures}
     return dict(sorted(newest.items()))
 
 
-def _is_taken(event: Record) -> bool:
+def _is_sample_event(event: Record) -> bool:
     """Return whether an event is the trainer's; a script may log any event."""
     kind, step = event.get("kind"), event.get("step")
     return event["event"] == "samples" and kind in KINDS and type(step) is int and abs(step) < LARGEST_STEP
@@ -83,7 +83,7 @@ def _is_taken(event: Record) -> bool:
 def evaluation(event: Record) -> Evaluation | None:
     """Return the samples of an event, without what is damaged; None if nothing is left."""
     samples = [one for one in _list(event, "samples") if isinstance(one, Mapping)]
-    if not _is_taken(event) or not samples:
+    if not _is_sample_event(event) or not samples:
         return None
     if event["kind"] == "images":
         images = tuple(Prediction(_name(one, "predicted"), _share(one), _name(one, "true")) for one in samples)
@@ -148,7 +148,10 @@ def _secrets(text: str) -> Iterator[tuple[int, int]]:
 
 def _visible(text: str) -> str:
     chars = text.replace("\r\n", "\n")
-    return "".join("\ufffd" if unicodedata.category(one) in ACTS and one not in SEEN else one for one in chars)
+    return "".join(
+        "\ufffd" if unicodedata.category(one) in CONTROL_CATEGORIES and one not in KEPT_CONTROLS else one
+        for one in chars
+    )
 
 
 # --- HTML -----------------------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ def _visible(text: str) -> str:
 
 def section(run: RunData) -> str:
     """Return the section of a run's samples, the newest first; nothing if it has none."""
-    events = [*taken(run).values()]
+    events = [*sample_events(run).values()]
     found = [one for event in _spread(events, MOST_EVALUATIONS) if (one := evaluation(event))]
     if not found:
         return ""
