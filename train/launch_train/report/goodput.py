@@ -157,12 +157,13 @@ def _split(
             parts["other"] += time - length - at
             parts[part] += length
             spans[-1].end = at = time
-        elif first:  # the way to the first step: compilation is part of it
+            continue
+        if first:  # the way to the first step: compilation is part of it
             at = _add(before, at, time - length, parts, spans)
             first = False
         elif time - length > at:
             at = _add("other", at, time - length, parts, spans)
-        at = _add("train" if place < kept else "lost", at, time, parts, spans)
+        at = _add(part, at, time, parts, spans)
     for last in marks[mark:]:
         at = _add("evaluate", at, last, parts, spans)
     blocked = sum(_seconds(event.get("blocked")) for event in start.events if event["event"] == "checkpoint")

@@ -5,6 +5,7 @@ Rows of metrics become columns of numbers as they are read: a million rows of te
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -13,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
-from operator import itemgetter, lt
+from operator import attrgetter, itemgetter, lt
 from typing import Any, Final
 
 from launch_train.common import contract
@@ -50,11 +52,8 @@ class Columns:
         self.values: dict[str, array[float]] = {}
 
     def add(self, row: Record) -> None:
-        """Add a row. One that repeats the last step replaces it."""
-        step = row["step"]
-        if self.steps and step == self.steps[-1]:
-            self._drop_last()
-        self.steps.append(step)
+        """Add a row."""
+        self.steps.append(row["step"])
         self.times.append(_number(row.get("time")))
         for name, value in row.items():
             if name not in NOT_VALUES and type(value) in (int, float) and abs(value) <= sys.float_info.max:
@@ -64,30 +63,14 @@ class Columns:
                 column.extend([math.nan] * (len(self.steps) - 1 - len(column)))
                 column.append(value)
 
-    def add_all(self, rows: Sequence[Record]) -> None:
-        """Add rows that have the same values and come in order, which is fast.
-
-        Raises KeyError, TypeError and ValueError, without having added any, if they are not like that.
-        """
-        names = rows[0].keys() - NOT_VALUES
-        if {*map(len, rows)} != {len(names) + 2}:
-            raise ValueError("rows of several kinds, or with values left out")
-        numbers, moments, *others = zip(*map(itemgetter("step", "time", *names), rows), strict=True)
-        steps, times = array("q", numbers), array("d", moments)
-        if {*map(type, numbers)} != {int} or (self.steps and steps[0] <= self.steps[-1]):
-            raise ValueError("steps that are no numbers, or out of order")
-        if not math.isfinite(sum(times)):
-            raise ValueError("a time that is no number")
-        if any(not {*map(type, column)} <= {int, float} for column in others):
-            raise TypeError("a value that is no number")
-        columns = {name: array("d", column) for name, column in zip(names, others, strict=True)}
-        before = len(self.steps)
-        self.steps.extend(steps)
-        self.times.extend(times)
-        for name, values in columns.items():
-            known = self.values.setdefault(name, array("d"))
-            known.extend([math.nan] * (before - len(known)))
-            known.extend(values)
+    def extend(self, more: Columns) -> None:
+        """Add rows that all have the same values."""
+        for name, values in more.values.items():
+            column = self.values.setdefault(name, array("d"))
+            column.extend([math.nan] * (len(self.steps) - len(column)))
+            column.extend(values)
+        self.steps.extend(more.steps)
+        self.times.extend(more.times)
 
     def close(self) -> None:
         """Fill the columns up, and sort the rows by step; of several with the same step the last one stays."""
@@ -100,13 +83,6 @@ class Columns:
         self.steps = array("q", (self.steps[place] for place in places))
         self.times = array("d", (self.times[place] for place in places))
         self.values = {name: array("d", (column[at] for at in places)) for name, column in self.values.items()}
-
-    def _drop_last(self) -> None:
-        self.steps.pop()
-        self.times.pop()
-        for column in self.values.values():
-            if len(column) > len(self.steps):
-                column.pop()
 
 
 @dataclass
@@ -185,8 +161,11 @@ class RunData:
 
     def series(self) -> Columns:
         """Return the valid rows of the run: each step as the newest start that ran it has it."""
+        starts = [*self.kept()]
+        if len(starts) == 1:
+            return starts[0][0].rows
         found = Columns()
-        for start, count in self.kept():
+        for start, count in starts:
             rows = start.rows
             for name in rows.values.keys() - found.values.keys():
                 found.values[name] = array("d", [math.nan]) * len(found.steps)
@@ -272,17 +251,68 @@ def _attempts(texts: Mapping[str, bytes]) -> tuple[AttemptRecord, ...]:
 
 
 def _add_part(start: Start, text: bytes) -> None:
+    if alike := _alike(text):
+        start.rows.extend(alike)
+        return
     records = contract.records(text)
-    rows = records
-    if b"event" in text:  # few parts have any
-        start.events += [record for record in records if isinstance(record.get("event"), str)]
-        rows = [record for record in records if "event" not in record]
+    start.events += [record for record in records if isinstance(record.get("event"), str)]
+    rows = [record for record in records if "event" not in record]
     try:
-        start.rows.add_all(rows)
+        start.rows.extend(_columns(rows))
     except (IndexError, KeyError, TypeError, ValueError, OverflowError):
         for row in rows:
             if type(row.get("step")) is int and abs(row["step"]) < LARGEST_STEP:
                 start.rows.add(row)
+
+
+def _alike(text: bytes) -> Columns | None:
+    """Return the rows of a part if they have the same values, all of them numbers, and msgspec is there: `launch` has
+    it, a training image may not. This is twice as fast as `_columns`."""
+    found = Columns()
+    try:
+        names = tuple(json.loads(text.partition(b"\n")[0]))
+        rows = _row_decoder(names).decode_lines(text)
+        columns = {name: map(attrgetter(field), rows) for name, field in zip(names, _fields(names), strict=True)}
+        found.steps, found.times = array("q", columns.pop("step")), array("d", columns.pop("time"))
+        found.values = {name: array("d", column) for name, column in columns.items()}
+    except (ImportError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    return found
+
+
+@lru_cache(maxsize=100)
+def _row_decoder(names: tuple[str, ...]) -> Any:
+    """Return msgspec's decoder of rows with just these values. Raises ImportError; TypeError: they are no names."""
+    from msgspec import defstruct
+    from msgspec.json import Decoder
+
+    fields = _fields(names)
+    types = [(field, int if name == "step" else float) for field, name in zip(fields, names, strict=True)]
+    rename = dict(zip(fields, names, strict=True))  # a metric's name may be no identifier
+    return Decoder(defstruct("Row", types, rename=rename, forbid_unknown_fields=True, gc=False))
+
+
+def _fields(names: Sequence[str]) -> list[str]:
+    return [f"value_{place}" for place in range(len(names))]
+
+
+def _columns(rows: Sequence[Record]) -> Columns:
+    """Return rows that have the same values as columns, which is faster than to add each.
+
+    Raises IndexError, KeyError, TypeError, ValueError and OverflowError if they are not alike, or no numbers.
+    """
+    names = rows[0].keys() - NOT_VALUES
+    if {*map(len, rows)} != {len(names) + 2}:
+        raise ValueError("rows of several kinds, or with values left out")
+    steps, times, *others = zip(*map(itemgetter("step", "time", *names), rows), strict=True)
+    if {*map(type, steps)} != {int} or any(not {*map(type, column)} <= {int, float} for column in others):
+        raise TypeError("a value that is no number")
+    found = Columns()
+    found.steps, found.times = array("q", steps), array("d", times)
+    if not math.isfinite(sum(found.times)):
+        raise ValueError("a time that is no number")
+    found.values = {name: array("d", column) for name, column in zip(names, others, strict=True)}
+    return found
 
 
 def _object(text: bytes) -> dict[str, Any]:
