@@ -6,6 +6,7 @@ started again, it continues each run from its actual state.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter
@@ -32,6 +33,7 @@ from launcher.runs.driver import RunDriver
 from launcher.runs.endings import CANCELLED, RunEnded, RunSucceeded
 from launcher.runs.ledger import BucketLedger
 from launcher.runs.logs.reader import LogReader
+from launcher.vertex.backend import import_client_library
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 SUBMITTERS: Final = 100
 """Points submitted in parallel. Each waits for the cloud most of the time."""
 POLL_SECONDS: Final = 10.0
+CURRENT_SECONDS: Final = 3.0
+"""Age up to which an answer about a cancellation is current."""
 MOST_FAILURES: Final = 5
 """Consecutive polls without an answer about a point, after which it is left to the next launch."""
 
@@ -107,7 +111,9 @@ class CloudSweep:
         self._failure: LaunchError | None = None
         """Why no point can be prepared."""
         self._trouble = ""
-        self._lock = threading.Lock()
+        self._lock, self._cancel_lock = threading.Lock(), threading.Lock()
+        self._cancelled_at = (False, -math.inf)
+        """Whether the sweep was cancelled, and when that was read."""
         self._client = None if plan.output[:5] != "gs://" else storage_client()
 
     def run(self, *, detach: bool = False, seconds: float | None = None) -> None:
@@ -117,6 +123,7 @@ class CloudSweep:
         submitted; StillRunning: `seconds` have passed.
         """
         until = None if seconds is None else self.cloud.clock.now() + seconds
+        threading.Thread(target=import_client_library, daemon=True).start()
         self._record()  # first: another sweep may have the name, and the mark of an earlier cancellation must go
         if self._most < len(self.runs):  # those that run count
             self.poll()
@@ -142,6 +149,8 @@ class CloudSweep:
                 region = self.plan.points[0].plan.attempts[0].region
                 raise explain_error(error, {"PROJECT": self.plan.project, "REGION": region}) from error
             self._say(f"cannot record the sweep in {self.plan.output}, so only its jobs' labels name it: {error}")
+        else:
+            self._cancelled_at = (False, self.cloud.clock.now())
 
     def poll(self) -> None:
         """Read the state of all jobs, and mark the points whose driver must decide."""
@@ -170,13 +179,18 @@ class CloudSweep:
                 self._on_event(PointChanged(run=run, kind="ended"))
 
     def _is_cancelled(self) -> bool:
-        """Return whether `launch cancel` was run since the start; False if that cannot be read."""
+        """Return whether `launch cancel` was run since the start, as of a moment ago: points that begin together need
+        one answer. False if that cannot be read."""
         from launch_train.common.storage import OutputError
 
-        try:
-            return is_cancelled(self.storage(self.plan.output), self.plan.name)
-        except OutputError:
-            return False
+        with self._cancel_lock:
+            now = self.cloud.clock.now()
+            cancelled, read_at = self._cancelled_at
+            if not cancelled and now - read_at > CURRENT_SECONDS:
+                with suppress(OutputError):
+                    cancelled = is_cancelled(self.storage(self.plan.output), self.plan.name)
+                self._cancelled_at = (cancelled, now)
+            return cancelled
 
     def _see(self, run: CloudPoint, job: Job | None) -> None:
         """Update a point from its job's state."""
@@ -199,9 +213,7 @@ class CloudSweep:
 
     def _step_all(self, due: Sequence[CloudPoint]) -> None:
         """Submit points in parallel, and report those that have ended. Raises LaunchError: none can be submitted."""
-        self._check_cancelled()  # one read for all that begin now
-        due = [run for run in due if run.state != "cancelled"]
-        in_pool([partial(self._step, run, begins_now=at < SUBMITTERS) for at, run in enumerate(due)], SUBMITTERS)
+        in_pool([partial(self._step, run) for run in due], SUBMITTERS)
         if self._failure and not any(run.state == "active" for run in self.runs):
             raise self._failure
         if alike := same_refusal(self.runs):
@@ -227,13 +239,10 @@ class CloudSweep:
                 finder.add(line.replica, line.text)
         run.cause = str(finder.cause or "")
 
-    def _step(self, run: CloudPoint, *, begins_now: bool) -> None:
-        """Let a point's driver decide: it finds the run's job, creates the next one, or says how the run has ended.
-
-        Without `begins_now` the point has waited for a thread, and the sweep may have been cancelled meanwhile.
-        """
+    def _step(self, run: CloudPoint) -> None:
+        """Let a point's driver decide: it finds the run's job, creates the next one, or says how the run has ended."""
         first, run.is_due = run.state == "waiting", False
-        if first and not begins_now and self._is_cancelled():
+        if first and self._is_cancelled():
             run.state = "cancelled"
             return
         try:

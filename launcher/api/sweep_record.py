@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from launcher.errors import UsageError
@@ -33,21 +32,24 @@ def write_record(output: Storage, sweep: SweepPlan) -> None:
     Raises UsageError: another sweep has this name; OutputError: the output cannot be used.
     """
     own = {one.run: one.values for one in sweep.points}
-    output.delete(mark_name(sweep.name))
+    known, version = dict[str, Any](), ""  # a new sweep has no record, and its submission waits for no read
     for _ in range(TRIES):
-        known, version = read_version(output, sweep.name)
+        points = [{"run": run, "set": values} for run, values in {**known, **own}.items()]
+        try:
+            output.swap(
+                record_name(sweep.name), json.dumps({"sweep": sweep.name, "points": points}, indent=1).encode(), version
+            )
+            break
+        except FileExistsError:
+            known, version = read_version(output, sweep.name)
         if sweep.is_named and known and known.keys().isdisjoint(own):
             raise UsageError(
                 f"the name {sweep.name} belongs to another sweep, with other settings or other code: {min(known)} …",
                 "Use another name: --name NAME; without --name, launch chooses one.",
             )
-        points = [{"run": run, "set": values} for run, values in {**known, **own}.items()]
         if known.keys() >= own.keys():
-            return
-        data = json.dumps({"sweep": sweep.name, "points": points}, indent=1).encode()
-        with suppress(FileExistsError):
-            output.swap(record_name(sweep.name), data, version)
-            return
+            break
+    output.delete(mark_name(sweep.name))
 
 
 def read_record(output: Storage, sweep: str) -> Mapping[str, Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -203,6 +204,12 @@ def endpoint_of(region: str, environ: Mapping[str, str]) -> str:
     url = urlsplit(override or "https://aiplatform.googleapis.com")
     host = f"{region}-{url.netloc}" if url.netloc.startswith("aiplatform.") else url.netloc
     return f"{url.scheme}://{host}"
+
+
+def import_client_library() -> None:
+    """Import Google's client, which takes a second: call it on a thread while other services' answers are awaited."""
+    with suppress(ImportError):  # open_jobs raises it
+        import google.cloud.aiplatform_v1  # noqa: F401
 
 
 def open_jobs(endpoint: str, environ: Mapping[str, str], channel: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.ui.text import stamp
+from launcher.gcp.parallel import in_pool
 from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
 from tests.runs.vm_runs import VmSite, exits, is_preempted
@@ -273,13 +274,16 @@ def test_cancel_cancels_all_active_points_after_one_question(job: Job, monkeypat
     assert sorted(states(job.data(*SWEEP, "--yes"))) == ["CANCELLED", "CANCELLED", "SUCCEEDED"]
 
 
-def test_a_sweep_that_is_cancelled_while_it_submits_starts_no_more(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_is_cancelled_while_it_submits_starts_no_more(
+    job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job.cloud.jobs.script = RUNS
     sweep = job.data(*SWEEP, "--dry-run")["sweep"]
 
     def interrupted(calls: Any, _threads: int) -> None:
         calls[0]()
         job.cloud.objects.put("my-bucket", f"runs/sweeps/{sweep}.cancelled", b"{}")
+        clock.advance(10)
         for call in calls[1:]:
             call()
 
@@ -289,15 +293,27 @@ def test_a_sweep_that_is_cancelled_while_it_submits_starts_no_more(job: Job, mon
     assert (len(job.created), ran.code) == (1, 0)
 
 
-@pytest.mark.parametrize(("threads", "reads"), [(100, 1), (1, 3)])
+@pytest.mark.parametrize(("seconds", "reads"), [(0, 0), (60, 1)])
 def test_points_that_begin_together_read_once_whether_it_is_cancelled(
-    job: Job, monkeypatch: pytest.MonkeyPatch, threads: int, reads: int
+    job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: float, reads: int
 ) -> None:
-    monkeypatch.setattr("launcher.api.sweep_cloud.SUBMITTERS", threads)
+    def later(calls: Any, threads: int) -> None:
+        clock.advance(seconds)
+        in_pool(calls, threads)
+
+    monkeypatch.setattr("launcher.api.sweep_cloud.in_pool", later)
     before = len(job.cloud.requests)
     job.launch(*SWEEP, "--yes", "--detach")
     asked = [one for one in job.cloud.requests[before:] if one.query.get("prefix", "").endswith(".cancelled")]
-    assert len(asked) == reads + 3, "and each once more before its lock"
+    assert (len(asked), len(job.created)) == (reads, 3)
+
+
+def test_the_name_of_another_sweep_does_not_end_its_cancellation(job: Job) -> None:
+    mark = f"runs/sweeps/{job.data(*SWEEP, '--name', 'lr-search', '--yes')['sweep']}.cancelled"
+    job.cloud.objects.put("my-bucket", mark, b"{}")
+    ran = job.launch("sweep", "job.yaml", "--set", "run.config.seed=1,2", "--name", "lr-search", "--yes", code=2)
+    assert "another sweep" in ran.err
+    assert mark in job.cloud.objects.buckets["my-bucket"]
 
 
 def test_a_large_sweep_asks_before_failed_points_are_resumed(job: Job) -> None:
