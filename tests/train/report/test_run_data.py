@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder
-from launch_train.report import page
+from launch_train.report import page, run_data
 from launch_train.report.run_data import Columns
 from launcher.runs.metrics.results import results
 from tests.train.report.folders import T, preempted, read, rows, write
@@ -64,6 +65,46 @@ def test_a_damaged_folder_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 def test_an_empty_folder(tmp_path: Path) -> None:
     run = read(tmp_path)
     assert (run.starts, run.attempts, [*run.series().steps]) == ((), (), [])
+
+
+def lines(*records: object) -> bytes:
+    return "".join(f"{json.dumps(record)}\n" for record in records).encode()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lines(*({"step": step, "loss": 2 / step, "val/loss": 3, "class": 1e-9, "time": T} for step in (1, 2, 3))),
+        lines({"step": 1, "loss": 1.0, "time": T}, {"step": 2, "loss": 1.0, "acc": 0.5, "time": T}),
+        lines(
+            {"step": 2, "loss": 1.0, "time": T}, {"step": 1, "loss": 3, "time": T}, {"step": 2, "loss": 2, "time": T}
+        ),
+        lines({"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}),
+        lines({"step": 1, "loss": 1.0, "time": T}, {"step": 2, "loss": True, "time": T}),
+        lines({"step": 1.0, "loss": 1.0, "time": T}, {"step": 2, "loss": "1", "time": T}),
+        lines({"step": 1, "loss": 1.0, "time": T}, {"step": 2**70, "loss": 2.0, "time": T}),
+        lines({"step": 1, "loss": 1.0, "time": T}, {"step": 2, "loss": math.inf, "time": T}),
+        lines({"step": 1, "loss": math.nan, "nonfinite": ["loss"], "time": T}),
+        lines({"event": "start", "time": T}, {"step": 1, "loss": 1.0, "time": T}),
+        lines({"step": 1, "loss": 1.0, "time": T}, {"event": "end", "time": T}, {"step": 2, "loss": 1.0, "time": T}),
+        lines({"step": 1, "\ud800": 1.0, "time": T}),
+        lines([1, 2], "step", 3, {}) + b'{"step": 1, "lo',
+        lines({"step": 1, "loss": 1.0, "time": T}) + b'{"step": 2, "lo\n\xff\n',
+        b"",
+    ],
+)
+def test_rows_are_read_alike_with_and_without_msgspec(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_part() -> object:
+        start = run_data.Start((1, 0))
+        run_data._add_part(start, part)
+        start.rows.close()
+        return repr((start.rows.steps, start.rows.times, sorted(start.rows.values.items()), start.events))
+
+    fast = read_part()
+    monkeypatch.setattr(run_data, "_alike", lambda _text: None)
+    assert fast == read_part()
+    monkeypatch.setattr(run_data, "_columns", lambda rows: rows[10**9])
+    assert fast == read_part()
 
 
 def test_a_later_row_of_a_step_replaces_the_earlier() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Final
 
 from launch_train.report.run_data import AttemptRecord, RunData, Start
@@ -134,38 +134,35 @@ def _split(
     """Add the time of one start to the parts and spans, `within` the end of what was before and that of the attempt;
     return its end."""
     (at, latest), rows = within, start.rows
-    durations = rows.values.get("step_s")
+    durations = rows.values.get("step_s", repeat(math.nan))
     evaluated = [_seconds(event.get("time")) for event in start.events if event["event"] in ("eval", "samples")]
-    marks = sorted(min(time, latest) for time in evaluated if time)
+    marks = sorted((min(time, latest) for time in evaluated if time), reverse=True)
     first = True
-    mark = 0
-    for place, ended in enumerate(rows.times):
-        if ended != ended:  # noqa: PLR0124 - NaN; a million calls of math.isnan would show
+    for place, (ended, length) in enumerate(zip(rows.times, durations, strict=False)):  # a million calls would show
+        if ended != ended:  # noqa: PLR0124 - NaN
             continue
         time = ended if ended < latest else latest
-        while mark < len(marks) and marks[mark] <= time:
-            at = _add("evaluate", at, marks[mark], parts, spans)
-            mark += 1
-        if time <= at:
+        while marks and marks[-1] <= time:
+            at = _add("evaluate", at, marks.pop(), parts, spans)
+        between = time - at
+        if between <= 0:
             continue
-        length = durations[place] if durations else math.nan
-        if length != length:  # noqa: PLR0124 - NaN, in a script's row: the time before may be no step's
-            length = 0.0 if first else time - at
-        length = min(length, time - at)
+        other = 0.0
+        if length < between:
+            other = between - length
+        elif length != length and first:  # noqa: PLR0124 - NaN, in a script's row: the time before may be no step's
+            other = between
         part = "train" if place < kept else "lost"
-        if not first and spans[-1].part == part and time - length - at < UNSEEN:  # as most steps: it adds to a span
-            parts["other"] += time - length - at
-            parts[part] += length
-            spans[-1].end = at = time
+        if other < UNSEEN and not first and (last := spans[-1]).part == part:  # as most steps: it adds to a span
+            parts["other"] += other
+            parts[part] += between - other
+            last.end = at = time
             continue
-        if first:  # the way to the first step: compilation is part of it
-            at = _add(before, at, time - length, parts, spans)
-            first = False
-        elif time - length > at:
-            at = _add("other", at, time - length, parts, spans)
+        at = _add(before if first else "other", at, at + other, parts, spans)  # compilation is part of the first
         at = _add(part, at, time, parts, spans)
-    for last in marks[mark:]:
-        at = _add("evaluate", at, last, parts, spans)
+        first = False
+    for last_mark in reversed(marks):
+        at = _add("evaluate", at, last_mark, parts, spans)
     blocked = sum(_seconds(event.get("blocked")) for event in start.events if event["event"] == "checkpoint")
     parts["checkpoint"] += min(blocked, parts["other"])
     parts["other"] -= min(blocked, parts["other"])

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from operator import attrgetter, itemgetter, lt
+from operator import itemgetter, lt
 from typing import Any, Final
 
 from launch_train.common import contract
@@ -270,9 +270,11 @@ def _alike(text: bytes) -> Columns | None:
     it, a training image may not. This is twice as fast as `_columns`."""
     found = Columns()
     try:
+        from msgspec.structs import astuple
+
         names = tuple(json.loads(text.partition(b"\n")[0]))
-        rows = _row_decoder(names).decode_lines(text)
-        columns = {name: map(attrgetter(field), rows) for name, field in zip(names, _fields(names), strict=True)}
+        rows = map(astuple, _row_decoder(names).decode_lines(text))
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
         found.steps, found.times = array("q", columns.pop("step")), array("d", columns.pop("time"))
         found.values = {name: array("d", column) for name, column in columns.items()}
     except (ImportError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
@@ -286,14 +288,9 @@ def _row_decoder(names: tuple[str, ...]) -> Any:
     from msgspec import defstruct
     from msgspec.json import Decoder
 
-    fields = _fields(names)
-    types = [(field, int if name == "step" else float) for field, name in zip(fields, names, strict=True)]
-    rename = dict(zip(fields, names, strict=True))  # a metric's name may be no identifier
+    rename = {f"value_{place}": name for place, name in enumerate(names)}  # a metric's name may be no identifier
+    types = [(field, int if name == "step" else float) for field, name in rename.items()]
     return Decoder(defstruct("Row", types, rename=rename, forbid_unknown_fields=True, gc=False))
-
-
-def _fields(names: Sequence[str]) -> list[str]:
-    return [f"value_{place}" for place in range(len(names))]
 
 
 def _columns(rows: Sequence[Record]) -> Columns:
@@ -309,8 +306,8 @@ def _columns(rows: Sequence[Record]) -> Columns:
         raise TypeError("a value that is no number")
     found = Columns()
     found.steps, found.times = array("q", steps), array("d", times)
-    if not math.isfinite(sum(found.times)):
-        raise ValueError("a time that is no number")
+    if not all(math.isfinite(sum(column)) for column in (times, *others)):
+        raise ValueError("a value that is infinite or no number")
     found.values = {name: array("d", column) for name, column in zip(names, others, strict=True)}
     return found
 

@@ -19,7 +19,7 @@ def visible(columns: Sequence[Sequence[float]], most: int) -> list[int]:
     kept = {0, count - 1}
     for column in columns:
         for begin in range(0, count, size):
-            part = column[begin : begin + size]
+            part = [*column[begin : begin + size]]  # an array would make its numbers anew each time
             if math.isfinite(sum(part)):
                 kept |= {begin + part.index(min(part)), begin + part.index(max(part))}
             else:
