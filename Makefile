@@ -27,10 +27,11 @@ demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
 	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --dry-run
 	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --new
 
-test: $(INSTALLED) ## Run the tests; PART=1/3: of those marked `rotates` a third
+test: PART = none
+test: $(INSTALLED) ## Run the tests but the slow ones; PART=1/1: those too; PART=1/3: a third of those
 	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --part $(PART) $(TIMED:%=--ignore-glob=%)
 	$(BIN)/pytest -q -n 2 --part $(PART) $(wildcard $(TIMED)) # by themselves: these start processes, and stop them within seconds
-	@echo "Not run: make e2e (whole runs; a Docker engine and a registry, which need root), make judges, make fuzz"
+	@echo "Not run: slow tests (of PART=$(PART) all others), make e2e (whole runs; needs root), make judges, make fuzz"
 
 test-fast: $(INSTALLED) ## While you edit: the tests that need no torch, no Google client and no process
 	$(BIN)/pytest -q -n 2 --dist loadfile $$($(BIN)/python -m tests.fast)

@@ -54,13 +54,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 1/3`: of the tests marked `rotates` only a third. CI runs another part after each commit."""
-    help_text = "of the tests marked `rotates`, run only the N-th of OF parts (default: all)"
+    """`--part 1/3`: of the slow tests only a third; `--part none`: none. CI runs another part after each commit."""
+    help_text = "of the tests marked `slow`, run only the N-th of OF parts, or none (default: all)"
     parser.addoption("--part", type=part_of, default=(1, 1), metavar="N/OF", help=help_text)
 
 
 def part_of(text: str) -> tuple[int, int]:
-    """Return (1, 4) for `1/4`. Raises ValueError."""
+    """Return (1, 4) for `1/4`, and (0, 1) for `none`. Raises ValueError."""
+    if text == "none":
+        return 0, 1
     number, of = map(int, text.split("/"))
     if not 1 <= number <= of:
         raise ValueError(text)
@@ -71,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect the tests of other parts. Run the trainer's tests first: their files take the longest, and the last one
     is waited for by all."""
     number, of = config.getoption("--part")
-    others = [item for item, turn in _turns(items) if turn % of != number - 1] if of > 1 else []
+    others = [item for item, turn in _turns(items) if turn % of != number - 1]
     if others:
         config.hook.pytest_deselected(items=others)
         left_out = set(others)
@@ -80,12 +82,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turns(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]:
-    """Return the tests that rotate, each with its turn: the marker's own, else its place among those of its file. Not
-    every file begins with turn 0, or all files with a single such test would be in the first part. All tests that run
-    the gcloud command rotate: each of its processes takes a second."""
+    """Return the slow tests, each with its turn: the marker's own, else its place among those of its file. Not every
+    file begins with turn 0, or all files with a single such test would be in the first part. All tests that run the
+    gcloud command are slow: each of its processes takes a second."""
     places = Counter[str]()
     for item in items:
-        if marker := item.get_closest_marker("rotates") or item.get_closest_marker("gcloud"):
+        if marker := item.get_closest_marker("slow") or item.get_closest_marker("gcloud"):
             file = item.nodeid.partition("::")[0]
             yield item, marker.kwargs.get("turn", zlib.crc32(file.encode()) + places[file])
             places[file] += 1

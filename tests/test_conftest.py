@@ -54,7 +54,7 @@ def test_by_expectation():
 }
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_a_skip_is_a_failure_where_skips_are_forbidden(tmp_path: Path, processes: str) -> None:
     allowed = _pytest(tmp_path, SKIPS, no_skips="", processes=processes)
@@ -92,6 +92,7 @@ def test_c():
 """
 
 
+@pytest.mark.slow
 def test_a_gpu_test_that_passes_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted = tmp_path / "ran.json"
     noted.write_text('{"old.py::test_x": {"device": "T4", "date": "2026-01-01"}}')
@@ -108,10 +109,10 @@ def test_a_gpu_test_that_passes_is_noted(tmp_path: Path, monkeypatch: pytest.Mon
 class Item:
     """What `--part` asks of a test."""
 
-    def __init__(self, nodeid: str, turn: int | None = None, *, rotates: bool = True) -> None:
+    def __init__(self, nodeid: str, turn: int | None = None, *, slow: bool = True) -> None:
         self.nodeid, self.path = nodeid, Path(nodeid.partition("::")[0])
-        marker = pytest.mark.rotates(turn=turn) if turn is not None else pytest.mark.rotates()
-        self.marks = {"rotates": marker.mark} if rotates else {}
+        marker = pytest.mark.slow(turn=turn) if turn is not None else pytest.mark.slow()
+        self.marks = {"slow": marker.mark} if slow else {}
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
         return self.marks.get(name)
@@ -130,9 +131,9 @@ def parts(of: int, items: list[Item]) -> list[list[str]]:
     return found
 
 
-def test_of_tests_that_rotate_each_is_in_one_part_and_a_files_are_spread_evenly() -> None:
+def test_of_slow_tests_each_is_in_one_part_and_a_files_are_spread_evenly() -> None:
     matrix = [Item(f"tests/test_a.py::matrix[{number}]") for number in range(7)]
-    fixed = Item("tests/test_a.py::fixed", rotates=False)
+    fixed = Item("tests/test_a.py::fixed", slow=False)
     assert parts(1, [*matrix, fixed]) == [[item.nodeid.partition("::")[2] for item in (*matrix, fixed)]]
     thirds = parts(3, [*matrix, fixed])
     assert all("fixed" in third for third in thirds)
@@ -143,6 +144,16 @@ def test_of_tests_that_rotate_each_is_in_one_part_and_a_files_are_spread_evenly(
 def test_tests_with_the_same_turn_are_in_the_same_part() -> None:
     together = [Item(f"tests/test_{file}.py::{file}", turn=turn) for file, turn in (("a", 0), ("b", 1), ("c", 0))]
     assert parts(2, together) == [["a", "c"], ["b"]]
+
+
+def test_without_a_part_no_slow_test_runs() -> None:
+    assert conftest.part_of("none") == (0, 1)
+    kept = [Item("tests/test_a.py::slow"), Item("tests/test_a.py::quick", slow=False)]
+    config: Any = SimpleNamespace(
+        getoption={"--part": (0, 1)}.get, hook=SimpleNamespace(pytest_deselected=lambda items: None)
+    )
+    conftest.pytest_collection_modifyitems(config, cast(list[pytest.Item], kept))
+    assert [item.nodeid for item in kept] == ["tests/test_a.py::quick"]
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2"])

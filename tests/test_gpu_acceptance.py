@@ -140,6 +140,7 @@ def statuses(session: Session) -> dict[str, str]:
     return {row["name"]: row["status"] for row in session.rows.values()}
 
 
+@pytest.mark.slow
 def test_rows_that_crash_hang_or_fail_are_rows(session: Session) -> None:
     rows = [
         *(task("crashes", _crashes), task("raises", _raises), task("hangs", _hangs, limit=5), task("lacks", _lacks)),
@@ -168,7 +169,7 @@ def lives(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_row_can_be_a_fresh_process(session: Session) -> None:
     """For machines where a forked process doesn't see the GPU."""
     wanted = TASKS["1 facts"]
@@ -179,7 +180,7 @@ def test_a_row_can_be_a_fresh_process(session: Session) -> None:
     assert wanted.judge(one.result()["measured"]).ok, one.printed()
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_fresh_process_gets_all_that_is_known(session: Session) -> None:
     """Linux allows one argument of 128 KiB; the measurements of a part can be more."""
     place = Place(session.scratch / "row", tiny=True, known={"other": {"table": ["x" * 1000] * 200}})
@@ -203,7 +204,7 @@ def test_a_row_that_cannot_be_started_fails_alone(session: Session, monkeypatch:
     assert "Argument list too long" in session.rows["1 first"]["why"]
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_command_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
     """Not even what its rows have started: it would hold the GPU."""
     code = f"""
@@ -432,6 +433,7 @@ sys.meta_path.insert(0, Lacking())
 """
 
 
+@pytest.mark.slow
 def test_they_are_collected_where_there_is_no_google_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a bare GPU machine."""
     (tmp_path / "sitecustomize.py").write_text(LACKING)
@@ -558,6 +560,7 @@ def test_warns():
 """
 
 
+@pytest.mark.slow
 def test_a_new_warning_fails_no_gpu_test(tmp_path: Path) -> None:
     """The project's own setting, filterwarnings = error, is overridden; the row has their number."""
     file = tmp_path / "test_warns.py"
@@ -577,7 +580,7 @@ socket.getfqdn = lambda name="": "nowhere.invalid"
 """
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_torchrun_needs_no_name_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine's own name doesn't resolve: without --local-addr the processes wait for that name."""
     (tmp_path / "sitecustomize.py").write_text(UNRESOLVED)

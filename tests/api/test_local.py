@@ -33,6 +33,7 @@ def spec(**changes: Any) -> dict[str, Any]:
     return {"name": "mine", "machine": {"type": "l4", "gpus": 1}, "run": {"script": "mine.py"}, **changes}
 
 
+@pytest.mark.slow
 def test_a_local_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
     lines: list[tuple[str, str]] = []
@@ -49,7 +50,7 @@ def test_a_local_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert not [text for replica, text in lines if replica != "launch"], "it had succeeded"
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_the_command_finds_the_run_of_the_api(folder: Path) -> None:
     (folder / "job.yaml").write_text("name: mine\nmachine: {type: l4, gpus: 1}\nrun: {script: mine.py}\n")
     ended = api.local(api.plan("job.yaml", target="local"))
@@ -58,7 +59,7 @@ def test_the_command_finds_the_run_of_the_api(folder: Path) -> None:
     assert ended.run in ran.out
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_failed_script(folder: Path) -> None:
     with pytest.raises(JobFailed) as failed:
         api.local(api.plan(spec(env={"FAILS": "7"}), target="local", folder=folder))
@@ -71,7 +72,7 @@ def test_a_plan_for_the_cloud_is_refused(folder: Path) -> None:
         api.local(api.plan(spec(regions=["us-central1"]), folder=folder))
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_in_threads(folder: Path) -> None:
     plans = [api.plan(spec(env={"N": n}), target="local", folder=folder) for n in "12"]
     with ThreadPoolExecutor(2) as threads:

@@ -295,6 +295,7 @@ def test_events_name_each_start_and_end(world: World) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_real_processes(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(SPEC)
     line = ("sweep", "job.yaml", "--to", "local", "--set", "env.CODE='0','3'", "--max-parallel", "2", "-o", "json")

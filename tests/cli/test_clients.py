@@ -80,6 +80,7 @@ def own_code(folder: Path, *, in_git: bool) -> Path:
     return spec
 
 
+@pytest.mark.slow
 def test_the_same_output_without_what_windows_lacks(tmp_path: Path) -> None:
     own = [("vertex", str(own_code(tmp_path / name, in_git=name == "git"))) for name in ("git", "plain")]
     lines = [(*line, "--dry-run", "-o", output) for line in (*PLANS, *own) for output in ("text", "json", "yaml")]

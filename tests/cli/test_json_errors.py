@@ -175,6 +175,7 @@ def rehearsed(folder: Path, script: str) -> Ran:
     return launch("local", "job.yaml", "-o", "json", "--set", "limits.restarts=0", cwd=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "state"), [(0, "SUCCEEDED"), (3, "FAILED")])
 def test_the_end_of_a_local_script_is_json(tmp_path: Path, code: int, state: str) -> None:
     ran = rehearsed(tmp_path, SCRIPT % code)

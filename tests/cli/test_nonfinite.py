@@ -27,6 +27,7 @@ for step, loss in enumerate(losses, 1):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "shown"), [('float("nan")', "nan"), ('float("inf")', "inf"), ("0.5", "0.5")])
 def test_a_nonfinite_loss_of_a_script(tmp_path: Path, last: str, shown: str) -> None:
     (tmp_path / "work.py").write_text(SCRIPT.format(last=last))

@@ -54,7 +54,7 @@ def test_a_resumed_run_keeps_its_image_and_its_command(job: Job, clock: Any, mod
     assert container(body)["command"] == ["python", "-m", "train.node"]
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_run_folder_of_an_older_launch_is_resumed(tmp_path: Path) -> None:
     """By the same command; its checkpoint was saved at step 2 of 12."""
     shutil.copytree(RECORDED / "local", tmp_path, dirs_exist_ok=True)

@@ -96,6 +96,7 @@ def test_the_nodes_packages_are_locked_without_torch_and_are_not_in_the_default_
     assert {"node.lock", "requirements.lock", "torch-cu130.lock"} <= {file.name for file in content.locks()}
 
 
+@pytest.mark.slow
 def test_an_index_that_does_not_answer_gives_no_hashes() -> None:
     """PyTorch's own; here an index that does not answer."""
     with pytest.raises(subprocess.CalledProcessError):

@@ -21,7 +21,7 @@ from launcher.workspace import code_files, content
 from tests import user_repository
 from tests.e2e.engine import Running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates(turn=0)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow(turn=0)]
 
 CANARY = "canary-9f1c27d0-never-in-a-layer"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"

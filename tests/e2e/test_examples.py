@@ -9,7 +9,7 @@ import pytest
 from tests.command import SPECS
 from tests.e2e.running import losses, only_run, records, succeeded
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 FEW = ("--gpus", "2", "--set", "run.config.log_every=4", "--output")
 

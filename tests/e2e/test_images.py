@@ -27,7 +27,7 @@ from tests.e2e.engine import Running
 from tests.e2e.running import losses, only_run, run
 from tests.startup.park import Park
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates(turn=1)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow(turn=1)]
 
 CANARY = "canary-58c1d09e"
 SPEC = """\

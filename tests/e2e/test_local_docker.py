@@ -24,7 +24,7 @@ from launcher.rehearsal.container_settings import LABEL
 from tests.e2e.engine import Running
 from tests.e2e.running import run, started
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates(turn=2)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow(turn=2)]
 
 PREEMPTED = """
 import os, signal, sys, time

@@ -32,7 +32,7 @@ from launcher.images.registry import Registry, parse
 from tests.e2e.engine import Running
 from tests.e2e.running import run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates(turn=3)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow(turn=3)]
 
 CANARY = "canary-7f30e1c4"
 SPEC = """\

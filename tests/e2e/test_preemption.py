@@ -17,7 +17,7 @@ from launcher.testing.googlecloud import GoogleCloud
 from tests.command import SPECS
 from tests.e2e.running import TINY, only_run, run, succeeded
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STEPS = 1000
 LONG = TINY.replace("gpus: 2", "gpus: 1").replace("steps: 12", f"steps: {STEPS}").replace("every: 6", "every: 250")

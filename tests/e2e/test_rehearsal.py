@@ -16,7 +16,7 @@ from launcher.testing.googlecloud import GoogleCloud
 from tests import user_repository
 from tests.e2e.running import TINY, losses, only_run, records, run, started, succeeded
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def write(folder: Path, **files: str) -> Path:

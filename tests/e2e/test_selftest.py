@@ -24,7 +24,7 @@ from tests.e2e.recipe import cache
 from tests.e2e.running import run, started
 from tests.selftest.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture

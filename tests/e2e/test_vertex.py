@@ -18,7 +18,7 @@ from launcher.testing.googlecloud import GoogleCloud, Runner
 from launcher.testing.registry import OciRegistry
 from tests.e2e.running import TINY, run, started
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WHERE = """\
 provisioning: standard

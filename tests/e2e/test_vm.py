@@ -16,7 +16,7 @@ from launcher.testing.registry import OciRegistry, put_image
 from tests.e2e.running import TINY, run, started
 from tests.startup.park import Park
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STEPS = 1200
 VMS = "zones: [us-central1-a, us-central1-b]\nprovisioning: spot\noutput: gs://my-bucket/runs\n"

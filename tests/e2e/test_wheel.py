@@ -11,7 +11,7 @@ import pytest
 
 from tests.command import ROOT, WORLD
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rotates]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_a_dry_run_from_the_wheel(tmp_path: Path) -> None:

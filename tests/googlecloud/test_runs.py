@@ -220,6 +220,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_the_server_by_itself_runs_jobs_and_stops_them_at_its_end(tmp_path: Path) -> None:
     """A signal also ends the server's jobs. They must not inherit a signal mask."""
     (tmp_path / "work.py").write_text(TRAINS)

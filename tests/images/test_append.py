@@ -184,6 +184,7 @@ def test_occasional_connection_errors_are_retried(layers: list[Layer], monkeypat
         assert appended(registry, layers) == registry.tag("p/train", "new")
 
 
+@pytest.mark.slow
 def test_a_failure_and_a_ctrl_c_do_not_wait_for_what_is_still_being_sent(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(Random(1).randbytes(40 << 20))
     made = layer([Tree("workspace", (File("big", tmp_path / "big"),))], tmp_path / "big.gz", "big")

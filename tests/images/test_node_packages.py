@@ -61,6 +61,7 @@ def offline(tmp_path: Path) -> dict[str, str]:
     return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index"), "PIP_CONFIG_FILE": "/dev/null", "PATH": ""}
 
 
+@pytest.mark.slow
 def test_compiled_modules_of_all_versions_lie_side_by_side(lock: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     found = node_packages(lock, "linux/amd64", tmp_path / "work", offline(tmp_path))
@@ -117,6 +118,7 @@ def wanted(host: str, base: str, lock: Path, code: Path) -> Wanted:
     return Wanted(image=image, source=source, stamp=Stamp({}, "1980-01-01T00:00:00Z"))
 
 
+@pytest.mark.slow
 def test_the_node_is_appended_to_a_finished_image_without_an_engine(lock: Path, tmp_path: Path) -> None:
     code = tmp_path / "a.py"
     code.write_text("print(1)\n")

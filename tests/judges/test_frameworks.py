@@ -23,7 +23,7 @@ from tests.rendered import plan
 from tests.train import trials
 from tests.train.nodes import Node, machines, until
 
-pytestmark = [pytest.mark.judges, pytest.mark.rotates]
+pytestmark = [pytest.mark.judges, pytest.mark.slow]
 
 PREEMPTED = 128 + signal.SIGTERM
 """Exit code of a node whose script saves on its own: nobody knows whether it has."""

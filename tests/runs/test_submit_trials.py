@@ -143,6 +143,7 @@ def rarely(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.fuzz) for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *rarely(*range(1, PARTS))])
 def test_never_two(trials: Trials, part: int) -> None:
     """Each trial: a command that may be killed and meets a fault, then the same one again, and again."""
@@ -226,7 +227,7 @@ def at_once(trials: Trials, plan: Plan, *, bucket: bool, launches: int = 10) -> 
 QUIET, ERROR, ERROR_500, ERROR_429, RESET, *OTHERS = EFFECTS
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", [LateEffect(), ERROR, RESET, *rarely(QUIET, ERROR_500, ERROR_429, *OTHERS)])
 def test_ten_at_once(trials: Trials, effect: Any) -> None:
     trials.vertex.find("labels.launch-run=none", ["us-central1"])  # the client is there, and its imports are done
@@ -270,6 +271,7 @@ class Cord:
         monkeypatch.setattr(HTTPAdapter, "send", counted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *rarely(*range(1, KILLS))])
 def test_killed_at_any_request(trials: Trials, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, and the next command too at each of its own; then it is left to itself."""

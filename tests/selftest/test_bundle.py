@@ -60,6 +60,7 @@ def leaks(path: Path) -> list[str]:
     return [name for name, canary in CANARIES.items() if canary.lower() in text.lower()]
 
 
+@pytest.mark.slow
 def test_a_whole_selftest_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canaries are the project, its number, account, token, user, host and home, and stand in a refusal, too."""
     home = tmp_path / CANARIES["home"]

@@ -83,6 +83,7 @@ def test_resources_of_others_are_not_touched(world: World) -> None:
     assert "removed" not in ran.err
 
 
+@pytest.mark.slow
 def test_a_killed_one_leaves_nothing_that_clean_does_not_find(world: World) -> None:
     """In any region; its build, job, VM, repository and bucket."""
     world.cloud.builds.play = lambda *_: Outcome((), 1e6)
@@ -206,7 +207,7 @@ def test_after_a_failed_step_its_job_alone_is_removed(world: World) -> None:
         assert len(world.left()) == 2  # the other's job, and the bucket
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["access", "bucket", "cpu", "preempt"])
 def test_ctrl_c_in_a_step(world: World, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it comes: everything is removed, the table and the bundle are there, and the exit code is 130."""

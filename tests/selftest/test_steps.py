@@ -130,6 +130,7 @@ BROKEN_BEFORE = ("logs",)
 """Those whose fault happens in the step before."""
 
 
+@pytest.mark.slow
 def test_a_good_project(world: World) -> None:
     ran = world.selftest("--only", "push,cpu,preempt,vertex")
     assert ran.code == 0, ran.shown
@@ -140,7 +141,7 @@ def test_a_good_project(world: World) -> None:
     assert "my-bucket" in world.cloud.objects.settings
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("red", REDS, ids=[f"{one.step}: {one.why}"[:40] for one in REDS])
 def test_a_step_is_seen_to_fail(world: World, red: Red) -> None:
     """It says why, what needs it isn't run, and nothing that it made costs anything afterwards."""

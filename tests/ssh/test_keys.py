@@ -38,6 +38,7 @@ def test_a_lost_public_key_is_recreated(tmp_path: Path) -> None:
     assert keys.public_key(key).split()[:2] == words
 
 
+@pytest.mark.slow
 def test_a_public_half_that_cant_be_written(tmp_path: Path) -> None:
     key = keys.ensure_key(tmp_path, lambda _text: None)
     public = key.with_name(f"{key.name}.pub")
@@ -126,6 +127,7 @@ keys.ensure_key(settings / ".ssh", print)
 """
 
 
+@pytest.mark.slow
 def test_40_vms_that_8_processes_register_at_once(tmp_path: Path) -> None:
     """None is lost, neither of the host keys nor of ssh's settings; and the user's key is made once."""
     command = [sys.executable, "-c", KNOW, str(tmp_path)]

@@ -106,6 +106,7 @@ def test_by_tar_without_rsync_here(
     check(source, server.home / "deep" / "place")
 
 
+@pytest.mark.slow
 def test_only_files_that_were_synced_are_removed(server: SshServer, there: Remote, source: Path) -> None:
     sent(there, source)
     arrived = server.home / "code"

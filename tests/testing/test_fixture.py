@@ -105,6 +105,7 @@ def test_clients_of_google_reach_it_too(google_cloud: LoopbackCloud, spec: Path)
     assert api.find(google_cloud.plan(spec).run).status().has_ended is False
 
 
+@pytest.mark.slow
 def test_it_works_from_a_conftest(tmp_path: Path, spec: Path) -> None:
     (tmp_path / "conftest.py").write_text("from launcher.testing import google_cloud\n")
     (tmp_path / "test_mine.py").write_text(
@@ -122,6 +123,7 @@ def test_it_works_from_a_conftest(tmp_path: Path, spec: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_the_cloud_on_its_own_needs_no_pytest() -> None:
     program = "import sys; sys.modules['pytest'] = None; import launcher.testing.googlecloud.__main__"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)

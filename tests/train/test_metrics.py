@@ -245,7 +245,7 @@ def steps_of(env: dict[str, str], code: str) -> list[int]:
     return sorted(json.loads(line)["step"] for line in lines)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fork",
     [
@@ -259,7 +259,7 @@ def test_a_forked_child_leaves_its_parents_rows_alone(forking: dict[str, str], f
     assert steps_of(forking, f"log(1, 3)\n{fork}\nlog(4, 400)\n") == list(range(1, 401))
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fork",
     [
@@ -275,7 +275,7 @@ def test_what_a_forked_child_logs_itself_is_written_too(forking: dict[str, str],
     assert steps_of(forking, f"log(1, 3)\n{fork}\nlog(4, 6)\n") == expected
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_forked_child_draws_no_curves(forking: dict[str, str]) -> None:
     """A start among TensorBoard's events would take back what the parent has drawn."""
     steps_of(forking, "log(101, 103)\nassert child(lambda: log(1, 3)) == 0\n")

@@ -63,7 +63,7 @@ TERM_TORCHRUN = "os.kill(os.getppid(), signal.SIGTERM)"
 TERM_SELF = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "micro"), [(4, 2), (4, "auto")])
 def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
     tmp_path: Path, forked: Forked, ranks: int, micro: int | str
@@ -86,6 +86,7 @@ def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_within_rounding(tmp_path: Path, forked: Forked) -> None:
     calm: dict[str, Any] = {"model": {**CONFIG["model"], "dropout": 0.0}}
     whole = forked(hooked(tmp_path / "whole", **calm), 2)

@@ -74,7 +74,7 @@ def test_importing_the_package_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_alone_it_gives_the_same_numbers_each_time(tmp_path: Path) -> None:
     first, second = script(tmp_path), script(tmp_path)
     assert first.returncode == 0, first.stderr
@@ -83,7 +83,7 @@ def test_alone_it_gives_the_same_numbers_each_time(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["work.py"]
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_interrupted_it_comes_to_the_same(tmp_path: Path) -> None:
     whole = script(tmp_path, environment(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
@@ -111,7 +111,7 @@ def one(tmp_path: Path) -> Iterator[Machines]:
         yield found
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_under_the_node_two_ranks_stop_and_resume(one: Machines) -> None:
     argv, two = ("--script", one.script(SCRIPT)), {"LAUNCH_PROCESSES": "2"}
     stopped = one.start(*argv, env={**two, "STOP_AT": "3"})
@@ -128,7 +128,7 @@ def test_under_the_node_two_ranks_stop_and_resume(one: Machines) -> None:
     assert own_ranks(one.run_folder) == [0, 1]
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "text", "words", "code"),
     [

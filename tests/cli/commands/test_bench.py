@@ -17,7 +17,7 @@ from launcher.workspace import content
 from tests.command import launch
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_json_report_of_two_ranks() -> None:
     ran = launch("bench", "--quick", "--only", "memory,allreduce", "--gpus", "2", "-o", "json")
     assert ran.code == 0, ran.shown
@@ -32,7 +32,7 @@ def test_json_report_of_two_ranks() -> None:
     assert each[0] == each[1] > 0
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_train_py_in_the_current_folder_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('not me')")
     ran = launch("bench", "--only", "host", cwd=tmp_path)

@@ -80,6 +80,7 @@ def test_without_a_project_only_that_is_reported() -> None:
     assert "gcloud config set project PROJECT" in ran.out
 
 
+@pytest.mark.slow
 def test_this_machine() -> None:
     ran = launch("doctor", "--only", "machine")
     assert ran.out.startswith("This machine\n")
@@ -118,6 +119,7 @@ def test_it_works_with_the_base_package_alone() -> None:
     assert done.stderr.splitlines()[-1] == "MODULES 0"
 
 
+@pytest.mark.slow
 def test_the_command_never_imports_torch() -> None:
     code = "import sys; sys.argv = ['launch', 'doctor', '--only', 'machine']; from launcher.cli import run; run()"
     code += "; print('torch' in sys.modules, file=sys.stderr)"

@@ -155,6 +155,7 @@ def estimated(folder: Path, first: str) -> Ran:
     return launch("estimate", job, "-o", "json")
 
 
+@pytest.mark.slow
 def test_a_custom_model(tmp_path: Path) -> None:
     ran = estimated(tmp_path, "print('hello')")
     assert ran.code == 0, ran.shown
@@ -168,7 +169,7 @@ def test_a_custom_model(tmp_path: Path) -> None:
     assert parts["activations"] == pytest.approx(least, rel=0.1)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "says"),
     [
@@ -186,7 +187,7 @@ def test_a_custom_model_that_fails(tmp_path: Path, first: str, says: str) -> Non
     assert "Traceback" not in ran.shown
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_custom_model_that_never_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed, with what it started."""
     started: list[int] = []

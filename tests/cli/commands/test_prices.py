@@ -137,6 +137,7 @@ def test_an_api_key_is_enough_and_is_not_in_the_url(home: Home) -> None:
     assert all("key" not in one.query for one in home.cloud.requests)
 
 
+@pytest.mark.slow
 def test_the_whole_list_of_33_000_skus_takes_less_than_200_mb(home: Home) -> None:
     padding = [sku(f"N2 Instance Core number {n} running in Somewhere", 0.03) for n in range(33_000)]
     home.cloud.billing.rows = [*padding, *real.skus()]

@@ -41,6 +41,7 @@ def test_more_steps_and_other_intervals(job: Job, run: str) -> None:
     assert len(set(images)) == 1
 
 
+@pytest.mark.slow
 def test_afterwards_it_is_the_runs_own_spec(job: Job, run: str) -> None:
     """Following, resuming without a spec, and extending it once more; the older spec is no longer this run's."""
     job.write(run={"config": {"steps": 20}})
@@ -65,7 +66,7 @@ def test_every_attempt_of_the_resume_may_follow(job: Job, run: str) -> None:
     assert [one["steps"] for one in configs(job)] == [10, 20, 20]
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -86,7 +87,7 @@ def test_anything_else_is_refused(job: Job, run: str, change: dict[str, Any]) ->
     assert len(job.created) == 1
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "lines"),
     [

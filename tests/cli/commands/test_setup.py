@@ -116,6 +116,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", CHANGES)
 @pytest.mark.parametrize("effect", [Status(400, message="no"), Reset("after")], ids=["refused", "answer lost"])
 def test_a_setup_that_ends_at_any_step_continues(fresh: GoogleCloud, operation: str, effect: Any) -> None:

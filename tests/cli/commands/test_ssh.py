@@ -34,6 +34,7 @@ def test_a_command_and_its_exit_code(place: Place, capfd: pytest.CaptureFixture[
     assert shown.err == "trouble\n"
 
 
+@pytest.mark.slow
 def test_without_a_command_a_shell_opens(place: Place) -> None:
     argv = [sys.executable, "-m", "launcher", "ssh", "dev", *place.there]
     ran = subprocess.run(
@@ -47,6 +48,7 @@ def test_without_a_command_a_shell_opens(place: Place) -> None:
     assert (ran.returncode, ran.stdout) == (4, f"I am {place.server.user}\n")
 
 
+@pytest.mark.slow
 def test_a_shell_at_a_terminal(place: Place) -> None:
     """It has one there too, and Ctrl-C is the shell's."""
     mine, its = os.openpty()

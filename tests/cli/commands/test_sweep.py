@@ -228,6 +228,7 @@ def test_a_watch_limit_ends_the_watch(job: Job) -> None:
     assert states(data) == ["ACTIVE"] * 3
 
 
+@pytest.mark.slow
 def test_an_attempt_waits_no_longer_than_it_may(job: Job) -> None:
     job.write(limits={"wait": "10m"}, provisioning=["standard"])
     job.cloud.jobs.script = WAITS
@@ -344,6 +345,7 @@ def test_a_cancelled_sweep_starts_no_further_points(job: Job, monkeypatch: pytes
     assert states(job.data(*SWEEP, "--yes")) == ["SUCCEEDED"] * 3, "typed again it continues"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", "lr-search"])
 def test_one_report_of_all_points_also_when_vertex_has_forgotten_the_jobs(job: Job, name: str) -> None:
     job.cloud.objects.add("my-project-launch")
@@ -370,6 +372,7 @@ def test_a_report_leaves_out_points_that_have_not_begun(job: Job) -> None:
     assert data["points"][2]["run"] not in (job.folder / ran.out.strip()).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_other_commands_and_a_sweeps_name(job: Job) -> None:
     job.cloud.objects.add("my-project-launch")
     job.write(output="gs://my-project-launch/runs")

@@ -109,6 +109,7 @@ def test_a_job_that_waits_too_long_is_cancelled_before_the_next_is_made(job: Job
     assert [one["state"] for one in job.data("status", "job")["jobs"]] == ["SUCCEEDED", "CANCELLED"]
 
 
+@pytest.mark.slow
 def test_new_starts_another_run_and_resume_the_same(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     job.launch("vertex", "job.yaml", code=3)

@@ -47,6 +47,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Interrupt:
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), SIGNALS)
 @pytest.mark.parametrize("command", ["vertex", "follow"])
 def test_a_signal_ends_the_watch_and_not_the_job(

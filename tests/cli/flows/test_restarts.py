@@ -34,7 +34,7 @@ def job(folder: Path, script: str, run: str = "{script: work.py, launcher: pytho
     return folder / "job.yaml"
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [(), ("--output", "runs")])
 def test_a_recovered_failure_counts_as_a_restart(tmp_path: Path, output: tuple[str, ...]) -> None:
     spec = job(tmp_path, FAILS_ONCE)
@@ -50,6 +50,7 @@ def test_an_immediate_success_has_no_restarts(tmp_path: Path) -> None:
     assert json.loads(ran.out)["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_repeated_failure_is_restarted_once_and_reported_once(tmp_path: Path) -> None:
     ran = launch("local", job(tmp_path, FAILS_AT_STEP_3), "--output", "runs", cwd=tmp_path)
     assert ran.code == 3
@@ -67,7 +68,7 @@ def test_arguments_that_argparse_refuses_are_the_reason(tmp_path: Path) -> None:
     assert "error: the job failed: unrecognized arguments: --x 1\n" in ran.err
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_script_that_needs_a_gpu(tmp_path: Path) -> None:
     ran = launch("local", job(tmp_path, "import torch; torch.cuda.set_device(0)"), cwd=tmp_path)

@@ -82,7 +82,7 @@ def tamper(job: Job, run: str, change: Change) -> None:
     job.cloud.objects.put("my-bucket", name, json.dumps(plan).encode())
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_plan_is_never_submitted(job: Job, name: str) -> None:
     change, shown = CHANGES[name]
@@ -292,7 +292,7 @@ def take_away(job: Job, site: VmSite) -> None:
     site.clock.advance(60)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "nodes"), [*((name, 1) for name in VM_CHANGES), ("command", 2), ("zone", 2)])
 def test_a_changed_plan_creates_no_vm(job: Job, site: VmSite, name: str, nodes: int) -> None:
     on_nodes(job, nodes)

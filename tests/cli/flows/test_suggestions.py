@@ -53,7 +53,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -71,7 +71,7 @@ def test_after_a_local_run_without_a_cloud(own: Path, flags: tuple[str, ...]) ->
     assert any("--nodes 2" in one for one in found)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_an_invalid_plan_is_not_suggested(own: Path) -> None:
     (own / "my job.yaml").write_text(OWN % ", gpus: 3")  # three L4s exist nowhere; this machine takes any number
     found = suggested(launch("local", "my job.yaml", cwd=own))
@@ -81,7 +81,7 @@ def test_an_invalid_plan_is_not_suggested(own: Path) -> None:
     assert [one for one in again if "--nodes" in one] == []
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_without_a_spec_init_is_suggested(tmp_path: Path) -> None:
     small = [f"--set=run.config.{one}" for one in ("steps=1", "batch_size=2", "model.n_layer=1", "eval.every=0")]
     ran = launch("local", *small, cwd=tmp_path, env={**NO_PROJECT, "OMP_NUM_THREADS": "1"})

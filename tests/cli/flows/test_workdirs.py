@@ -31,6 +31,7 @@ def below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_the_working_folder_has_only_the_images_files(tmp_path: Path) -> None:
     """nanoGPT's train.bin is ignored by git: the job does not have it, and so neither has the rehearsal."""
     project(tmp_path, "print(open('train.bin').read())", train__bin="data", __gitignore="*.bin\n")
@@ -74,7 +75,7 @@ def test_files_of_one_start_are_not_seen_by_the_next(tmp_path: Path) -> None:
     assert len({name.name.removesuffix("-2") for name in (tmp_path / "runs").iterdir()}) == 1  # the same code
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_after_a_preemption_the_folder_is_fresh_and_the_code_is_the_same(tmp_path: Path) -> None:
     """As on another machine: what the first start wrote has gone, and an edit in between is not in the image."""
     script = (
@@ -105,7 +106,7 @@ def test_a_restart_in_the_same_container_keeps_its_files(tmp_path: Path) -> None
     assert "[workerpool0-0] found True\n" in ran.err
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_each_node_has_its_own_folder(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, time\nnode = os.environ['LAUNCH_NODE']\nopen(f'of-{node}', 'w')\n"

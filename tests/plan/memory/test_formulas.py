@@ -51,7 +51,7 @@ def sizes(settings: dict[str, Any]) -> Any:
     return found
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [*PRESETS, *SMALL.values(), *DEFAULTS.values()], ids=str)
 def test_parameters_are_the_models(model: Any) -> None:
     settings = config(model)
@@ -69,7 +69,7 @@ def test_flops_are_those_of_the_trainers_mfu(model: Any) -> None:
     assert sizes(config(model)).flops == pytest.approx(models.flops_per_sample(settings, None, real), rel=0.001)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("model", SMALL.values(), ids=SMALL)
 def test_activations_are_what_autograd_keeps(model: dict[str, Any], half: bool) -> None:
@@ -80,7 +80,7 @@ def test_activations_are_what_autograd_keeps(model: dict[str, Any], half: bool) 
     assert expected == pytest.approx(trackers.kept(settings, samples, half=half), rel=0.1)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "samples", "passes", "checkpointing"),
     [

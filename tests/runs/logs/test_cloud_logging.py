@@ -238,6 +238,7 @@ def test_what_came_in_late_while_a_long_pass_was_read(
     assert found == ["10", "11", "late"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_none_lost_and_none_doubled(
     cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -126,6 +126,7 @@ def test_an_outage_of_five_minutes(site: Site, effect: Reset | Status) -> None:
     assert back.seconds == pytest.approx(300, abs=90)
 
 
+@pytest.mark.slow
 def test_a_token_that_runs_out_and_is_renewed(site: Site) -> None:
     began, original = site.clock(), site.sleep
 

@@ -53,6 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, PER_EPOCH + 3, 2 * PER_EPOCH])
 def test_preempted_in_an_epoch_or_at_its_end(whole: dict[int, float], tmp_path: Path, stop: int) -> None:
     assert run(text(stop), tmp_path / "run").code == 75

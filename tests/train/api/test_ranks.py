@@ -28,6 +28,7 @@ checkpoint.preempted()
 """nanoGPT's train.py evaluates on rank 0 alone: its best loss is a tensor there, and the 1e9 of the start elsewhere."""
 
 
+@pytest.mark.slow
 def test_only_rank_0_evaluates(tmp_path: Path) -> None:
     """Its value is saved, the weights are there, and one line says so, once."""
     first = run_ranks(NANOGPT, tmp_path / "run")

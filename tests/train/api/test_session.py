@@ -54,6 +54,7 @@ def listed(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 7, STEPS])
 def test_a_preempted_script_comes_to_the_same(whole: dict[int, Path], tmp_path: Path, step: int) -> None:
     folder = tmp_path / "run"
@@ -173,7 +174,7 @@ print("saved", expected())
 """
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_checkpoint_is_no_silence_of_the_script(tmp_path: Path) -> None:
     """The node's hang detection counts what the script does; a save alone may take 30 minutes."""
     heartbeat.create(tmp_path)
@@ -195,7 +196,7 @@ def test_without_a_run_folder_it_does_nothing_and_loads_no_torch() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("[1, 2, 3]\n", "", 0)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_save_that_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None:
     text = PLAIN.replace("checkpoint.save(3, state, wait=True)", "checkpoint.save(3, state)")
     late = "import time; from launch_train.checkpointing import manifest as c; real = c.commit\n"
@@ -232,7 +233,7 @@ def test_a_state_that_is_not_the_checkpoints(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_run_of_the_trainer_is_no_scripts(tmp_path: Path, one_thread: None) -> None:
     trials.preempted(tmp_path / "run", 2)
     done = run(PLAIN, tmp_path / "run", 1)

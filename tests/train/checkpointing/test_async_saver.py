@@ -67,7 +67,7 @@ def test_what_a_save_takes_is_measured(tmp_path: Path) -> None:
     assert len(took) >= 2
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -93,6 +93,7 @@ def test_what_passes_by_itself_is_not_even_noticed(
     assert checkpoint.load(RUN)["loop"]["step"] == STEPS
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_costs_a_line_and_not_the_run(
     bucket: GoogleCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_pointer_that_stalls_does_not_hold_a_preemption(bucket: GoogleCloud, m
     assert checkpoint.load(RUN)["loop"]["step"] == 10
 
 
+@pytest.mark.slow
 def test_a_save_under_way_is_given_up_in_time(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the save before hangs in the network: the one of the preemption doesn't wait for it."""
     monkeypatch.setattr("launch_train.checkpointing.async_saver.CANCEL_SECONDS", 0.2)

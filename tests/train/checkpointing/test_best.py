@@ -74,6 +74,7 @@ def test_nothing_else_changes(valley: dict[int, float], tmp_path: Path) -> None:
     assert differences(tmp_path / "with", tmp_path / "without") == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [3, 4, 7, 9])
 def test_a_resumed_run_keeps_the_same(valley: dict[int, float], tmp_path: Path, stopped: int) -> None:
     preempted(tmp_path / "run", stopped, **BEST)

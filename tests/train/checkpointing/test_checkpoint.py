@@ -95,6 +95,7 @@ def test_the_newest_step_and_start_comes_first(tmp_path: Path) -> None:
         checkpoint.load(str(tmp_path), 8)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:
     """A thousand flips, anywhere: in the parts, or in the manifest itself."""
     write(LocalFolder(tmp_path))

@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("trial", range(20))
 def test_a_sigterm_at_any_step_changes_no_bit(whole: Path, tmp_path: Path, trial: int) -> None:
     step = random.Random(trial).randrange(STEPS - 1)
@@ -353,6 +353,7 @@ def test_by_hand_each_start_has_the_next_number(tmp_path: Path, monkeypatch: pyt
     assert taken == ["0001-0001", "0001-0002", "0001-0003"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["flip", "truncate", "missing", "manifest"])
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str

@@ -205,6 +205,7 @@ def everywhere(cloud: GoogleCloud, folder: Path, node: Node) -> bytes:
     return node.text.encode() + bucket + asked.encode() + files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exit_code", [0, 3])
 def test_a_value_reaches_the_processes_and_nothing_else(
     tmp_path: Path, cloud: GoogleCloud, start: Callable[..., Node], exit_code: int
@@ -219,6 +220,7 @@ def test_a_value_reaches_the_processes_and_nothing_else(
     assert CANARY.encode() not in left
 
 
+@pytest.mark.slow
 def test_a_node_without_the_grant_stops_and_may_start_again(cloud: GoogleCloud, start: Callable[..., Node]) -> None:
     cloud.secrets.add("hf", CANARY.encode())
     cloud.secrets.deny("hf")

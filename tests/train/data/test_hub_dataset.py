@@ -116,6 +116,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict
     server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "files", "seen"),
     [("hf:org/set/data/*", 2, "ab"), ("hf:org/set@main/extra/*.jsonl", 1, "c"), ("hf:org/other/two/*", 1, "e")],
@@ -141,6 +142,7 @@ def test_what_the_hub_does_not_have(answers: dict[str, dict[str, Any]], path: st
     assert answers[path]["exit"] == 2
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
     (found,) = asked("http://127.0.0.1:9", tmp_path, "hf:org/set")
     assert "can't be downloaded from http://127.0.0.1:9" in found["error"]

@@ -175,6 +175,7 @@ def _is_there(pid: int) -> bool:
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_an_error_in_words() -> None:
     with fed(Numbers(deadly=late()), 2) as feed:
         feed.train(1)
@@ -285,6 +286,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_group_takes_no_data_away_and_nothing_outlives_the_rank(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)

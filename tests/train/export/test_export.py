@@ -130,7 +130,7 @@ def test_torch_loads_without_code(runs: Any, tmp_path: Path) -> None:
     assert (folder / "model.pt").stat().st_size < 2 * size
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_computes_the_same(runs: Any, tmp_path: Path, name: str) -> None:
     import transformers
@@ -146,6 +146,7 @@ def test_transformers_computes_the_same(runs: Any, tmp_path: Path, name: str) ->
         torch.testing.assert_close(theirs.eval()(inputs).logits, model(inputs), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "hf vit"])
 def test_transformers_trains_on_with_the_optimizer(runs: Any, tmp_path: Path, name: str) -> None:
     """As its Trainer does (tests/judges has the Trainer itself): its order of parameters, torch's AdamW."""
@@ -290,7 +291,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_of_a_script(script: Path, tmp_path: Path) -> None:
     saved = checkpoint.load(str(script))
     storage = open_storage(str(script))
@@ -403,7 +404,7 @@ else:
 """
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["safetensors", "torch"])
 def test_memory_stays_below_the_model(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """256 MB in parts of two ranks, with 160 MB for the stacks and heaps of ten threads."""

@@ -58,6 +58,7 @@ def refused(model: dict[str, Any], source: Any = None) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_each_is_built_from_its_settings_and_learns(name: str) -> None:
     model = made(MODELS[name])
@@ -333,7 +334,7 @@ def answers(served: tuple[str, list[str]], tmp_path_factory: pytest.TempPathFact
     return dict(zip((*there, *gone), found, strict=True))
 
 
-@pytest.mark.rotates(turn=0)
+@pytest.mark.slow(turn=0)
 def test_a_model_of_the_hub_with_its_weights_and_with_fresh_ones(
     served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
 ) -> None:
@@ -345,7 +346,7 @@ def test_a_model_of_the_hub_with_its_weights_and_with_fresh_ones(
     assert any("Bearer hf_secret" in line for line in served[1])
 
 
-@pytest.mark.rotates(turn=0)
+@pytest.mark.slow(turn=0)
 def test_what_the_hub_does_not_have(served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]) -> None:
     url, silent = served[0], answers["silent"]
     assert f"model not found at {url}, or it is private: give a token in HF_TOKEN" in answers["nothing"]["error"]
@@ -355,7 +356,7 @@ def test_what_the_hub_does_not_have(served: tuple[str, list[str]], answers: dict
     assert hub.PATIENCE <= 10
 
 
-@pytest.mark.rotates(turn=0)
+@pytest.mark.slow(turn=0)
 def test_a_hub_that_is_broken_is_asked_once_a_model(
     served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
 ) -> None:
@@ -369,7 +370,7 @@ def test_a_hub_that_is_broken_is_asked_once_a_model(
     assert paths == [f"/broken/{name}/resolve/main/config.json" for name in asked_for]
 
 
-@pytest.mark.rotates(turn=0)
+@pytest.mark.slow(turn=0)
 def test_a_pretrained_model_whose_name_has_no_organisation_is_one_of_the_hub(
     served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
 ) -> None:

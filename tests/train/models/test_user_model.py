@@ -31,6 +31,7 @@ def with_code(folder: Path, config: dict[str, Any], code: Path = EXAMPLE) -> dic
     return environment(folder, {**CONFIG, **config}) | {contract.CODE: str(code), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+@pytest.mark.slow
 def test_it_learns_the_same_on_one_rank_and_on_two(tmp_path: Path, forked: Forked) -> None:
     for name, ranks in (("one", 1), ("two", 2)):
         done = forked(with_code(tmp_path / name, {}), ranks)

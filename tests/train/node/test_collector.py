@@ -47,7 +47,7 @@ def wanted(**settings: str) -> dict[str, str]:
     return {contract.SCRIPT_METRICS: json.dumps(settings)}
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_two_ranks_that_print_give_one_row_per_step(one: Machines) -> None:
     env = wanted(regex=REGEX) | {contract.PROCESSES: "2"}
     node = one.start("--script", one.script(PRINTS), env=env)
@@ -57,7 +57,7 @@ def test_two_ranks_that_print_give_one_row_per_step(one: Machines) -> None:
     assert [json.loads(line)["step"] for line in parts.splitlines()] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_rows_and_event_files_of_a_preempted_script_are_kept(one: Machines) -> None:
     env = wanted(regex=REGEX, tensorboard="tb")
     argv = ("--launcher", "python", "--script", one.script(PRINTS))
@@ -77,7 +77,7 @@ def events(one: Machines) -> list[Path]:
     return sorted((one.run_folder / "logs" / "script" / "run").iterdir())
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_regex_that_never_ends_only_stops_the_rows(one: Machines) -> None:
     script = one.script("print('step 1: loss 2', flush=True)\nprint('step ' + 'a' * 60 + '!', flush=True)\n")
     slow = r"step (?:(?P<step>\d+): loss (?P<loss>\d)|(a+)+$)"

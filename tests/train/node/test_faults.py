@@ -41,7 +41,7 @@ def generations(node: Node) -> str:
     return "".join(dict.fromkeys(re.findall(r"^generation (\d)", node.text, re.M)))
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "error", "starts"),
     [
@@ -68,7 +68,7 @@ def test_the_same_exception_at_another_place_is_retried(one: Machines) -> None:
     assert generations(node) == "012"
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -120,7 +120,7 @@ def test_an_import_that_fails_for_want_of_a_native_library_may_work_elsewhere(on
     assert generations(node) == "01"
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [("--script", "work.py"), PYTHON])
 def test_what_a_subprocess_fails_with_is_the_scripts_own_business(one: Machines, argv: tuple[str, ...]) -> None:
     probe = "import subprocess; subprocess.run([sys.executable, '-c', 'import nothing_of_this_name'])\n"
@@ -130,7 +130,7 @@ def test_what_a_subprocess_fails_with_is_the_scripts_own_business(one: Machines,
     assert generations(node) == "01"
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_ranks_and_restarts_that_fail_alike_print_one_traceback(one: Machines) -> None:
     one.script(
         GENERATION + "import pathlib, time\n"
@@ -146,7 +146,7 @@ def test_ranks_and_restarts_that_fail_alike_print_one_traceback(one: Machines) -
     assert "exit code 1\n" not in node.text.replace("(exit code 1)", "")
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_ranks_that_lose_a_failed_peer_print_no_traceback(one: Machines) -> None:
     one.script(
         GENERATION + "import torch, torch.distributed as dist\n"
@@ -162,7 +162,7 @@ def test_ranks_that_lose_a_failed_peer_print_no_traceback(one: Machines) -> None
     assert node.text.count("rank 1 failed: ValueError: mine (work.py:5)") == 1
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_nodes_that_fail_alike_print_one_traceback(tmp_path: Path) -> None:
     with machines(tmp_path, size=2) as both:
         both.script(
@@ -178,7 +178,7 @@ def test_nodes_that_fail_alike_print_one_traceback(tmp_path: Path) -> None:
         assert all("failed: ValueError: everywhere (work.py:5)" in node.text for node in nodes)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_script_beside_a_module_of_the_packages_name_is_told_alike(one: Machines) -> None:
     one.script("1 / 0", "train.py")
     node = one.start("--script", "train.py", env={"PYTHONSAFEPATH": "1", "LAUNCH_RESTARTS": "0"})
@@ -187,7 +187,7 @@ def test_a_script_beside_a_module_of_the_packages_name_is_told_alike(one: Machin
     assert node.text.count("rank 0 failed: ZeroDivisionError: division by zero (train.py:1)") == 1
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_the_trainer_with_code_of_the_users_that_fails_at_a_step(one: Machines) -> None:
     one.script(
         "calls = 0\n"
@@ -357,7 +357,7 @@ def test_what_a_stopped_node_fails_with_is_no_reason() -> None:
     assert recurring_fault([lost, stopped], [lost, stopped]) is None
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "starts"),
     [
@@ -387,6 +387,7 @@ def test_a_scripts_subprocesses_print_what_they_always_print(one: Machines, argv
     assert node.text.count("captured True") == 2
 
 
+@pytest.mark.slow
 def test_a_script_that_exits_with_2_after_steps_is_retried(one: Machines) -> None:
     one.script(GENERATION + "from launch_train import metrics; metrics.log(1, loss=1.0); sys.exit(2)")
     node = one.start(*PYTHON, env={"LAUNCH_RESTARTS": "1"})
@@ -394,7 +395,7 @@ def test_a_script_that_exits_with_2_after_steps_is_retried(one: Machines) -> Non
     assert generations(node) == "01"
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_what_a_spawned_process_failed_with_is_the_reason(one: Machines) -> None:
     one.script(
         GENERATION + "import torch.multiprocessing as mp\n"

@@ -132,6 +132,7 @@ def test_what_is_printed_is_in_cloud_logging_and_in_the_run_folder(one: Machines
         assert sorted(text.splitlines()) == sorted(logged(cloud))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", [Status(403, message="no", info="IAM_PERMISSION_DENIED"), Status(503), Stalled()])
 def test_without_cloud_logging_and_without_a_metadata_server_a_run_is_the_same(
     one: Machines, effect: Status | Stalled
@@ -174,7 +175,7 @@ def train(one: Machines, environ: Mapping[str, str], disk: str, number: str) -> 
     return one.start("--launcher", "torchrun", "--script", script, env={**environ, **own}, timing={"text": 0.2})
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_preempted_vm_saves_and_another_goes_on_without_a_step_lost(one: Machines, metadata: Metadata) -> None:
     with GoogleCloud() as cloud:
         (one.folder / "slow").touch()
@@ -207,7 +208,7 @@ def test_a_preempted_vm_saves_and_another_goes_on_without_a_step_lost(one: Machi
 # --- Several VMs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_of_several_vms_the_first_claims_the_attempt(tmp_path: Path, metadata: Metadata) -> None:
     """The others don't know the first one's number, and are part of whatever it takes."""
     with machines(tmp_path, 2) as two, GoogleCloud() as cloud:
@@ -226,6 +227,7 @@ def test_of_several_vms_the_first_claims_the_attempt(tmp_path: Path, metadata: M
         }
 
 
+@pytest.mark.slow
 def test_when_one_is_preempted_all_save_and_leave(tmp_path: Path, metadata: Metadata) -> None:
     saves = (
         "import os, pathlib, signal, sys, time\n"

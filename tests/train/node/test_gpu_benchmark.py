@@ -30,7 +30,7 @@ def test_it_is_off_unless_it_is_asked_for() -> None:
         is_requested({contract.PREFLIGHT: "yes"})
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @alone
 def test_a_machine_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the folder of a user who has a train.py."""
@@ -93,7 +93,7 @@ def test_a_node_that_is_stopped_meanwhile_claims_nothing(told: list[Result]) -> 
     assert said == ["preflight: benchmarking the GPU"]
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_node_whose_gpus_are_ill_never_starts_the_program(tmp_path: Path) -> None:
     """Its nvidia-smi finds a GPU, and torch can't use it."""
     smi = tmp_path / "bin" / "nvidia-smi"

@@ -55,6 +55,7 @@ def stacks(crew: Machines, node: int = 0) -> str:
     return (crew.run_folder / contract.stacks(1, 0, node)).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS)
 def test_a_process_that_hangs_is_started_again(one: Machines, how: str) -> None:
     script = one.script(SCRIPT.replace("HOW", WAYS[how]))
@@ -66,7 +67,7 @@ def test_a_process_that_hangs_is_started_again(one: Machines, how: str) -> None:
     assert not (one.run_folder / contract.TERMINAL).exists()
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_ranks_that_hang_all_write_their_stacks(tmp_path: Path) -> None:
     """On every node, though the first that notices ends the others."""
     with machines(tmp_path, 2) as two:
@@ -79,6 +80,7 @@ def test_ranks_that_hang_all_write_their_stacks(tmp_path: Path) -> None:
         assert [sorted(found) for found in ranks] == [["0", "1"], ["2", "3"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("after", "restarts"), [("", 0), ("4", 1)])
 def test_a_script_hangs_only_by_its_own_setting(one: Machines, after: str, restarts: int) -> None:
     """After its last line, or its last row."""
@@ -106,6 +108,7 @@ def test_a_command_that_is_no_python_is_started_again_too(one: Machines) -> None
     assert not (one.run_folder / "stacks").exists()
 
 
+@pytest.mark.slow
 def test_a_silent_script_that_logs_metrics_does_not_hang(one: Machines) -> None:
     text = (
         "import os, sys, time\nsys.path.append(os.environ['REPOSITORY'])\nfrom launch_train import metrics\n"
@@ -117,7 +120,7 @@ def test_a_silent_script_that_logs_metrics_does_not_hang(one: Machines) -> None:
     assert "hung" not in node.text
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_the_trainer_hangs_in_a_step_and_goes_on_from_its_checkpoint(one: Machines) -> None:
     hook = (
         "import os, sys, time\n"

@@ -78,6 +78,7 @@ def test_what_fails_twice_before_its_first_step_is_not_started_again(one: Machin
     assert hopeless in (one.run_folder / "terminal").read_text()
 
 
+@pytest.mark.slow
 def test_what_fails_alike_after_steps_without_a_word_is_started_again(one: Machines) -> None:
     one.script(
         "import os; from launch_train import metrics; print('generation', os.environ['LAUNCH_GENERATION']); "
@@ -213,6 +214,7 @@ def test_a_killed_node_takes_its_processes_along(one: Machines) -> None:
     until(lambda: one.left_over() == [], "the script's end", limit=5)
 
 
+@pytest.mark.slow
 def test_workers_of_a_killed_torchrun_do_not_stay(one: Machines) -> None:
     script = one.script(
         "import os, signal, time\n"
@@ -270,7 +272,7 @@ def test_a_rehearsal_has_not_the_clouds_network(one: Machines) -> None:
     assert node.text.count("launch: local run: ") == 1
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
 def test_the_users_code_is_found_and_hides_nothing_of_pythons(one: Machines, launcher: str) -> None:
     for name in ("queue.py", "random.py", "tempfile.py"):
@@ -282,7 +284,7 @@ def test_the_users_code_is_found_and_hides_nothing_of_pythons(one: Machines, lau
     assert "helper found <class 'queue.Queue'>" in node.text
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

@@ -50,7 +50,7 @@ def generations(node: Node) -> list[str]:
     return re.findall(r"^node \d generation (\d+)$", node.text, re.M)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_two_nodes_of_two_ranks_survive_a_killed_worker(two: Machines) -> None:
     script = two.script(MEET)
     nodes = [two.start("--script", script, node=n, env={"LAUNCH_PROCESSES": "2", "DIES": "3"}) for n in (1, 0)]
@@ -71,6 +71,7 @@ def test_a_late_node_is_waited_for(two: Machines) -> None:
     assert generations(first) == generations(late) == ["0"]
 
 
+@pytest.mark.slow
 def test_node_0_may_be_the_late_one(two: Machines) -> None:
     worker = two.start(*python(two.script(PLAIN)), node=1, timing=QUICK)
     worker.await_text("waiting for node 0 (127.0.0.1:")
@@ -99,6 +100,7 @@ def test_a_users_error_on_one_node_ends_both(two: Machines) -> None:
     assert two.left_over() == []
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_not_fit_ends_both(two: Machines) -> None:
     primary = two.start(*python(two.script(PLAIN)), node=0)
     (two.folder / "file").write_text("")
@@ -108,6 +110,7 @@ def test_a_machine_that_is_not_fit_ends_both(two: Machines) -> None:
     assert generations(primary) == []
 
 
+@pytest.mark.slow
 def test_a_replaced_node_joins_the_next_generation(two: Machines) -> None:
     script = two.script(PLAIN + "while not os.path.exists('go'): time.sleep(0.05)\n")
     primary = two.start(*python(script), node=0, timing=QUICK)
@@ -122,6 +125,7 @@ def test_a_replaced_node_joins_the_next_generation(two: Machines) -> None:
     assert two.left_over() == []
 
 
+@pytest.mark.slow
 def test_a_vanished_node_does_not_hang_the_others(two: Machines) -> None:
     script = two.script(PLAIN + "time.sleep(100)\n")
     primary = two.start(*python(script), node=0, timing=QUICK | {"gather": 10.0})
@@ -135,6 +139,7 @@ def test_a_vanished_node_does_not_hang_the_others(two: Machines) -> None:
     assert two.left_over() == []
 
 
+@pytest.mark.slow
 def test_a_replaced_node_0_is_found_again(two: Machines) -> None:
     script = two.script(PLAIN + "while not os.path.exists('go'): time.sleep(0.05)\n")
     primary, worker = (two.start(*python(script), node=n, timing=QUICK) for n in (0, 1))
@@ -148,6 +153,7 @@ def test_a_replaced_node_0_is_found_again(two: Machines) -> None:
     assert (again.wait(), worker.wait()) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_frozen_node_0_is_given_up_and_joined_again_when_it_wakes(two: Machines) -> None:
     script = two.script(PLAIN + "while not os.path.exists('go'): time.sleep(0.05)\n")
     primary, worker = (two.start(*python(script), node=n, timing=QUICK | {"lost": 1.5}) for n in (0, 1))
@@ -160,7 +166,7 @@ def test_a_frozen_node_0_is_given_up_and_joined_again_when_it_wakes(two: Machine
     assert (primary.wait(), worker.wait()) == (0, 0)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [0, 1])
 def test_a_signal_to_one_node_ends_both_without_success(two: Machines, told: int) -> None:
     script = two.script(
@@ -189,6 +195,7 @@ def test_a_signal_while_waiting_is_obeyed_at_once(two: Machines) -> None:
     assert worker.wait() == 143
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("began", [False, True])
 def test_a_signal_to_a_node_that_waits_for_another_ends_all_soon(tmp_path: Path, began: bool) -> None:
     with machines(tmp_path, 3) as three:

@@ -118,6 +118,7 @@ def test_one_node_is_preempted_and_all_save_and_end_with_75(two: Machines, told_
     assert two.left_over() == []
 
 
+@pytest.mark.slow
 def test_a_notice_is_taken_back_once_another_node_reports_a_failure(two: Machines) -> None:
     """The processes would wait for those that have failed, as long as a save fits into the grace."""
     waits = """
@@ -137,6 +138,7 @@ def test_a_notice_is_taken_back_once_another_node_reports_a_failure(two: Machine
     assert [node.wait() for node in nodes] == [143, 143], nodes[0].text + nodes[1].text
 
 
+@pytest.mark.slow
 def test_a_node_whose_peer_has_failed_gets_no_notice_and_each_generation_has_a_path_of_its_own(two: Machines) -> None:
     fails = "if (node, generation) == ('1', '0'):\n    os._exit(9)\n"
     script = TRAINER.replace("while not", fails + "while not", 1)
@@ -149,6 +151,7 @@ def test_a_node_whose_peer_has_failed_gets_no_notice_and_each_generation_has_a_p
     assert len(set(paths)) == 2
 
 
+@pytest.mark.slow
 def test_a_node_that_hears_nothing_of_the_others_ends_as_its_own_processes_did(two: Machines) -> None:
     primary, worker = (start(two, node) for node in (0, 1))
     ready(two, "0-0", "1-0")
@@ -161,6 +164,7 @@ def test_a_node_that_hears_nothing_of_the_others_ends_as_its_own_processes_did(t
     primary.send(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_who_has_saved_does_not_wait_for_a_node_0_that_has_gone(two: Machines) -> None:
     primary, worker = start(two, 0, SAVING="100"), start(two, 1)
     ready(two, "0-0", "1-0")
@@ -173,6 +177,7 @@ def test_who_has_saved_does_not_wait_for_a_node_0_that_has_gone(two: Machines) -
     assert "waiting for it to return" not in worker.text
 
 
+@pytest.mark.slow
 def test_a_run_that_another_start_has_taken_over_ends_everywhere_and_writes_nothing(two: Machines) -> None:
     nodes = [start(two, 0), start(two, 1, CODE="77")]
     ready(two, "0-0", "1-0")

@@ -104,7 +104,7 @@ def chosen(rows: list[dict[str, Any]]) -> tuple[str, str]:
     return one["chosen"], one["why"]
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("asked", ["none", "selective", "full"])
 @pytest.mark.parametrize("mode", ["regional", "whole"])
@@ -122,6 +122,7 @@ def test_compiled_or_not_the_losses_are_the_same(
     assert [said_of(tmp_path / name)["compiled"] for name in ("plain", "run")] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_model_compiled_whole_is_evaluated_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By one graph, which is made once, before the first step; with the same result."""
@@ -163,7 +164,7 @@ def test_where_an_evaluation_cannot_be_compiled_training_still_is(
     assert len(events(rows, "eval")) == 1
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("mode", "eager", "compiled", "found"),
@@ -236,6 +237,7 @@ def test_a_model_that_cannot_be_compiled_trains_without(
     assert len(steps(rows)) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["regional", "whole"])
 def test_all_ranks_go_without_the_compiler_if_one_has_to(switches: Path, mode: str) -> None:
     """The others don't wait for it in the middle of a pass."""
@@ -256,7 +258,7 @@ def test_two_ranks_compile(switches: Path) -> None:
 # --- What is kept -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.e2e  # the compiler takes half a minute and more on a CPU
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # which the compiler still uses
 def test_another_start_compiles_nothing_again(
@@ -281,7 +283,7 @@ def test_another_start_compiles_nothing_again(
     compile_cache.check_digest(LocalFolder(tmp_path / "run").read(kept))
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_what_was_compiled_for_one_kernel_for_attention_is_not_taken_for_another(

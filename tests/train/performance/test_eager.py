@@ -37,7 +37,7 @@ CONFIG = {
 }
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_neither_in_one_process_nor_in_ddp(tmp_path: Path) -> None:
     with meeting.ranks(2) as places:
         processes = [_started(tmp_path / str(number), env) for number, env in enumerate(({}, *places))]

@@ -68,6 +68,7 @@ def end(folder: Path) -> Mapping[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_it_is_ddp_within_rounding(session: Path) -> None:
     """On two ranks a gradient is a sum of two numbers in either case: only norms are added up in another order."""
     ddp, shared = (list(trials.losses(session / name).values()) for name in ("ddp", "fsdp"))

@@ -193,7 +193,7 @@ def test_a_checkpoint_of_something_else_names_no_micro_batch(
     assert warmup._from_checkpoint(config, Ranks(), split_evenly(8, None, 1), storage) is None
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "asked", "expected"),
     [

@@ -159,6 +159,7 @@ def test_a_model_of_text_has_no_pixels() -> None:
     assert memory_format.use_channels_last(models.build_model(parsed), parsed, GPU, half_precision=True) is None
 
 
+@pytest.mark.slow
 def test_a_run_with_pixels_together_is_the_same_run_when_it_goes_on(tmp_path: Path) -> None:
     config: dict[str, Any] = {
         **RESNET,

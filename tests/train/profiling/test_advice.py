@@ -121,6 +121,7 @@ def test_the_bottleneck_is_found(
     assert found["which"] == "3-4"
 
 
+@pytest.mark.slow
 def test_ranks_that_talk_more_than_they_calculate(tmp_path: Path) -> None:
     program = str(Path(__file__).with_name("talking.py"))
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}

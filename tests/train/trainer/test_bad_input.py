@@ -76,6 +76,7 @@ def environment(here: Path, out: Path, case: Wrong) -> dict[str, str]:
     return {name: value.replace("{here}", str(here)) for name, value in env.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_one_line_the_right_code_and_no_process_left(name: str, ended: Ended, here: Path) -> None:
     case, end = CASES[name], ended[name]

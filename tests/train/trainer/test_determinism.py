@@ -92,7 +92,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> dict[str, 
     return {name: base / name for name in ("two", "again", "one")}
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_the_same_seed_and_ranks_give_the_same_bits(runs: dict[str, Path]) -> None:
     two, again = losses(runs["two"]), losses(runs["again"])
     assert two[:2] == again[:2]
@@ -100,6 +100,7 @@ def test_the_same_seed_and_ranks_give_the_same_bits(runs: dict[str, Path]) -> No
     assert len(two[0]) == 12
 
 
+@pytest.mark.slow
 def test_the_number_of_ranks_changes_nothing_but_the_rounding(runs: dict[str, Path]) -> None:
     two, one = losses(runs["two"]), losses(runs["one"])
     assert (two[2]["world_size"], one[2]["world_size"]) == (2, 1)
@@ -130,7 +131,7 @@ def test_ranks_that_disagree_say_so_and_save_nothing(switches: Path, rank: int) 
     assert DisagreementError.exit == 76
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> None:
     env = environment(tmp_path / "run", {**CONFIG, "data": "synthetic"})
     ranks = by_hand(env, {}, {contract.RUN_FOLDER: "s3://bucket"})

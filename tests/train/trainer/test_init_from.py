@@ -232,7 +232,7 @@ for name in sys.argv[2:]:
 """
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_a_model_of_the_hub(tmp_path: Path) -> None:
     folder = tmp_path / "hub"
     model = test_hugging_face.made(test_hugging_face.LLAMA).model

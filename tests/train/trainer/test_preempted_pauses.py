@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tupl
     return {CASES[end["number"]]: (outs[CASES[end["number"]]] / "run", end) for end in ended}
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_preemption_in_a_long_phase_saves_and_exits_with_75(
     case: tuple[str, int], runs: dict[tuple[str, int], tuple[Path, dict[str, Any]]]

@@ -300,6 +300,7 @@ def test_a_thumbnail_is_the_image() -> None:
 # --- Training stays as it is ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [DROPOUT, RESNET], ids=["gpt", "resnet"])
 def test_losses_are_the_same_bits_with_and_without(tmp_path: Path, text: Path, model: dict[str, Any]) -> None:
     config = {"model": model, "micro_batch_size": 4, **({"data": str(text)} if model is DROPOUT else {})}
@@ -329,6 +330,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path, text: Path, monkeypatch
     assert same(plain, resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [True, "whole"])
 def test_compiled_code_is_not_compiled_again(
     tmp_path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch, text: Path
@@ -348,7 +350,7 @@ def test_compiled_code_is_not_compiled_again(
     assert same(without, with_samples)
 
 
-@pytest.mark.rotates
+@pytest.mark.slow
 def test_on_two_ranks_the_first_takes_them(tmp_path: Path, forked: Forked) -> None:
     data = str(Path(json.__file__).parent)
     found = []

@@ -147,6 +147,7 @@ def test_clipping(tmp_path: Path, text: Path, grad_clip: float) -> None:
     assert (rows[-1]["loss"] < rows[0]["loss"] - 0.3) == (grad_clip == 0)
 
 
+@pytest.mark.slow
 def test_resnet_learns_synthetic_images(tmp_path: Path) -> None:
     model = {"name": "resnet50", "width": 8, "image_size": 32, "num_classes": 4}
     rows = run(tmp_path / "run", {"model": model, "steps": 40, "batch_size": 32, "optimizer": {"lr": 1e-2}})

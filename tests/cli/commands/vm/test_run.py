@@ -77,6 +77,7 @@ def test_a_run_is_found_in_the_default_output(job: Job, site: VmSite) -> None:
     assert f"{run}  succeeded" in job.launch("status", run).out
 
 
+@pytest.mark.slow
 def test_status_logs_and_cancel_of_an_active_run(job: Job, site: VmSite) -> None:
     site.does = [lambda _site, _vm: None]
     begun = job.launch(*RUN, "--detach")
@@ -99,6 +100,7 @@ def test_status_logs_and_cancel_of_an_active_run(job: Job, site: VmSite) -> None
     assert "succeeded" in job.launch("vm", "--no-preflight", "--resume", f"gs://my-bucket/runs/{run}").out
 
 
+@pytest.mark.slow
 def test_a_run_with_a_custom_id_resumes_after_its_vm_was_deleted(job: Job, site: VmSite) -> None:
     site.does = [exits(1), exits(0)]
     job.launch(*RUN, "--run-id", "mine", code=3)
@@ -108,6 +110,7 @@ def test_a_run_with_a_custom_id_resumes_after_its_vm_was_deleted(job: Job, site:
     assert len(inserts(job.cloud)) == 2
 
 
+@pytest.mark.slow
 def test_a_resume_with_more_steps(job: Job, site: VmSite) -> None:
     """And nothing else: the VM of the run is deleted by then, so its settings come from the run folder."""
     job.launch(*RUN)
@@ -176,6 +179,7 @@ def test_a_workstation_vm_with_a_run_like_name_is_not_a_run(job: Job, site: VmSi
     assert job.cloud.compute.vm("box-20261121").status == "RUNNING"
 
 
+@pytest.mark.slow
 def test_new_beside_a_run_that_has_ended(job: Job, site: VmSite) -> None:
     run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
     job.launch(*RUN)
