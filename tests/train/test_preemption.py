@@ -16,6 +16,8 @@ from tests.train.forked import ROOT, Forked
 from tests.train.trainer.test_determinism import by_hand, environment, start
 from tests.train.trials import differences, losses, read
 
+pytestmark = pytest.mark.slow
+
 CONFIG: dict[str, Any] = {
     "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "dropout": 0.1},
     "data": "synthetic",
@@ -63,7 +65,6 @@ TERM_TORCHRUN = "os.kill(os.getppid(), signal.SIGTERM)"
 TERM_SELF = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "micro"), [(4, 2), (4, "auto")])
 def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
     tmp_path: Path, forked: Forked, ranks: int, micro: int | str
@@ -86,7 +87,6 @@ def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_within_rounding(tmp_path: Path, forked: Forked) -> None:
     calm: dict[str, Any] = {"model": {**CONFIG["model"], "dropout": 0.0}}
     whole = forked(hooked(tmp_path / "whole", **calm), 2)

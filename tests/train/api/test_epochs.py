@@ -62,6 +62,7 @@ def test_preempted_in_an_epoch_or_at_its_end(whole: dict[int, float], tmp_path: 
     assert trials.losses(tmp_path / "run") == whole
 
 
+@pytest.mark.slow
 def test_two_ranks_preempted_in_an_epoch(tmp_path: Path) -> None:
     assert [said.code for said in run_ranks(text(), tmp_path / "whole")] == [0, 0]
     assert [said.code for said in run_ranks(text(8), tmp_path / "run")] == [75, 75]

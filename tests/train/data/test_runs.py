@@ -59,6 +59,7 @@ def run(forked: Forked, folder: Path, ranks: int, workers: int, steps: int = 9, 
     return forked(env, ranks), folder
 
 
+@pytest.mark.slow
 def test_ranks_and_processes_change_nothing_but_the_rounding(tmp_path: Path, forked: Forked) -> None:
     """Thirty samples, eight at a time: the fourth step begins another epoch."""
     one, alone = run(forked, tmp_path / "one", 1, 0)

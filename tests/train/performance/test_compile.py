@@ -249,6 +249,7 @@ def test_all_ranks_go_without_the_compiler_if_one_has_to(switches: Path, mode: s
     assert len(steps(rows)) == 4
 
 
+@pytest.mark.slow
 def test_two_ranks_compile(switches: Path) -> None:
     for name in ("compiled", "compiled-shared"):
         assert chosen(read(switches / name))[0] == "regional"

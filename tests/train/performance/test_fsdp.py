@@ -77,6 +77,7 @@ def test_it_is_ddp_within_rounding(session: Path) -> None:
     assert end(session / "fsdp")["eval_loss"] == pytest.approx(end(session / "ddp")["eval_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_digest_is_that_of_the_whole_model(session: Path) -> None:
     """Of equal parameters DDP and FSDP have the same digest, and it is that of the checkpoint's whole tensors."""
     for name in ("ddp", "fsdp"):

@@ -234,6 +234,7 @@ def test_a_static_graph_where_passes_differ_is_refused() -> None:
         prepare_model.static_graph_choice(True, whole=False, accumulates=True, unused=False)
 
 
+@pytest.mark.slow
 def test_on_two_ranks_ddp_is_as_the_spec_says(switches: Path) -> None:
     for name, said in (
         ("plain", {"ddp": "dynamic graph"}),
