@@ -1,6 +1,6 @@
 """Measure `launch report` of a run with a million steps: CPU time (user + system) and memory of a fresh process.
 
-    python -m benchmarks.report [--rows 1000000] [--runs 5]
+    python -m benchmarks.report [--rows 1000000] [--runs 5] [--write]
 
 The rows are those of the built-in trainer on a GPU, ten values each, in parts of 2,000 rows, and 1,000 samples of the
 machine. `python -m launch_train.report` writes the same page where the job runs, without msgspec.
@@ -8,23 +8,25 @@ machine. `python -m launch_train.report` writes the same page where the job runs
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.machine import described
+from benchmarks.result import parser_of, publish, today
 from launch_train.common import contract
 
 ROWS_IN_PART = 2000
 SAMPLES = 1000
+CPU_SECONDS, MEGABYTES = 3.0, 300
+"""What a report should take at most, with msgspec."""
 WITHOUT_MSGSPEC = "import sys; sys.modules['msgspec'] = None; from launch_train.report.__main__ import main; "
 COMMANDS = {
     "launch report": (str(Path(sys.executable).with_name("launch")), "report"),
@@ -90,7 +92,7 @@ def take(command: Sequence[str], folder: Path, environ: dict[str, str]) -> Taken
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.partition("\n")[0])
+    parser = parser_of("report", __doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of metrics, a step each")
     parser.add_argument("--runs", type=int, default=5, help="runs of each command, in turns")
     options = parser.parse_args()
@@ -102,12 +104,18 @@ def main() -> None:
         for _ in range(options.runs):
             for title, line in COMMANDS.items():
                 taken[title].append(take(line, folder, environ))
-    print(f"{options.rows:,} rows, {options.runs} runs. {described('msgspec')}.\n")
-    print("| command | CPU s, median | least to most | MB at most |\n|---|---:|---:|---:|")
-    for title, all_ in taken.items():
-        cpu = [one.cpu for one in all_]
+    head = f"# Report of {options.rows:,} rows, {today()}\n\n{options.runs} runs in turns. {described('msgspec')}.\n\n"
+    publish("report", f"{head}{table(taken)}\n\nAt most {CPU_SECONDS:g} s and {MEGABYTES} MB.\n", write=options.write)
+
+
+def table(taken: Mapping[str, Sequence[Taken]]) -> str:
+    """Return a Markdown table."""
+    lines = ["| command | CPU s, median | least to most | MB at most |", "|---|---:|---:|---:|"]
+    for title, runs in taken.items():
+        cpu = [one.cpu for one in runs]
         spread = f"{min(cpu):.2f} to {max(cpu):.2f}"
-        print(f"| {title} | {median(cpu):.2f} | {spread} | {max(one.memory for one in all_):.0f} |")
+        lines.append(f"| {title} | {median(cpu):.2f} | {spread} | {max(one.memory for one in runs):.0f} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

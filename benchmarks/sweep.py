@@ -1,6 +1,6 @@
 """Measure how long `launch sweep --detach` takes to submit its jobs, if the cloud answers each request after 200 ms.
 
-    python -m benchmarks.sweep [--points 100] [--latency 0.2] [--runs 3]
+    python -m benchmarks.sweep [--points 100] [--latency 0.2] [--runs 3] [--write]
 
 The loopback cloud (tests/googlecloud) takes the requests in a process of its own; the image is known. Measured from the
 start of the command to its exit.
@@ -8,7 +8,6 @@ start of the command to its exit.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -22,10 +21,13 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.machine import described
+from benchmarks.result import parser_of, publish, today
 from benchmarks.submit import LAUNCH, SPEC, pinned
 from launcher.testing.registry import OciRegistry
 
 CREATE = "/customJobs"
+WALL_SECONDS = 5.0
+"""What the submission of 100 points should take at most, at 200 ms."""
 
 
 class Taken(NamedTuple):
@@ -84,17 +86,19 @@ def variables(cloud: subprocess.Popen[str]) -> dict[str, str]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__.partition("\n")[0])
+    parser = parser_of("sweep", __doc__)
     parser.add_argument("--points", type=int, default=100, help="points of the sweep")
     parser.add_argument("--latency", type=float, default=0.2, help="seconds before each answer")
     parser.add_argument("--runs", type=int, default=3, help="sweeps, each to a fresh cloud")
     options = parser.parse_args()
     taken = [measure(options.points, options.latency) for _ in range(options.runs)]
-    print(f"{options.points} points, {options.latency * 1000:g} ms, {options.runs} runs. {described()}.\n")
-    print("| wall s (each run) | CPU s | CPU s of the server, on the same cores | requests |\n|---:|---:|---:|---:|")
+    head = f"# Submission of {options.points} points at {options.latency * 1000:g} ms latency, {today()}\n\n"
+    head += f"{options.runs} sweeps, each to a fresh cloud. {described('google-cloud-aiplatform')}.\n\n"
+    table = "| wall s (each run) | CPU s | CPU s of the server, on the same cores | requests |\n|---|---:|---:|---:|\n"
     walls = ", ".join(f"{one.wall:.1f}" for one in taken)
     cpu, server = (median(getattr(one, name) for one in taken) for name in ("cpu", "server"))
-    print(f"| {walls} | {cpu:.1f} | {server:.1f} | {taken[0].requests.total()} |")
+    table += f"| {walls} | {cpu:.1f} | {server:.1f} | {taken[0].requests.total()} |"
+    publish("sweep", f"{head}{table}\n\nAt most {WALL_SECONDS:g} s for 100 points.\n", write=options.write)
 
 
 if __name__ == "__main__":

@@ -99,10 +99,8 @@ def decode(loaded: Loaded, source: str, overrides: Sequence[Override]) -> Locate
 
 def combined(located: Located, invalid: Sequence[tuple[str | int, ...]] = ()) -> list[Problem]:
     """Return the problems of fields that cannot be combined; `invalid` are the paths without a valid value."""
-    return [
-        Problem(place(located.root, at), what_and_where(what, at), fix)
-        for at, what, fix in check(located.spec, invalid)
-    ]
+    found = check(located.spec, invalid)
+    return [Problem(where := place(located.root, at), what_and_where(what, at, where), fix) for at, what, fix in found]
 
 
 def checked(located: Located) -> Located:
@@ -112,8 +110,11 @@ def checked(located: Located) -> Located:
     return located
 
 
-def what_and_where(what: str, at: tuple[str | int, ...]) -> str:
-    """Return a finding with its setting, in the order of the reader's own: `unknown setting run.config.stepz`."""
+def what_and_where(what: str, at: tuple[str | int, ...], where: str) -> str:
+    """Return a finding with its setting, in the order of the reader's own: `unknown setting run.config.stepz`. A `where`
+    that ends with the setting is enough: `--set run.config.steps`."""
+    if where.endswith(f" {dotted(at)}"):
+        return what
     return f"{what} {dotted(at)}" if what == "unknown setting" else f"{dotted(at)}: {what}"
 
 
