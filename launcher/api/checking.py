@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.api.gather import Inputs, collect_context, folder_of, refuse_python, with_defaults
+from launcher.api.gather import GatherOptions, Inputs, collect_context, folder_of, refuse_python, with_defaults
 from launcher.api.planning import planned
 from launcher.errors import LaunchError, UsageError
 from launcher.plan.model import Plan, Target
@@ -145,22 +145,12 @@ def target_of(spec: JobSpec) -> Target:
 def check_target(located: Located, path: Path, target: Target, project: str | None, cache: CodeCache) -> CheckedSpec:
     """Plan a spec for one target."""
     training = target != "vm" or is_program(located.spec)
+    options = GatherOptions(training=training, project_id=project, stand_in=STAND_IN, cache=cache)
     beside = folder_of(path)
     try:
         located, settings = with_defaults(located, target, path, beside, training=training)
         with located.naming_places():
-            inputs = collect_context(
-                located,
-                target,
-                path,
-                beside,
-                settings,
-                run_id=None,
-                training=training,
-                project_id=project,
-                stand_in=STAND_IN,
-                cache=cache,
-            )
+            inputs = collect_context(located, target, path, beside, settings, options)
         missing_region = has_no_region(inputs)
         if missing_region:
             inputs = inputs._replace(spec=replace(inputs.spec, regions="any"))

@@ -39,12 +39,12 @@ def check_project(
     needs = project_needs(project, regions)
     if not vms:
         return check_needs(needs, environ)
-    from launcher.api.gather import gather
+    from launcher.api.gather import GatherOptions, gather
     from launcher.api.planning import planned
     from launcher.project.needs import needs_of
     from launcher.spec.reader import Override
 
-    plan = planned(gather("vm", None, [Override("regions", list(regions), "--region")], training=False))
+    plan = planned(gather("vm", None, [Override("regions", list(regions), "--region")], GatherOptions(training=False)))
     return check_vms(plan, replace(needs_of(plan), bucket=needs.bucket, repository=needs.repository), environ)
 
 

@@ -77,25 +77,34 @@ class AppliedSettings(NamedTuple):
         return next((file.project.owner_label for file in self.files if file.project.owner_label), "hashed")
 
 
+class GatherOptions(NamedTuple):
+    """What a command needs beyond a spec and changes to it."""
+
+    run_id: str | None = None
+    """Replaces the computed run ID."""
+    training: bool = True
+    """False: for a VM to work on."""
+    image_only: bool = False
+    """Nothing will run, so a project is needed only if the spec names neither a repository nor an image."""
+    allow_default_account: bool = False
+    """Google's default service account may be used."""
+    in_place: bool = False
+    """The processes start in the code's own folder."""
+    project_id: str | None = None
+    """Takes precedence over gcloud's project."""
+    stand_in: str | None = None
+    """The project if there is none."""
+    cache: CodeCache | None = None
+    """The code of other specs."""
+
+
 def gather(
     target: Target,
     path: Path | None,
     changes: Sequence[Override] = (),
-    *,
-    run_id: str | None = None,
-    training: bool = True,
-    image_only: bool = False,
-    allow_default_account: bool = False,
-    in_place: bool = False,
-    project_id: str | None = None,
-    stand_in: str | None = None,
-    cache: CodeCache | None = None,
+    options: GatherOptions = GatherOptions(),  # noqa: B008 - immutable
 ) -> Inputs:
     """Read the spec (default: the built-in job), apply the changes, and collect its context.
-
-    `cache` has the code of other specs. `run_id` replaces the computed run ID. With `image_only` nothing will run, so a
-    project is needed only if the spec names neither a repository nor an image. `in_place`: the processes start in the
-    code's own folder. `project_id` takes precedence over gcloud's project; `stand_in` is used if there is none.
 
     Raises:
         SpecError: the spec or a change is invalid.
@@ -103,24 +112,10 @@ def gather(
     """
     refuse_python(path)
     beside = folder_of(path) if path else None
-    read = read_located(path or built_in(target, training=training), changes)
-    located, settings = with_defaults(read, target, path, beside, training=training)
+    read = read_located(path or built_in(target, training=options.training), changes)
+    located, settings = with_defaults(read, target, path, beside, training=options.training)
     with located.naming_places():
-        return collect_context(
-            located,
-            target,
-            path,
-            beside,
-            settings,
-            run_id=run_id,
-            training=training,
-            image_only=image_only,
-            allow_default_account=allow_default_account,
-            in_place=in_place,
-            project_id=project_id,
-            stand_in=stand_in,
-            cache=cache,
-        )
+        return collect_context(located, target, path, beside, settings, options)
 
 
 def gather_data(
@@ -137,7 +132,7 @@ def gather_data(
     beside = folder.resolve() if folder else None
     located, settings = with_defaults(from_data(data, source, changes), target, None, beside)
     with located.naming_places():
-        return collect_context(located, target, None, beside, settings, run_id=run_id)
+        return collect_context(located, target, None, beside, settings, GatherOptions(run_id=run_id))
 
 
 def with_defaults(
@@ -160,40 +155,33 @@ def collect_context(
     path: Path | None,
     beside: Path | None,
     settings: AppliedSettings,
-    *,
-    run_id: str | None,
-    training: bool = True,
-    image_only: bool = False,
-    allow_default_account: bool = False,
-    in_place: bool = False,
-    project_id: str | None = None,
-    stand_in: str | None = None,
-    cache: CodeCache | None = None,
+    options: GatherOptions,
 ) -> Inputs:
     """Collect the context of a spec: project, code, hashes, warnings. `beside` is the folder that its paths are
-    relative to; `cache` has the code of other specs. Raises UsageError."""
+    relative to. Raises UsageError."""
+    training = options.training
     spec = located.spec
     if target == "local":
         spec = with_local_output(spec)
     spec = with_builtin(spec, beside)
     folder = code_folder(spec, beside) if training else None
     left_out = excluded_paths(spec, path, beside, target)
-    cache = cache if target != "local" else None  # the output, which is no code, may be a folder
+    cache = options.cache if target != "local" else None  # the output, which is no code, may be a folder
     code = user_code(spec, folder, left_out, cache) if folder else UserCode()
-    if training and not image_only and data_paths(spec.run):
+    if training and not options.image_only and data_paths(spec.run):
         from launcher.workspace.data_files import check_data
 
-        check_data(spec, folder, code.names, target, in_place=in_place)
+        check_data(spec, folder, code.names, target, in_place=options.in_place)
     own = Source(code=code.files, digest=code.content.digest)
     source = with_image(own, spec, beside) if training else own
     context = Context(
         target=target,
         project=project(
-            "local" if image_only and (spec.image.repository or spec.image.uri) else target,
+            "local" if options.image_only and (spec.image.repository or spec.image.uri) else target,
             os.environ,
-            project_id,
+            options.project_id,
             settings.files if target != "local" else (),
-            stand_in,
+            options.stand_in,
         ),
         owner=owner(os.environ),
         owner_label=owner_value(gcloud_config.person(os.environ), settings.owner_label),
@@ -215,14 +203,14 @@ def collect_context(
         outside_paths=code.outside_paths,
         code_growth=code.growth,
         code_warnings=program_warnings(spec, located, target, folder, beside, code, source) if training else (),
-        run_id=run_id,
+        run_id=options.run_id,
         training=training,
-        allow_default_account=allow_default_account,
+        allow_default_account=options.allow_default_account,
         is_local_cloud=gcloud_config.is_here("COMPUTE" if target == "vm" else "AIPLATFORM", os.environ),
         startup=STARTUP.read_text(encoding="utf-8") if target == "vm" else "",
         mount_script=MOUNT_SCRIPT.read_text(encoding="utf-8") if target == "vm" and spec.mounts else "",
     )
-    return Inputs(spec, context, folder, source, located, settings.with_project(target, project_id))
+    return Inputs(spec, context, folder, source, located, settings.with_project(target, options.project_id))
 
 
 def user_code(spec: JobSpec, folder: Path, left_out: frozenset[Path], cache: CodeCache | None) -> UserCode:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from launcher import catalog
-from launcher.api.gather import Inputs, gather, gather_data
+from launcher.api.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.api.price_table import priced_catalog
 from launcher.plan import build, model
 from launcher.plan.caps import check_caps
@@ -96,7 +96,7 @@ def plan(
         fields = msgspec.to_builtins(spec)
         inputs = gather_data(target, fields, SPEC, own, folder=Path(folder) if folder else None, run_id=run_id)
     else:
-        inputs = gather(target, Path(spec) if spec else None, own, run_id=run_id)
+        inputs = gather(target, Path(spec) if spec else None, own, GatherOptions(run_id=run_id))
     return Plan(data=planned(inputs), inputs=inputs)
 
 

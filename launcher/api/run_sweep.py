@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from launcher.api.cloud import open_cloud
 from launcher.api.cost_limit import check_limit, is_limited
-from launcher.api.gather import Inputs, gather, gather_data
+from launcher.api.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.api.launching import check_output
 from launcher.api.planning import SPEC, Plan
 from launcher.api.run import EventSink, OnEvent, Run, prepared
@@ -59,7 +59,7 @@ def sweep(
         if isinstance(spec, Mapping | JobSpec):
             base = Path(folder) if folder else None
             return gather_data(target, msgspec.to_builtins(spec), SPEC, [*own, *point], folder=base)
-        return gather(target, Path(spec) if spec else None, [*own, *point], cache=cache)
+        return gather(target, Path(spec) if spec else None, [*own, *point], GatherOptions(cache=cache))
 
     axes = [axis_of(path, found) for path, found in values.items()]
     return plan_sweep(inputs, axes, random=random, seed=seed, name=name, offline=False)

@@ -111,8 +111,8 @@ def checked(located: Located) -> Located:
 
 
 def what_and_where(what: str, at: tuple[str | int, ...], where: str) -> str:
-    """Return a finding with its setting, in the order of the reader's own: `unknown setting run.config.stepz`. A `where`
-    that ends with the setting is enough: `--set run.config.steps`."""
+    """Return a finding with its setting, in the order of the reader's own: `unknown setting run.config.stepz`. Where a
+    place names the setting, as `--set run.config.steps` does, that is enough."""
     if where.endswith(f" {dotted(at)}"):
         return what
     return f"{what} {dotted(at)}" if what == "unknown setting" else f"{dotted(at)}: {what}"

@@ -175,12 +175,15 @@ def test_commands_without_a_spec_have_the_users_project(world: World) -> None:
 
 def test_an_image_is_built_in_the_settings_project(world: World) -> None:
     """Cloud Build runs there, also where the repository is named and a run's project is not needed."""
-    from launcher.api.gather import gather
+    from launcher.api.gather import GatherOptions, gather
     from tests.command import as_process
 
     world.user.write_text(USER)
     with as_process(["launch"], {**WORLD, **world.env, "CLOUDSDK_CORE_PROJECT": ""}, world.specs):
-        assert gather("vertex", Path("job.yaml"), image_only=True).context.project == "users-project"
+        assert (
+            gather("vertex", Path("job.yaml"), options=GatherOptions(image_only=True)).context.project
+            == "users-project"
+        )
 
 
 def test_settings_in_a_folder_that_cannot_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.api import gather as inputs_of
-from launcher.api.gather import Inputs
+from launcher.api.gather import GatherOptions, Inputs
 from launcher.cli.options import Flags, overrides
 
 if TYPE_CHECKING:
@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 def gather(target: Target, spec: Path | None, flags: Flags, *, more: Sequence[Override] = (), **options: Any) -> Inputs:
     """Return the inputs of a plan. `more` are overrides in addition to the flags. `options` and errors are those of
     `launcher.api.gather.gather`."""
-    return inputs_of.gather(target, spec, [*overrides(flags), *more], run_id=flags.run_id, **options)
+    return inputs_of.gather(target, spec, [*overrides(flags), *more], GatherOptions(run_id=flags.run_id, **options))

@@ -104,7 +104,7 @@ def run(job: Rehearsal, output: Output) -> None:
         before = rehearsal_folder.ended_well(storage, what) if storage else None
         if before:
             rehearsal_folder.say_ended(before, has_plan=job.plan is not None)
-            show(page(job, request, before, storage), job, output)
+            show(page(job, request, before, storage, has_report=True), job, output)
         else:
             if job.docker:  # before anything is written: without an engine or an image there is no attempt
                 from launcher.rehearsal.in_docker import ensure_images
@@ -245,8 +245,11 @@ def left_data(left: WrittenFiles) -> dict[str, Any]:
     return {**data, "problem": left.problem} if left.problem else data
 
 
-def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0) -> RunResult:
-    """Return the result of a run; `restarts` counts this command's restarts and is used without a run folder."""
+def page(
+    job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0, *, has_report: bool = False
+) -> RunResult:
+    """Return the result of a run; `restarts` counts this command's restarts and is used without a run folder.
+    `has_report`: its report was written when it ended."""
     return RunResult(
         run=request.name or "the job",
         folder=request.run_folder,
@@ -254,17 +257,20 @@ def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restar
         found=read_results(storage),
         images=request.images if job.docker else (),
         restarts=restarts_in(storage) if storage else restarts,
-        report=report_of(storage),
+        report=report_of(storage, is_written=has_report),
     )
 
 
-def report_of(storage: Storage | None) -> str:
-    """Write the report of a run whose folder is on this machine, and return its path; empty for other runs."""
+def report_of(storage: Storage | None, *, is_written: bool) -> str:
+    """Return the path of the report of a run whose folder is on this machine, written first unless it `is_written`;
+    empty for other runs."""
     from launch_train.common.storage import LocalFolder
     from launcher.cli.flows.report import write_report
 
     if not isinstance(storage, LocalFolder):
         return ""
+    if is_written and (path := Path(storage.url, contract.REPORT)).is_file():
+        return str(path)
     try:
         return str(write_report({"": storage}))
     except Exception as error:  # noqa: BLE001 - a script's metrics may hold anything, and the run has succeeded

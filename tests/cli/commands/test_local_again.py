@@ -64,6 +64,7 @@ def checkpoint(run: Path, step: int, *, complete: bool = True) -> None:
 def test_a_finished_run_is_shown_and_not_restarted(world: World) -> None:
     first = world.launch()
     assert (first.code, world.attempts()) == (0, ["0001.end.json", "0001.json"])
+    (only_run(world.output) / contract.REPORT).write_text("the report of that time")
     before = world.files()
     again = world.launch()
     assert (again.code, len(world.jobs)) == (0, 1)
