@@ -36,7 +36,7 @@ test: $(INSTALLED) ## Run the tests but the slow ones; PART=1/1: those too; PART
 test-fast: $(INSTALLED) ## While you edit: the tests that need no torch, no Google client and no process
 	$(BIN)/pytest -q -n 2 --dist loadfile $$($(BIN)/python -m tests.fast)
 
-e2e: $(INSTALLED) ## Run the end-to-end tests; PART=1/2: half
+e2e: $(INSTALLED) ## Run the end-to-end tests; PART=1/3: a third
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target e2e-containers e2e-runs
 
 e2e-containers: $(INSTALLED) # in an engine and a registry of their own
