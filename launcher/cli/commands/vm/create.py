@@ -49,7 +49,7 @@ Resume = Annotated[
     str | None,
     option(RUN, "--resume", help="Resume a run that has ended (implies --run).", metavar="RUN"),
 ]
-New = Annotated[bool, option(RUN, "--new", help="With --run: start a fresh run, although it ran before.")]
+New = Annotated[bool, option(RUN, "--new", help="With --run: start a fresh run, even if it ran before.")]
 
 
 def vm(
