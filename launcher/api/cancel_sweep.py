@@ -40,7 +40,7 @@ def cancel_points(
             with use_errors():
                 mark_cancelled(open_folder(sweep.output), sweep.name)
         except LaunchError as error:
-            say(f"cannot tell a running launch sweep that it is cancelled: {error.problem}")
+            say(f"cannot notify the running launch sweep of the cancellation: {error.problem}")
 
     def cancel(run: FoundRun) -> None:
         try:

@@ -37,5 +37,5 @@ def measured_sizes(spec: JobSpec, code: Path | None) -> tuple[ModelSizes | None,
     found = run_measurement(spec.run.config, code)
     if "error" in found:
         problem = f"run.config.model: {config.model.name} can't be estimated: {found['error']}"
-        raise UsageError(problem, "launch local runs it for real.", field="run.config.model")
+        raise UsageError(problem, "launch local trains it for real.", field="run.config.model")
     return of_measurement(config.model.name, found), MEASURED

@@ -265,7 +265,7 @@ def report_change(allowed: AllowedChange | None, inputs: Inputs, say: Callable[[
     if "run.config.steps" in changed:
         say("from here on the learning-rate schedule follows the new end")
     if changed & {"gpus", "nodes"} and not inputs.spec.run.is_builtin:
-        say("your program must load checkpoints of another number of processes")
+        say("your program must be able to load checkpoints of another number of processes")
 
 
 def stored_plan(cloud: CloudContext, run: FoundRun) -> Plan:

@@ -40,7 +40,7 @@ Regions = Annotated[
 Mine = Annotated[bool, option(WHERE, "--mine", help="Only those of gcloud's account.")]
 AllRuns = Annotated[bool, option(OUTPUT, "--all", help="Print all runs, not only the newest 30.")]
 DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Print the plan; submit nothing.")]
-Offline = Annotated[bool, option(COST, "--offline", help="Plan with the prices shipped with launch.")]
+Offline = Annotated[bool, option(COST, "--offline", help="Use the prices shipped with launch.")]
 Yes = Annotated[bool, option(COST, "--yes", "-y", help="Submit without the question about the cost.")]
 WatchFor = Annotated[
     str | None,

@@ -37,7 +37,7 @@ def price_of(machine: Machine, user_price: float | None = None) -> Price:
             rate = known.component("local-ssd-gib", machine.zone)
             price = with_local_ssds(price, local_ssds(machine), rate, spot=machine.provisioning == "spot")
     if price.usd is None and user_price is not None:
-        return replace(price, usd=user_price, approx=False, rule="as --price says")
+        return replace(price, usd=user_price, approx=False, rule="set by --price")
     return price
 
 

@@ -73,7 +73,9 @@ def of_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     if refusal.reason not in PROJECT and not missing:
         return None
     cause = f"project {tried.project} does not exist, or you have no access to it: {plain(text)}"
-    return Diagnosis(scope="project", kind="project", cause=cause, fix="gcloud projects list; --set project=PROJECT")
+    return Diagnosis(
+        scope="project", kind="project", cause=cause, fix="gcloud projects list; gcloud config set project PROJECT"
+    )
 
 
 ACTING = r"act as[ _]*service[ _]account|iam\.serviceAccounts\.actAs|not have access to service account"
@@ -107,7 +109,7 @@ def of_policy(refusal: Refusal, tried: Tried) -> Diagnosis | None:
         return None
     show = f"gcloud resource-manager org-policies describe {constraint} --effective --project={tried.project}"
     fix = show if constraint else "Ask an administrator of the organization what it allows"
-    cause = f"a policy of the organization forbids it: {plain(text)}"
+    cause = f"an organization policy forbids it: {plain(text)}"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
 
 

@@ -131,7 +131,9 @@ def wait_for(api: Api, where: Place) -> None:
     until = api.clock.now() + WAIT_SECONDS
     while not exists(api, where):
         if api.clock.now() > until:
-            raise LaunchError(f"{resource(where)} is still being made after {WAIT_SECONDS:.0f} s", "Try again later.")
+            raise LaunchError(
+                f"{resource(where)} is still being created after {WAIT_SECONDS:.0f} s", "Try again later."
+            )
         api.clock.sleep(POLL_SECONDS)
 
 

@@ -176,9 +176,9 @@ def refused(name: str, what: str, message: str) -> LaunchError:
     if any(one in words for one in NO_ACCESS):
         return denied(parse(name).host, problem, "what launch found for it, handed to the engine")
     if "name unknown" in words:
-        return RepositoryMissing(problem, "Make the repository first: launch build --create-repository")
+        return RepositoryMissing(problem, "Create the repository first: launch build --create-repository")
     if "not found" in words or "manifest unknown" in words:
-        return EngineError(problem, "Is its name right, and is it there for this platform?")
+        return EngineError(problem, "Check its name, and that it exists for this platform.")
     return EngineError(problem, hint_for(message))
 
 

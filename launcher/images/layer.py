@@ -88,7 +88,7 @@ def written(file: RawIOBase, data: bytes) -> None:
         folder = Path(str(getattr(file, "name", ""))).parent
         raise LaunchError(
             f"a layer can't be written to {folder}: {error.strerror}",
-            "Nothing has been sent. Make room there, or name another folder: TMPDIR=DIR",
+            "Nothing was uploaded. Free space there, or use another folder: TMPDIR=DIR",
         ) from error
 
 

@@ -42,7 +42,7 @@ def check_image_contents(
     if found.python and tuple(map(int, found.python.split("."))) < OLDEST_PYTHON:
         raise PlanRefused(
             f"{field}: {name} has Python {found.python}; launch's node needs 3.10 or later",
-            "Bring another Python along (image.base and image.python: 3.12), or start the image without the node: "
+            "Install another Python (image.base and image.python: 3.12), or start the image without the node: "
             "run.node: none",
             field=field,
         )
@@ -66,7 +66,7 @@ def cuda_problem(catalog: Catalog, gpu: Gpu, found: ImageContents) -> str:
         return ""
     version = (int(match[1]), int(match[2]))
     if gpu.sm >= BLACKWELL and version < (12, 8):
-        return f"its CUDA {version[0]}.{version[1]} does not know {gpu.title}, which needs 12.8 or later"
+        return f"its CUDA {version[0]}.{version[1]} does not support {gpu.title}, which needs 12.8 or later"
     if gpu.sm < TURING and version >= (13, 0):
         return f"its CUDA {version[0]}.{version[1]} no longer supports {gpu.title}; the last one is 12.9"
     return ""

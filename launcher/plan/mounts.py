@@ -134,7 +134,7 @@ def check_vm(spec: JobSpec) -> None:
     """Check that the disks of the mounts can be attached to all nodes. Raises PlanRefused."""
     for index, mount in enumerate(spec.mounts):
         if mount.disk and spec.machine.nodes > 1 and not mount.read_only:
-            problem = f"{spec.machine.nodes} VMs can share a disk read-only, and not otherwise"
+            problem = f"{spec.machine.nodes} VMs can only share a disk that is read-only"
             hint = "Add read_only: true to it, or use --nodes 1. Several VMs can write to a bucket or an NFS share."
             raise refusal(index, "disk", problem, hint)
 

@@ -300,7 +300,7 @@ def conflict(catalog: Catalog, packages: Packages) -> str:
     if torch and newest_release(catalog, torch) is None:
         return "no such release of torch is known"
     others = (one.text for one in packages.named if one.name != "torch")
-    return f"no release of torch goes with {' and '.join(others)}"
+    return f"no known release of torch is compatible with {' and '.join(others)}"
 
 
 def what_fits(catalog: Catalog, packages: Packages) -> str:
@@ -309,10 +309,10 @@ def what_fits(catalog: Catalog, packages: Packages) -> str:
     torch = first(packages, "torch")
     release = newest_release(catalog, torch) if torch else None
     built = [*built_for(release, packages)] if release else []
-    lines = [f"torch {release.version} goes with {', '.join(built)}."] if release and built else []
+    lines = [f"torch {release.version} is compatible with {', '.join(built)}."] if release and built else []
     for one in packages.named:
         if one.name != "torch" and (found := newest_release(catalog, one)):
-            lines.append(f"{one.text} goes with torch {found.version}.")
+            lines.append(f"{one.text} is compatible with torch {found.version}.")
     if lines and (release or not torch):
         return "\n".join(lines)
     known = catalog.torch_releases

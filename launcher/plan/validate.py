@@ -31,7 +31,7 @@ def check_spec(spec: JobSpec, context: Context) -> None:
     """Check what does not depend on the machine. Raises PlanRefused."""
     if context.run_id and not re.fullmatch(RUN_ID, context.run_id):
         raise PlanRefused(
-            f"invalid run id {context.run_id!r} in --run-id",
+            f"invalid run ID {context.run_id!r} in --run-id",
             "Use a-z, 0-9 and -, at most 63 characters, starting with a letter: it becomes a label and a VM name.",
         )
     total = spec.limits.wait_total
@@ -104,7 +104,7 @@ def check_several_vms(spec: JobSpec, context: Context) -> None:
         raise PlanRefused(
             f"--run-id {context.run_id!r} is too long for {nodes} VMs: the VM name {longest} has {len(longest)} "
             "characters",
-            f"Use a shorter run id: a VM name has at most {MAX_VM_NAME} characters.",
+            f"Use a shorter run ID: a VM name has at most {MAX_VM_NAME} characters.",
         )
 
 

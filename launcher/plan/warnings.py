@@ -80,7 +80,7 @@ def about_mounts(spec: JobSpec, context: Context) -> Iterator[str]:
         return
     if context.target == "local":
         folders = ", ".join(one.folder for one in spec.mounts)
-        yield f"mounts: no effect on this machine, which must have the folders itself: {folders}"
+        yield f"mounts: no effect on this machine; the folders must exist here: {folders}"
     elif not context.training:
         yield "mounts: no effect on a VM to work on; with --run, the job's container has them."
     elif context.target == "vertex" and any(one.read_only for one in spec.mounts):

@@ -340,6 +340,6 @@ def start_error(one: Settings, message: str) -> LaunchError:
 def wrong_platform_error(one: Settings) -> LaunchError:
     """Return the error for an image or program of another platform."""
     return LaunchError(
-        f"can't start {one.name}: exec format error: its image is for {one.platform}, or its command is no program",
+        f"can't start {one.name}: exec format error: its image is for {one.platform}, or its command is not a program",
         "Build it for this machine, or let the engine emulate the other one (binfmt, qemu-user-static).",
     )

@@ -326,14 +326,16 @@ class DnsPeering(Model, frozen=True, kw_only=True):
     """A DNS peering of a Private Service Connect interface."""
 
     domain: Annotated[str, matching(r"^.+\.$", "a domain with a dot at its end")]
-    target_project: str
-    target_network: str
+    target_project: Annotated[str, Meta(description="the project with the target network")]
+    target_network: Annotated[str, Meta(description="the VPC network in which names of the domain are resolved")]
 
 
 class Psc(Model, frozen=True, kw_only=True):
     """A Private Service Connect interface (Vertex AI only)."""
 
-    network_attachment: str
+    network_attachment: Annotated[
+        str, Meta(description="Vertex AI only: a network attachment, projects/P/regions/R/networkAttachments/NAME")
+    ]
     dns_peering: tuple[DnsPeering, ...] = ()
 
 
@@ -372,7 +374,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
     """A training job, or a VM to work on."""
 
     version: Annotated[int, Meta(ge=1, description="the spec's format (default: 1, the newest)")] = 1
-    name: Annotated[Name, Meta(description="run ids start with it")]
+    name: Annotated[Name, Meta(description="run IDs start with it")]
     machine: Machine
     provisioning: Annotated[
         tuple[Provisioning, ...] | None,

@@ -12,25 +12,25 @@ from launcher.spec.kinds import Duration, Model, MountPoint, matching
 class NfsMount(Model, frozen=True, kw_only=True):
     """An NFS share, mounted at /mnt/nfs/<mount_point>."""
 
-    server: str
-    path: str
+    server: Annotated[str, Meta(description="IP address of the NFS server")]
+    path: Annotated[str, Meta(description="the path that the server exports, such as /share")]
     mount_point: MountPoint
 
 
 class LustreMount(Model, frozen=True, kw_only=True):
     """A Managed Lustre instance, mounted at /mnt/lustre/<mount_point>."""
 
-    instance_ip: str
-    volume_handle: str
-    filesystem: str
+    instance_ip: Annotated[str, Meta(description="IP address of the Managed Lustre instance")]
+    volume_handle: Annotated[str, Meta(description="the identifier of the Lustre volume")]
+    filesystem: Annotated[str, Meta(description="name of the Lustre file system")]
     mount_point: MountPoint
 
 
 class ReductionServer(Model, frozen=True, kw_only=True):
     """Vertex AI's Reduction Server: CPU nodes that sum the gradients of several nodes without a fast network."""
 
-    replicas: Annotated[int, Meta(ge=1, le=1000)]
-    machine_type: str = "n1-highcpu-16"
+    replicas: Annotated[int, Meta(ge=1, le=1000, description="number of nodes that sum gradients")]
+    machine_type: Annotated[str, Meta(description="their machine type (default: n1-highcpu-16)")] = "n1-highcpu-16"
 
 
 class Vertex(Model, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Vertex(Model, frozen=True, kw_only=True):
         False
     )
     persistent_resource: (
-        Annotated[str, Meta(description="id of a persistent resource to run on, without a wait for machines")] | None
+        Annotated[str, Meta(description="ID of a persistent resource to run on, without waiting for machines")] | None
     ) = None
     nfs: tuple[NfsMount, ...] = ()
     lustre: tuple[LustreMount, ...] = ()

@@ -10,7 +10,7 @@ STARTER = """\
 # Show the request and its cost: launch vertex THIS_FILE --dry-run
 # (needs a project:              gcloud config set project PROJECT, or export CLOUDSDK_CORE_PROJECT=PROJECT)
 
-name: my-first-run             # run ids start with it: a-z, 0-9 and -
+name: my-first-run             # run IDs start with it: a-z, 0-9 and -
 
 machine:
   type: l4                     # a GPU (h100, a100-80gb, l4 …) or a machine type (g2-standard-24)

@@ -124,7 +124,7 @@ def of_uv_lock(path: Path) -> Packages:
     try:
         locked = tomllib.loads(text).get("package", [])
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{FIELD}: {path} isn't TOML: {error}", "Make it with uv lock.", field=FIELD) from error
+        raise UsageError(f"{FIELD}: {path} isn't TOML: {error}", "Create it with uv lock.", field=FIELD) from error
     lines = text.splitlines()
     found, git = [], False
     for one in locked:

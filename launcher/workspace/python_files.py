@@ -165,8 +165,8 @@ def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tu
     wanted = module.replace(".", "/") + ".py"
     where = f"in the code in {folder}" if folder else "next to the spec"
     raise UsageError(
-        f"run.module: {module}: there is no {wanted} {where}",
-        did_you_mean(near_scripts(wanted, names), "Name the folder with your code in image.code."),
+        f"run.module: {module}: no {wanted} {where}",
+        did_you_mean(near_scripts(wanted, names), "Set image.code to the folder with your code."),
         field="run.module",
     )
 

@@ -144,7 +144,7 @@ def check(path: Path, number: int, line: str) -> None:
 
     if known_secret(line):
         raise UsageError(
-            f"{FIELD}: {path}: line {number} holds a password or a token, which would stay in the image",
+            f"{FIELD}: {path}: line {number} contains a password or a token, which would stay in the image",
             "Take it out. A private package can travel as a wheel within image.code.",
             field=FIELD,
         )

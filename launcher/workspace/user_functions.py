@@ -28,8 +28,10 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
         elif not (spec.image.requirements or spec.image.base or spec.image.dockerfile):
             wanted = function.partition(":")[0].replace(".", "/") + ".py"
             raise UsageError(
-                f"{field}: {function}: there is no {wanted} in the code in {folder}",
-                did_you_mean(near_scripts(wanted, names), "If a package brings it, name that in image.requirements."),
+                f"{field}: {function}: no {wanted} in the code in {folder}",
+                did_you_mean(
+                    near_scripts(wanted, names), "If a package provides it, add the package to image.requirements."
+                ),
                 field=field,
             )
 
@@ -56,7 +58,7 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
     close = near(name, sorted(one for one in bound if not one.startswith("_")))
     raise UsageError(
         f"{field}: {function}: {shown} has no {name}",
-        did_you_mean(close, "The part behind the colon is a function's name in that file."),
+        did_you_mean(close, "The part after the colon must be a function in that file."),
         field=field,
     )
 

@@ -266,7 +266,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
             "project",
             "project",
             "project my-project does not exist, or you have no access to it",
-            "gcloud projects list",
+            "gcloud projects list; gcloud config set project PROJECT",
         ),
     ),
     (
@@ -313,7 +313,13 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     ),
     (
         vm(412, "Constraint constraints/compute.vmExternalIpAccess violated for project 1.", "conditionNotMet"),
-        *(VM, "permanent", "permission", "policy of the organization", "org-policies describe compute.vmExternalIpAc"),
+        *(
+            VM,
+            "permanent",
+            "permission",
+            "an organization policy forbids",
+            "org-policies describe compute.vmExternalIpAc",
+        ),
     ),
     (
         vm(412, "Location violates constraint constraints/gcp.resourceLocations on the resource.", "conditionNotMet"),

@@ -231,7 +231,7 @@ def test_an_engine_that_pulls_the_wrong_platform_and_says_nothing(
 @pytest.mark.parametrize(
     ("said", "status", "hint"),
     [
-        (f"manifest for {BASE} not found: manifest unknown: manifest unknown", 404, "Is its name right"),
+        (f"manifest for {BASE} not found: manifest unknown: manifest unknown", 404, "Check its name"),
         ('Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1: no such host', 500, "the network"),
         ('Get "http://localhost:9/v2/": dial tcp 127.0.0.1:9: connect: connection refused', 500, "does not respond"),
     ],

@@ -11,6 +11,7 @@ from launcher.spec.schema import json_schema
 from launcher.spec.shapes import fields
 from launcher.spec.starter import starter
 from launcher.spec.wording import every_path
+from tests import fields as documented
 from tests.spec.helpers import spec
 
 
@@ -50,6 +51,10 @@ def test_it_is_as_lenient_as_the_reader() -> None:
 
 def test_optional_fields_are_described_where_editors_look() -> None:
     assert properties("Machine")["gpus"]["description"] == "GPUs per node; default: all of the machine type's"
+
+
+def test_every_field_is_described() -> None:
+    assert [path for path, _, meaning in documented.fields() if not meaning] == []
 
 
 def test_the_starter_spec_can_be_read_and_is_explained() -> None:

@@ -23,7 +23,7 @@ DATA: dict[str, Wrong] = {
     "jsonl": Wrong(
         "a line of a .jsonl file without text",
         {"data": {"path": "{here}/lines.jsonl", "tokenizer": "{here}/tokenizer.json"}},
-        'data: {here}/lines.jsonl:2: no JSON object with a "text", it has txt',
+        'data: {here}/lines.jsonl:2: not a JSON object with "text", it has txt',
     ),
     "no-block": Wrong(
         "a text model without data.block_size",

@@ -110,7 +110,7 @@ MODELS: dict[str, Wrong] = {
     "forward-leaves": Wrong(
         "a forward pass that exits the process in a later step",
         {**own("leaves"), "steps": 40},
-        "model: mine:model left at mine.py:…: SystemExit",
+        "model: mine:model exited at mine.py:…: SystemExit",
     ),
     "forward-vector": Wrong(
         "a forward pass that returns several numbers",

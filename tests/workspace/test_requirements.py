@@ -90,7 +90,7 @@ def test_a_password_is_reported_with_its_line(tmp_path: Path) -> None:
     path = written(tmp_path, "numpy\nscipy\n-r base.txt\n")
     with pytest.raises(UsageError) as refused:
         requirements(path)
-    assert f"{base}: line 2 holds a password" in refused.value.problem
+    assert f"{base}: line 2 contains a password" in refused.value.problem
     assert "hunter22" not in str(refused.value)
 
 
@@ -115,8 +115,8 @@ def test_the_dependencies_of_a_pyproject_and_nothing_else_of_it(tmp_path: Path) 
         ("requirements.txt", "-c limits.txt", "names something on this machine"),
         ("requirements.txt", "-r gone.txt", "gone.txt can't be read: No such file"),
         ("requirements.txt", "-r requirements.txt", "includes itself"),
-        ("requirements.txt", "--index-url https://me:hunter22@pypi.example/simple", "line 1 holds a password"),
-        ("requirements.txt", "git+https://ghp_" + "a" * 20 + "@github.com/a/b", "line 1 holds a password"),
+        ("requirements.txt", "--index-url https://me:hunter22@pypi.example/simple", "line 1 contains a password"),
+        ("requirements.txt", "git+https://ghp_" + "a" * 20 + "@github.com/a/b", "line 1 contains a password"),
         ("pyproject.toml", "[project", "isn't TOML"),
         ("pyproject.toml", "[project]\nname = 'x'\n", r"has no \[project\] dependencies"),
         ("pyproject.toml", "project = 1\n", r"has no \[project\] dependencies"),

@@ -55,29 +55,31 @@ def test_each_place_that_may_name_a_function(tmp_path: Path, config: str) -> Non
     text = SPEC.partition("run:")[0] + f"run: {{config: {config}}}\n"
     name = "a" if "a:b" in config else "pkg/model"
     said = refused("vertex", project(tmp_path, text, "other.py"))
-    assert f"there is no {name}.py in the code in {tmp_path}" in said
+    assert f"no {name}.py in the code in {tmp_path}" in said
     planned(project(tmp_path, text, f"{name}.py"))
     planned(project(tmp_path, text, f"{name}/__init__.py"))
 
 
 def test_a_module_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) -> None:
     said = refused("vertex", project(tmp_path, SPEC, "pkg/modle.py", "mine.py"))
-    assert "run.config.model: pkg.model:build: there is no pkg/model.py in the code in" in said
+    assert "run.config.model: pkg.model:build: no pkg/model.py in the code in" in said
     assert "Did you mean pkg/modle.py?" in said
     (tmp_path / "pkg/modle.py").unlink()
-    assert "If a package brings it, name that in image.requirements." in refused("vertex", tmp_path / "job.yaml")
+    assert "If a package provides it, add the package to image.requirements." in refused(
+        "vertex", tmp_path / "job.yaml"
+    )
 
 
 @pytest.mark.parametrize(
     ("module", "hint"),
     [
         ("class Built: ...", "Did you mean Built?"),
-        ("", "The part behind the colon is a function's name in that file."),
-        ("print(build)", "The part behind"),
-        ("def make():\n    build = 1\n    return build", "The part behind"),
-        ("class Model:\n    def build(self): ...", "The part behind"),
-        ("def outer():\n    def build(): ...", "The part behind"),
-        ("def outer():\n    from elsewhere import build", "The part behind"),
+        ("", "The part after the colon must be a function in that file."),
+        ("print(build)", "The part after"),
+        ("def make():\n    build = 1\n    return build", "The part after"),
+        ("class Model:\n    def build(self): ...", "The part after"),
+        ("def outer():\n    def build(): ...", "The part after"),
+        ("def outer():\n    from elsewhere import build", "The part after"),
     ],
 )
 def test_a_name_that_its_file_lacks(tmp_path: Path, module: str, hint: str) -> None:

@@ -18,7 +18,7 @@ def compare(
 ) -> None:
     """Compare two or more runs.
 
-    Shows what differs in their specs, code, image and machine. Then come the metrics (final, best, and at the newest
+    Shows what differs in their specs, code, image and machine. Below are the metrics (final, best, and at the newest
     step that all runs have), speed, time, goodput and cost, each with its difference from the first run.
     """
     import time

@@ -31,14 +31,14 @@ def doctor(
     target: Annotated[Target, option(WHERE, "--for", help="Check the project for Vertex AI or VMs.")] = "vertex",
     only: Annotated[Half | None, option(OUTPUT, "--only", help="Check only the machine or the project.")] = None,
     region: Annotated[
-        list[str] | None, option(WHERE, "--region", help="Regions to check (repeatable).", metavar="REGION")
+        list[str] | None, option(WHERE, "--region", help="Region to check; repeatable.", metavar="REGION")
     ] = None,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Check this machine and project, and show the fixes.
 
-    Each line has the command that fixes it. Changes nothing. ✓ fine, ! may cause trouble, ✗ has to be fixed, ? could
-    not be checked. Exits with 0 unless something is ✗.
+    Each problem comes with the command that fixes it. Changes nothing. ✓ fine, ! may cause trouble, ✗ must be fixed,
+    ? could not be checked. Exits with 0 if no check is ✗.
     """
     from launcher.errors import LaunchError
     from launcher.text import plural

@@ -23,8 +23,8 @@ def estimate(
 ) -> None:
     """Estimate a training run: GPU memory, speed, time and cost.
 
-    Sends no request. Built-in models and the known types of hf:… are computed by formula; a custom model is built
-    without its numbers, in a process with limits.
+    Sends no request. Uses formulas for the built-in models and the known types of hf:…. Builds a custom model without
+    allocating its tensors, in a separate process with limits on memory and time.
     """
     import msgspec
 

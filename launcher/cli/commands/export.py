@@ -39,14 +39,14 @@ def export(
         ),
     ] = None,
     weights_only: Annotated[
-        bool, option(OUTPUT, "--weights-only", help="Leave out the optimizer's state (hf, dcp).")
+        bool, option(OUTPUT, "--weights-only", help="Omit the optimizer's state (hf, dcp).")
     ] = False,
     regions: Regions = None,
 ) -> None:
     """Export a checkpoint's weights in a format that other programs load.
 
-    Writes the config and the tokenizer beside them. hf loads with from_pretrained, torch with
-    torch.load(weights_only=True). hf and dcp have the optimizer's state too.
+    Writes the config and the tokenizer next to the weights. hf loads with from_pretrained, torch with
+    torch.load(weights_only=True). hf and dcp also contain the optimizer's state.
     """
     from launcher.api.exporting import export_checkpoint
     from launcher.cli.flows.find_run import folder_of

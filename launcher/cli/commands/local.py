@@ -37,7 +37,7 @@ def local(
         bool,
         option(RUN, "--in-place", help="Run in the code folder itself instead of in a copy."),
     ] = False,
-    new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, although this job has run before.")] = False,
+    new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, even if this job has run before.")] = False,
     resume: Annotated[
         str | None,
         option(RUN, "--resume", help="Continue a local run, with the code as it is now.", metavar="RUN"),
@@ -55,7 +55,7 @@ def local(
     """Run a job on this machine as Vertex AI would.
 
     Reads only the rendered Vertex AI request. Starts one process for each GPU, on CPUs if there are none. Each start
-    runs in a fresh copy of the files that the image would have; with --docker, in a container of the image.
+    runs in a fresh copy of the files that the image would contain; with --docker, in a container of the image.
     """
     flags = flags_of(ctx)
     check_start(dry_run, new, preempt_after, flags, request)
@@ -209,7 +209,7 @@ def inputs_of(run: LocalRun, spec: Path | None, flags: Flags, *, in_place: bool 
     path = run.folder / contract.PLAN
     before = stored_plan(path)
     if before is None or (before.image and before.image.files):
-        why = "has no readable plan" if before is None else "has code of yours, which its folder does not keep"
+        why = "has no readable plan" if before is None else "has custom code, which its folder does not contain"
         raise UsageError(f"{run.id} {why}", f"Add the spec: launch local SPEC --resume {run.id}")
     return gather_data("local", before.spec, str(path), overrides(there), run_id=run.id)
 

@@ -24,8 +24,8 @@ def report(
 ) -> None:
     """Write an HTML report of runs or a sweep.
 
-    It has a run's curves, times and costs, and what differs between several. The file needs no network and no server.
-    Its charts zoom, and show values under the cursor.
+    The page shows a run's curves, times and costs, and what differs between several runs. It needs no network and no
+    server. Its charts can be zoomed, and show values under the cursor.
     """
     from launcher.cli.flows.find_run import folders_of
     from launcher.cli.flows.report import write_report

@@ -37,8 +37,8 @@ def runs(
 ) -> None:
     """List runs, on this machine and in the cloud.
 
-    Newest first. Finds the local ones in ./runs, those in the cloud by the labels of their jobs. COST is that of the
-    machines so far, without disks.
+    Newest first. Finds local runs in ./runs, and runs in the cloud by the labels of their jobs. COST is the cost of
+    the machines so far, without disks.
     """
     from launcher.api.run_list import RunFilter
     from launcher.cli.flows.runs import check_states, label_filter, show_runs, start_time

@@ -28,9 +28,9 @@ def setup(
     network: Annotated[str, option(WHERE, "--network", help="Network of the VMs.", metavar="NAME")] = "default",
     request_quota: Annotated[
         list[str] | None,
-        option(MACHINE, "--request-quota", help="Request GPUs, of --for: h100:8, l4:4:spot.", metavar="GPU:N"),
+        option(MACHINE, "--request-quota", help="Request GPU quota for --for: h100:8, l4:4:spot.", metavar="GPU:N"),
     ] = None,
-    yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Do what is missing; default: only show it.")] = False,
+    yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Create what is missing; default: only show it.")] = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Show what a project lacks; --yes creates it.

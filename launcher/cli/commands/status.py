@@ -32,9 +32,9 @@ def status(
 ) -> None:
     """Show a run or a sweep, or list all runs as `launch runs` does.
 
-    Says how a run went, attempt by attempt: how long it waited and ran, what was lost, why it ended, and what to do.
-    Finds a run of launch local by its path, or in ./runs by its ID or name. Finds all others by the labels of their
-    jobs and by the run's folder, so every machine with the same credentials shows the same.
+    Reports each attempt: how long it waited and ran, what was lost, why it ended, and what to do next. Finds a local
+    run by its path, or in ./runs by its ID or name. Finds a run in the cloud by the labels of its jobs or by its
+    folder, from any machine with the same credentials.
     """
     if run is None:
         if events:

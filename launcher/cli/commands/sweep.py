@@ -24,9 +24,7 @@ class To(StrEnum):
 
 
 Where = Annotated[To, option(WHERE, "--to", help="Vertex AI, VMs, or this machine.")]
-Random = Annotated[
-    int | None, option(RUN, "--random", help="Draw so many random points instead of the grid.", metavar="N")
-]
+Random = Annotated[int | None, option(RUN, "--random", help="Draw N random points instead of the grid.", metavar="N")]
 Seed = Annotated[int | None, option(RUN, "--seed", help="Seed of the random points; default: 0.", metavar="N")]
 Parallel = Annotated[
     int | None,
@@ -38,7 +36,7 @@ Parallel = Annotated[
     ),
 ]
 Detach = Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as all jobs are created.")]
-Retry = Annotated[bool, option(RUN, "--retry-failed", help="Also run points again that have failed.")]
+Retry = Annotated[bool, option(RUN, "--retry-failed", help="Also run failed points again.")]
 
 
 def sweep(
@@ -63,7 +61,7 @@ def sweep(
     """Run a spec once for each combination of several values.
 
     A --set with several values (lr=1e-4,3e-4) is swept; with --random it may be a range: log(1e-5,1e-2),
-    uniform(0,0.3), int(1,8). limits.usd holds for all points together. The same command continues the sweep.
+    uniform(0,0.3), int(1,8). limits.usd limits the cost of all points together. The same command continues the sweep.
     """
     from launcher.cli.flows.plan_sweep import plan_of
     from launcher.cli.ui.sweep_page import show

@@ -27,7 +27,7 @@ def vertex(
     preflight: Preflight = False,
     no_preflight: NoPreflight = False,
     resume: Annotated[str | None, option(RUN, "--resume", help="Resume a run that has ended.", metavar="RUN")] = None,
-    new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, although this job has run before.")] = False,
+    new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, even if this job has run before.")] = False,
     watch_for: WatchFor = None,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,

@@ -67,7 +67,7 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     """Gathers the inputs of a plan from a spec and flags. Raises SpecError, UsageError."""
     create_repository: bool = False
     offline: bool = False
-    """Plan with the prices shipped with launch."""
+    """Use the prices shipped with launch."""
     yes: bool = False
     """Submit without the question about the cost."""
     cpu_machine: str | None = None

@@ -34,7 +34,7 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
     if empty and (not sweep or len(empty) == len(found)):
         raise UsageError(f"{', '.join(empty)}: the run folder has no attempts and no metrics yet", "Try again later.")
     if empty:
-        say(f"{plural(len(empty), 'point')} of {len(found)} not begun yet")
+        say(f"{plural(len(empty), 'point')} of {len(found)} not started yet")
         found = [run for run in found if run.id not in empty]
     if target is None:
         storage = next(iter(runs.values()))

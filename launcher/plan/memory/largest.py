@@ -16,9 +16,9 @@ ACTIVATIONS = 0.1
 USES = {
     "inference, bf16": (2.0, "weights"),
     "inference, fp32": (4.0, "weights"),
-    "LoRA, bf16": (2.16, "weights, and 1 % as many trained numbers of 16 bytes"),
+    "LoRA, bf16": (2.16, "weights, and adapters of 1 % of them at 16 bytes each"),
     "AdamW, fp32": (16.0, "weights, gradients and two moments"),
-    "AdamW, bf16 autocast": (18.0, "the same, and copies of the weights in half precision"),
+    "AdamW, bf16 autocast": (18.0, "weights, gradients, two moments and bf16 weights"),
 }
 """Bytes for each parameter."""
 

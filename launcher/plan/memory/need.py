@@ -141,7 +141,7 @@ def tensors(model: ModelSizes, setup: Setup, micro_batch: int) -> Iterator[Part]
     end = (saved.block + saved.work) * micro_batch
     keeps_gradients = setup.world > 1 or micro_batch < setup.share
     peak = shard + start + in_half if keeps_gradients else max(start + in_half, shard + end)
-    yield Part("weights", shard, f"fp32, 1/{setup.world} of them" if setup.sharded else "fp32")
+    yield Part("weights", shard, f"fp32; 1/{setup.world} on each GPU" if setup.sharded else "fp32")
     yield Part("gradients", shard, "fp32")
     yield Part("optimizer", shard * setup.numbers, f"{setup.numbers} numbers for each parameter, fp32")
     yield Part("activations", start - scores, f"activation_checkpointing: {setup.checkpointing}")
@@ -153,9 +153,9 @@ def tensors(model: ModelSizes, setup: Setup, micro_batch: int) -> Iterator[Part]
     elif setup.world > 1:
         yield Part("buckets", size, "of DDP, while it rebuilds them")
     if (update := shard + shard * setup.step_numbers - peak) > 0:
-        yield Part("update", update, "copies of an optimizer that is not fused")
+        yield Part("update", update, "copies that an unfused optimizer makes")
     if (overlap := peak - shard - start - in_half) < 0:
-        yield Part("overlap", overlap, "activations end as gradients appear")
+        yield Part("overlap", overlap, "activations are freed as gradients appear")
 
 
 def early(model: ModelSizes) -> int:

@@ -168,9 +168,9 @@ def summarize_rows(rows: tuple[Record, ...], steps: int | None, resumed_from: in
         step=step,
         steps=steps,
         loss=figure(last, "loss") if last.get("loss") is None else as_float(last["loss"]),
-        rate=median_low(speeds) if speeds else 1 / step_seconds if step_seconds else None,
+        rate=median_low(speeds) if speeds else as_float(1 / step_seconds) if step_seconds else None,
         unit=unit,
-        eta_seconds=max(0, steps - step) * step_seconds if steps is not None and step_seconds else None,
+        eta_seconds=as_float(max(0, steps - step) * step_seconds) if steps is not None and step_seconds else None,
         time=as_float(last.get("time")),
     )
 

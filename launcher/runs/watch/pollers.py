@@ -55,7 +55,7 @@ STATE_NOTES: Final = {
     "RUNNING": "",
     "STOPPED": "",  # a workstation VM
     "PAUSED": "paused by Vertex AI; still watching",
-    "UPDATING": "being changed by Vertex AI, maybe running; still watching",
+    "UPDATING": "being updated by Vertex AI, may be running; still watching",
 }
 """States that are neither waiting nor final, with the note for the user."""
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests import fields
 from tests.cli.cloudjobs import FAILED, RUNS, WELL, Job
-from tests.command import Ran, launch
+from tests.command import ROOT, Ran, launch
 
 NO_PROJECT = {"CLOUDSDK_CORE_PROJECT": ""}
 SCRIPT = "from launch_train import metrics\nmetrics.log(1, loss=0.5)\n"
@@ -116,3 +118,19 @@ def test_after_a_job_that_failed(job: Job) -> None:
     job.cloud.jobs.script = WELL
     found = assert_they_work(ran, job.folder, job.env, least=2)
     assert {one.split()[1] for one in found} == {"logs", "vertex"}
+
+
+def set_in_messages() -> Iterator[tuple[Path, str]]:
+    """Each `--set FIELD=` in a string of launch's code, with its file."""
+    for file in sorted((ROOT / "launcher").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from ((file, name) for name in re.findall(r"--set ([a-z_]+(?:\.[a-z_]+)*)=", node.value))
+
+
+def test_set_in_messages_names_fields_of_a_spec() -> None:
+    known = {path for path, _, _ in fields.fields()}
+    named = list(set_in_messages())
+    assert len(named) > 20
+    wrong = [(file.name, name) for file, name in named if name not in known and not name.startswith("run.config.")]
+    assert wrong == []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launch_train.common import contract
@@ -172,6 +172,8 @@ def test_torn_lines_and_strange_names(folder: Counting, meter: ProgressReader, c
     ),
     st.one_of(st.none(), st.integers(1, 10**9)),
 )
+@example([{"step": 0, "step_s": 2e-311}], None)
+@example([{"step": 0, "step_s": 1e308}], 10**9)
 def test_no_rows_are_too_strange(rows: list[dict[str, Any]], steps: int | None) -> None:
     found = summarize_rows(tuple(rows), steps, None)
     assert found.step == (rows[-1]["step"] if rows else 0)

@@ -91,7 +91,7 @@ def test_another_column_holds_the_text(arrow: Any, tmp_path: Path) -> None:
     assert source.facts["data_bytes"] == 20 * 19
     (tmp_path / "a.jsonl").write_text('{"content": "to be or not to be"}\n' * 20)
     assert opened({"path": str(tmp_path / "a.jsonl"), "column": "content"}).facts["data_bytes"] == 20 * 19
-    with pytest.raises(UsageError, match=r'a\.jsonl:1: no JSON object with a "text", it has content'):
+    with pytest.raises(UsageError, match=r'a\.jsonl:1: not a JSON object with "text", it has content'):
         opened(str(tmp_path / "a.jsonl"))
 
 
@@ -118,8 +118,8 @@ def test_splits_by_their_names_and_nothing_else_of_the_folder(arrow: Any, tmp_pa
             {"title": ["x"], "body": ["y"]},
             r"a\.parquet has the columns title, body, and no text: .*column",
         ),
-        ("a.arrow", {"text": [1, 2]}, r"a\.arrow: text of row 1 is no text: '1'"),
-        ("a.parquet", {"input_ids": [1, 2]}, r"input_ids is int64, no list of tokens"),
+        ("a.arrow", {"text": [1, 2]}, r"a\.arrow: text of row 1 is not text: '1'"),
+        ("a.parquet", {"input_ids": [1, 2]}, r"input_ids is int64, not a list of tokens"),
         ("a.parquet", {"input_ids": [[1, -1]]}, r"input_ids is .* no tokens"),
         ("a.parquet", {"input_ids": [[1, None]]}, r"input_ids is .* no tokens"),
         ("a.arrow", {"input_ids": [["a"]]}, r"input_ids is .* no tokens"),

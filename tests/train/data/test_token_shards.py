@@ -151,7 +151,11 @@ def test_validation_shards_of_ones_choice(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "empty": (lambda p: nanogpt(p / "a.bin", []), {}, r"a\.bin is empty: delete it"),
-    "odd length": (lambda p: (p / "a.bin").write_bytes(b"x" * 999), {}, r"999 bytes, .* no whole number .*data\.dtype"),
+    "odd length": (
+        lambda p: (p / "a.bin").write_bytes(b"x" * 999),
+        {},
+        r"999 bytes, .* not a whole .*data\.dtype",
+    ),
     "uint32 as uint16": (
         lambda p: nanogpt(p / "a.bin", range(5, 1000), "uint32"),
         {},
@@ -186,7 +190,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"dtype": "uint32"},
         r"is uint16 by its header, and data\.dtype is uint32: remove",
     ),
-    "npy: floats": (lambda p: saved(p / "a.npy", np.ones(1000)), {}, r"holds float64, no integers"),
+    "npy: floats": (lambda p: saved(p / "a.npy", np.ones(1000)), {}, r"holds float64, not integers"),
     "npy: two dimensions": (lambda p: saved(p / "a.npy", np.ones((2, 500), int)), {}, r"shape \(2, 500\), .*ravel"),
     "npy: nothing": (lambda p: saved(p / "a.npy", np.ones(0, int)), {}, r"a\.npy has no tokens"),
     "npy: cut": (
@@ -194,8 +198,16 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         r"750 tokens, .* says 1,000",
     ),
-    "npy: none": (lambda p: (p / "a.npy").write_bytes(b"x" * 1000), {}, r"is no \.npy file: it starts with b'xxxxxx'"),
-    "npy: header": (lambda p: (p / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00abc"), {}, r"is no \.npy file that"),
+    "npy: none": (
+        lambda p: (p / "a.npy").write_bytes(b"x" * 1000),
+        {},
+        r"not a \.npy file: it starts with b'xxxxxx'",
+    ),
+    "npy: header": (
+        lambda p: (p / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00abc"),
+        {},
+        r"not a readable \.npy",
+    ),
     "short": (lambda p: nanogpt(p / "a.bin", range(89)), {}, r"89 tokens; block_size 8 needs 90"),
     "tokenizer": (
         lambda p: nanogpt(p / "a.bin", range(1000)),

@@ -31,7 +31,7 @@ def fetch(name: str, cache: Path) -> str:
     """
     found = NAME.fullmatch(name)
     if found is None:
-        raise UsageError(f"data: {name} is no name of a data set: hf:ORG/NAME, hf:ORG/NAME@REVISION/FOLDER/*.parquet")
+        raise UsageError(f"data: {name} is not a data set's name: hf:ORG/NAME, hf:ORG/NAME@REVISION/FOLDER/*.parquet")
     from huggingface_hub import snapshot_download
 
     repo, pattern = found["repo"], found["pattern"]

@@ -50,11 +50,11 @@ def _text(line: bytes, key: str, where: str) -> str:
         raise UsageError(f"{where} unpaired surrogate (\\ud800 to \\udfff), which is not valid text") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} not JSON ({getattr(error, 'msg', error)})") from error
-    raise UsageError(f'{where} no JSON object with a "{key}"{_keys(record, key)}')
+    raise UsageError(f"{where} {_problem(record, key)}")
 
 
-def _keys(record: Any, key: str) -> str:
-    if not isinstance(record, dict) or not record:
-        return ""
-    what = "which is no string" if key in record else f"it has {', '.join(list(record)[:KEYS])}"
-    return f", {what}"
+def _problem(record: Any, key: str) -> str:
+    if isinstance(record, dict) and key in record:
+        return f'"{key}" is not a string'
+    known = f", it has {', '.join(list(record)[:KEYS])}" if isinstance(record, dict) and record else ""
+    return f'not a JSON object with "{key}"{known}'

@@ -48,7 +48,7 @@ def documents(path: Path, column: str) -> Iterator[str]:
         for value in values.to_pylist():
             number += 1
             if value is not None and not isinstance(value, str):
-                raise UsageError(f"data: {path}: {column} of row {number:,} is no text: {str(value)[:40]!r}")
+                raise UsageError(f"data: {path}: {column} of row {number:,} is not text: {str(value)[:40]!r}")
             if value:
                 yield value
 
@@ -75,11 +75,11 @@ def _tokens(path: Path) -> Iterator[NDArray[Any]]:
     """Yield the tokens of a table in blocks that are not empty."""
     for values in _columns(path, TOKENS):
         if not hasattr(values, "flatten"):
-            raise UsageError(f"data: {path}: {TOKENS} is {values.type}, no list of tokens per row")
+            raise UsageError(f"data: {path}: {TOKENS} is {values.type}, not a list of tokens per row")
         block = values.flatten().to_numpy(zero_copy_only=False)
         if len(block) and (block.dtype.kind not in "iu" or int(block.min()) < 0):
             raise UsageError(
-                f"data: {path}: {TOKENS} is {values.type} with negative, missing or other values, no tokens"
+                f"data: {path}: {TOKENS} is {values.type} with negative, missing or other values, not tokens"
             )
         if len(block):
             yield block

@@ -135,7 +135,7 @@ def read_shard(path: Path, dtype: str | None = None) -> Shard:
     if start.startswith(NUMPY):
         return _numpy(path, size)
     if path.suffix.lower() == ".npy":
-        raise UsageError(f"data: {path} is no .npy file: it starts with {start[:6]!r}; write it with numpy.save")
+        raise UsageError(f"data: {path} is not a .npy file: it starts with {start[:6]!r}; write it with numpy.save")
     if _magic(start)[0] in (LLMC_EVAL, *(magic for magic, _ in LLMC)):
         return _llmc(path, start, size, dtype)
     return _raw(path, size, dtype)
@@ -149,9 +149,9 @@ def _numpy(path: Path, size: int) -> Shard:
             shape, _, dtype = read(file)
             offset = file.tell()
     except ValueError as error:
-        raise UsageError(f"data: {path} is no .npy file that can be read: {' '.join(str(error).split())}") from error
+        raise UsageError(f"data: {path} is not a readable .npy file: {' '.join(str(error).split())}") from error
     if dtype.kind not in "iu":
-        raise UsageError(f"data: {path} holds {dtype}, no integers: numpy.save(PATH, tokens.astype(numpy.uint16))")
+        raise UsageError(f"data: {path} holds {dtype}, not integers: numpy.save(PATH, tokens.astype(numpy.uint16))")
     if len(shape) != 1:
         raise UsageError(f"data: {path} has the shape {shape}, not one dimension: numpy.save(PATH, tokens.ravel())")
     if not shape[0]:
@@ -163,7 +163,7 @@ def _numpy(path: Path, size: int) -> Shard:
 def _llmc(path: Path, start: bytes, size: int, dtype: str | None) -> Shard:
     magic, version = _magic(start)
     if magic == LLMC_EVAL:
-        raise UsageError(f"data: {path} holds llm.c's multiple-choice questions, no text to train on")
+        raise UsageError(f"data: {path} holds llm.c's multiple-choice questions, not text to train on")
     found = LLMC.get((magic, version))
     if found is None or len(start) < HEADER:
         what = f"version {version}" if len(start) == HEADER else "a header that is cut short"
@@ -190,8 +190,8 @@ def _raw(path: Path, size: int, dtype: str | None) -> Shard:
     if size % width:
         kind = f"{dtype or 'uint16'}, {width} bytes each"
         raise UsageError(
-            f"data: {path} has {size:,} bytes, which is no whole number of tokens ({kind}): it was cut short, or needs "
-            "another data.dtype"
+            f"data: {path} has {size:,} bytes, which is not a whole number of tokens ({kind}): it was cut short, or "
+            "needs another data.dtype"
         )
     shard = Shard(path, size // width, dtype or "uint16")
     if dtype is None and _is_wider(shard):

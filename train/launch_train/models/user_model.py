@@ -102,7 +102,7 @@ def call_without_exit(call: Callable[[], Any], what: str) -> Any:
     try:
         return call()
     except SystemExit as error:
-        raise UsageError(f"{what} left {describe_error(error)}") from error
+        raise UsageError(f"{what} exited {describe_error(error)}") from error
 
 
 def checked(loss: Any, what: str) -> Loss:

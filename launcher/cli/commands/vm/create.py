@@ -49,7 +49,7 @@ Resume = Annotated[
     str | None,
     option(RUN, "--resume", help="Resume a run that has ended (implies --run).", metavar="RUN"),
 ]
-New = Annotated[bool, option(RUN, "--new", help="With --run: start a fresh run, although it ran before.")]
+New = Annotated[bool, option(RUN, "--new", help="With --run: start a fresh run, even if it ran before.")]
 
 
 def vm(
@@ -78,8 +78,8 @@ def vm(
     """Create a VM with GPUs to work on over SSH, or with --run one that runs a job.
 
     Without --run: creates a Deep Learning VM and returns when it is ready. The VM stops itself when its lease ends.
-    With --run: runs the spec's job in its container, follows it to its end and deletes the VM. If there is no
-    capacity, launch tries the next zone.
+    With --run: runs the spec's job in its container and follows it to its end; then the VM deletes itself. If there
+    is no capacity, launch tries the next zone.
     """
     from launcher.api.planning import planned
     from launcher.cli.flows.plan import gather

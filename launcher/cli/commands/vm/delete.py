@@ -20,7 +20,9 @@ def vm_delete(
     zone: InZone = None,
     yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Skip the confirmation.")] = False,
 ) -> None:
-    """Delete a VM with its disk and wait until it is deleted. Asks for confirmation."""
+    """Delete a VM with its disk, and wait until it is deleted.
+
+    Asks for confirmation."""
     from launcher.cli.flows.confirm import confirmed
     from launcher.cli.flows.find_vm import NoSuchVm, one_machine, open_compute
 
