@@ -23,7 +23,7 @@ from launcher.api.local_cancel import is_attempt_cancelled, request_cancel
 from launcher.api.local_run import STOP_SECONDS, error_of, run_child
 from launcher.api.sweep_events import OnEvent, PointChanged, PointRun
 from launcher.api.sweep_plan import SweepPlan
-from launcher.api.sweep_record import is_cancelled, write_record
+from launcher.api.sweep_record import mark_version, write_record
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.rehearsal.attempts import End, newest_attempt, read_end, read_facts
@@ -64,6 +64,8 @@ class LocalSweep:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: queue.Queue[tuple[PointRun, dict[str, str], LaunchError | None]] = queue.Queue()
         self._stopped = False
+        self._earlier_mark = ""
+        """Version of the mark of an earlier cancellation."""
         self._local_output = None if plan.output.startswith("gs://") else LocalFolder(Path(plan.output))
 
     def run(self) -> None:
@@ -85,17 +87,18 @@ class LocalSweep:
                 raise
 
     def _record(self) -> None:
-        """Record the sweep's points beside their folders, and remove the mark of an earlier cancellation.
+        """Record the sweep's points beside their folders.
 
         Raises UsageError: another sweep has the name, or the folder can't be written.
         """
         if self._local_output:
             with use_errors():
+                self._earlier_mark = mark_version(self._local_output, self.plan.name)
                 write_record(self._local_output, self.plan)
 
     def _obey_cancel(self) -> None:
         """After `launch cancel`, cancel the active points and start no others."""
-        if not self._local_output or not is_cancelled(self._local_output, self.plan.name):
+        if not self._local_output or mark_version(self._local_output, self.plan.name) in ("", self._earlier_mark):
             return
         for run in self.runs:
             folder = Path(run.point.plan.run_folder or "")
