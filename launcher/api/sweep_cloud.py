@@ -177,7 +177,7 @@ class CloudSweep:
             if run.state == "waiting":
                 run.is_due = run.is_due or (job is not None and not job.is_over)
             elif run.state == "active" and not (run.job and run.job.place in listing.unread):
-                self._see(run, job)
+                self._see(run, self._current_job(run, job))
 
     def _check_cancelled(self) -> None:
         """Cancel the waiting points if `launch cancel` was run."""
@@ -202,6 +202,15 @@ class CloudSweep:
                     cancelled = mark not in ("", self._earlier_mark)
                 self._cancelled_at = (cancelled, begun)
             return cancelled
+
+    def _current_job(self, run: CloudPoint, listed: Job | None) -> Job | None:
+        """Return the current state of a point's job; None: it does not exist, or cannot be read. `listed` is the newest
+        job with the sweep's label, which another sweep's job or one of `launch vertex` does not have."""
+        if run.job is None or (listed and (listed.name == run.job.name or not listed.is_over)):
+            return listed
+        with suppress(LaunchError):
+            return self.cloud.service.get(run.job.name)
+        return None
 
     def _see(self, run: CloudPoint, job: Job | None) -> None:
         """Update a point from its job's state."""

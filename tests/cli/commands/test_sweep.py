@@ -233,6 +233,16 @@ def test_a_watch_limit_ends_the_watch(job: Job) -> None:
     assert states(data) == ["ACTIVE"] * 3
 
 
+def test_a_point_whose_job_has_no_label_of_the_sweep_is_watched_like_the_others(job: Job) -> None:
+    job.write(limits={"wait": "10m"}, provisioning=["standard"], regions=["us-central1"])
+    job.cloud.jobs.script = WAITS
+    job.launch("vertex", "job.yaml", "--set", "run.config.steps=20", "--detach")
+    ran = job.launch(*SWEEP, "--yes", "--watch-for", "1h", code=5)
+    lines = [line for line in ran.err.splitlines() if " 2/3 " in line]
+    assert (sum("already started" in line for line in lines), "failed" in lines[-1]) == (1, True)
+    assert len(job.created) == 3
+
+
 @pytest.mark.slow
 def test_an_attempt_waits_no_longer_than_it_may(job: Job) -> None:
     job.write(limits={"wait": "10m"}, provisioning=["standard"])
