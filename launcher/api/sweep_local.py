@@ -173,10 +173,15 @@ class LocalSweep:
             return
         self._slots.append(slot)
         folder = run.point.plan.run_folder or ""
-        if isinstance(error, UsageError) and not folder.startswith("gs://") and is_taken(Path(folder)):
-            run.state = "waiting"  # another process was faster
+        is_refused = isinstance(error, UsageError)  # maybe because another process had the folder
+        if is_refused and not folder.startswith("gs://") and is_taken(Path(folder)):
+            run.state = "waiting"
             return
-        was_cancelled = error is not None and self._local_output is not None and is_attempt_cancelled(Path(folder))
+        end = last_end(open_folder(folder), run) if is_refused else None
+        if end and end.succeeded:
+            error, run.had_ended, run.ended = None, True, end.time
+        may_be_cancelled = error is not None and not is_refused and self._local_output is not None
+        was_cancelled = may_be_cancelled and is_attempt_cancelled(Path(folder))
         run.state = "cancelled" if was_cancelled else "failed" if error else "succeeded"
         run.error = error
         self._on_event(PointChanged(run=run, kind="ended"))
