@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from launcher.api.cancelling import cancel_run
+from launcher.api.find_run import FoundRun
 from launcher.api.sweep_events import OnEvent, PointChanged, PointRun, State, cause_of
 from launcher.api.sweep_plan import SweepPlan
-from launcher.api.sweep_record import is_cancelled, write_record
+from launcher.api.sweep_record import mark_version, write_record
 from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import UnreachableError, status_of
@@ -67,6 +69,8 @@ class CloudPoint(PointRun, kw_only=True):
     """The attempt's number."""
     wait_until: float | None = None
     """End of the time that the attempt may wait for machines, by the cloud's clock; None: no limit."""
+    is_overdue: bool = False
+    """At the last poll its job was waiting, longer than it may."""
     failures: int = 0
     busy: int = 0
     """Rounds in which a rate limit outlasted all retries."""
@@ -114,6 +118,10 @@ class CloudSweep:
         self._lock, self._cancel_lock = threading.Lock(), threading.Lock()
         self._cancelled_at = (False, -math.inf)
         """Whether the sweep was cancelled, and when that was read."""
+        self._earlier_mark = ""
+        """Version of the mark of an earlier cancellation."""
+        self._created: list[CloudPoint] = []
+        """Points whose job was created since the mark was last read for them."""
         self._client = None if plan.output[:5] != "gs://" else storage_client()
 
     def run(self, *, detach: bool = False, seconds: float | None = None) -> None:
@@ -124,7 +132,7 @@ class CloudSweep:
         """
         until = None if seconds is None else self.cloud.clock.now() + seconds
         threading.Thread(target=import_client_library, daemon=True).start()
-        self._record()  # first: another sweep may have the name, and the mark of an earlier cancellation must go
+        self._record()  # first: another sweep may have the name
         if self._most < len(self.runs):  # those that run count
             self.poll()
         while True:
@@ -142,15 +150,16 @@ class CloudSweep:
         its name."""
         from launch_train.common.storage import OutputError
 
+        output, now = self.storage(self.plan.output), self.cloud.clock.now()
         try:
-            write_record(self.storage(self.plan.output), self.plan)
+            self._earlier_mark = mark_version(output, self.plan.name)  # before `launch cancel` can find the record
+            self._cancelled_at = (False, now)
+            write_record(output, self.plan)
         except OutputError as error:
             if status_of(error) != 403:
                 region = self.plan.points[0].plan.attempts[0].region
                 raise explain_error(error, {"PROJECT": self.plan.project, "REGION": region}) from error
             self._say(f"cannot record the sweep in {self.plan.output}, so only its jobs' labels name it: {error}")
-        else:
-            self._cancelled_at = (False, self.cloud.clock.now())
 
     def poll(self) -> None:
         """Read the state of all jobs, and mark the points whose driver must decide."""
@@ -168,7 +177,7 @@ class CloudSweep:
             if run.state == "waiting":
                 run.is_due = run.is_due or (job is not None and not job.is_over)
             elif run.state == "active" and not (run.job and run.job.place in listing.unread):
-                self._see(run, job)
+                self._see(run, self._current_job(run, job))
 
     def _check_cancelled(self) -> None:
         """Cancel the waiting points if `launch cancel` was run."""
@@ -178,19 +187,30 @@ class CloudSweep:
                 run.state = "cancelled"
                 self._on_event(PointChanged(run=run, kind="ended"))
 
-    def _is_cancelled(self) -> bool:
-        """Return whether `launch cancel` was run since the start, as of a moment ago: points that begin together need
-        one answer. False if that cannot be read."""
+    def _is_cancelled(self, *, read_now: bool = False) -> bool:
+        """Return whether `launch cancel` was run since the start; False if that cannot be read. Points that begin
+        together need one answer, so without `read_now` it may be a moment old."""
         from launch_train.common.storage import OutputError
 
+        asked = self.cloud.clock.now()  # those that wait for the lock share the answer, however long it takes
         with self._cancel_lock:
-            now = self.cloud.clock.now()
             cancelled, read_at = self._cancelled_at
-            if not cancelled and now - read_at > CURRENT_SECONDS:
+            if not cancelled and (read_now or asked - read_at > CURRENT_SECONDS):
+                begun = self.cloud.clock.now()
                 with suppress(OutputError):
-                    cancelled = is_cancelled(self.storage(self.plan.output), self.plan.name)
-                self._cancelled_at = (cancelled, now)
+                    mark = mark_version(self.storage(self.plan.output), self.plan.name)
+                    cancelled = mark not in ("", self._earlier_mark)
+                self._cancelled_at = (cancelled, begun)
             return cancelled
+
+    def _current_job(self, run: CloudPoint, listed: Job | None) -> Job | None:
+        """Return the current state of a point's job; None: it does not exist, or cannot be read. `listed` is the newest
+        job with the sweep's label, which another sweep's job or one of `launch vertex` does not have."""
+        if run.job is None or (listed and (listed.name == run.job.name or not listed.is_over)):
+            return listed
+        with suppress(LaunchError):
+            return self.cloud.service.get(run.job.name)
+        return None
 
     def _see(self, run: CloudPoint, job: Job | None) -> None:
         """Update a point from its job's state."""
@@ -200,8 +220,8 @@ class CloudSweep:
         changed, run.job = job.state != run.job.state, job
         if changed:
             self._on_event(PointChanged(run=run, kind="state"))
-        overdue = run.wait_until is not None and self.cloud.clock.now() >= run.wait_until
-        run.is_due = job.is_waiting and overdue
+        too_late = run.wait_until is not None and self.cloud.clock.now() >= run.wait_until
+        run.is_due = run.is_overdue = job.is_waiting and too_late
 
     def _next(self) -> Iterator[CloudPoint]:
         """Yield the points to submit now: those whose job has ended, and waiting ones if `max_parallel` allows."""
@@ -214,6 +234,7 @@ class CloudSweep:
     def _step_all(self, due: Sequence[CloudPoint]) -> None:
         """Submit points in parallel, and report those that have ended. Raises LaunchError: none can be submitted."""
         in_pool([partial(self._step, run) for run in due], SUBMITTERS)
+        self._cancel_late_jobs()
         if self._failure and not any(run.state == "active" for run in self.runs):
             raise self._failure
         if alike := same_refusal(self.runs):
@@ -222,6 +243,23 @@ class CloudSweep:
             if run.has_ended:
                 self._read_cause(run)
                 self._on_event(PointChanged(run=run, kind="ended"))
+
+    def _cancel_late_jobs(self) -> None:
+        """Cancel the jobs that were just created if `launch cancel` was run meanwhile. It writes its mark before it
+        searches for jobs, so this read finds the mark if that search was too early to find one of these jobs."""
+        created, self._created = self._created, []
+        if created and self._is_cancelled(read_now=True):
+            in_pool([partial(self._cancel_job, run) for run in created], SUBMITTERS)
+
+    def _cancel_job(self, run: CloudPoint) -> None:
+        """Cancel a point's job and wait for its end; if that fails, the point stays active."""
+        if run.job is None:
+            return
+        self._say(f"{run.point.run}: the sweep was cancelled meanwhile; cancelling the job")
+        done = cancel_run(self.cloud, FoundRun(id=run.point.run, jobs=(run.job,)), self._say)
+        for error in done.errors:
+            self._say(f"{error.problem}; launch cancel {run.point.run} cancels it")
+        run.is_due = not done.errors
 
     def _read_cause(self, run: CloudPoint) -> None:
         """Read why a point's program failed from its job's output; only for the first few, as reads are limited."""
@@ -242,12 +280,13 @@ class CloudSweep:
     def _step(self, run: CloudPoint) -> None:
         """Let a point's driver decide: it finds the run's job, creates the next one, or says how the run has ended."""
         first, run.is_due = run.state == "waiting", False
+        overdue, run.is_overdue = run.is_overdue, False
         if first and self._is_cancelled():
             run.state = "cancelled"
             return
         try:
             run.driver = driver = run.driver or self._driver(run)
-            if run.job and run.job.is_waiting and run.wait_until is not None and not first:
+            if overdue and run.job:
                 driver.cancel_waiting_job(run.job, run.number, driver.wait_limit(run.job, run.number) or 0.0)
             submitted = driver.submit(fresh=first, resume=run.resume)
         except RunSucceeded as ended:
@@ -277,6 +316,8 @@ class CloudSweep:
         else:
             run.state, run.job, run.number, run.failures = "active", submitted.job, submitted.number, 0
             run.resume = False
+            if submitted.created:
+                self._created.append(run)
             self._limit_wait(run, driver, created=submitted.created)
             self._on_event(PointChanged(run=run, kind="started" if submitted.created else "found"))
 

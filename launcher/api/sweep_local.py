@@ -23,7 +23,7 @@ from launcher.api.local_cancel import is_attempt_cancelled, request_cancel
 from launcher.api.local_run import STOP_SECONDS, error_of, run_child
 from launcher.api.sweep_events import OnEvent, PointChanged, PointRun
 from launcher.api.sweep_plan import SweepPlan
-from launcher.api.sweep_record import is_cancelled, write_record
+from launcher.api.sweep_record import mark_version, write_record
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.rehearsal.attempts import End, newest_attempt, read_end, read_facts
@@ -64,6 +64,8 @@ class LocalSweep:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: queue.Queue[tuple[PointRun, dict[str, str], LaunchError | None]] = queue.Queue()
         self._stopped = False
+        self._earlier_mark = ""
+        """Version of the mark of an earlier cancellation."""
         self._local_output = None if plan.output.startswith("gs://") else LocalFolder(Path(plan.output))
 
     def run(self) -> None:
@@ -85,17 +87,18 @@ class LocalSweep:
                 raise
 
     def _record(self) -> None:
-        """Record the sweep's points beside their folders, and remove the mark of an earlier cancellation.
+        """Record the sweep's points beside their folders.
 
         Raises UsageError: another sweep has the name, or the folder can't be written.
         """
         if self._local_output:
             with use_errors():
+                self._earlier_mark = mark_version(self._local_output, self.plan.name)
                 write_record(self._local_output, self.plan)
 
     def _obey_cancel(self) -> None:
         """After `launch cancel`, cancel the active points and start no others."""
-        if not self._local_output or not is_cancelled(self._local_output, self.plan.name):
+        if not self._local_output or mark_version(self._local_output, self.plan.name) in ("", self._earlier_mark):
             return
         for run in self.runs:
             folder = Path(run.point.plan.run_folder or "")
@@ -170,10 +173,15 @@ class LocalSweep:
             return
         self._slots.append(slot)
         folder = run.point.plan.run_folder or ""
-        if isinstance(error, UsageError) and not folder.startswith("gs://") and is_taken(Path(folder)):
-            run.state = "waiting"  # another process was faster
+        is_refused = isinstance(error, UsageError)  # maybe because another process had the folder
+        if is_refused and not folder.startswith("gs://") and is_taken(Path(folder)):
+            run.state = "waiting"
             return
-        was_cancelled = error is not None and self._local_output is not None and is_attempt_cancelled(Path(folder))
+        end = last_end(open_folder(folder), run) if is_refused else None
+        if end and end.succeeded:
+            error, run.had_ended, run.ended = None, True, end.time
+        may_be_cancelled = error is not None and not is_refused and self._local_output is not None
+        was_cancelled = may_be_cancelled and is_attempt_cancelled(Path(folder))
         run.state = "cancelled" if was_cancelled else "failed" if error else "succeeded"
         run.error = error
         self._on_event(PointChanged(run=run, kind="ended"))

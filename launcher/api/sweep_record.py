@@ -27,7 +27,7 @@ def record_name(sweep: str) -> str:
 
 
 def write_record(output: Storage, sweep: SweepPlan) -> None:
-    """Add the sweep's points to its record, and remove the mark of an earlier cancellation.
+    """Add the sweep's points to its record.
 
     Raises UsageError: another sweep has this name; OutputError: the output cannot be used.
     """
@@ -39,7 +39,7 @@ def write_record(output: Storage, sweep: SweepPlan) -> None:
             output.swap(
                 record_name(sweep.name), json.dumps({"sweep": sweep.name, "points": points}, indent=1).encode(), version
             )
-            break
+            return
         except FileExistsError:
             known, version = read_version(output, sweep.name)
         if sweep.is_named and known and known.keys().isdisjoint(own):
@@ -48,8 +48,7 @@ def write_record(output: Storage, sweep: SweepPlan) -> None:
                 "Use another name: --name NAME; without --name, launch chooses one.",
             )
         if known.keys() >= own.keys():
-            break
-    output.delete(mark_name(sweep.name))
+            return
 
 
 def read_record(output: Storage, sweep: str) -> Mapping[str, Mapping[str, Any]]:
@@ -80,9 +79,15 @@ def mark_cancelled(output: Storage, sweep: str) -> None:
     output.write(mark_name(sweep), json.dumps({"time": time.time()}).encode())
 
 
-def is_cancelled(output: Storage, sweep: str) -> bool:
-    """Return whether the sweep was cancelled after its newest launch. Raises OutputError."""
-    return mark_name(sweep) in output.list(mark_name(sweep))
+def mark_version(output: Storage, sweep: str) -> str:
+    """Return the version of the newest mark; empty if there is none. Raises OutputError.
+
+    A mark cancels the launches that did not find this version when they began, and no later ones.
+    """
+    try:
+        return output.read_version(mark_name(sweep))[1]
+    except FileNotFoundError:
+        return ""
 
 
 def mark_name(sweep: str) -> str:

@@ -149,6 +149,32 @@ def test_a_point_that_another_process_runs_is_waited_for(world: World) -> None:
     assert [one["CODE"] for one in world.started] == ["1", "0"]
 
 
+def refused(world: World, monkeypatch: pytest.MonkeyPatch, *, before: Callable[[list[str]], object]) -> None:
+    """The child process ends with a UsageError, after something else has happened."""
+
+    def run_child(words: list[str], *_: Any, **__: Any) -> tuple[dict[str, Any], int]:
+        before(words)
+        return {"error": {"exit_code": UsageError.exit_code, "problem": "refused"}}, UsageError.exit_code
+
+    monkeypatch.setattr(sweep_local, "run_child", run_child)
+
+
+def test_a_point_that_another_process_has_just_finished_has_not_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(world, monkeypatch, before=lambda words: world.run_child(words, None, environ={}, on_start=None))
+    assert states(run(world.sweep("0,1"))) == ["succeeded"] * 2
+
+
+def test_a_point_that_was_cancelled_and_is_now_refused_shows_why(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = world.sweep("0,1")
+    storage = LocalFolder(Path(sweep.plan.points[0].plan.run_folder or ""))
+    storage.write(contract.attempt_cancel(lock(storage, {})), b"")
+    refused(world, monkeypatch, before=lambda _: None)
+    assert states(run(sweep)) == ["failed"] * 2
+    assert "refused" in str(sweep.runs[0].error)
+
+
 def test_ctrl_c_stops_all_points(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = world.sweep("0,1", max_parallel=2)
     children: list[subprocess.Popen[bytes]] = []

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from launch_train.common.storage import GcsFolder
+from launcher.api import sweep_cloud
+from launcher.api.cloud import open_cloud
+from launcher.api.sweep_cloud import CloudSweep
+from launcher.cli.flows.plan_sweep import plan_of
+from launcher.cli.options import Flags
 from launcher.cli.ui.text import stamp
 from launcher.gcp.parallel import in_pool
 from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
+from tests.command import WORLD, as_process
 from tests.runs.vm_runs import VmSite, exits, is_preempted
 
 STEPS = ("--set", "run.config.steps=10,20,30")
@@ -20,6 +29,13 @@ SWEEP = ("sweep", "job.yaml", *STEPS)
 
 def states(data: dict[str, Any]) -> list[str]:
     return [one["state"] for one in data["points"]]
+
+
+def cloud_sweep(job: Job) -> CloudSweep:
+    """Return the sweep of SWEEP, planned in a process that has the job's environment."""
+    flags = Flags(set=[STEPS[1]])
+    plan = plan_of("vertex", job.folder / "job.yaml", flags, random=None, seed=0, offline=True)
+    return CloudSweep(plan, open_cloud(plan.project), lambda made: made, lambda _: None, lambda _: None)
 
 
 def labels(job: Job) -> set[str]:
@@ -179,20 +195,9 @@ def test_killed_between_two_submissions_the_same_command_submits_what_is_missing
 
 
 def test_two_sweeps_at_once_create_one_job_for_each_point(job: Job) -> None:
-    from launcher.api.cloud import open_cloud
-    from launcher.api.sweep_cloud import CloudSweep
-    from launcher.cli.flows.plan_sweep import plan_of
-    from launcher.cli.options import Flags
-    from tests.command import WORLD, as_process
-
     job.cloud.jobs.script = RUNS
     with as_process(["launch"], {**WORLD, **job.env}, job.folder):
-        flags = Flags(set=[STEPS[1]])
-        plan = plan_of("vertex", job.folder / "job.yaml", flags, random=None, seed=0, offline=True)
-        both = [
-            CloudSweep(plan, open_cloud(plan.project), lambda made: made, lambda _: None, lambda _: None)
-            for _ in range(2)
-        ]
+        both = [cloud_sweep(job) for _ in range(2)]
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda one: one.run(detach=True), both))
     assert len(job.created) == 3
@@ -228,12 +233,41 @@ def test_a_watch_limit_ends_the_watch(job: Job) -> None:
     assert states(data) == ["ACTIVE"] * 3
 
 
+def test_a_point_whose_job_has_no_label_of_the_sweep_is_watched_like_the_others(job: Job) -> None:
+    job.write(limits={"wait": "10m"}, provisioning=["standard"], regions=["us-central1"])
+    job.cloud.jobs.script = WAITS
+    job.launch("vertex", "job.yaml", "--set", "run.config.steps=20", "--detach")
+    ran = job.launch(*SWEEP, "--yes", "--watch-for", "1h", code=5)
+    lines = [line for line in ran.err.splitlines() if " 2/3 " in line]
+    assert (sum("already started" in line for line in lines), "failed" in lines[-1]) == (1, True)
+    assert len(job.created) == 3
+
+
 @pytest.mark.slow
 def test_an_attempt_waits_no_longer_than_it_may(job: Job) -> None:
     job.write(limits={"wait": "10m"}, provisioning=["standard"])
     job.cloud.jobs.script = WAITS
     assert states(job.data(*SWEEP, "--yes", code=5)) == ["FAILED"] * 3
     assert len(job.created) == 6, "each point in both regions"
+
+
+def test_a_waiting_job_that_somebody_cancelled_has_not_waited_too_long(
+    job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.cloud.jobs.script = WAITS
+    poll = CloudSweep.poll
+
+    def cancelled(self: CloudSweep) -> None:
+        for run in self.runs:
+            if run.job:
+                self.cloud.service.cancel(run.job.name)
+        clock.advance(60)
+        poll(self)
+
+    monkeypatch.setattr(CloudSweep, "poll", cancelled)
+    ran = job.launch(*SWEEP, "--yes", code=3)
+    assert (ran.out, len(job.created)) == (f"{labels(job).pop()}: 3 cancelled\n", 3)
+    assert "limits.wait" not in ran.err
 
 
 def test_another_sweep_cannot_take_the_name(job: Job) -> None:
@@ -290,8 +324,8 @@ def test_a_sweep_that_is_cancelled_while_it_submits_starts_no_more(
 
     with monkeypatch.context() as patch:
         patch.setattr("launcher.api.sweep_cloud.in_pool", interrupted)
-        ran = job.launch(*SWEEP, "--yes", "--detach")
-    assert (len(job.created), ran.code) == (1, 0)
+        data = job.data(*SWEEP, "--yes", "--detach", code=3)
+    assert (len(job.created), states(data)) == (1, ["CANCELLED"] * 3)
 
 
 @pytest.mark.parametrize(("seconds", "reads"), [(0, 0), (60, 1)])
@@ -305,8 +339,74 @@ def test_points_that_begin_together_read_once_whether_it_is_cancelled(
     monkeypatch.setattr("launcher.api.sweep_cloud.in_pool", later)
     before = len(job.cloud.requests)
     job.launch(*SWEEP, "--yes", "--detach")
-    asked = [one for one in job.cloud.requests[before:] if one.query.get("prefix", "").endswith(".cancelled")]
-    assert (len(asked), len(job.created)) == (reads, 3)
+    asked = [one for one in job.cloud.requests[before:] if one.path.endswith(".cancelled")]
+    at_start, at_end = 1, 1
+    assert (len(asked), len(job.created)) == (at_start + reads + at_end, 3)
+
+
+def cancelled_during(job: Job, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """`launch cancel` writes its mark just after the first call of a function."""
+    sweep, called = job.data(*SWEEP, "--dry-run")["sweep"], getattr(owner, name)
+
+    def call(*given: Any, **named: Any) -> Any:
+        found = called(*given, **named)
+        monkeypatch.setattr(owner, name, called)
+        job.cloud.objects.put("my-bucket", f"runs/sweeps/{sweep}.cancelled", b"{}")
+        return found
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_jobs_that_launch_cancel_was_too_early_to_find_are_cancelled(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.cloud.jobs.script = RUNS
+    cancelled_during(job, monkeypatch, sweep_cloud, "in_pool")
+    assert states(job.data(*SWEEP, "--yes", "--detach", code=3)) == ["CANCELLED"] * 3
+    assert len(job.created) == 3
+    assert states(job.data(*SWEEP, "--yes", "--detach", "--retry-failed")) == ["ACTIVE"] * 3
+
+
+def test_launch_cancel_that_finds_a_sweep_as_it_is_recorded_cancels_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.cloud.jobs.script = RUNS
+    cancelled_during(job, monkeypatch, GcsFolder, "swap")
+    assert states(job.data(*SWEEP, "--yes", "--detach", code=3)) == ["CANCELLED"] * 3
+
+
+def test_an_earlier_cancellation_is_over_also_in_a_bucket_that_refuses_writes(job: Job) -> None:
+    sweep = job.data(*SWEEP, "--dry-run")["sweep"]
+    job.cloud.objects.put("my-bucket", f"runs/sweeps/{sweep}.cancelled", b"{}")
+    for operation in ("storage.objects.insert", "storage.objects.delete"):
+        job.cloud.faults.add(Fault(operation, Status(403), times=None))
+    assert states(job.data(*SWEEP, "--yes")) == ["SUCCEEDED"] * 3
+
+
+def test_points_that_wait_for_a_slow_read_of_the_mark_share_its_answer(
+    job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, reads = threading.Event(), list[int]()
+    with as_process(["launch"], {**WORLD, **job.env}, job.folder):
+        sweep = cloud_sweep(job)
+    second = threading.Thread(target=sweep._is_cancelled)
+
+    def now() -> float:
+        if threading.current_thread() is second:
+            asked.set()
+        return clock()
+
+    def slow(*_: Any) -> str:
+        reads.append(1)
+        if len(reads) == 1:
+            second.start()
+            asked.wait(5)
+            clock.advance(60)
+        return ""
+
+    sweep.cloud = replace(sweep.cloud, clock=sweep.cloud.clock._replace(now=now))
+    monkeypatch.setattr(sweep_cloud, "mark_version", slow)
+    assert not sweep._is_cancelled()
+    second.join()
+    assert len(reads) == 1
 
 
 def test_the_name_of_another_sweep_does_not_end_its_cancellation(job: Job) -> None:
@@ -328,7 +428,6 @@ def test_a_large_sweep_asks_before_failed_points_are_resumed(job: Job) -> None:
 
 
 def test_a_cancelled_sweep_starts_no_further_points(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.api.sweep_cloud import CloudSweep
     from launcher.api.sweep_record import mark_cancelled
 
     poll, polls = CloudSweep.poll, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -186,6 +187,12 @@ def test_the_best_steps(metrics: dict[int, float], count: int) -> None:
     assert len(found) == min(count, len(metrics))
     worst = max((metrics[step] for step in found), default=0.0)
     assert all(metrics[step] >= worst for step in metrics.keys() - {*found}) or not found
+
+
+def test_an_evaluation_that_is_not_a_number_hides_no_best_step() -> None:
+    metrics = {100: 2.0, 200: math.nan, 300: 1.5, 400: math.inf}
+    assert retention.best_steps(metrics, 1) == [300]
+    assert retention.best_steps(metrics, 3) == [300, 100]
 
 
 def test_they_are_kept_by_step() -> None:

@@ -38,6 +38,15 @@ def test_how_a_start_of_the_run_ends(
     assert [service.steps for service in services.values()] == [[1], [1]]
 
 
+def test_a_line_that_a_killed_process_has_cut_off_does_not_cost_the_rows_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = Recorded()
+    monkeypatch.setattr(process, "_open", lambda name, env: service)
+    process.main(["wandb"], [json.dumps(STEP).encode(), b'{"step": 2, "lo'])
+    assert (service.steps, service.state) == ([1], "failed")
+
+
 def test_a_run_has_its_id_and_its_spec_without_secrets(tmp_path: Path) -> None:
     plan = {"spec": {"name": "gpt", "env": {"A": "b"}, "run": {"config": {"steps": 1}, "args": ["--token", "abc"]}}}
     (tmp_path / contract.PLAN).write_text(json.dumps(plan))

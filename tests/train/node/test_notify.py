@@ -283,6 +283,15 @@ def test_the_newest_row_is_that_of_a_step(run: LocalFolder) -> None:
         assert newest_row(run) == {}
 
 
+def test_the_newest_row_of_a_run_with_many_parts_takes_one_request(
+    run: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"step": 100_000, "loss": 1.5, "time": 1.75e9}
+    run.write(contract.PROGRESS, json.dumps({"attempt": 1, "steps": 200_000, "row": row}).encode())
+    monkeypatch.setattr(LocalFolder, "list", lambda *_: pytest.fail("a list of 100,000 parts takes 100 requests"))
+    assert newest_row(run) == row
+
+
 def test_slacks_format() -> None:
     body = {"run": RUN, "event": "cost>80%", "cause": "a < b & c", "step": 1200, "loss": math.pi, "usd": 3.5}
     text = slack({**body, "next": f"launch cancel {RUN}"})["text"]

@@ -85,6 +85,8 @@ def lines(*records: object) -> bytes:
         lines({"step": 1, "loss": 1.0, "time": T}, {"step": 2**70, "loss": 2.0, "time": T}),
         lines({"step": 1, "loss": 1.0, "time": T}, {"step": 2, "loss": math.inf, "time": T}),
         lines({"step": 1, "loss": math.nan, "nonfinite": ["loss"], "time": T}),
+        lines({"step": 1, "loss": 1.0, "nonfinite": 3, "time": T}),
+        lines({"step": 1, "event": 5, "time": T}),
         lines({"event": "start", "time": T}, {"step": 1, "loss": 1.0, "time": T}),
         lines({"step": 1, "loss": 1.0, "time": T}, {"event": "end", "time": T}, {"step": 2, "loss": 1.0, "time": T}),
         lines({"step": 1, "\ud800": 1.0, "time": T}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -60,8 +61,10 @@ def folders_to_remove(
 
 
 def best_steps(metrics: Mapping[int, float], count: int) -> list[int]:
-    """Return the `count` steps with the lowest metric, the best first; of equal ones the newest."""
-    return sorted(metrics, key=lambda step: (metrics[step], -step))[:count]
+    """Return the `count` steps with the lowest metric, the best first; of equal ones the newest. A metric that is not
+    finite is none: NaN has no order, so a list with one is not sorted."""
+    finite = (step for step, value in metrics.items() if math.isfinite(value))
+    return sorted(finite, key=lambda step: (metrics[step], -step))[:count]
 
 
 def _step(folder: str) -> int:

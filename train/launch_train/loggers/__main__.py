@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -39,7 +38,10 @@ def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
     feeds = [LoggerFeed(name, partial(_open, name, env), env) for name in names]
     progress = Progress()
     for line in lines:
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError:  # the last line, which a killed process has cut off
+            continue
         if isinstance(record, list):
             seconds, failed = record
             break
@@ -99,8 +101,7 @@ if __name__ == "__main__":
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)  # the training process says when it is over
     os.nice(NICENESS)
-    with suppress(ValueError):  # a line that a killed process has cut off
-        main(sys.argv[1:], sys.stdin.buffer)
+    main(sys.argv[1:], sys.stdin.buffer)
     sys.stdout.flush()
     # A package's own exit handlers may wait for its server.
     os._exit(0)

@@ -261,15 +261,20 @@ class CostMeter:
 
 
 def newest_row(storage: Storage) -> dict[str, Any]:
-    """Return the newest row of a step; empty if there is none, or the run folder can't be read."""
+    """Return the newest row of a step; empty if there is none, or the run folder can't be read.
+
+    In a bucket it may be half a minute old: a list of the metrics of a long run takes longer than its end may.
+    """
     try:
+        with suppress(FileNotFoundError):  # only runs in a bucket have it
+            return dict(json.loads(storage.read(contract.PROGRESS))["row"])
         parts = sorted(storage.list(f"{contract.METRICS}/"))[-MOST_PARTS:]
         for part in reversed(parts):
             rows = [json.loads(line) for line in storage.read(part).splitlines()]
             for row in reversed(rows):
                 if "event" not in row and type(row.get("step")) is int:
                     return dict(row)
-    except (TrainError, OSError, ValueError, AttributeError, TypeError):
+    except (TrainError, OSError, ValueError, AttributeError, TypeError, KeyError):
         return {}
     return {}
 

@@ -273,6 +273,8 @@ def _alike(text: bytes) -> Columns | None:
         from msgspec.structs import astuple
 
         names = tuple(json.loads(text.partition(b"\n")[0]))
+        if {"event", "nonfinite"} & {*names}:
+            return None
         rows = map(astuple, _row_decoder(names).decode_lines(text))
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
         found.steps, found.times = array("q", columns.pop("step")), array("d", columns.pop("time"))

@@ -28,8 +28,9 @@ def visible(columns: Sequence[Sequence[float]], most: int) -> list[int]:
 
 
 def _with_gaps(part: Sequence[float], begin: int) -> set[int]:
-    """Return the extremes of a stretch in which some values are not finite, and the first of those."""
+    """Return the extremes of a stretch in which some values, or only their sum, are not finite, and the first of those
+    values."""
     finite = [place for place, value in enumerate(part) if math.isfinite(value)]
-    gap = next(place for place, value in enumerate(part) if not math.isfinite(value))
+    gaps = [place for place, value in enumerate(part) if not math.isfinite(value)][:1]
     extremes = {min(finite, key=part.__getitem__), max(finite, key=part.__getitem__)} if finite else set()
-    return {begin + place for place in {*extremes, gap}}
+    return {begin + place for place in {*extremes, *gaps}}

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Final, Literal
 
 from launch_train.report.goodput import AttemptTime, goodput, total_usd
@@ -192,5 +193,6 @@ def mean(values: Sequence[float]) -> float:
 
 def median(values: Sequence[float]) -> float:
     """Return the upper median of the finite values; nan: none is finite. Of many values, a part is enough."""
-    finite = sorted(filter(math.isfinite, values[:: len(values) // MEDIAN_OF + 1]))
+    some = values if len(values) <= MEDIAN_OF else Random(0).sample(values, MEDIAN_OF)  # any stride may have a pattern
+    finite = sorted(filter(math.isfinite, some))
     return finite[len(finite) // 2] if finite else math.nan
