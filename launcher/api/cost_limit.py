@@ -61,7 +61,7 @@ def old_prices(made: Plan) -> str:
     return f"prices of {made.prices.date}, {plural(age_days(made.prices.date, time.time()), 'day')} old"
 
 
-def check_limit(made: Plan, *, limited: bool) -> None:
+def require_limit(made: Plan, *, limited: bool) -> None:
     """Check that a plan submitted from Python could cost at most $100, or has a limit. Raises UsageError."""
     if not is_expensive(made) or limited:
         return

@@ -26,7 +26,7 @@ from launcher.plan import names
 from launcher.plan.binding import NewerFormat
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, ends_run
+from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, is_final
 from launcher.runs.identity import AllowedChange, identity_of
 from launcher.runs.ledger import BucketLedger, MemoryLedger
 from launcher.runs.stored_plan import refusal
@@ -136,7 +136,7 @@ def watch_job(
     diagnosis = of_end(ended, request.tried_by(ended, cloud.project), watcher.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended
-    if refused and not ends_run(diagnosis):
+    if refused and not is_final(diagnosis):
         watcher.report(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
         raise refused
     raise end_error(ended, diagnosis)

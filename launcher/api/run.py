@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from launcher.api.cancelling import Cancellation, cancel_run
 from launcher.api.cloud import CloudContext, open_cloud
-from launcher.api.cost_limit import check_limit, is_limited
+from launcher.api.cost_limit import is_limited, require_limit
 from launcher.api.find_run import FoundRun, NoSuchRun, in_folder, one_run, searched
 from launcher.api.gather import project
 from launcher.api.launching import (
@@ -128,7 +128,7 @@ def submit(
     def ready(planned: model.Plan) -> model.Plan:
         return prepared(plan, planned, cloud, events, builder, create_repository, preflight)
 
-    confirm = partial(check_limit, limited=yes or is_limited(plan.inputs))
+    confirm = partial(require_limit, limited=yes or is_limited(plan.inputs))
     driver, _ = open_driver(cloud, made, events, ready, allowed, confirm)
     with suppress(RunSucceeded):  # there is nothing to do; its results are readable
         driver.drive(fresh=True, resume=resume, detach=True)

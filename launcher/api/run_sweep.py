@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.api.cloud import open_cloud
-from launcher.api.cost_limit import check_limit, is_limited
+from launcher.api.cost_limit import is_limited, require_limit
 from launcher.api.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.api.launching import check_output
 from launcher.api.planning import SPEC, Plan
@@ -111,7 +111,7 @@ def submit_sweep(
         inputs = plan.points[0].inputs  # a cap for each run in a settings file does not limit the sum
         limited = plan.usd_limit is not None or (inputs.settings.usd_cap is None and is_limited(inputs))
         whole = replace(made, limits=replace(made.limits, usd_at_most=plan.usd_at_most))
-        check_limit(whole, limited=yes or limited)
+        require_limit(whole, limited=yes or limited)
 
     running = CloudSweep(plan, cloud, prepare, lambda _event: None, events.say, confirm=confirm)
     running.run(detach=True)

@@ -56,7 +56,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     nodes = spec.machine.nodes
     wait_total = parse_duration(spec.limits.wait_total) if spec.limits.wait_total else None
     cost.check_lease(attempts, spec, hours=shared.hours)
-    cost.check_cap(attempts, spec, hours=shared.hours)
+    cost.check_usd_limit(attempts, spec, hours=shared.hours)
     unbound = Plan(
         run=shared.run,
         target=context.target,

@@ -125,7 +125,7 @@ def hourly_ceiling(attempt: Attempt) -> float:
     return with_extras(attempt, attempt.usd_ceiling, 1.0) or 0.0
 
 
-def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
+def check_usd_limit(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
     """Check that the plan cannot cost more than `limits.usd`.
 
     Raises:

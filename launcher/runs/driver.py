@@ -159,7 +159,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
             if diagnosis is None or diagnosis.kind == "succeeded":
                 return job
             self.watcher.report(AttemptFailed(job=job, number=number, diagnosis=diagnosis))
-            if ends_run(diagnosis):
+            if is_final(diagnosis):
                 raise end_error(job, diagnosis)
             fresh = resume = False
 
@@ -176,7 +176,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
             if diagnosis is None:
                 return job, created
             self.watcher.report(AttemptFailed(job=job, number=number, diagnosis=diagnosis))
-            if ends_run(diagnosis):
+            if is_final(diagnosis):
                 raise end_error(job, diagnosis)
 
     def watch_attempt(
@@ -272,7 +272,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         return ended, self.record_end(ended, number)  # it ended before it was cancelled
 
 
-def ends_run(diagnosis: Diagnosis) -> bool:
+def is_final(diagnosis: Diagnosis) -> bool:
     """Return whether another attempt can't help."""
     return diagnosis.scope in ("permanent", "project") and diagnosis.kind != "lost"
 

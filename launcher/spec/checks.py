@@ -74,7 +74,7 @@ def trainer_config(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(("run", "config"), "is read only by the built-in trainer (run.module: launch_train)", fix)
         return
     from launch_train.common.config import problems
-    from launcher.spec.secretive import secrets_in
+    from launcher.spec.secret_detection import secrets_in
 
     secret = [at for at, _ in secrets_in(run.config, ())]
     for path, what, fix in problems(run.config):
@@ -316,7 +316,7 @@ def network(spec: JobSpec) -> Iterator[Finding]:
 
 def output(spec: JobSpec) -> Iterator[Finding]:
     """The output is a folder in a bucket, or a local path."""
-    from launcher.spec.secretive import known_secret, masked
+    from launcher.spec.secret_detection import known_secret, masked
 
     where = spec.output
     if where is None:
@@ -387,7 +387,7 @@ def environment(spec: JobSpec) -> Iterator[Finding]:
 
 def secrets_in_env(spec: JobSpec) -> Iterator[Finding]:
     """The cloud stores and shows a job's request, so values in `env` are not secret."""
-    from launcher.spec.secretive import looks_secret, masked
+    from launcher.spec.secret_detection import looks_secret, masked
 
     for name, value in spec.env.items():
         if looks_secret(name, value):
@@ -397,7 +397,7 @@ def secrets_in_env(spec: JobSpec) -> Iterator[Finding]:
 
 def secrets_in_program(spec: JobSpec) -> Iterator[Finding]:
     """Arguments and config have no telling variable name, so only well-known kinds of secrets are found there."""
-    from launcher.spec.secretive import masked, secrets_in
+    from launcher.spec.secret_detection import masked, secrets_in
 
     for field in ("command", "args", "config"):
         for at, text in secrets_in(getattr(spec.run, field) or (), ("run", field)):

@@ -43,7 +43,7 @@ def parse_set(text: str) -> Override:
 
 def shown_start(text: str) -> str:
     """Return the part of an invalid --set that a message may show: the setting's name. The rest may be a secret."""
-    from launcher.spec.secretive import known_secret, masked
+    from launcher.spec.secret_detection import known_secret, masked
 
     field = re.match(r"[\w.-]*", text)[0]  # type: ignore[index]  # it matches everything
     return masked(field) if known_secret(field) else clipped(field) + ("…" if field != text else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from launcher.spec.nodes import List, Map, Node, Path, Scalar, clipped, dotted
-from launcher.spec.secretive import known_secret, masked
+from launcher.spec.secret_detection import known_secret, masked
 from launcher.spec.shapes import Shape, fields, shape_of
 from launcher.text import near
 

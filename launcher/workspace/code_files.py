@@ -12,7 +12,7 @@ from typing import NamedTuple
 from launcher.errors import UsageError
 from launcher.images.source_files import File
 from launcher.plan.model import Content
-from launcher.spec.secretive import secret_file
+from launcher.spec.secret_detection import secret_file
 from launcher.text import size_text
 from launcher.workspace import content, dockerignore
 from launcher.workspace.content import unreadable

@@ -140,7 +140,7 @@ def check(path: Path, number: int, line: str) -> None:
 
     Raises UsageError.
     """
-    from launcher.spec.secretive import known_secret
+    from launcher.spec.secret_detection import known_secret
 
     if known_secret(line):
         raise UsageError(

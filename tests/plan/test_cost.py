@@ -66,7 +66,7 @@ def test_one_unknown_price_makes_the_sums_unknown(unknown: int) -> None:
     ]
     assert set(cost.cost_bounds(tuple(attempts), nodes=1, hours=1).values()) == {None}
     with pytest.raises(PlanRefused, match="is unknown"):
-        cost.check_cap(tuple(attempts), spec(**MIXED, limits={"usd": 10_000}), hours=1)
+        cost.check_usd_limit(tuple(attempts), spec(**MIXED, limits={"usd": 10_000}), hours=1)
 
 
 def test_the_refusal_shows_the_sum_and_what_fits() -> None:

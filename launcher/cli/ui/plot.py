@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from launch_train.report.sampling import visible
+from launch_train.report.downsampling import downsample
 
 HEIGHT: Final = 12
 """Lines of a chart without its axis."""
@@ -60,7 +60,7 @@ def chart(curve: Points, marks: Points, width: int, height: int = HEIGHT) -> Ite
 
 def thinned(curve: Points, most: int) -> Points:
     """Reduce a curve to about `most` points; keep all extremes and gaps."""
-    places = visible([curve.y], most)
+    places = downsample([curve.y], most)
     return Points([curve.x[place] for place in places], [curve.y[place] for place in places])
 
 

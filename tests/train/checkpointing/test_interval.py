@@ -42,7 +42,7 @@ def test_auto_is_short_for_its_section() -> None:
 
 def test_launch_tells_how_often_machines_are_interrupted() -> None:
     one = from_settings(parse({}).checkpoint, {contract.MTBF: "8"})
-    assert one.learn(cost=0.5, write=2.0, trained=0.0, interruptions=0) == (
+    assert one.update(cost=0.5, write=2.0, trained=0.0, interruptions=0) == (
         "checkpoint interval: 2.83 min (a save costs 0.5 s; an interruption is expected every 8 h; Young's rule)"
     )
     assert one.seconds == pytest.approx(math.sqrt(2 * 0.5 * 8 * 3600))
@@ -50,23 +50,23 @@ def test_launch_tells_how_often_machines_are_interrupted() -> None:
 
 def test_it_is_said_again_only_when_it_changes_by_much() -> None:
     one = Interval(None, 8.0)
-    said = [one.learn(cost, 1.0, 0.0, 0) is not None for cost in (0.5, 0.51, 0.6, 1.5, 1.6)]
+    said = [one.update(cost, 1.0, 0.0, 0) is not None for cost in (0.5, 0.51, 0.6, 1.5, 1.6)]
     assert said == [True, False, False, True, False]
 
 
 def test_its_limits() -> None:
     one = Interval(None, 8.0)
-    one.learn(cost=0.0, write=1.0, trained=0.0, interruptions=0)
+    one.update(cost=0.0, write=1.0, trained=0.0, interruptions=0)
     assert one.seconds == 30
-    one.learn(cost=0.0, write=100.0, trained=0.0, interruptions=0)
+    one.update(cost=0.0, write=100.0, trained=0.0, interruptions=0)
     assert one.seconds == 200
-    one.learn(cost=1e6, write=1.0, trained=0.0, interruptions=0)
+    one.update(cost=1e6, write=1.0, trained=0.0, interruptions=0)
     assert one.seconds == 3600
 
 
 def test_a_fixed_one_learns_nothing() -> None:
     one = Interval(600.0, 8.0)
-    assert one.learn(cost=0.5, write=2.0, trained=0.0, interruptions=0) is None
+    assert one.update(cost=0.5, write=2.0, trained=0.0, interruptions=0) is None
     assert one.seconds == 600
 
 

@@ -168,7 +168,7 @@ class Saver:
     def after_step(self, step: int, step_seconds: float, trained: float, interruptions: int) -> None:
         """Call it after each step: once a save has ended, update the interval by its cost.
 
-        `step_seconds` is the usual length of a step; the rest as in Interval.learn.
+        `step_seconds` is the usual length of a step; the rest as in Interval.update.
         """
         save = self._current
         if save is None or self._ranks.rank or save.accounted or self._is_saving():
@@ -177,7 +177,7 @@ class Saver:
         if save.error is None:
             slowdown = time.monotonic() - save.began - save.blocked - (step - save.step) * step_seconds
             cost = save.blocked + (0.0 if save.evaluated else max(0.0, slowdown))
-            if line := self._interval.learn(cost, save.ended - save.began, trained, interruptions):
+            if line := self._interval.update(cost, save.ended - save.began, trained, interruptions):
                 print(line, flush=True)
 
     def note_evaluation(self) -> None:

@@ -37,7 +37,7 @@ class Interval:
     def seconds(self) -> float:
         return self._measured if self.fixed is None else self.fixed
 
-    def learn(self, cost: float, write: float, trained: float, interruptions: int) -> str | None:
+    def update(self, cost: float, write: float, trained: float, interruptions: int) -> str | None:
         """Update the automatic interval by the cost of a save; return a line to print if it changed by much, else None.
 
         `cost`: seconds by which the save delayed training; `write`: seconds until it was durable; `trained`: seconds of

@@ -10,8 +10,8 @@ from itertools import accumulate
 from operator import mul
 from typing import Any, Final
 
+from launch_train.report.downsampling import downsample
 from launch_train.report.run_data import Columns, RunData, is_number
-from launch_train.report.sampling import visible
 
 POINTS: Final = 2000
 """About so many points a curve: more than a screen has columns."""
@@ -85,7 +85,7 @@ def _thinned(chart: Chart, most: int) -> Chart:
     """Return a chart with about so many points a curve."""
     curves = []
     for curve in chart.curves:
-        kept = visible([curve.y], most)
+        kept = downsample([curve.y], most)
         x = {kind: [values[at] for at in kept] for kind, values in curve.x.items()}
         curves.append(replace(curve, y=[curve.y[at] for at in kept], x=x))
     return replace(chart, curves=tuple(curves))
@@ -125,7 +125,7 @@ def _accuracy(runs: Sequence[RunData], series: Sequence[Columns], tokens: Sequen
 
 
 def _curve(place: int, label: str, rows: Columns, column: str, tokens: Sequence[float] | None, run: RunData) -> Curve:
-    kept = visible([rows.values[column]], POINTS)
+    kept = downsample([rows.values[column]], POINTS)
     x: dict[str, Sequence[float]] = {"step": [rows.steps[at] for at in kept]}
     begin = begin_of(run)
     x["hours"] = [(rows.times[at] - begin) / 3600 for at in kept]
@@ -213,7 +213,7 @@ def _host_curves(place: int, run: RunData, name: str) -> Iterator[Curve]:
 
 
 def _by_time(place: int, label: str, times: Sequence[float], values: Sequence[float], run: RunData) -> Curve:
-    kept = visible([values], POINTS)
+    kept = downsample([values], POINTS)
     begin = begin_of(run)
     return Curve(place, label, [values[at] for at in kept], {"hours": [(times[at] - begin) / 3600 for at in kept]})
 

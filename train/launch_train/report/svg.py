@@ -8,9 +8,9 @@ from html import escape
 from typing import Final
 
 from launch_train.report.charts import Chart, Curve
+from launch_train.report.downsampling import downsample
 from launch_train.report.goodput import PARTS, AttemptTime
 from launch_train.report.run_data import RunData
-from launch_train.report.sampling import visible
 
 WIDTH, HEIGHT = 560, 220
 LEFT, BOTTOM, TOP = 60, 24, 10
@@ -79,6 +79,6 @@ def chart(found: Chart, runs: Sequence[RunData]) -> str:
 
 
 def _points(curve: Curve, kind: str) -> list[tuple[float, float]]:
-    kept = visible([curve.y], POINTS)
+    kept = downsample([curve.y], POINTS)
     pairs = [(float(curve.x[kind][at]), curve.y[at]) for at in kept]
     return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]

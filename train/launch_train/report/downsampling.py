@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 
-def visible(columns: Sequence[Sequence[float]], most: int) -> list[int]:
+def downsample(columns: Sequence[Sequence[float]], most: int) -> list[int]:
     """Return the places to keep of columns that share their x values, in order: about `most` for each column.
 
     The places are divided into equal stretches. Of each stretch and column the lowest and the highest value stay, as do

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from launcher.spec.secretive import LONG, known_secret, looks_secret, masked
+from launcher.spec.secret_detection import LONG, known_secret, looks_secret, masked
 from tests.spec.helpers import SMALL, lines
 
 

@@ -8,14 +8,14 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch_train.report.sampling import visible
+from launch_train.report.downsampling import downsample
 
 VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300)
 
 
 @given(VALUES, st.integers(2, 40))
 def test_extremes_ends_and_gaps_stay(values: list[float], most: int) -> None:
-    kept = visible([values], most)
+    kept = downsample([values], most)
     assert kept == sorted({*kept})
     finite = [value for value in values if math.isfinite(value)]
     if finite:
@@ -30,11 +30,11 @@ def test_extremes_ends_and_gaps_stay(values: list[float], most: int) -> None:
 def test_a_single_spike_in_a_million() -> None:
     values = [random.Random(1).random() for _ in range(10)] * 100_000
     values[654_321] = 99.0
-    kept = visible([values], 2000)
+    kept = downsample([values], 2000)
     assert 654_321 in kept
     assert len(kept) < 2100
 
 
 def test_values_whose_sum_is_infinite_have_no_gap() -> None:
     values = [1.5e308, -1.0, 1.7e308, 1.6e308]
-    assert visible([values], 2) == [0, 1, 2, 3]
+    assert downsample([values], 2) == [0, 1, 2, 3]
