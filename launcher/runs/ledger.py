@@ -154,6 +154,8 @@ class BucketLedger:
         self._memory: MemoryLedger | None = None
         self._cache: dict[str, bytes] = {}
         self._clock_offset: float | None = None
+        self._is_new = False
+        """The last list of attempts was empty."""
 
     @classmethod
     def open(
@@ -245,6 +247,7 @@ class BucketLedger:
         """List the objects once and read those that are new or may have changed."""
         names = self._storage.list(f"{contract.ATTEMPTS}/")
         numbers = sorted(int(found[1]) for name in names if (found := LOCK.fullmatch(name)))
+        self._is_new = not numbers
         parts = (contract.attempt_lock, contract.attempt_job, contract.attempt_verdict)
         unread = {part(number) for number in numbers for part in parts} & {*names} - {*self._cache}
         if unread:
@@ -302,9 +305,10 @@ class BucketLedger:
         self._storage.write(contract.attempt_job(number), as_json({"name": name}))
 
     def _write_plan(self, plan: Plan) -> None:
-        """Write only what differs: several launches may do this at once, and an object takes one write a second."""
+        """Write only what differs: several launches may do this at once, and an object takes one write a second. A new
+        run has no plan yet."""
         text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
-        if self._content(contract.PLAN) != text:
+        if self._is_new or self._content(contract.PLAN) != text:
             self._storage.write(contract.SPEC, as_yaml(plan.spec))
             self._storage.write(contract.PLAN, text)
 
