@@ -12,6 +12,7 @@ from launcher.backend import request
 from launcher.diagnosis import of_end
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
+from launcher.runs.driver import LOCK_SECONDS, POLL_SECONDS
 from launcher.runs.endings import block_next_attempt, cancel_and_confirm, settle
 from launcher.runs.ledger import BucketLedger
 
@@ -43,7 +44,7 @@ def cancel_run(cloud: CloudContext, found: FoundRun, say: Callable[[str], None])
     Raises KeyboardInterrupt with a note that the run may still be cancelled.
     """
     service = cloud.of_run(storage_of(request.run_folder(found.job.request)))
-    active = [job for job in found.jobs if not job.is_over]
+    active = [job for job in found.jobs if not job.is_over] or jobs_being_created(cloud, service, found, say)
     ended, errors = cancel_jobs(service, cloud.clock, active, say)
     for job in ended:
         record_end(cloud, job, say)
@@ -60,6 +61,28 @@ def cancel_run(cloud: CloudContext, found: FoundRun, say: Callable[[str], None])
     return Cancellation(
         run=found.id, jobs=tuple(jobs), done=done, only_blocked=done and not active, errors=tuple(errors)
     )
+
+
+def jobs_being_created(cloud: CloudContext, service: Services, run: FoundRun, say: Callable[[str], None]) -> list[Job]:
+    """Return the job that another launch is creating for a run without an active job, once it exists; empty if it
+    creates none, or its lock expires."""
+    if not (folder := request.run_folder(run.job.request)):
+        return []
+    ledger, known = BucketLedger.open(folder, cloud.clock, say, project=cloud.project), {job.name for job in run.jobs}
+    waited = False
+    try:
+        while (entry := next(reversed(ledger.entries()), None)) and entry.round and entry.is_open:
+            if entry.job:
+                return [] if entry.job in known or (job := service.get(entry.job)).is_over else [job]
+            if ledger.lock_age(entry.number) >= LOCK_SECONDS:
+                return []
+            if not waited:
+                say(f"another launch is submitting attempt {entry.number} of {run.id}; waiting for its job")
+                waited = True
+            cloud.clock.sleep(POLL_SECONDS)
+    except LaunchError as error:
+        say(f"cannot check whether a job of {run.id} is being created: {error.problem}")
+    return []
 
 
 def cancel_jobs(

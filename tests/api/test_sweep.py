@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from launcher import api
-from launcher.errors import UsageError
-from tests.cli.cloudjobs import Job
+from launcher.errors import LaunchError, UsageError
+from launcher.testing.googlecloud import Fault, Status
+from tests.cli.cloudjobs import CREATE, Job
 
 
 def test_a_sweep_is_planned_and_submitted(user: Job) -> None:
@@ -40,3 +41,18 @@ def test_ranges_and_what_is_refused(user: Job) -> None:
             api.sweep("job.yaml", {"run.config.steps": [1, 2]}, target="local", changes={"output": "runs"})
         )
     assert not user.cloud.requests
+
+
+def test_points_that_cannot_be_submitted_are_told_and_if_none_can_that_is_an_error(user: Job) -> None:
+    refused = Status(403, message="Permission 'aiplatform.customJobs.create' denied", info="IAM_PERMISSION_DENIED")
+    user.cloud.faults.add(Fault(CREATE, refused, times=None))
+    plan = api.sweep("job.yaml", {"run.config.steps": [10, 20]})
+    with pytest.raises(LaunchError):
+        api.submit_sweep(plan, yes=True, preflight=False)
+    user.cloud.faults.clear()
+    user.cloud.faults.add(Fault(CREATE, refused, times=1))
+    said: list[str] = []
+    more = api.sweep("job.yaml", {"run.config.steps": [30, 40]}, name="other")
+    runs = api.submit_sweep(more, yes=True, preflight=False, on_event=lambda event: said.append(str(event)))
+    assert len(runs) == 2
+    assert any("customJobs.create" in text for text in said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
@@ -229,6 +230,37 @@ def test_cancel_between_two_attempts_prevents_the_next(job: Job, clock: FakeCloc
     assert "2. Cancelled before a job was created (launch cancel)" in job.launch("status", run).out
     job.launch("vertex", "job.yaml", "--resume", run)
     assert len(job.created) == 2
+
+
+@pytest.mark.parametrize("created", [True, False])
+def test_cancel_waits_for_a_job_that_is_being_created(
+    job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, created: bool
+) -> None:
+    """Another launch has locked the second attempt and creates its job, or dies before."""
+    scripts(job.cloud, FULL, RUNS)
+    run = job.data("vertex", "job.yaml", "--detach")["run"]
+    clock.advance(3600)
+    attempts = job.cloud.objects.buckets["my-bucket"]
+    lock = attempts[f"runs/{run}/{contract.attempt_lock(1)}"].data
+    job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.attempt_lock(2)}", lock)
+    end = b'{"scope": "capacity", "kind": "capacity", "cause": "full", "time": 1.0}'
+    job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.attempt_verdict(1)}", end)
+    names: list[str] = []
+
+    def sleep(pause: float) -> None:
+        clock.advance(pause)
+        if created and not names:
+            job.cloud.jobs.script = RUNS
+            names.append(job.cloud.jobs.submit(*job.created[0]).message.name)
+            record = json.dumps({"name": names[0]}).encode()
+            job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.attempt_job(2)}", record)
+
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
+    ran = job.launch("cancel", run)
+    assert "another launch is submitting attempt 2" in ran.err
+    assert ("cancelled" in ran.out) is created, ran.out
+    if created:
+        assert [*job.cloud.jobs.jobs.values()][-1].at(clock())[-1].state == "JOB_STATE_CANCELLED"
 
 
 def test_cancel_stops_a_launch_that_is_waiting_to_retry(
