@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import struct
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -168,7 +167,8 @@ def test_a_stop_ends_it_at_once_and_time_shortens_it(monkeypatch: pytest.MonkeyP
     assert made.take(model, micro_batch, stopped) is None
     monkeypatch.setattr(samples, "SECONDS", 20.0)
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now.__setitem__(0, now[0] + 1.0) or now[0])
+    clock = SimpleNamespace(monotonic=lambda: now.__setitem__(0, now[0] + 1.0) or now[0])
+    monkeypatch.setattr(samples, "time", clock)  # threads of others read the clock too
     found = made.take(model, micro_batch, never)
     assert found is not None
     lengths = [len(one["text"].split()) for one in found["samples"]]
