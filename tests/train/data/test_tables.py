@@ -120,9 +120,9 @@ def test_splits_by_their_names_and_nothing_else_of_the_folder(arrow: Any, tmp_pa
         ),
         ("a.arrow", {"text": [1, 2]}, r"a\.arrow: text of row 1 is not text: '1'"),
         ("a.parquet", {"input_ids": [1, 2]}, r"input_ids is int64, not a list of tokens"),
-        ("a.parquet", {"input_ids": [[1, -1]]}, r"input_ids is .* no tokens"),
-        ("a.parquet", {"input_ids": [[1, None]]}, r"input_ids is .* no tokens"),
-        ("a.arrow", {"input_ids": [["a"]]}, r"input_ids is .* no tokens"),
+        ("a.parquet", {"input_ids": [[1, -1]]}, r"input_ids is .* not tokens"),
+        ("a.parquet", {"input_ids": [[1, None]]}, r"input_ids is .* not tokens"),
+        ("a.arrow", {"input_ids": [["a"]]}, r"input_ids is .* not tokens"),
     ],
 )
 def test_tables_that_are_refused(arrow: Any, tmp_path: Path, name: str, columns: Any, words: str) -> None:
