@@ -68,7 +68,8 @@ def jobs_being_created(cloud: CloudContext, service: Services, run: FoundRun, sa
     creates none, or its lock expires."""
     if not (folder := request.run_folder(run.job.request)):
         return []
-    ledger, known = BucketLedger.open(folder, cloud.clock, say, project=cloud.project), {job.name for job in run.jobs}
+    ledger = BucketLedger.open(folder, cloud.clock, project=cloud.project)  # block_next says what cannot be written
+    known = {job.name for job in run.jobs}
     waited = False
     try:
         while (entry := next(reversed(ledger.entries()), None)) and entry.round and entry.is_open:

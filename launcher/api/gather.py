@@ -78,7 +78,7 @@ class AppliedSettings(NamedTuple):
 
 
 class GatherOptions(NamedTuple):
-    """What a command needs beyond a spec and changes to it."""
+    """Options of `gather`."""
 
     run_id: str | None = None
     """Replaces the computed run ID."""
@@ -93,9 +93,9 @@ class GatherOptions(NamedTuple):
     project_id: str | None = None
     """Takes precedence over gcloud's project."""
     stand_in: str | None = None
-    """The project if there is none."""
+    """The project to use if none is set."""
     cache: CodeCache | None = None
-    """The code of other specs."""
+    """Code that was already read for other specs."""
 
 
 def gather(

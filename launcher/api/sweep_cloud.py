@@ -116,8 +116,8 @@ class CloudSweep:
         """Why no point can be prepared."""
         self._trouble = ""
         self._lock, self._cancel_lock = threading.Lock(), threading.Lock()
-        self._cancelled_at = (False, -math.inf)
-        """Whether the sweep was cancelled, and when that was read."""
+        self._cancel_state = (False, -math.inf)
+        """Whether the sweep was cancelled, and the time of that answer."""
         self._earlier_mark = ""
         """Version of the mark of an earlier cancellation."""
         self._created: list[CloudPoint] = []
@@ -153,7 +153,7 @@ class CloudSweep:
         output, now = self.storage(self.plan.output), self.cloud.clock.now()
         try:
             self._earlier_mark = mark_version(output, self.plan.name)  # before `launch cancel` can find the record
-            self._cancelled_at = (False, now)
+            self._cancel_state = (False, now)
             write_record(output, self.plan)
         except OutputError as error:
             if status_of(error) != 403:
@@ -194,13 +194,13 @@ class CloudSweep:
 
         asked = self.cloud.clock.now()  # those that wait for the lock share the answer, however long it takes
         with self._cancel_lock:
-            cancelled, read_at = self._cancelled_at
+            cancelled, read_at = self._cancel_state
             if not cancelled and (read_now or asked - read_at > CURRENT_SECONDS):
                 begun = self.cloud.clock.now()
                 with suppress(OutputError):
                     mark = mark_version(self.storage(self.plan.output), self.plan.name)
                     cancelled = mark not in ("", self._earlier_mark)
-                self._cancelled_at = (cancelled, begun)
+                self._cancel_state = (cancelled, begun)
             return cancelled
 
     def _current_job(self, run: CloudPoint, listed: Job | None) -> Job | None:

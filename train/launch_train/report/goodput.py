@@ -138,8 +138,8 @@ def _split(
     evaluated = [_seconds(event.get("time")) for event in start.events if event["event"] in ("eval", "samples")]
     marks = sorted((min(time, latest) for time in evaluated if time), reverse=True)
     first = True
-    for place, (ended, length) in enumerate(zip(rows.times, durations, strict=False)):  # a million calls would show
-        if ended != ended:  # noqa: PLR0124 - NaN
+    for place, (ended, length) in enumerate(zip(rows.times, durations, strict=False)):
+        if ended != ended:  # noqa: PLR0124 - true for NaN alone; a million calls of math.isnan would show
             continue
         time = ended if ended < latest else latest
         while marks and marks[-1] <= time:

@@ -64,7 +64,7 @@ class Columns:
                 column.append(value)
 
     def extend(self, more: Columns) -> None:
-        """Add rows that all have the same values."""
+        """Append rows that all have the same columns."""
         for name, values in more.values.items():
             column = self.values.setdefault(name, array("d"))
             column.extend([math.nan] * (len(self.steps) - len(column)))
@@ -296,13 +296,13 @@ def _row_decoder(names: tuple[str, ...]) -> Any:
 
 
 def _columns(rows: Sequence[Record]) -> Columns:
-    """Return rows that have the same values as columns, which is faster than to add each.
+    """Return rows that have the same keys as columns, which is faster than adding each row.
 
     Raises IndexError, KeyError, TypeError, ValueError and OverflowError if they are not alike, or no numbers.
     """
     names = rows[0].keys() - NOT_VALUES
     if {*map(len, rows)} != {len(names) + 2}:
-        raise ValueError("rows of several kinds, or with values left out")
+        raise ValueError("rows with different columns")
     steps, times, *others = zip(*map(itemgetter("step", "time", *names), rows), strict=True)
     if {*map(type, steps)} != {int} or any(not {*map(type, column)} <= {int, float} for column in others):
         raise TypeError("a value that is no number")
