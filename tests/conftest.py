@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import launcher.gcp  # noqa: F401 - Google's packages import only the services in use
+
 if TYPE_CHECKING:
     from launcher.testing.googlecloud import FakeClock, GoogleCloud
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import launcher.gcp  # noqa: F401 - Google's packages import only the services in use
+
 if TYPE_CHECKING:
     from launcher.testing.fixture import LoopbackCloud, google_cloud
     from launcher.testing.lives import FAILED, NO_CAPACITY, PREEMPTED, RUNNING, SUCCEEDED, WAITING

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from launch_train import models
 from launch_train.common.config import Config, parse
@@ -49,6 +48,8 @@ def kept(config: Mapping[str, Any], samples: int, *, half: bool) -> int:
 
 def peak(config: Mapping[str, Any], samples: int, *, passes: int = 1) -> int:
     """The peak in bytes of some passes in fp32, by torch's own tracker."""
+    from torch.distributed._tools.mem_tracker import MemTracker  # two seconds, for one file of tests
+
     with FakeTensorMode(allow_non_fake_inputs=True):
         settings = resolved(config)
         model = models.build_model(settings).train()
