@@ -9,7 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,8 @@ def _child(folder: str, kill: tuple[str, int, bool] | None, generation: int, con
         effects = Effects(*kill)
         for verb in Effects.VERBS:
             setattr(LocalFolder, verb, effects.wrap(verb))
-    train(Path(folder), generation, **config)
+    with waiting_for_saves() if kill else nullcontext():  # the last save cancels one that still runs, and its effects
+        train(Path(folder), generation, **config)
     os._exit(0)
 
 
