@@ -17,6 +17,7 @@ from launch_train import checkpoint
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from tests.train import trials
+from tests.train.forked import Ended, Forked
 from tests.train.nodes import Machines, machines, until
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -54,19 +55,10 @@ print(f"end rank {run.rank} of {run.world_size} on {run.device}: {model.weight.s
 """
 
 
-def script(folder: Path, env: Mapping[str, str] = NOTHING, text: str = SCRIPT) -> subprocess.CompletedProcess[str]:
-    """The script in a separate process, without any launch."""
+def script(forked: Forked, folder: Path, env: Mapping[str, str] = NOTHING, text: str = SCRIPT) -> Ended:
+    """Run the script in a process of its own, without any launch."""
     (folder / "work.py").write_text(text)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("LAUNCH_", "RANK", "WORLD"))}
-    return subprocess.run(
-        [sys.executable, "work.py"],
-        cwd=folder,
-        env={**environ, "OMP_NUM_THREADS": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return forked(env, argv=["work"], hook=f"import os, sys; os.chdir({str(folder)!r}); sys.path.insert(0, '')")
 
 
 def test_importing_the_package_loads_no_torch() -> None:
@@ -75,22 +67,26 @@ def test_importing_the_package_loads_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_alone_it_gives_the_same_numbers_each_time(tmp_path: Path) -> None:
-    first, second = script(tmp_path), script(tmp_path)
+def test_alone_it_gives_the_same_numbers_each_time(tmp_path: Path, forked: Forked) -> None:
+    (tmp_path / "work.py").write_text(SCRIPT)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("LAUNCH_", "RANK", "WORLD"))}
+    first = subprocess.run(
+        [sys.executable, "work.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
     assert first.returncode == 0, first.stderr
-    assert first.stdout == second.stdout
     assert "end rank 0 of 1 on cpu" in first.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["work.py"]
+    assert script(forked, tmp_path).stdout == first.stdout
 
 
 @pytest.mark.slow
-def test_interrupted_it_comes_to_the_same(tmp_path: Path) -> None:
-    whole = script(tmp_path, environment(tmp_path / "whole"))
+def test_interrupted_it_comes_to_the_same(tmp_path: Path, forked: Forked) -> None:
+    whole = script(forked, tmp_path, environment(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
     assert len(trials.losses(tmp_path / "whole")) == 8
-    stopped = script(tmp_path, {**environment(tmp_path / "run"), "STOP_AT": "3"})
+    stopped = script(forked, tmp_path, {**environment(tmp_path / "run"), "STOP_AT": "3"})
     assert stopped.returncode == Exit.PREEMPTED, stopped.stderr
-    resumed = script(tmp_path, environment(tmp_path / "run", 1))
+    resumed = script(forked, tmp_path, environment(tmp_path / "run", 1))
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
     assert trials.losses(tmp_path / "run") == trials.losses(tmp_path / "whole")
@@ -128,7 +124,6 @@ def test_under_the_node_two_ranks_stop_and_resume(one: Machines) -> None:
     assert own_ranks(one.run_folder) == [0, 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "text", "words", "code"),
     [
@@ -138,17 +133,19 @@ def test_under_the_node_two_ranks_stop_and_resume(one: Machines) -> None:
         ({contract.VISIBLE_GPUS: "2"}, SCRIPT, ["2 GPUs", "can't use them"], Exit.UNFIT),
     ],
 )
-def test_errors_are_one_line(tmp_path: Path, env: dict[str, str], text: str, words: list[str], code: int) -> None:
-    ended = script(tmp_path, env, text)
+def test_errors_are_one_line(
+    tmp_path: Path, forked: Forked, env: dict[str, str], text: str, words: list[str], code: int
+) -> None:
+    ended = script(forked, tmp_path, env, text)
     assert ended.returncode == code, ended.stderr
     (line,) = ended.stderr.splitlines()
     assert line.startswith("train: ")
     assert all(word in line for word in words), line
 
 
-def test_without_torch_it_says_so(tmp_path: Path) -> None:
+def test_without_torch_it_says_so(tmp_path: Path, forked: Forked) -> None:
     hidden = "import sys\nsys.modules['torch'] = None\nimport launch_train\nlaunch_train.init()\n"
-    ended = script(tmp_path, text=hidden)
+    ended = script(forked, tmp_path, text=hidden)
     assert ended.returncode == Exit.USAGE
     (line,) = ended.stderr.splitlines()
     assert "needs torch" in line

@@ -43,6 +43,7 @@ def shape(name: str, zone: str) -> Shape | None:
     return found if found and found.within(zone) else None
 
 
+@cache
 def regions() -> tuple[str, ...]:
     """Return all regions that have GPUs."""
     named = {zone.rpartition("-")[0] for one in shapes().values() for zone in one.zones}
