@@ -73,7 +73,7 @@ def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say
     from launcher.images.inspect import contents
     from launcher.images.registry import Registry, parse
     from launcher.plan.image import BASE_TORCH
-    from launcher.plan.image_contents import check_image_contents
+    from launcher.plan.image_check import check_image_contents
     from launcher.plan.machine import choose
 
     if image.builds_base or (not image.pinned and image.wheel != BASE_TORCH):

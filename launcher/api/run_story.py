@@ -47,11 +47,11 @@ def story_of_job(run: RunData | None, name: str, job: Job, entries: Sequence[Ent
     """Return the story of a run with a job that was just polled."""
     from launch_train.report.run_data import RunData
     from launcher.backend import request
-    from launcher.diagnosis import of_end
+    from launcher.diagnosis import diagnose_end
 
     number = next((entry.number for entry in reversed(entries) if entry.job == job.name), 0)
     number = number or max((entry.number for entry in entries), default=1)
-    diagnosis = of_end(job, request.tried_by(job, job.name.split("/")[1])) if job.is_over else None
+    diagnosis = diagnose_end(job, request.tried_by(job, job.name.split("/")[1])) if job.is_over else None
     live = live_of(job, number, diagnosis)
     known = run or RunData(name, "", {}, (), (), {})
     found = summarize_attempts(known, now, live)

@@ -19,7 +19,7 @@ from launcher.api.run_folder import ANSWER_SECONDS, storage_of
 from launcher.api.run_story import RunStory, local_story, read, story_of_job
 from launcher.backend import request
 from launcher.clock import REAL, Clock
-from launcher.diagnosis import of_end
+from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.runs.attempts import RUN_ENDS
@@ -158,7 +158,8 @@ class WatchedCloudRun:
     def may_continue(self, ended: Job) -> bool:
         """Return whether another attempt may follow: not after an end that ends the run, nor without a folder."""
         return (
-            self.storage is not None and of_end(ended, request.tried_by(ended, self.cloud.project)).kind not in RUN_ENDS
+            self.storage is not None
+            and diagnose_end(ended, request.tried_by(ended, self.cloud.project)).kind not in RUN_ENDS
         )
 
     def details(self, job: Job) -> tuple[RunStory, tuple[Node, ...]]:

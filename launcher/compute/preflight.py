@@ -19,8 +19,8 @@ from launcher.compute.preflight_checks import (
     Finding,
     QuotaNeed,
     VmNetwork,
+    check_compute_quota_limit,
     check_iap_ssh,
-    check_limit,
     check_node_traffic,
     check_outbound_access,
     has_external_ip,
@@ -29,7 +29,7 @@ from launcher.compute.preflight_checks import (
     missing_subnetwork,
     network_of,
 )
-from launcher.diagnosis import Refusal, Tried, of_refusal
+from launcher.diagnosis import Refusal, Tried, diagnose_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of, words
 from launcher.gcp.parallel import call_once, together
@@ -145,12 +145,14 @@ def list_first_page(compute: Compute, client: str, **arguments: Any) -> Any:
 def evaluate(project: str, plan: Plan, answers: Answers) -> list[Finding]:
     """Return what is missing for a plan. Pure."""
     first = properties(plan.attempts[0].request)
-    found = [check_quota(plan, "", answers.get("quotas of the project"), project)]
+    found = [check_compute_quota(plan, "", answers.get("quotas of the project"), project)]
     for attempt in first_per_place(plan, lambda attempt: attempt.region):
         net = network_of(first, attempt.region, project)
         found += [check_network(plan, net, answers), check_firewall(plan, net, answers)]
     for attempt in first_per_place(plan, lambda attempt: f"{attempt.region} {attempt.provisioning}"):
-        found.append(check_quota(plan, attempt.region, answers.get(f"quotas of {attempt.region}"), project, attempt))
+        found.append(
+            check_compute_quota(plan, attempt.region, answers.get(f"quotas of {attempt.region}"), project, attempt)
+        )
     for attempt in first_per_place(plan, lambda attempt: attempt.zone):
         if attempt.zone and machine_key(attempt) in answers and answers[machine_key(attempt)] is None:
             found.append(missing_machine_type(attempt.machine_type, attempt.zone, project))
@@ -184,7 +186,7 @@ def check_firewall(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | No
     return check_iap_ssh(net, network, rules, account) if uses_iap(plan) else None
 
 
-def check_quota(
+def check_compute_quota(
     plan: Plan, region: str, answer: Mapping[str, Any] | None, project: str, attempt: Attempt | None = None
 ) -> Finding | None:
     """Return which quota is too low, or None: a region's for one provisioning model, or the project's."""
@@ -193,7 +195,7 @@ def check_quota(
     if use is None or answer is None or not total:
         return None
     model = attempt.provisioning if attempt else plan.attempts[0].provisioning
-    finding = check_limit(use, model, region, answer.get("quotas", ()))
+    finding = check_compute_quota_limit(use, model, region, answer.get("quotas", ()))
     if finding is None or finding.scope == "warning":
         return finding
     return finding._replace(fix=increase_command(project, region, model, use, answer.get("quotas", ())))
@@ -217,4 +219,4 @@ def increase_command(project: str, region: str, provisioning: str, use: QuotaNee
     where = f"in region {region}." if region else "globally."
     message = f"Quota '{use.metric}' exceeded.  Limit: {limit:.1f} {where}"
     tried = Tried(project=project, region=region, provisioning=provisioning, zone=f"{region}-a", gpus=use.units)
-    return of_refusal(Refusal(code=403, message=message, reason="quotaExceeded", service="compute"), tried).fix
+    return diagnose_refusal(Refusal(code=403, message=message, reason="quotaExceeded", service="compute"), tried).fix

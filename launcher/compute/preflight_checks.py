@@ -217,7 +217,9 @@ class QuotaNeed(Struct, frozen=True, kw_only=True):
     fallback: str = ""
 
 
-def check_limit(use: QuotaNeed, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]) -> Finding | None:
+def check_compute_quota_limit(
+    use: QuotaNeed, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]
+) -> Finding | None:
     """Return a refusal if a quota is too low, a warning if it is used up at the moment, or None.
 
     An empty `region` means that the quota is the project's.

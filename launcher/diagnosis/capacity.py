@@ -24,7 +24,7 @@ STOCKOUT_REASONS = frozenset(
 """Codes of Compute Engine's operations, and the reason in their ErrorInfo."""
 
 
-def of_stockout(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_stockout(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose missing capacity."""
     if refusal.reason not in STOCKOUT_REASONS and not re.search(STOCKOUT, refusal.message, re.IGNORECASE):
         return None
@@ -144,7 +144,7 @@ REASONS: dict[str, tuple[Kind, str]] = {
 """Codes of Compute Engine's operations after which another zone may work."""
 
 
-def of_machine(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_machine(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose a machine that is not available in the place, or anywhere."""
     place = tried.zone or tried.region
     names = {"region": tried.region, "project": tried.project, "place": place}

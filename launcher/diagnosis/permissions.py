@@ -24,14 +24,22 @@ PROJECT = frozenset({"CONSUMER_INVALID", "CONSUMER_SUSPENDED", "RESOURCE_PROJECT
 POLICY = frozenset({"SECURITY_POLICY_VIOLATED", "LOCATION_ORG_POLICY_VIOLATED", "RESOURCE_USAGE_RESTRICTION_VIOLATED"})
 
 
-def of_access(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_access(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose a missing permission or a disabled API. The order of the rules matters: if a quota project is missing,
     Google answers SERVICE_DISABLED for gcloud's own project."""
-    rules = (of_quota_project, of_credentials, of_disabled, of_project, of_acting, of_policy, of_permission)
+    rules = (
+        diagnose_quota_project,
+        diagnose_credentials,
+        diagnose_disabled_api,
+        diagnose_project,
+        diagnose_acting,
+        diagnose_policy,
+        diagnose_permission,
+    )
     return next(filter(None, (rule(refusal, tried) for rule in rules)), None)
 
 
-def of_quota_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_quota_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose user credentials without a quota project."""
     if refusal.reason != "USER_PROJECT_DENIED" and "quota project" in refusal.message:
         fix = f"gcloud auth application-default set-quota-project {tried.project}"
@@ -39,7 +47,7 @@ def of_quota_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     return None
 
 
-def of_credentials(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_credentials(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose invalid or expired credentials."""
     if refusal.code != 401 and refusal.reason not in CREDENTIALS:
         return None
@@ -47,7 +55,7 @@ def of_credentials(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     return Diagnosis(scope="permanent", kind="credentials", cause=cause, fix=LOG_IN)
 
 
-def of_disabled(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_disabled_api(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose a disabled API, by the name in the message: a job may need more APIs than the one called."""
     text, metadata = refusal.message, refusal.metadata
     known = refusal.reason in ("SERVICE_DISABLED", "accessNotConfigured")
@@ -63,7 +71,7 @@ def of_disabled(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     )
 
 
-def of_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose a project that does not exist, is not accessible, or has no billing."""
     text = refusal.message
     if refusal.reason == "BILLING_DISABLED" or "requires billing to be enabled" in text:
@@ -82,7 +90,7 @@ ACTING = r"act as[ _]*service[ _]account|iam\.serviceAccounts\.actAs|not have ac
 """Vertex AI's, IAM's and Compute Engine's wordings."""
 
 
-def of_acting(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_acting(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose a missing permission to act as the job's service account."""
     text = refusal.message
     if not re.search(ACTING, text, re.IGNORECASE):
@@ -101,7 +109,7 @@ def acting(account: str, project: str) -> str:
     )
 
 
-def of_policy(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_policy(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose an organization policy."""
     text = refusal.message
     constraint = first(r"constraints/([\w.]+)", text)
@@ -132,7 +140,7 @@ ROLES = {
 """Permission's beginning -> the predefined role that holds it (https://cloud.google.com/iam/docs/roles-permissions)."""
 
 
-def of_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose a missing permission; the fix grants it on the smallest resource that the message names."""
     text = refusal.message
     permission = refusal.metadata.get("permission", "") or named(text)

@@ -36,7 +36,7 @@ class Exceeded(Struct, frozen=True, kw_only=True):
     """NVIDIA_H100, …: a dimension of one of Compute Engine's quotas."""
 
 
-def of_quota(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_quota(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose an exceeded quota."""
     quota = exceeded(refusal)
     if quota is None:

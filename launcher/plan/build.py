@@ -17,6 +17,7 @@ from launcher.plan.machine import choose, figures, has_many_networks
 from launcher.plan.memory.fit import check_memory
 from launcher.plan.model import Attempt, Chosen, Context, Image, Place, Plan, PlannedLimits, Shared, UsedPrices
 from launcher.plan.placement import SERVICE, places, provisioning
+from launcher.plan.run_id import compute_identity, run_id
 from launcher.plan.trained_model import check_model
 from launcher.plan.warnings import warnings
 from launcher.spec.models import JobSpec
@@ -140,8 +141,8 @@ def shared_by_attempts(
     spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, placements: tuple[Place, ...]
 ) -> Shared:
     """Return run id, image, container and limits. The run id of a VM to work on is its name; it has no image."""
-    run = names.run_id(spec, context, chosen.gpus) if context.training else spec.name
-    identity = names.identity(spec, context, chosen.gpus) if context.training else ""
+    run = run_id(spec, context, chosen.gpus) if context.training else spec.name
+    identity = compute_identity(spec, context, chosen.gpus) if context.training else ""
     shared = Shared(
         run=run,
         run_folder=run_folder(spec, context, run),

@@ -37,7 +37,7 @@ from launcher.backend import request
 from launcher.backend.base import CreateRefused, GoneError, Service
 from launcher.backend.request import provisioning, tried_by
 from launcher.clock import REAL, Clock, stopwatch
-from launcher.diagnosis import Diagnosis, exit_code, of_end, of_refusal
+from launcher.diagnosis import Diagnosis, diagnose_end, diagnose_refusal, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
@@ -54,7 +54,7 @@ from launcher.runs.endings import (
     run_ended_error,
     settle,
 )
-from launcher.runs.identity import AllowedChange, check_identity, facts_of, facts_of_job, request_id
+from launcher.runs.identity_check import AllowedChange, check_identity, facts_of, facts_of_job, request_id
 from launcher.runs.ledger import Ledger
 from launcher.runs.snapshot import (
     RunObserver,
@@ -217,7 +217,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
 
         If the end can't be recorded, the next launch finds it in the job.
         """
-        diagnosis = of_end(job, tried_by(job, self.plan.project), self.watcher.error_in_output())
+        diagnosis = diagnose_end(job, tried_by(job, self.plan.project), self.watcher.error_in_output())
         try:
             return settle(self.ledger, number, job, diagnosis).diagnosis
         except LaunchError as error:
@@ -491,7 +491,7 @@ class Submission:
 
     def diagnose(self, job: Job) -> Diagnosis:
         """Return the diagnosis of a job's end without its output."""
-        return of_end(job, request.tried_by(job, self.plan.project))
+        return diagnose_end(job, request.tried_by(job, self.plan.project))
 
     def wait_for(self, entry: Entry, snapshot: RunSnapshot) -> None:
         """Wait while another launch is creating the job of an attempt, in the same round."""
@@ -621,7 +621,7 @@ class Submission:
 
     def record_refusal(self, entry: Entry, attempt: Attempt, error: CreateRefused) -> None:
         """Record and report why no job was created."""
-        diagnosis = of_refusal(
+        diagnosis = diagnose_refusal(
             error.refusal, request.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
         )
         end = self.ledger.note_end(entry.number, diagnosis, None)

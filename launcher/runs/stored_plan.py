@@ -15,7 +15,7 @@ from launcher.jobs.job import PLAN_LABEL, Job, command
 from launcher.plan.binding import Stored
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry
-from launcher.runs.identity import request_id
+from launcher.runs.identity_check import request_id
 from launcher.runs.ledger import Ledger
 
 

@@ -13,8 +13,8 @@ from launcher.compute.preflight_checks import (
     Finding,
     QuotaNeed,
     VmNetwork,
+    check_compute_quota_limit,
     check_iap_ssh,
-    check_limit,
     check_node_traffic,
     check_outbound_access,
 )
@@ -351,7 +351,9 @@ def test_a_deny_rule_before_the_one_for_iap() -> None:
 def test_quotas(own: Any, other: Any, scope: str | None) -> None:
     pairs = {"SPOT_GPUS": own, "GPUS": other}
     quotas = [{"metric": name, "limit": one[0], "usage": one[1]} for name, one in pairs.items() if one]
-    found = check_limit(QuotaNeed(metric="SPOT_GPUS", units=2, fallback="GPUS"), "spot", "us-central1", quotas)
+    found = check_compute_quota_limit(
+        QuotaNeed(metric="SPOT_GPUS", units=2, fallback="GPUS"), "spot", "us-central1", quotas
+    )
     assert (found and found.scope) == scope
 
 

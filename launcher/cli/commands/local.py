@@ -130,7 +130,7 @@ def run_request(
     if dry_run:
         request_file.show(body, output_format, docker=docker)
         return
-    found = code_files.code(folder).files if folder else []
+    found = code_files.collect_code(folder).files if folder else []
     job = Rehearsal(
         request=body,
         code=Code(found, folder if in_place else None),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def refusal_error(error: CreateRefused, machine: Machine) -> LaunchError:
     """Return the error that a refusal stands for."""
-    from launcher.diagnosis import Tried, exit_code, of_refusal
+    from launcher.diagnosis import Tried, diagnose_refusal, exit_code
 
     tried = Tried(
         project=machine.project,
@@ -23,7 +23,7 @@ def refusal_error(error: CreateRefused, machine: Machine) -> LaunchError:
         zone=machine.zone,
         machine_type=machine.machine_type,
     )
-    diagnosis = of_refusal(error.refusal, tried)
+    diagnosis = diagnose_refusal(error.refusal, tried)
     if diagnosis.kind == "stockout":
         return no_capacity(machine, diagnosis)
     kinds = (UsageError, NotAuthorised, NoCapacity)

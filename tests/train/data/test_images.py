@@ -23,7 +23,7 @@ from launch_train.data import open_data
 from launch_train.data.image_index import holds_images, listed, scanned
 from launch_train.data.images import Pictures, centre, cut, decoded
 from launch_train.data.loader import Feed
-from launch_train.data.source import generator, share
+from launch_train.data.sample_order import generator, share
 from launch_train.distributed.process_group import Ranks
 
 CPU = torch.device("cpu")

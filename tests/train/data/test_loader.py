@@ -24,7 +24,7 @@ from launch_train.data.cuda_prefetcher import Ahead
 from launch_train.data.loader import Feed
 from launch_train.data.map_dataset import Samples
 from launch_train.data.masked_lm import Masked
-from launch_train.data.source import share
+from launch_train.data.sample_order import share
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
 from launch_train.data.text import Text, prepare
 from launch_train.data.user_dataset import Own, seeded

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.errors import OutputError
-from launch_train.common.process_exit import PREEMPTION_SECONDS
+from launch_train.common.shutdown_signal import PREEMPTION_SECONDS
 from launch_train.common.storage import Buffer, LocalFolder, Storage, open_storage
 from launch_train.metrics import LAST_SECONDS
 from launch_train.node.control_store import (

@@ -29,7 +29,8 @@ from launch_train.checkpointing.loader import FIXED, describe_changes, resume, s
 from launch_train.common import contract, faults
 from launch_train.common.config import Checkpoint
 from launch_train.common.errors import OutputError, PreemptedError, SupersededError, TrainError, UsageError
-from launch_train.common.process_exit import PREEMPTION_SECONDS, ShutdownSignal, leave
+from launch_train.common.process_exit import leave
+from launch_train.common.shutdown_signal import PREEMPTION_SECONDS, ShutdownSignal
 from launch_train.common.storage import Storage, open_storage
 from launch_train.distributed.consensus import VOTE_SECONDS, Agreement, StepVote
 from launch_train.distributed.process_group import Ranks, barrier, gather, joined, should_report

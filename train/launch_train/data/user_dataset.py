@@ -16,7 +16,8 @@ from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.user_import import describe_error, load
 from launch_train.data.batch import Tree
 from launch_train.data.map_dataset import Samples, describe
-from launch_train.data.source import HELD_OUT, TRAIN, USER_DATASET, Batch, generator
+from launch_train.data.sample_order import HELD_OUT, TRAIN, USER_DATASET, generator
+from launch_train.data.source import Batch
 from launch_train.data.validation import BatchRequirements, unsuited
 from launch_train.distributed.process_group import Ranks, barrier, gather, run_once_per_node
 

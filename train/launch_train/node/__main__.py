@@ -26,13 +26,14 @@ from launch_train.common.secrets import UnavailableError, read_secrets
 from launch_train.common.storage import LocalFolder, UnreachableError, open_storage
 from launch_train.node import gpu_benchmark, health_check, notify
 from launch_train.node.cluster import Cluster, parse
-from launch_train.node.command import Task, machine_env, missing_target, parse_args, rehearsal_env
+from launch_train.node.command import Task, missing_target, parse_args
 from launch_train.node.control_store import Member, MemoryStore, Order, State, Store, Timing, TorchStore
 from launch_train.node.coordinator import Coordinator
 from launch_train.node.discovery import find_store
+from launch_train.node.environment import machine_env, rehearsal_env
 from launch_train.node.exit_status import End, Outcome, end_from_outcomes
 from launch_train.node.gce_vm import watch_vm
-from launch_train.node.launch_round import LaunchPlan, StopRequest, run_generation
+from launch_train.node.generation import LaunchPlan, StopRequest, run_generation
 from launch_train.node.notify import CLOSE_SECONDS, Notifier
 from launch_train.node.process import adopt_orphans
 from launch_train.node.report_writer import LAST_SECONDS, ReportWriter

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from launch_train.common import contract
 from launch_train.node.cluster import ClusterError, parse
-from launch_train.node.launch_round import StopRequest
+from launch_train.node.generation import StopRequest
 from launch_train.node.preemption import PreemptionListener
 from launch_train.telemetry.cloud_logging import Journal
 from launch_train.telemetry.log_entry import LogSource

@@ -31,7 +31,7 @@ from launch_train.common.storage import Storage, open_storage
 from launch_train.common.text import si
 from launch_train.data import Source, open_data
 from launch_train.data.loader import Feed
-from launch_train.data.source import draw, share
+from launch_train.data.sample_order import draw, share
 from launch_train.distributed.consensus import Agreement
 from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring.monitor import Monitor, open_monitor

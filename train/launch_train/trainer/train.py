@@ -19,7 +19,7 @@ from launch_train.checkpointing.async_saver import Saver
 from launch_train.common import console, contract, faults
 from launch_train.common.config import Config
 from launch_train.common.errors import DisagreementError, SupersededError, TrainError
-from launch_train.common.process_exit import ShutdownSignal, catch_sigterm
+from launch_train.common.shutdown_signal import ShutdownSignal, catch_sigterm
 from launch_train.data.batch import split
 from launch_train.data.source import Batch
 from launch_train.distributed.consensus import StepVote

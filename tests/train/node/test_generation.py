@@ -17,11 +17,12 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.monitoring import monitor
-from launch_train.node import launch_round
+from launch_train.node import generation
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import Paths, Task
+from launch_train.node.command import Task
 from launch_train.node.control_store import Member, MemoryStore, Order, Timing
-from launch_train.node.launch_round import LaunchPlan, StopRequest, give_notice, prepare_notice, run_generation
+from launch_train.node.environment import Paths
+from launch_train.node.generation import LaunchPlan, StopRequest, give_notice, prepare_notice, run_generation
 from tests.train.alone import alone
 
 TIMING = Timing(grace=22, last=3)
@@ -99,8 +100,8 @@ def _told(signum: int) -> StopRequest:
 def test_the_node_looks_at_the_machine_where_the_trainer_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int, task: Task, looks: bool
 ) -> None:
-    monkeypatch.setattr(launch_round, "MONITOR_SECONDS", 0.01)
-    monkeypatch.setattr(launch_round, "CLOSE_SECONDS", 20)
+    monkeypatch.setattr(generation, "MONITOR_SECONDS", 0.01)
+    monkeypatch.setattr(generation, "CLOSE_SECONDS", 20)
     folder, secret = tmp_path / "run", {"TOKEN": "never told"}
     env = {**os.environ, contract.RUN_FOLDER: str(folder)}
     cluster = Cluster(("localhost:1", "localhost:2"), node)
@@ -133,7 +134,7 @@ def test_the_node_does_not_monitor_the_trainer_too(
     task = Task("torchrun", "module", module, ())
     plan = LaunchPlan(task, Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1")
     paths = Paths(tmp_path, tmp_path / "exit", tmp_path / "notice", spool=None, watch=tmp_path, faults=tmp_path)
-    with launch_round._monitored(plan, Order(0, 1, 0, ()), paths):
+    with generation._monitored(plan, Order(0, 1, 0, ()), paths):
         pass
     assert bool(opened) == monitored
 

@@ -17,8 +17,9 @@ from launch_train.common import contract, faults
 from launch_train.common.config import DEFAULT
 from launch_train.common.contract import Exit
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import Paths, Task, child_env, command, framework_env
+from launch_train.node.command import Task, command
 from launch_train.node.control_store import Member, Order, Timing
+from launch_train.node.environment import Paths, child_env, framework_env
 from launch_train.node.exit_status import Outcome
 from launch_train.node.hang_detection import NEAR_S, HangDetector
 from launch_train.node.process import Child, Helper
