@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from launcher.api.cloud import CloudContext
     from launcher.api.gather import Inputs
     from launcher.backend.router import Services
-    from launcher.images.dependency_image import Report, Wanted
+    from launcher.images.dependency_image import ImageBuildRequest, Report
     from launcher.runs.ledger import Ledger
     from launcher.runs.watch.loop import JobView
 
@@ -133,7 +133,7 @@ def watch_job(
     watcher.report(AttemptStarted(job=job, number=0, created=False))
     view = watcher.view(job, 0)
     ended = watch(view, watcher.report, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    diagnosis = diagnose_end(ended, request.tried_by(ended, cloud.project), watcher.error_in_output())
+    diagnosis = diagnose_end(ended, request.context_of_job(ended, cloud.project), watcher.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended
     if refused and not is_final(diagnosis):
@@ -147,7 +147,7 @@ def with_its_own_image(made: Plan) -> Plan:
     return made
 
 
-def with_image(made: Plan, job: Wanted, report: Report) -> Plan:
+def with_image(made: Plan, job: ImageBuildRequest, report: Report) -> Plan:
     """Return the plan with the digest of its image, which is pushed to the registry unless it exists there.
 
     A pinned image that this account may not look up is used unchecked. Raises LaunchError.

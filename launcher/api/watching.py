@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from launcher.api.cloud import CloudContext
     from launcher.api.find_run import FoundRun
     from launcher.jobs.job import Job
-    from launcher.runs.attempts import Entry
+    from launcher.runs.attempts import AttemptEntry
     from launcher.runs.logs.reader import Line
     from launcher.runs.metrics.gpu_nodes import Node
     from launcher.runs.metrics.results import Record
     from launcher.runs.watch.events import PollTarget
     from launcher.runs.watch.loop import Progress
 
-    Records = tuple[RunData | None, tuple[Entry, ...]]
+    Records = tuple[RunData | None, tuple[AttemptEntry, ...]]
     """What a run's folder says: its records (None: unreadable), and its attempts."""
 
 TAIL: Final = 100
@@ -159,7 +159,7 @@ class WatchedCloudRun:
         """Return whether another attempt may follow: not after an end that ends the run, nor without a folder."""
         return (
             self.storage is not None
-            and diagnose_end(ended, request.tried_by(ended, self.cloud.project)).kind not in RUN_ENDS
+            and diagnose_end(ended, request.context_of_job(ended, self.cloud.project)).kind not in RUN_ENDS
         )
 
     def details(self, job: Job) -> tuple[RunStory, tuple[Node, ...]]:
@@ -190,7 +190,7 @@ class WatchedCloudRun:
         run, entries = records
         return story_of_job(run, self.id, job, entries, time.time())
 
-    def _entries(self) -> tuple[Entry, ...]:
+    def _entries(self) -> tuple[AttemptEntry, ...]:
         from launcher.runs.ledger import BucketLedger
 
         return BucketLedger(self.storage).entries() if self.storage else ()

@@ -29,7 +29,7 @@ from launcher.compute.preflight_checks import (
     missing_subnetwork,
     network_of,
 )
-from launcher.diagnosis import Refusal, Tried, diagnose_refusal
+from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of, words
 from launcher.gcp.parallel import call_once, together
@@ -218,5 +218,7 @@ def increase_command(project: str, region: str, provisioning: str, use: QuotaNee
     limit = next((each["limit"] for each in quotas if each.get("metric") == use.metric), 0.0)
     where = f"in region {region}." if region else "globally."
     message = f"Quota '{use.metric}' exceeded.  Limit: {limit:.1f} {where}"
-    tried = Tried(project=project, region=region, provisioning=provisioning, zone=f"{region}-a", gpus=use.units)
-    return diagnose_refusal(Refusal(code=403, message=message, reason="quotaExceeded", service="compute"), tried).fix
+    context = RequestContext(
+        project=project, region=region, provisioning=provisioning, zone=f"{region}-a", gpus=use.units
+    )
+    return diagnose_refusal(Refusal(code=403, message=message, reason="quotaExceeded", service="compute"), context).fix

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from launcher.diagnosis.api_error import diagnose_refusal
 from launcher.diagnosis.job_end import diagnose_end
-from launcher.diagnosis.model import Diagnosis, Kind, Refusal, Scope, Tried
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope
 
-__all__ = ["Diagnosis", "Kind", "Refusal", "Scope", "Tried", "diagnose_end", "diagnose_refusal", "exit_code"]
+__all__ = ["Diagnosis", "Kind", "Refusal", "RequestContext", "Scope", "diagnose_end", "diagnose_refusal", "exit_code"]
 
 EXIT_CODES: dict[Kind, int] = {
     "succeeded": 0,

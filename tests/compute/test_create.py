@@ -43,7 +43,9 @@ def test_a_quota_that_refuses_at_once(site: Site) -> None:
     site.cloud.compute.quotas.limit("GPUS_ALL_REGIONS", 0)
     with pytest.raises(CreateRefused) as told:
         site.launch()
-    found = diagnose_refusal(told.value.refusal, request.tried("my-project", "us-central1", attempt_of().request, ZONE))
+    found = diagnose_refusal(
+        told.value.refusal, request.request_context("my-project", "us-central1", attempt_of().request, ZONE)
+    )
     assert (found.scope, found.kind) == ("project", "quota")
     assert "--quota-id=GPUS-ALL-REGIONS-per-project --preferred-value=1;" in found.fix
 
@@ -71,7 +73,7 @@ def test_the_name_is_still_used_by_an_earlier_attempt(site: Site, way: str) -> N
         site.write(before.id, exit=75)
     with pytest.raises(CreateRefused) as told:
         site.launch(2)
-    tried = request.tried("my-project", "us-central1", attempt_of().request, ZONE)
+    tried = request.request_context("my-project", "us-central1", attempt_of().request, ZONE)
     found = diagnose_refusal(told.value.refusal, tried)
     assert (found.scope, found.kind, found.retry_after) == ("transient", "busy", 15.0)
     assert site.sent("DELETE") == (0 if way == "ended" else 1)

@@ -8,7 +8,16 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.diagnosis import Diagnosis, Kind, Refusal, Scope, Tried, diagnose_end, diagnose_refusal, exit_code
+from launcher.diagnosis import (
+    Diagnosis,
+    Kind,
+    Refusal,
+    RequestContext,
+    Scope,
+    diagnose_end,
+    diagnose_refusal,
+    exit_code,
+)
 from launcher.jobs.job import ENDED, GONE, Failure
 from tests.diagnosis.test_api_error import REFUSALS
 from tests.diagnosis.test_job_end import ENDS, job
@@ -60,14 +69,14 @@ def fit_for_a_person(diagnosis: Diagnosis) -> None:
 
 
 @given(ANY_REFUSAL, st.sampled_from([SPOT, PLAIN, VM, FLEX]))
-def test_any_refusal_gets_a_diagnosis(refusal: Refusal, tried: Tried) -> None:
+def test_any_refusal_gets_a_diagnosis(refusal: Refusal, tried: RequestContext) -> None:
     fit_for_a_person(diagnose_refusal(refusal, tried))
 
 
 @given(
     st.sampled_from([*sorted(ENDED), GONE, "?"]), st.integers(0, 40), TEXT, TEXT, st.sampled_from([SPOT, PLAIN, FLEX])
 )
-def test_any_end_gets_a_diagnosis(state: str, code: int, message: str, said: str, tried: Tried) -> None:
+def test_any_end_gets_a_diagnosis(state: str, code: int, message: str, said: str, tried: RequestContext) -> None:
     fit_for_a_person(diagnose_end(job(state, code, message), tried, said))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.diagnosis import Refusal, Tried, diagnose_refusal
+from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
 from tests.diagnosis.wordings import (
     ABSENT,
     ACT_AS,
@@ -28,7 +28,7 @@ from tests.diagnosis.wordings import (
     vm,
 )
 
-REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
+REFUSALS: list[tuple[Refusal, RequestContext, str, str, str, str]] = [
     # --- quotas: the metric, the region, what is needed and what there is, and how it is read
     (
         *(told(429, T4), replace(PLAIN, gpus=8), "region+provisioning", "quota"),
@@ -364,7 +364,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("refusal", "tried", "scope", "kind", "cause", "fix"), REFUSALS)
-def test_a_refusal(refusal: Refusal, tried: Tried, scope: str, kind: str, cause: str, fix: str) -> None:
+def test_a_refusal(refusal: Refusal, tried: RequestContext, scope: str, kind: str, cause: str, fix: str) -> None:
     found = diagnose_refusal(refusal, tried)
     assert (found.scope, found.kind) == (scope, kind)
     assert cause in found.cause
@@ -378,7 +378,7 @@ def test_transient_refusals_have_a_retry_time() -> None:
 
 
 @pytest.mark.parametrize(("refusal", "tried"), [one[:2] for one in REFUSALS])
-def test_a_message_that_the_client_joined_into_one_line(refusal: Refusal, tried: Tried) -> None:
+def test_a_message_that_the_client_joined_into_one_line(refusal: Refusal, tried: RequestContext) -> None:
     on_one = replace(refusal, message=" ".join(refusal.message.split()))
     assert diagnose_refusal(on_one, tried) == diagnose_refusal(refusal, tried)
 

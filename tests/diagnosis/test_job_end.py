@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.diagnosis import Tried, diagnose_end
+from launcher.diagnosis import RequestContext, diagnose_end
 from launcher.jobs.job import GONE, Failure, Job
 from tests.diagnosis.wordings import FLEX, PULL, SPOT, T4
 
@@ -33,7 +33,7 @@ def failed(status: int, more: str = "") -> Job:
     return job("FAILED", 3, f"{NODE_0.format(status)} {more}".strip())
 
 
-ENDS: list[tuple[Job, Tried, str, str, str, str]] = [
+ENDS: list[tuple[Job, RequestContext, str, str, str, str]] = [
     (job("SUCCEEDED"), SPOT, "permanent", "succeeded", "done", ""),
     (job("CANCELLED", 1, "CANCELED"), SPOT, "permanent", "cancelled", "it was cancelled", "--resume gpt2-1234"),
     (
@@ -139,7 +139,7 @@ ENDS: list[tuple[Job, Tried, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("ended", "tried", "scope", "kind", "cause", "fix"), ENDS)
-def test_an_end(ended: Job, tried: Tried, scope: str, kind: str, cause: str, fix: str) -> None:
+def test_an_end(ended: Job, tried: RequestContext, scope: str, kind: str, cause: str, fix: str) -> None:
     found = diagnose_end(ended, tried)
     assert (found.scope, found.kind) == (scope, kind)
     assert cause in found.cause

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.diagnosis import Refusal, Tried, diagnose_refusal
+from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
 from tests.diagnosis.wordings import FAMILY, POOL, VM, told, vm
 
-REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
+REFUSALS: list[tuple[Refusal, RequestContext, str, str, str, str]] = [
     (
         vm(403, "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 2.0 in region us-central1.", "QUOTA_EXCEEDED"),
         *(VM, "region+provisioning", "quota", "4 are needed, the limit is 2"),
@@ -68,7 +68,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("refusal", "tried", "scope", "kind", "cause", "fix"), REFUSALS)
-def test_a_refusal(refusal: Refusal, tried: Tried, scope: str, kind: str, cause: str, fix: str) -> None:
+def test_a_refusal(refusal: Refusal, tried: RequestContext, scope: str, kind: str, cause: str, fix: str) -> None:
     found = diagnose_refusal(refusal, tried)
     assert (found.scope, found.kind) == (scope, kind)
     assert cause in found.cause

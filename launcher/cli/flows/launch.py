@@ -185,11 +185,11 @@ def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) 
     """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
 
     def ready(made: Plan) -> Plan:
-        from launcher.api.image import check_contents, create, wanted
+        from launcher.api.image import check_contents, create, image_build_request
         from launcher.cli.ui.progress_bars import progress, report
 
         made = after_preflight(made, cloud, options)
-        job = wanted(inputs, options.builder)
+        job = image_build_request(inputs, options.builder)
         with progress() as bars:
             if options.preflight:
                 check_contents(inputs, job.image, os.environ, bars.line)

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 def refusal_error(error: CreateRefused, machine: Machine) -> LaunchError:
     """Return the error that a refusal stands for."""
-    from launcher.diagnosis import Tried, diagnose_refusal, exit_code
+    from launcher.diagnosis import RequestContext, diagnose_refusal, exit_code
 
-    tried = Tried(
+    context = RequestContext(
         project=machine.project,
         region=machine.region,
         provisioning=machine.provisioning,
         zone=machine.zone,
         machine_type=machine.machine_type,
     )
-    diagnosis = diagnose_refusal(error.refusal, tried)
+    diagnosis = diagnose_refusal(error.refusal, context)
     if diagnosis.kind == "stockout":
         return no_capacity(machine, diagnosis)
     kinds = (UsageError, NotAuthorised, NoCapacity)

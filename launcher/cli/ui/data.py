@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import Machine
-    from launcher.runs.attempts import Entry
+    from launcher.runs.attempts import AttemptEntry
     from launcher.runs.watch.loop import Progress
 
 
@@ -37,7 +37,7 @@ def job_data(run: str, job: Job) -> dict[str, Any]:
     }
 
 
-def attempt_data(entry: Entry) -> dict[str, Any]:
+def attempt_data(entry: AttemptEntry) -> dict[str, Any]:
     """Return an attempt for scripts."""
     import msgspec
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeVar
 
 from launcher.images.registry.errors import RegistryError, codes, done, said
 from launcher.images.registry.http import Ask, Http
-from launcher.images.registry.retry import Passing
+from launcher.images.registry.retry import TransientError
 from launcher.images.registry.session import RegistryCall, Wire, may_push
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Upload:
         self._damaged = False
         self._broken = False
         self._done = False
-        self._tries = wire.patience.begin(wire.words(self._call("POST", "")))
+        self._tries = wire.policy.begin(wire.words(self._call("POST", "")))
 
     def run(self) -> None:
         """Upload the blob. Raises as `Registry.upload` does."""
@@ -73,7 +73,7 @@ class Upload:
                     self._take_up()
                 else:
                     self._go_on()
-            except Passing as error:
+            except TransientError as error:
                 self._broken = True
                 self._tries.wait(error)
         self._on_bytes(self._blob.size)
@@ -119,7 +119,7 @@ class Upload:
         self._moved(response)
         reached = _end(response) or first + size
         if not first < reached <= first + size:
-            raise Passing(f"the registry has {reached} bytes, after {first} and a piece of {size}")
+            raise TransientError(f"the registry has {reached} bytes, after {first} and a piece of {size}")
         self._reached(reached)
 
     def _finish(self, location: str, first: int) -> None:
@@ -141,13 +141,13 @@ class Upload:
         problem = codes(response)
         if set(problem) & set(DAMAGED) and not self._damaged:
             self._damaged, self._location = True, None
-            raise Passing(said(response))
+            raise TransientError(said(response))
         if call.ask.method == "PATCH" and (response.status_code in (405, 501) or "UNSUPPORTED" in problem):
             self._chunk, self._location = None, None
-            raise Passing(said(response))
+            raise TransientError(said(response))
         if response.status_code in FORGOTTEN and "NAME_UNKNOWN" not in problem:
             self._location = self._location if response.status_code == 416 else None
-            raise Passing(said(response))
+            raise TransientError(said(response))
         raise self._wire.refusal(call, response)
 
     def _is_there(self) -> bool:

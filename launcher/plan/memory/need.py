@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from launch_train.common.config import Checkpointing, Config
 from launcher.catalog import Gpu
-from launcher.plan.memory.model import ModelSizes
+from launcher.plan.memory.model_sizes import ModelSizes
 
 CONTEXT = 600_000_000
 """Bytes of CUDA's context and its libraries' workspaces. Assumed."""

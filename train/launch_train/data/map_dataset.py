@@ -15,7 +15,7 @@ from launch_train.data.sample_order import samples_of_step
 from launch_train.data.source import Batch, SourceDefaults
 
 
-class Items(Protocol):
+class MapDataset(Protocol):
     """A map-style dataset. It must be picklable, because worker processes read it."""
 
     name: str
@@ -39,8 +39,8 @@ class Samples(SourceDefaults):
 
     def __init__(
         self,
-        train: Items,
-        held_out: Items | None,
+        train: MapDataset,
+        held_out: MapDataset | None,
         *,
         seed: int,
         batch_size: int,
@@ -77,7 +77,7 @@ class Samples(SourceDefaults):
         return samples_of_step(self._seed, step, self._batch_size, len(self._train))
 
 
-def collated(items: Items, places: list[tuple[int, int]]) -> Batch:
+def collated(items: MapDataset, places: list[tuple[int, int]]) -> Batch:
     """Read samples and stack them into one batch. Raises UsageError if their structures or shapes differ."""
     made = [items.item(index, epoch) for index, epoch in places]
     whole: Batch = batch(made, lambda number: items.where(places[number][0]))

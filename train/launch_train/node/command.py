@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from launch_train.node.cluster import Cluster
-from launch_train.node.control_store import Order
+from launch_train.node.control_store import GenerationSpec
 
 TORCHRUN: Final = str(Path(__file__).with_name("torchrun_wrapper.py"))
 
@@ -84,7 +84,9 @@ def _missing_module(module: str, folder: Path) -> str:
     return ""
 
 
-def command(task: Task, cluster: Cluster, order: Order, *, processes: int, run: str, grace: float) -> list[str]:
+def command(
+    task: Task, cluster: Cluster, order: GenerationSpec, *, processes: int, run: str, grace: float
+) -> list[str]:
     """Return the argument list for one generation on this node."""
     target = ["-m", task.target] if task.kind == "module" else [task.target]
     if task.kind == "command":
@@ -94,7 +96,7 @@ def command(task: Task, cluster: Cluster, order: Order, *, processes: int, run: 
     return [*_torchrun(cluster, order, processes, run, grace), *target, *task.args]
 
 
-def _torchrun(cluster: Cluster, order: Order, processes: int, run: str, grace: float) -> list[str]:
+def _torchrun(cluster: Cluster, order: GenerationSpec, processes: int, run: str, grace: float) -> list[str]:
     """Return torchrun's arguments, with its own restarts disabled: in torch 2.13 they reuse a stale store and hang.
 
     https://github.com/pytorch/pytorch/issues/135712 and 167288

@@ -14,7 +14,7 @@ from typing import Final
 from launch_train.common import contract
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import Task
-from launch_train.node.control_store import Order
+from launch_train.node.control_store import GenerationSpec
 
 SITECUSTOMIZE: Final = str(Path(__file__).with_name("sitecustomize"))
 """A folder that contains only sitecustomize.py, which keeps the lines of processes whole."""
@@ -36,7 +36,9 @@ class Paths:
     faults: Path
 
 
-def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int, paths: Paths) -> dict[str, str]:
+def child_env(
+    environ: Mapping[str, str], order: GenerationSpec, node: int, *, gpus: int, paths: Paths
+) -> dict[str, str]:
     """Return the environment of the processes of one generation; `gpus` are visible on this node."""
     return {
         **environ,
@@ -55,7 +57,7 @@ def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int,
     }
 
 
-def framework_env(task: Task, cluster: Cluster, order: Order, environ: Mapping[str, str]) -> dict[str, str]:
+def framework_env(task: Task, cluster: Cluster, order: GenerationSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which TensorFlow and JAX find the nodes, for a program that is started once per node.
 
     TF_CONFIG is what tf.distribute.cluster_resolver.TFConfigClusterResolver reads: one worker per node, none for a

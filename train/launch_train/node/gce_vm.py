@@ -10,7 +10,7 @@ from launch_train.common import contract
 from launch_train.node.cluster import ClusterError, parse
 from launch_train.node.generation import StopRequest
 from launch_train.node.preemption import PreemptionListener
-from launch_train.telemetry.cloud_logging import Journal
+from launch_train.telemetry.cloud_logging import LogUploader
 from launch_train.telemetry.log_entry import LogSource
 
 Say = Callable[[str], None]
@@ -26,8 +26,8 @@ class Machine:
     instance: str
 
 
-def watch_vm(environ: Mapping[str, str], stop: StopRequest, say: Say) -> Journal | None:
-    """On a VM, treat its preemption as SIGTERM and return a journal that writes to Cloud Logging.
+def watch_vm(environ: Mapping[str, str], stop: StopRequest, say: Say) -> LogUploader | None:
+    """On a VM, treat its preemption as SIGTERM and return the uploader of its log lines to Cloud Logging.
 
     Returns None without a VM, and without a run folder, where output isn't kept.
     """
@@ -37,7 +37,7 @@ def watch_vm(environ: Mapping[str, str], stop: StopRequest, say: Say) -> Journal
     PreemptionListener(environ, stop, say).start()
     if not environ.get(contract.RUN_FOLDER):
         return None
-    return Journal(log_source(machine, environ), environ, say)
+    return LogUploader(log_source(machine, environ), environ, say)
 
 
 def machine_of(environ: Mapping[str, str], say: Say) -> Machine | None:
