@@ -16,8 +16,8 @@ from launcher.backend.request.vm import properties
 from launcher.compute.client import Compute
 from launcher.compute.messages import as_json
 from launcher.compute.preflight_checks import (
-    Finding,
     QuotaNeed,
+    VmFinding,
     VmNetwork,
     check_compute_quota_limit,
     check_iap_ssh,
@@ -46,7 +46,7 @@ Answers = Mapping[str, Any]
 """The resource, as shown to the user → the response as JSON; None: it does not exist."""
 
 
-def check(compute: Compute, plan: Plan) -> tuple[Finding, ...]:
+def check(compute: Compute, plan: Plan) -> tuple[VmFinding, ...]:
     """Run all checks for a plan; return the findings, refusals first."""
     found = together(api_calls(compute, plan))
     missing = {key for key, answer in found.items() if isinstance(answer, LaunchError) and status_of(answer) == 404}
@@ -57,17 +57,17 @@ def check(compute: Compute, plan: Plan) -> tuple[Finding, ...]:
     return tuple(sorted(dict.fromkeys([*findings, *unchecked]), key=lambda one: one.scope != "refusal"))
 
 
-def allowed(plan: Plan, findings: tuple[Finding, ...]) -> tuple[Attempt, ...]:
+def allowed(plan: Plan, findings: tuple[VmFinding, ...]) -> tuple[Attempt, ...]:
     """Return the attempts to which no refusal applies."""
     refusals = [one for one in findings if one.scope == "refusal"]
     return tuple(one for one in plan.attempts if not any(each.applies_to(one) for each in refusals))
 
 
-def not_checked(unread: Mapping[str, Any]) -> Finding:
+def not_checked(unread: Mapping[str, Any]) -> VmFinding:
     """Return a warning that names what could not be read, and the first reason."""
     names = ", ".join(unread)
     problem = words(next(iter(unread.values())).problem)
-    return Finding("warning", f"not checked: {names} ({problem})")
+    return VmFinding("warning", f"not checked: {names} ({problem})")
 
 
 # --- API calls --------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def list_first_page(compute: Compute, client: str, **arguments: Any) -> Any:
 # --- Evaluation -------------------------------------------------------------------------------------------------------
 
 
-def evaluate(project: str, plan: Plan, answers: Answers) -> list[Finding]:
+def evaluate(project: str, plan: Plan, answers: Answers) -> list[VmFinding]:
     """Return what is missing for a plan. Pure."""
     first = properties(plan.attempts[0].request)
     found = [check_compute_quota(plan, "", answers.get("quotas of the project"), project)]
@@ -161,7 +161,7 @@ def evaluate(project: str, plan: Plan, answers: Answers) -> list[Finding]:
     return [each for each in found if each is not None]
 
 
-def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | None:
+def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> VmFinding | None:
     """Return what is missing in a region's network, or None."""
     if subnetwork_key(net) not in answers:
         return None
@@ -172,7 +172,7 @@ def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | Non
     return check_outbound_access(net, subnetwork, answers.get(f"routers of {net.region}"), image)
 
 
-def check_firewall(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | None:
+def check_firewall(plan: Plan, net: VmNetwork, answers: Answers) -> VmFinding | None:
     """Return what the firewall blocks, or None: traffic between the nodes, or SSH to a workstation."""
     subnetwork, rules = answers.get(subnetwork_key(net)) or {}, answers.get("firewall rules")
     network, account = (
@@ -188,7 +188,7 @@ def check_firewall(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | No
 
 def check_compute_quota(
     plan: Plan, region: str, answer: Mapping[str, Any] | None, project: str, attempt: Attempt | None = None
-) -> Finding | None:
+) -> VmFinding | None:
     """Return which quota is too low, or None: a region's for one provisioning model, or the project's."""
     total = plan.machine.gpus * plan.machine.nodes
     use = quota_need(plan, attempt.provisioning) if attempt else QuotaNeed(metric=GLOBAL_GPU_QUOTA, units=total)

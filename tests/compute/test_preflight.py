@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from launcher.compute.preflight import allowed, check
 from launcher.compute.preflight_checks import (
     IAP,
-    Finding,
     QuotaNeed,
+    VmFinding,
     VmNetwork,
     check_compute_quota_limit,
     check_iap_ssh,
@@ -359,7 +359,7 @@ def test_quotas(own: Any, other: Any, scope: str | None) -> None:
 
 def test_the_attempts_to_which_a_finding_applies() -> None:
     attempt = plan_of().attempts[0]
-    assert Finding("refusal", "").applies_to(attempt)
-    assert Finding("refusal", "", "", str(attempt.zone), "spot").applies_to(attempt)
-    assert not Finding("refusal", "", "", "us-central1", "standard").applies_to(attempt)
-    assert not Finding("refusal", "", "", "us-east4").applies_to(attempt)
+    assert VmFinding("refusal", "").applies_to(attempt)
+    assert VmFinding("refusal", "", "", str(attempt.zone), "spot").applies_to(attempt)
+    assert not VmFinding("refusal", "", "", "us-central1", "standard").applies_to(attempt)
+    assert not VmFinding("refusal", "", "", "us-east4").applies_to(attempt)

@@ -9,10 +9,10 @@ from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 if TYPE_CHECKING:
     from launcher.backend.base import CreateRefused
     from launcher.diagnosis import Diagnosis
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 
-def refusal_error(error: CreateRefused, machine: Machine) -> LaunchError:
+def refusal_error(error: CreateRefused, machine: VmInstance) -> LaunchError:
     """Return the error that a refusal stands for."""
     from launcher.diagnosis import RequestContext, diagnose_refusal, exit_code
 
@@ -31,7 +31,7 @@ def refusal_error(error: CreateRefused, machine: Machine) -> LaunchError:
     return kind(f"{machine.name}: {diagnosis.cause}", diagnosis.fix)
 
 
-def no_capacity(machine: Machine, diagnosis: Diagnosis) -> NoCapacity:
+def no_capacity(machine: VmInstance, diagnosis: Diagnosis) -> NoCapacity:
     """Return the error for a stockout: a stopped VM can only start in the zone of its disk."""
     named = f" (Compute Engine names {', '.join(diagnosis.zones)})" if diagnosis.zones else ""
     return NoCapacity(

@@ -177,8 +177,8 @@ class Upload:
             self._tries.progressed()
         self._on_bytes(offset)
 
-    def _part(self, first: int, size: int) -> Callable[[], Part]:
-        return lambda: Part(self._blob.open, first, size, self._wire.http)
+    def _part(self, first: int, size: int) -> Callable[[], BlobRange]:
+        return lambda: BlobRange(self._blob.open, first, size, self._wire.http)
 
     def _call(
         self,
@@ -186,13 +186,13 @@ class Upload:
         path: str,
         headers: dict[str, str] | None = None,
         params: tuple[tuple[str, str], ...] = (),
-        body: bytes | Callable[[], Part] = b"",
+        body: bytes | Callable[[], BlobRange] = b"",
     ) -> RegistryCall:
         ask = Ask(method, self._wire.url(path), headers or {}, params, body)
         return RegistryCall(f"send {self._blob.digest}", self._blob.repository, (may_push(self._blob.repository),), ask)
 
 
-class Part:
+class BlobRange:
     """A range of a blob, read while it is sent."""
 
     def __init__(self, open: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:  # noqa: A002 - as in Blob

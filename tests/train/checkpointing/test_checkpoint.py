@@ -267,7 +267,7 @@ def foreign(folder: Path, written: Callable[[str], object]) -> None:
     content, name = file.read_bytes(), "rank-00000-0000.part"
     file.unlink()
     storage.write(f"{contract.checkpoint_folder(5, '0001-0000')}/{name}", content)
-    part = multipart_writer.Part(name, len(content), checksum(content))
+    part = multipart_writer.CheckpointPart(name, len(content), checksum(content))
     manifests.commit(storage, Manifest(5, "0001-0000", ((part,),), {"config": {}}))
 
 

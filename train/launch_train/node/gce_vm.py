@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Machine:
+class VmIdentity:
     """A VM. `instance` is its numeric id in Compute Engine, which is never reused."""
 
     project: str
@@ -40,7 +40,7 @@ def watch_vm(environ: Mapping[str, str], stop: StopRequest, say: Say) -> LogUplo
     return LogUploader(log_source(machine, environ), environ, say)
 
 
-def machine_of(environ: Mapping[str, str], say: Say) -> Machine | None:
+def machine_of(environ: Mapping[str, str], say: Say) -> VmIdentity | None:
     """Return the VM of contract.MACHINE; None if it isn't set, or can't be parsed. The latter only costs extras, so it
     is reported and doesn't end the run."""
     text = environ.get(contract.MACHINE)
@@ -48,14 +48,14 @@ def machine_of(environ: Mapping[str, str], say: Say) -> Machine | None:
         return None
     try:
         described = json.loads(text)
-        return Machine(*(str(described[name]) for name in ("project", "zone", "name", "instance")))
+        return VmIdentity(*(str(described[name]) for name in ("project", "zone", "name", "instance")))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         kind = type(error).__name__
         say(f"{contract.MACHINE} is invalid ({kind}: {error}): no preemption notices, no Cloud Logging")
         return None
 
 
-def log_source(machine: Machine, environ: Mapping[str, str]) -> LogSource:
+def log_source(machine: VmIdentity, environ: Mapping[str, str]) -> LogSource:
     """Return the resource and labels of this node's log entries."""
     try:
         node = parse(environ.get(contract.CLUSTER_SPEC), environ).node
