@@ -242,7 +242,7 @@ class Registry:
             raise self._wire.refusal(call, response)
 
     def _whole(self, response: Response, call: RegistryCall) -> bytes:
-        """Read the body of a response. Raises Passing: it was cut off."""
+        """Read the body of a response. Raises TransientError: it was cut off."""
         from requests.exceptions import RequestException
 
         pieces: list[bytes] = []
@@ -279,7 +279,7 @@ def digest_of(raw: bytes, algorithm: str = "sha256") -> str:
 
 
 def _checked(raw: bytes, digest: str | None) -> str:
-    """Return the digest of `raw`. Raises Passing: it is not `digest`, so the bytes were damaged in transit."""
+    """Return the digest of `raw`. Raises TransientError: it is not `digest`, so the bytes were damaged in transit."""
     found = digest_of(raw, digest.partition(":")[0] if digest else "sha256")
     if digest and found != digest:
         raise TransientError(f"damaged: it has the digest {found}, and should have {digest}")

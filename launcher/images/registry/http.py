@@ -94,7 +94,7 @@ class Http:
         """Return the response, whatever its status. Redirects of GET and HEAD are followed without credentials.
 
         Raises:
-            Passing: no response, but the same request may work later.
+            TransientError: no response, but the same request may work later.
             RegistryError: no response is possible.
         """
         response = self._once(ask)

@@ -77,7 +77,7 @@ class Tries:
 
 
 def raise_if_transient(response: Response) -> None:
-    """Raise Passing for a response after which the same request may work."""
+    """Raise TransientError for a response after which the same request may work."""
     if response.status_code in TRANSIENT:
         raise TransientError(said(response), _retry_after(response))
 

@@ -84,7 +84,7 @@ class Wire:
         """Send a request once, and again after renewing refused credentials.
 
         Raises:
-            Passing: no response, or a transient failure.
+            TransientError: no response, or a transient failure.
         """
         ours = self._is_ours(call.ask.url)
         header = self.auth.header(call.scopes, self.words(call)) if ours else None

@@ -134,7 +134,9 @@ class Upload:
         self._done = True
 
     def _answer(self, call: RegistryCall) -> Response:
-        """Return a successful response. Raises Passing: the upload is at another position, or bytes were damaged."""
+        """Return a successful response.
+
+        Raises TransientError: the upload is at another position, or bytes were damaged."""
         response = self._wire.once(call)
         if done(response):
             return response

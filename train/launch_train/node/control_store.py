@@ -154,12 +154,12 @@ class GenerationSpec:
     members: tuple[str, ...]
 
     def to_json(self) -> str:
-        """Return the order as JSON, for the store."""
+        """Return it as JSON, for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> GenerationSpec:
-        """Parse an order from the store."""
+        """Parse one from the store."""
         values = json.loads(text)
         return cls(**{**values, "members": tuple(values["members"])})
 
