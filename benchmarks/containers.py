@@ -51,7 +51,7 @@ def hashing(runs: int) -> list[str]:
         seconds = []
         for _ in range(runs + 1):
             began = time.perf_counter()
-            found = code_files.code(folder)
+            found = code_files.collect_code(folder)
             code_files.check_size(found.files, 500)
             content = files.content(found.files)
             seconds.append(time.perf_counter() - began)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from launch_train.common.config.settings import Gpt
-from launch_train.data.source import draw
+from launch_train.data.sample_order import draw
 from launch_train.models.gpt import GPT
 
 SMALL = Gpt(n_layer=4, n_head=4, n_embd=128, block_size=64)

@@ -132,7 +132,9 @@ FEATURES: tuple[Feature, ...] = (
         "`model: my_pkg.model:build`",
         ("models/test_user_model.py::test_it_learns_the_same_on_one_rank_and_on_two",),
     ),
-    Feature("custom scripts", "`run.script`", ("api/test_session.py::test_a_preempted_script_comes_to_the_same",)),
+    Feature(
+        "custom scripts", "`run.script`", ("script_api/test_session.py::test_a_preempted_script_comes_to_the_same",)
+    ),
     Feature(
         "GPU monitor (NVML)",
         "`monitor`",

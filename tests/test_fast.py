@@ -10,7 +10,7 @@ from tests import fast
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("tests/spec/test_loader.py", True),
+        ("tests/spec/test_yaml_loader.py", True),
         ("tests/cli/test_commands.py", True),  # beside a conftest.py whose fixtures load Google's libraries when asked
         ("tests/train/node/test_exit_status.py", True),
         ("tests/train/trainer/test_train.py", False),  # torch

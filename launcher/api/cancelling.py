@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from launcher.api.run_folder import storage_of
 from launcher.backend import request
-from launcher.diagnosis import of_end
+from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.runs.driver import LOCK_SECONDS, POLL_SECONDS
@@ -114,7 +114,7 @@ def record_end(cloud: CloudContext, job: Job, say: Callable[[str], None]) -> Non
         ledger = BucketLedger.open(folder, cloud.clock, project=cloud.project)
         for entry in ledger.entries():
             if entry.job == job.name and entry.is_open:
-                settle(ledger, entry.number, job, of_end(job, request.tried_by(job, cloud.project)))
+                settle(ledger, entry.number, job, diagnose_end(job, request.context_of_job(job, cloud.project)))
     except LaunchError as error:
         say(f"cannot record in its folder that {job.run} was cancelled: {error.problem}")
 
@@ -134,7 +134,7 @@ def block_next(cloud: CloudContext, run: FoundRun, say: Callable[[str], None]) -
     """Block the next attempt of a run without an active job; return whether one was blocked."""
 
     folder = request.run_folder(run.job.request)
-    diagnosis = of_end(run.job, request.tried_by(run.job, cloud.project))
+    diagnosis = diagnose_end(run.job, request.context_of_job(run.job, cloud.project))
     try:
         return bool(folder) and block_next_attempt(
             BucketLedger.open(folder or "", cloud.clock, say, project=cloud.project), run.job, diagnosis

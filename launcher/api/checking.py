@@ -30,7 +30,7 @@ POSITION: Final = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+): ")
 FIELD: Final = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class SpecFinding(Struct, frozen=True, kw_only=True):
     """A warning or a problem, with its position."""
 
     file: str
@@ -48,8 +48,8 @@ class CheckedSpec(Struct, frozen=True, kw_only=True):
     """None: the spec could not be read."""
     plan: Plan | None = None
     """None: the spec is refused."""
-    problems: tuple[Finding, ...] = ()
-    warnings: tuple[Finding, ...] = ()
+    problems: tuple[SpecFinding, ...] = ()
+    warnings: tuple[SpecFinding, ...] = ()
 
 
 class FoundSpecs(Struct, frozen=True, kw_only=True):
@@ -174,22 +174,22 @@ def has_no_region(inputs: Inputs) -> bool:
     return context.target != "local" and spec.regions is None and not (spec.zones or context.default_regions)
 
 
-def problems_of(error: LaunchError, source: str) -> Iterator[Finding]:
+def problems_of(error: LaunchError, source: str) -> Iterator[SpecFinding]:
     """Yield the problems of an error, each with its position; `source` is the spec."""
     for problem in error.problems:
         file, line = split(f"{problem.where}: ", source)[:2]
-        yield Finding(file=file, line=line, text=problem.what, hint=problem.fix)
+        yield SpecFinding(file=file, line=line, text=problem.what, hint=problem.fix)
     if not error.problems:
         file, line, text = split(error.problem, source)
-        yield Finding(file=file, line=line, text=text, hint=error.hint)
+        yield SpecFinding(file=file, line=line, text=text, hint=error.hint)
 
 
-def warning(text: str, located: Located) -> Finding:
+def warning(text: str, located: Located) -> SpecFinding:
     """Return a warning with its position. The text begins with the position, or with a field, whose position counts."""
     file, line, rest = split(text, located.source)
     if line is None and (field := FIELD.match(text)):
         file, line, _ = split(f"{located.place(field[0])}: ", located.source)
-    return Finding(file=file, line=line, text=rest)
+    return SpecFinding(file=file, line=line, text=rest)
 
 
 def split(text: str, source: str) -> tuple[str, int | None, str]:

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.api.checking import CheckedSpec, Finding, check_specs, find_specs
+from launcher.api.checking import CheckedSpec, SpecFinding, check_specs, find_specs
 from launcher.errors import UsageError
 from launcher.plan.changes import PlanChanges, compare_plans
 from launcher.plan.model import Target
@@ -89,7 +89,7 @@ def check_by_path(
 def with_paths(one: CheckedSpec, path: str, shown: Callable[[str], str]) -> CheckedSpec:
     """Return a result with the spec's path in the repository, and with `shown` applied to its texts."""
 
-    def finding(found: Finding) -> Finding:
+    def finding(found: SpecFinding) -> SpecFinding:
         return replace(found, file=shown(found.file), text=shown(found.text), hint=shown(found.hint))
 
     return replace(

@@ -9,8 +9,8 @@ from launcher import catalog
 from launcher.api.gather import Inputs
 from launcher.errors import UsageError
 from launcher.plan.estimate import Estimate, estimate
-from launcher.plan.memory.model import ModelSizes
-from launcher.plan.memory.sizes import sizes_of
+from launcher.plan.memory.config_sizes import sizes_of
+from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.spec.models import JobSpec
 
 NO_TORCH = 'no formula for this model, and measuring it needs PyTorch here: pip install "gcp-launch[train]"'

@@ -12,22 +12,22 @@ from launcher.errors import LaunchError, UsageError
 if TYPE_CHECKING:
     from launcher.api.gather import Inputs
     from launcher.images.append import Stamp
-    from launcher.images.dependency_image import Wanted
+    from launcher.images.dependency_image import ImageBuildRequest
     from launcher.plan.model import Image
 
 TITLE = "launch train"
 
 
-def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
+def image_build_request(inputs: Inputs, builder: str = "auto") -> ImageBuildRequest:
     """Return the image of a spec and its contents. Raises UsageError: unknown builder."""
     from launcher.api.planning import planned_image
-    from launcher.images.dependency_image import BUILDERS, Wanted
+    from launcher.images.dependency_image import BUILDERS, ImageBuildRequest
 
     known = next((one for one in BUILDERS if one == builder), None)
     if known is None:
         raise UsageError(f"unknown builder {builder!r} in --builder", f"Use one of {', '.join(BUILDERS)}.")
     made = planned_image(inputs)
-    return Wanted(
+    return ImageBuildRequest(
         image=made,
         source=inputs.source._replace(dockerfile=made.dockerfile or ""),
         stamp=stamp(inputs),
@@ -55,7 +55,7 @@ def stamp(inputs: Inputs) -> Stamp:
     return Stamp({f"{OCI}.{key}": value for key, value in known.items() if value}, found.time if found else NO_TIME)
 
 
-def create(job: Wanted, say: Callable[[str], None]) -> None:
+def create(job: ImageBuildRequest, say: Callable[[str], None]) -> None:
     """Create the repository unless it exists. Raises LaunchError."""
     from launcher.images import artifact_registry
 
@@ -73,7 +73,7 @@ def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say
     from launcher.images.inspect import contents
     from launcher.images.registry import Registry, parse
     from launcher.plan.image import BASE_TORCH
-    from launcher.plan.image_contents import check_image_contents
+    from launcher.plan.image_check import check_image_contents
     from launcher.plan.machine import choose
 
     if image.builds_base or (not image.pinned and image.wheel != BASE_TORCH):

@@ -22,12 +22,12 @@ from launcher.backend import request
 from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL, Job, command
-from launcher.plan import names
 from launcher.plan.binding import NewerFormat
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
+from launcher.plan.run_id import compute_identity
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, is_final
-from launcher.runs.identity import AllowedChange, identity_of
+from launcher.runs.identity_check import AllowedChange, identity_of
 from launcher.runs.ledger import BucketLedger, MemoryLedger
 from launcher.runs.stored_plan import refusal
 from launcher.runs.watch.loop import Event, LinesPrinted
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from launcher.api.cloud import CloudContext
     from launcher.api.gather import Inputs
     from launcher.backend.router import Services
-    from launcher.images.dependency_image import Report, Wanted
+    from launcher.images.dependency_image import ImageBuildRequest, Report
     from launcher.runs.ledger import Ledger
     from launcher.runs.watch.loop import JobView
 
@@ -127,13 +127,13 @@ def watch_job(
 ) -> Job:
     """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
     due."""
-    from launcher.diagnosis import of_end
+    from launcher.diagnosis import diagnose_end
     from launcher.runs.watch.loop import watch
 
     watcher.report(AttemptStarted(job=job, number=0, created=False))
     view = watcher.view(job, 0)
     ended = watch(view, watcher.report, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    diagnosis = of_end(ended, request.tried_by(ended, cloud.project), watcher.error_in_output())
+    diagnosis = diagnose_end(ended, request.context_of_job(ended, cloud.project), watcher.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended
     if refused and not is_final(diagnosis):
@@ -147,7 +147,7 @@ def with_its_own_image(made: Plan) -> Plan:
     return made
 
 
-def with_image(made: Plan, job: Wanted, report: Report) -> Plan:
+def with_image(made: Plan, job: ImageBuildRequest, report: Report) -> Plan:
     """Return the plan with the digest of its image, which is pushed to the registry unless it exists there.
 
     A pinned image that this account may not look up is used unchecked. Raises LaunchError.
@@ -232,7 +232,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
         spec, run=replace(spec.run, config=config), machine=replace(spec.machine, nodes=had.nodes)
     )
     identity = request.labels(before).get(IDENTITY_LABEL, "")
-    if identity != names.identity(with_its_settings, inputs.context, had.gpus):
+    if identity != compute_identity(with_its_settings, inputs.context, had.gpus):
         return None
     if identity == identity_of(made.attempts[0]) and not all(job.is_over for job in jobs):
         return None  # its job is followed where it is

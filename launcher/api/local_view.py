@@ -10,7 +10,7 @@ from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import Failure, Job
 from launcher.rehearsal.attempts import newest_attempt, read_end, read_facts
 from launcher.rehearsal.folder_lock import is_taken
-from launcher.runs.logs.run_folder import TextLogReader
+from launcher.runs.logs.folder_logs import TextLogReader
 from launcher.runs.metrics.progress import ProgressReader
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launch_train.common import contract
-from launcher.plan.memory.model import ModelSizes, Saved
+from launcher.plan.memory.model_sizes import ModelSizes, Saved
 
 SECONDS = 120.0
 """Time limit of the process that builds a custom model."""

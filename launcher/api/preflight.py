@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.compute.client import Compute
-    from launcher.compute.preflight_checks import Finding
+    from launcher.compute.preflight_checks import VmFinding
     from launcher.plan.model import Plan
     from launcher.project.model import Check, Needs
 
@@ -86,7 +86,7 @@ def vm_checks(plan: Plan, needs: Needs, compute: Compute) -> tuple[Check, ...]:
     return tuple(sorted(found, key=lambda one: ORDER.index(one.status)))
 
 
-def as_check(finding: Finding) -> Check:
+def as_check(finding: VmFinding) -> Check:
     """Return a finding about VMs as a check."""
     from launcher.project.model import Check
 

@@ -35,7 +35,7 @@ from launcher.backend import request
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
 from launcher.plan.owner import is_of_another
-from launcher.runs.attempts import Entry
+from launcher.runs.attempts import AttemptEntry
 from launcher.runs.endings import RunSucceeded
 from launcher.runs.logs.reader import Line, LogReader
 from launcher.runs.metrics.gpu_nodes import Node
@@ -62,7 +62,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     """The active job, else the newest."""
     jobs: tuple[Job, ...]
     """All known jobs of the run, the newest first. Vertex AI deletes old jobs; VMs are deleted when they end."""
-    attempts: tuple[Entry, ...] = ()
+    attempts: tuple[AttemptEntry, ...] = ()
     """The attempts that the run's folder records, in order."""
     progress: Progress | None = None
     nodes: tuple[Node, ...] = ()
@@ -145,7 +145,7 @@ def prepared(
     preflight: bool,
 ) -> model.Plan:
     """Return the plan without placements that cannot work, and with its image in the registry. Raises LaunchError."""
-    from launcher.api.image import check_contents, create, wanted
+    from launcher.api.image import check_contents, create, image_build_request
     from launcher.images.dependency_image import Report
 
     if preflight:
@@ -159,7 +159,7 @@ def prepared(
             made = vm_preflight(made, cloud.compute, events.say, report, creates_repository=create_repository)
         else:
             made = vertex_preflight(made, os.environ, report, creates_repository=create_repository)
-    job = wanted(plan.inputs, builder)
+    job = image_build_request(plan.inputs, builder)
     if preflight:
         check_contents(plan.inputs, job.image, os.environ, events.say)
     if create_repository:

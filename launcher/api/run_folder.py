@@ -11,7 +11,7 @@ from launcher.errors import LaunchError
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.jobs.job import Job
-    from launcher.runs.attempts import Entry
+    from launcher.runs.attempts import AttemptEntry
     from launcher.runs.metrics.gpu_nodes import Node
     from launcher.runs.metrics.progress import Progress
     from launcher.runs.metrics.results import Results
@@ -25,7 +25,7 @@ READERS = 8
 class FolderSnapshot(NamedTuple):
     """The records in a run's folder. `problem` is why it could not be read completely; empty if it could."""
 
-    attempts: tuple[Entry, ...] = ()
+    attempts: tuple[AttemptEntry, ...] = ()
     progress: Progress | None = None
     nodes: tuple[Node, ...] = ()
     problem: str = ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.api.find_local_run import LocalRun
     from launcher.api.run import RunStatus
     from launcher.jobs.job import Job
-    from launcher.runs.attempts import Entry
+    from launcher.runs.attempts import AttemptEntry
 
 LONG_WAIT = 600.0
 """Seconds of waiting after which the advice says what the user can do about it."""
@@ -43,15 +43,15 @@ def cloud_story(found: RunStatus, *, whole: bool = False) -> RunStory:
     return story_of_job(run, found.run, found.job, found.attempts, time.time())
 
 
-def story_of_job(run: RunData | None, name: str, job: Job, entries: Sequence[Entry], now: float) -> RunStory:
+def story_of_job(run: RunData | None, name: str, job: Job, entries: Sequence[AttemptEntry], now: float) -> RunStory:
     """Return the story of a run with a job that was just polled."""
     from launch_train.report.run_data import RunData
     from launcher.backend import request
-    from launcher.diagnosis import of_end
+    from launcher.diagnosis import diagnose_end
 
     number = next((entry.number for entry in reversed(entries) if entry.job == job.name), 0)
     number = number or max((entry.number for entry in entries), default=1)
-    diagnosis = of_end(job, request.tried_by(job, job.name.split("/")[1])) if job.is_over else None
+    diagnosis = diagnose_end(job, request.context_of_job(job, job.name.split("/")[1])) if job.is_over else None
     live = live_of(job, number, diagnosis)
     known = run or RunData(name, "", {}, (), (), {})
     found = summarize_attempts(known, now, live)
@@ -93,7 +93,7 @@ def read(storage: Storage | None, *, whole: bool = False) -> RunData | None:
 def cause_in_text(storage: Storage, attempt: int) -> str:
     """Return the cause of a failure that the last lines of output name, or an empty text."""
     from launcher.diagnosis.output_cause import CauseFinder
-    from launcher.runs.logs.run_folder import TextLogReader
+    from launcher.runs.logs.folder_logs import TextLogReader
 
     causes = CauseFinder()
     for line in TextLogReader(storage, attempt).read_tail(TAIL):

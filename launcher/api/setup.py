@@ -11,14 +11,14 @@ from launcher.errors import LaunchError
 from launcher.gcp.rest import Rest
 from launcher.project.reads import RESOURCES
 from launcher.project.setup import apply, missing_permissions, pending
-from launcher.project.steps import QuotaRequest, Step, Wanted, steps
+from launcher.project.steps import QuotaRequest, SetupTarget, Step, steps
 from launcher.workspace.gcloud_config import account
 
 
 class Setup(Struct, frozen=True, kw_only=True):
     """The steps that set up a project: those that are done, and the pending ones."""
 
-    wanted: Wanted
+    target: SetupTarget
     done: tuple[Step, ...]
     pending: tuple[Step, ...]
     missing: tuple[str, ...]
@@ -38,7 +38,7 @@ def read_setup(
     """Return the state of the project's setup; changes nothing. Raises LaunchError: it can't be read; UsageError: the
     bucket belongs to another project."""
     rest = Rest(project, environ)
-    wanted = Wanted(
+    target = SetupTarget(
         project=project,
         number=project_number(rest),
         region=region,
@@ -48,11 +48,11 @@ def read_setup(
         network=network,
         quotas=tuple(quotas),
     )
-    every = list(steps(wanted, rest))
+    every = list(steps(target, rest))
     left = pending(every)
     missing = missing_permissions(left, rest) if left else []
     done = tuple(one for one in every if one not in left)
-    return Setup(wanted=wanted, done=done, pending=tuple(left), missing=tuple(missing))
+    return Setup(target=target, done=done, pending=tuple(left), missing=tuple(missing))
 
 
 def apply_setup(setup: Setup, say: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from launcher.spec.reader import Located
 from launcher.text import did_you_mean
 from launcher.workspace import code_files, content
 from launcher.workspace.code_warnings import code_warnings
-from launcher.workspace.ignored_files import mentioned, named_but_ignored, named_outside
+from launcher.workspace.mentioned_files import mentioned, named_but_ignored, named_outside
 from launcher.workspace.python_files import check_module, check_syntax, near_scripts
 from launcher.workspace.user_functions import check_functions, packaged_functions
 
@@ -29,7 +29,7 @@ def read_code(
 
     Raises UsageError: a file that `run` names is missing, or the files exceed the size limit.
     """
-    found = (cache or code_files).code(folder, left_out)
+    found = (cache or code_files).collect_code(folder, left_out)
     names = [file.name for file in found.files]
     if spec.run.script:
         check_script(spec.run.script, folder, names)

@@ -19,7 +19,7 @@ from launcher.api.run_folder import ANSWER_SECONDS, storage_of
 from launcher.api.run_story import RunStory, local_story, read, story_of_job
 from launcher.backend import request
 from launcher.clock import REAL, Clock
-from launcher.diagnosis import of_end
+from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.runs.attempts import RUN_ENDS
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from launcher.api.cloud import CloudContext
     from launcher.api.find_run import FoundRun
     from launcher.jobs.job import Job
-    from launcher.runs.attempts import Entry
+    from launcher.runs.attempts import AttemptEntry
     from launcher.runs.logs.reader import Line
     from launcher.runs.metrics.gpu_nodes import Node
     from launcher.runs.metrics.results import Record
     from launcher.runs.watch.events import PollTarget
     from launcher.runs.watch.loop import Progress
 
-    Records = tuple[RunData | None, tuple[Entry, ...]]
+    Records = tuple[RunData | None, tuple[AttemptEntry, ...]]
     """What a run's folder says: its records (None: unreadable), and its attempts."""
 
 TAIL: Final = 100
@@ -158,7 +158,8 @@ class WatchedCloudRun:
     def may_continue(self, ended: Job) -> bool:
         """Return whether another attempt may follow: not after an end that ends the run, nor without a folder."""
         return (
-            self.storage is not None and of_end(ended, request.tried_by(ended, self.cloud.project)).kind not in RUN_ENDS
+            self.storage is not None
+            and diagnose_end(ended, request.context_of_job(ended, self.cloud.project)).kind not in RUN_ENDS
         )
 
     def details(self, job: Job) -> tuple[RunStory, tuple[Node, ...]]:
@@ -189,7 +190,7 @@ class WatchedCloudRun:
         run, entries = records
         return story_of_job(run, self.id, job, entries, time.time())
 
-    def _entries(self) -> tuple[Entry, ...]:
+    def _entries(self) -> tuple[AttemptEntry, ...]:
         from launcher.runs.ledger import BucketLedger
 
         return BucketLedger(self.storage).entries() if self.storage else ()

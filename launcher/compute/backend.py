@@ -39,7 +39,7 @@ from launcher.gcp.api import UnreachableError, open_session, service_account, st
 from launcher.gcp.parallel import together
 from launcher.gcp.storage import open_folder
 from launcher.jobs.job import RUN_LABEL, Job
-from launcher.jobs.vm import DOWN, Machine
+from launcher.jobs.vm import DOWN, VmInstance
 from launcher.plan.model import Attempt
 
 FOLDER_SECONDS: Final = 20.0
@@ -75,7 +75,7 @@ class Vms:
         self._account = account
         self._folder = folder.within(FOLDER_SECONDS) if folder else None
         self._folders: dict[str, Storage] = {}
-        self._seen: dict[str, Machine] = {}
+        self._seen: dict[str, VmInstance] = {}
         self._created: dict[str, Job] = {}
         self._lock = threading.Lock()
 
@@ -190,7 +190,7 @@ class Vms:
 
     # --- A job --------------------------------------------------------------------------------------------------------
 
-    def _existing_job(self, machine: Machine) -> Job:
+    def _existing_job(self, machine: VmInstance) -> Job:
         """Return the job of an existing VM."""
         with self._lock:
             self._seen[machine.id] = machine
@@ -223,7 +223,7 @@ class Vms:
             raise GoneError(f"job {name} does not exist") from error
         return found
 
-    def _record_of(self, machine: Machine) -> Record | None:
+    def _record_of(self, machine: VmInstance) -> Record | None:
         """Return the record of how a VM's job ended. None: it has not ended.
 
         It is the VM's own record, or that of another node whose container never started, because the job can't run
@@ -249,7 +249,7 @@ class Vms:
 
     # --- Its end ------------------------------------------------------------------------------------------------------
 
-    def _note_cancelled(self, machine: Machine) -> None:
+    def _note_cancelled(self, machine: VmInstance) -> None:
         """Record that the user cancelled the job, to distinguish it from a VM that was deleted by other means.
 
         A failure does not stop the cancellation.
@@ -268,17 +268,17 @@ class Vms:
         except LaunchError as error:
             self._notice(f"could not record the cancellation of {machine.name}: {error.problem}")
 
-    def _vms_of_job(self, machine: Machine) -> tuple[Machine, ...]:
+    def _vms_of_job(self, machine: VmInstance) -> tuple[VmInstance, ...]:
         if not machine.trains or len(nodes_of(machine)) == 1:
             return (machine,)
         return vms_of_job(machine, self.compute.instances(f'labels.{RUN_LABEL}="{machine.run}"').machines)
 
-    def _remaining_vms(self, job: Job) -> tuple[Machine, ...]:
+    def _remaining_vms(self, job: Job) -> tuple[VmInstance, ...]:
         if not job.zone or not job.run:
             return ()
         return remaining_vms(job, self.compute.instances(f'labels.{RUN_LABEL}="{job.run}"').machines)
 
-    def _delete(self, machine: Machine) -> None:
+    def _delete(self, machine: VmInstance) -> None:
         """Begin to delete a VM, unless it is deleted or being deleted."""
         try:
             with suppress(GoneError):
@@ -290,7 +290,7 @@ class Vms:
                 if not is_going_down(self.compute.instance(machine.zone, machine.id)):
                     raise
 
-    def _report_reason(self, machine: Machine) -> None:
+    def _report_reason(self, machine: VmInstance) -> None:
         """Report why the VM could not delete itself: as it recorded, or because it was stopped."""
         with suppress(LaunchError):
             record = self._record_of(machine)
@@ -317,7 +317,7 @@ def errors_in(places: Iterable[str], unread: Mapping[str, Any]) -> dict[str, Lau
     return found
 
 
-def still_exists_error(remaining: Iterable[Machine]) -> LaunchError:
+def still_exists_error(remaining: Iterable[VmInstance]) -> LaunchError:
     """Return the error for VMs that were not deleted in time, with the commands that delete them."""
     machines = list(remaining)
     names = ", ".join(machine.name for machine in machines)

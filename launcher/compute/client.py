@@ -1,6 +1,6 @@
 """Compute Engine's VMs and operations through Google's own clients, over REST.
 
-Results are data (`Machine`, `Operation`). Every call may be repeated: a create carries its caller's request id, any
+Results are data (`VmInstance`, `Operation`). Every call may be repeated: a create carries its caller's request id, any
 other change one of its own, and Google ignores a second request with the same id (for at least an hour;
 https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert).
 """
@@ -19,7 +19,7 @@ from launcher.compute.operations import Operation, operation_of
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import Api, Service, UnreachableError, answer_behind, open_client, open_session, status_of
 from launcher.gcp.parallel import TolerantApi, of_create
-from launcher.jobs.vm import READY, Machine, last_url_part, of_instance
+from launcher.jobs.vm import READY, VmInstance, last_url_part, of_instance
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0
@@ -34,7 +34,7 @@ NOTICE_INTERVAL: Final = 60.0
 class Fleet(NamedTuple):
     """VMs, newest first, and the zones that could not be read, each with Google's message."""
 
-    machines: tuple[Machine, ...]
+    machines: tuple[VmInstance, ...]
     unread: dict[str, str]
 
 
@@ -63,7 +63,7 @@ class Compute:
 
     def instances(self, filter_: str = "") -> Fleet:
         """Return the VMs in all zones that match a filter (labels.launch-run="ID", labels.launch-run:*)."""
-        found: list[Machine] = []
+        found: list[VmInstance] = []
         unread: dict[str, str] = {}
         for page in self._pages(filter_):
             for scope, listed in page.get("items", {}).items():
@@ -75,12 +75,12 @@ class Compute:
         by_number = {machine.id: machine for machine in found}
         return Fleet(tuple(sorted(by_number.values(), key=lambda one: (-one.created, one.name))), unread)
 
-    def instance(self, zone: str, name: str) -> Machine:
+    def instance(self, zone: str, name: str) -> VmInstance:
         """Return a VM by its name or number. Raises GoneError."""
         where = f"projects/{self.project}/zones/{zone}/instances/{name}"
         return of_instance(as_json(self._of_vm(where, "get")), self.project)
 
-    def guest_attributes(self, machine: Machine, namespace: str = READY) -> dict[str, str]:
+    def guest_attributes(self, machine: VmInstance, namespace: str = READY) -> dict[str, str]:
         """Return the guest attributes that the VM has written in one namespace. Raises GoneError."""
         try:
             found = self._of_vm(machine.resource, "get_guest_attributes", query_path=f"{namespace}/")
@@ -89,7 +89,7 @@ class Compute:
             return {}
         return {item.key: item.value for item in found.query_value.items}
 
-    def serial(self, machine: Machine, start: int = 0) -> tuple[str, int]:
+    def serial(self, machine: VmInstance, start: int = 0) -> tuple[str, int]:
         """Return the first serial port's text from position `start`, and the next position. Raises GoneError."""
         found = self._of_vm(machine.resource, "get_serial_port_output", port=1, start=start)
         return str(found.contents), int(found.next_)
@@ -111,19 +111,19 @@ class Compute:
         resource = self._message("BulkInsertInstanceResource", body)
         return self._create(zone, "bulk_insert_unary", request_id, bulk_insert_instance_resource_resource=resource)
 
-    def delete(self, machine: Machine | str) -> Operation:
-        """Begin to delete a VM, given as a Machine or as projects/P/zones/Z/instances/NAME. Raises GoneError."""
+    def delete(self, machine: VmInstance | str) -> Operation:
+        """Begin to delete a VM, given as a VmInstance or as projects/P/zones/Z/instances/NAME. Raises GoneError."""
         return self._change(machine, "delete_unary")
 
-    def stop(self, machine: Machine, *, discard_local_ssd: bool) -> Operation:
+    def stop(self, machine: VmInstance, *, discard_local_ssd: bool) -> Operation:
         """Begin to stop a VM. With local SSDs, their data must be discarded. Raises GoneError."""
         return self._change(machine, "stop_unary", **({"discard_local_ssd": True} if discard_local_ssd else {}))
 
-    def start(self, machine: Machine) -> Operation:
+    def start(self, machine: VmInstance) -> Operation:
         """Begin to start a stopped VM. Raises GoneError."""
         return self._change(machine, "start_unary")
 
-    def set_metadata(self, machine: Machine, key: str, value: str | None) -> Operation:
+    def set_metadata(self, machine: VmInstance, key: str, value: str | None) -> Operation:
         """Begin to set one metadata item, or to remove it (None).
 
         Concurrent changes of other items are kept. Raises GoneError.
@@ -238,7 +238,7 @@ class Compute:
             raise explained if isinstance(explained, LaunchError) else error from cause
         return operation_of(as_json(answer))
 
-    def _change(self, machine: Machine | str, method: str, **arguments: Any) -> Operation:
+    def _change(self, machine: VmInstance | str, method: str, **arguments: Any) -> Operation:
         resource = machine if isinstance(machine, str) else machine.resource
         return operation_of(as_json(self._of_vm(resource, method, request_id=str(uuid4()), **arguments)))
 

@@ -14,7 +14,7 @@ from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import RUN_LABEL, Job
-from launcher.jobs.vm import DOWN, Machine
+from launcher.jobs.vm import DOWN, VmInstance
 from launcher.plan.model import Attempt
 
 APPEAR_SECONDS: Final = 30.0
@@ -30,7 +30,7 @@ RETRY_SECONDS: Final = 15.0
 class VmCreator:
     """Create VMs. `record_of` returns the record of how a VM's job ended, or None."""
 
-    def __init__(self, compute: Compute, record_of: Callable[[Machine], Record | None]) -> None:
+    def __init__(self, compute: Compute, record_of: Callable[[VmInstance], Record | None]) -> None:
         self._compute = compute
         self._record_of = record_of
 
@@ -89,7 +89,7 @@ class VmCreator:
             return transient_refusal(f"{name} of the previous attempt is shutting down", error)
         return UnreachableError(f"VM {name} of this run already exists")
 
-    def _ended(self, machine: Machine) -> bool:
+    def _ended(self, machine: VmInstance) -> bool:
         """Return whether a VM's container has ended, or False if that can't be read."""
         try:
             return machine.trains and self._record_of(machine) is not None

@@ -16,7 +16,7 @@ from launcher.compute.end_record import Record
 from launcher.compute.operations import Operation
 from launcher.diagnosis.vm_end import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
 from launcher.jobs.job import GONE, RUN_LABEL, Failure, Job
-from launcher.jobs.vm import DOWN, Machine
+from launcher.jobs.vm import DOWN, VmInstance
 
 WAITING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
 RUNNING: Final = frozenset({"RUNNING", "REPAIRING"})
@@ -49,7 +49,7 @@ class End(NamedTuple):
 # --- An existing VM ---------------------------------------------------------------------------------------------------
 
 
-def job_of(machine: Machine, record: Record | None = None, operations: Sequence[Operation] = ()) -> Job:
+def job_of(machine: VmInstance, record: Record | None = None, operations: Sequence[Operation] = ()) -> Job:
     """Return the job of an existing VM. `operations` are needed if it went down without a record."""
     job = Job(
         name=machine.resource,
@@ -73,7 +73,7 @@ def job_of(machine: Machine, record: Record | None = None, operations: Sequence[
     return job
 
 
-def state_of(machine: Machine) -> str:
+def state_of(machine: VmInstance) -> str:
     """Return the job state for a VM's status."""
     if machine.status in WAITING:
         return "PENDING"
@@ -84,14 +84,14 @@ def state_of(machine: Machine) -> str:
     return "CANCELLING"
 
 
-def time_limit_of(machine: Machine) -> float | None:
+def time_limit_of(machine: VmInstance) -> float | None:
     """Return the time at which Google ends the VM (maxRunDuration); None: no limit, or it never ran."""
     if machine.started is None or machine.limit_seconds is None:
         return None
     return machine.started + machine.limit_seconds
 
 
-def is_going_down(machine: Machine) -> bool:
+def is_going_down(machine: VmInstance) -> bool:
     """Return whether the VM is being stopped or deleted."""
     return machine.status not in WAITING | RUNNING | DOWN
 

@@ -14,7 +14,7 @@ from launcher.compute.operations import Operation
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import UnreachableError, answer_behind, refusal_of
 from launcher.jobs.orphans import Disk, of_disk
-from launcher.jobs.vm import Machine, last_url_part
+from launcher.jobs.vm import VmInstance, last_url_part
 
 Say = Callable[[str], None]
 MAX_SECONDS: Final = 900.0
@@ -37,8 +37,8 @@ class DiskList(NamedTuple):
 
 
 def change_and_wait(
-    compute: Compute, machine: Machine, change: Callable[[], Operation], statuses: frozenset[str], say: Say
-) -> Machine:
+    compute: Compute, machine: VmInstance, change: Callable[[], Operation], statuses: frozenset[str], say: Say
+) -> VmInstance:
     """Change a VM, wait until it has one of the `statuses`, and return it. `say` reports progress.
 
     Raises:
@@ -89,7 +89,7 @@ def wait_for_operation(compute: Compute, operation: Operation, say: Say) -> Oper
     return operation
 
 
-def wait_for_status(compute: Compute, machine: Machine, statuses: frozenset[str], say: Say) -> Machine:
+def wait_for_status(compute: Compute, machine: VmInstance, statuses: frozenset[str], say: Say) -> VmInstance:
     """Wait until a VM has one of the `statuses`, and return it. Raises GoneError, StillRunning."""
     began = reported = compute.clock.now()
     while True:
@@ -137,7 +137,7 @@ def list_disks(compute: Compute, filter_: str) -> DiskList:
             return DiskList(tuple(disks), unread)
 
 
-def training_end(machine: Machine) -> Record | None:
+def training_end(machine: VmInstance) -> Record | None:
     """Return the record of how a VM's training ended, from its run folder. None: it has not ended.
 
     With several VMs it is the one that ended first. Raises LaunchError: the folder can't be read.

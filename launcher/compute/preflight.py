@@ -16,11 +16,11 @@ from launcher.backend.request.vm import properties
 from launcher.compute.client import Compute
 from launcher.compute.messages import as_json
 from launcher.compute.preflight_checks import (
-    Finding,
     QuotaNeed,
+    VmFinding,
     VmNetwork,
+    check_compute_quota_limit,
     check_iap_ssh,
-    check_limit,
     check_node_traffic,
     check_outbound_access,
     has_external_ip,
@@ -29,7 +29,7 @@ from launcher.compute.preflight_checks import (
     missing_subnetwork,
     network_of,
 )
-from launcher.diagnosis import Refusal, Tried, of_refusal
+from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of, words
 from launcher.gcp.parallel import call_once, together
@@ -46,7 +46,7 @@ Answers = Mapping[str, Any]
 """The resource, as shown to the user → the response as JSON; None: it does not exist."""
 
 
-def check(compute: Compute, plan: Plan) -> tuple[Finding, ...]:
+def check(compute: Compute, plan: Plan) -> tuple[VmFinding, ...]:
     """Run all checks for a plan; return the findings, refusals first."""
     found = together(api_calls(compute, plan))
     missing = {key for key, answer in found.items() if isinstance(answer, LaunchError) and status_of(answer) == 404}
@@ -57,17 +57,17 @@ def check(compute: Compute, plan: Plan) -> tuple[Finding, ...]:
     return tuple(sorted(dict.fromkeys([*findings, *unchecked]), key=lambda one: one.scope != "refusal"))
 
 
-def allowed(plan: Plan, findings: tuple[Finding, ...]) -> tuple[Attempt, ...]:
+def allowed(plan: Plan, findings: tuple[VmFinding, ...]) -> tuple[Attempt, ...]:
     """Return the attempts to which no refusal applies."""
     refusals = [one for one in findings if one.scope == "refusal"]
     return tuple(one for one in plan.attempts if not any(each.applies_to(one) for each in refusals))
 
 
-def not_checked(unread: Mapping[str, Any]) -> Finding:
+def not_checked(unread: Mapping[str, Any]) -> VmFinding:
     """Return a warning that names what could not be read, and the first reason."""
     names = ", ".join(unread)
     problem = words(next(iter(unread.values())).problem)
-    return Finding("warning", f"not checked: {names} ({problem})")
+    return VmFinding("warning", f"not checked: {names} ({problem})")
 
 
 # --- API calls --------------------------------------------------------------------------------------------------------
@@ -142,15 +142,17 @@ def list_first_page(compute: Compute, client: str, **arguments: Any) -> Any:
 # --- Evaluation -------------------------------------------------------------------------------------------------------
 
 
-def evaluate(project: str, plan: Plan, answers: Answers) -> list[Finding]:
+def evaluate(project: str, plan: Plan, answers: Answers) -> list[VmFinding]:
     """Return what is missing for a plan. Pure."""
     first = properties(plan.attempts[0].request)
-    found = [check_quota(plan, "", answers.get("quotas of the project"), project)]
+    found = [check_compute_quota(plan, "", answers.get("quotas of the project"), project)]
     for attempt in first_per_place(plan, lambda attempt: attempt.region):
         net = network_of(first, attempt.region, project)
         found += [check_network(plan, net, answers), check_firewall(plan, net, answers)]
     for attempt in first_per_place(plan, lambda attempt: f"{attempt.region} {attempt.provisioning}"):
-        found.append(check_quota(plan, attempt.region, answers.get(f"quotas of {attempt.region}"), project, attempt))
+        found.append(
+            check_compute_quota(plan, attempt.region, answers.get(f"quotas of {attempt.region}"), project, attempt)
+        )
     for attempt in first_per_place(plan, lambda attempt: attempt.zone):
         if attempt.zone and machine_key(attempt) in answers and answers[machine_key(attempt)] is None:
             found.append(missing_machine_type(attempt.machine_type, attempt.zone, project))
@@ -159,7 +161,7 @@ def evaluate(project: str, plan: Plan, answers: Answers) -> list[Finding]:
     return [each for each in found if each is not None]
 
 
-def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | None:
+def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> VmFinding | None:
     """Return what is missing in a region's network, or None."""
     if subnetwork_key(net) not in answers:
         return None
@@ -170,7 +172,7 @@ def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | Non
     return check_outbound_access(net, subnetwork, answers.get(f"routers of {net.region}"), image)
 
 
-def check_firewall(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | None:
+def check_firewall(plan: Plan, net: VmNetwork, answers: Answers) -> VmFinding | None:
     """Return what the firewall blocks, or None: traffic between the nodes, or SSH to a workstation."""
     subnetwork, rules = answers.get(subnetwork_key(net)) or {}, answers.get("firewall rules")
     network, account = (
@@ -184,16 +186,16 @@ def check_firewall(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | No
     return check_iap_ssh(net, network, rules, account) if uses_iap(plan) else None
 
 
-def check_quota(
+def check_compute_quota(
     plan: Plan, region: str, answer: Mapping[str, Any] | None, project: str, attempt: Attempt | None = None
-) -> Finding | None:
+) -> VmFinding | None:
     """Return which quota is too low, or None: a region's for one provisioning model, or the project's."""
     total = plan.machine.gpus * plan.machine.nodes
     use = quota_need(plan, attempt.provisioning) if attempt else QuotaNeed(metric=GLOBAL_GPU_QUOTA, units=total)
     if use is None or answer is None or not total:
         return None
     model = attempt.provisioning if attempt else plan.attempts[0].provisioning
-    finding = check_limit(use, model, region, answer.get("quotas", ()))
+    finding = check_compute_quota_limit(use, model, region, answer.get("quotas", ()))
     if finding is None or finding.scope == "warning":
         return finding
     return finding._replace(fix=increase_command(project, region, model, use, answer.get("quotas", ())))
@@ -216,5 +218,7 @@ def increase_command(project: str, region: str, provisioning: str, use: QuotaNee
     limit = next((each["limit"] for each in quotas if each.get("metric") == use.metric), 0.0)
     where = f"in region {region}." if region else "globally."
     message = f"Quota '{use.metric}' exceeded.  Limit: {limit:.1f} {where}"
-    tried = Tried(project=project, region=region, provisioning=provisioning, zone=f"{region}-a", gpus=use.units)
-    return of_refusal(Refusal(code=403, message=message, reason="quotaExceeded", service="compute"), tried).fix
+    context = RequestContext(
+        project=project, region=region, provisioning=provisioning, zone=f"{region}-a", gpus=use.units
+    )
+    return diagnose_refusal(Refusal(code=403, message=message, reason="quotaExceeded", service="compute"), context).fix

@@ -25,7 +25,7 @@ UNPRIVILEGED: Final = range(1024, 65536)
 GOOGLE_REGISTRY: Final = re.compile(r"[\w.-]*(?:pkg\.dev|gcr\.io)/")
 
 
-class Finding(NamedTuple):
+class VmFinding(NamedTuple):
     """A missing requirement.
 
     A refusal means that a VM can't be created, or can't work, in a `place` (region or zone; empty: any) with a
@@ -82,7 +82,7 @@ def has_external_ip(instance: Mapping[str, Any]) -> bool:
 
 def check_outbound_access(
     net: VmNetwork, subnetwork: Mapping[str, Any] | None, routers: Sequence[Mapping[str, Any]] | None, image: str | None
-) -> Finding | None:
+) -> VmFinding | None:
     """Return a finding if a VM without an external IP can't reach what it needs, or None.
 
     `image` is the container image that it pulls, or None for a workstation. `subnetwork` and `routers` are None if they
@@ -97,21 +97,21 @@ def check_outbound_access(
     if is_private:
         target = "packages and GitHub" if image is None else image.partition("@")[0]
         problem = f"{where} has no Cloud NAT: without an external IP the VM can't reach {target}"
-        return Finding("warning" if image is None else "refusal", problem, nat_commands(net, subnetwork), net.region)
+        return VmFinding("warning" if image is None else "refusal", problem, nat_commands(net, subnetwork), net.region)
     problem = f"{where} has neither Private Google Access nor Cloud NAT: without an external IP the VM has no network"
     if image is not None and GOOGLE_REGISTRY.match(image):
-        return Finding("refusal", problem, private_access_command(net), net.region)
+        return VmFinding("refusal", problem, private_access_command(net), net.region)
     fix = nat_commands(net, subnetwork)
     if image is None:
-        return Finding("warning", problem, f"{private_access_command(net)}\n{fix}", net.region)
-    return Finding("refusal", problem, fix, net.region)
+        return VmFinding("warning", problem, f"{private_access_command(net)}\n{fix}", net.region)
+    return VmFinding("refusal", problem, fix, net.region)
 
 
-def missing_subnetwork(net: VmNetwork) -> Finding:
+def missing_subnetwork(net: VmNetwork) -> VmFinding:
     """Return the finding for a subnetwork that does not exist."""
     problem = f"subnetwork {net.subnetwork} does not exist in {net.region} of project {net.project}"
     list_command = f"gcloud compute networks subnets list --project={net.project} --filter=region:{net.region}"
-    return Finding("refusal" if net.is_named else "warning", problem, list_command, net.region)
+    return VmFinding("refusal" if net.is_named else "warning", problem, list_command, net.region)
 
 
 def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Mapping[str, Any]]) -> bool:
@@ -149,19 +149,19 @@ def nat_commands(net: VmNetwork, subnetwork: Mapping[str, Any]) -> str:
     )
 
 
-def check_iap_ssh(net: VmNetwork, network: str, rules: Sequence[Mapping[str, Any]], account: str) -> Finding | None:
+def check_iap_ssh(net: VmNetwork, network: str, rules: Sequence[Mapping[str, Any]], account: str) -> VmFinding | None:
     """Return a warning if the firewall blocks IAP's tunnel to a VM's SSH server, or None."""
     blocked = block(rules, network, Traffic("INGRESS", IAP, range(SSH_PORT, SSH_PORT + 1), account))
     if blocked is None:
         return None
     problem = f"{blocked_by(blocked, network)} IAP's tunnel: launch ssh can't reach the VM"
     fix = allow_command("launch-iap-ssh", net, network, blocked, f"--allow=tcp:{SSH_PORT}", IAP)
-    return Finding("warning", problem, fix)
+    return VmFinding("warning", problem, fix)
 
 
 def check_node_traffic(
     net: VmNetwork, network: str, subnetwork: Mapping[str, Any], rules: Sequence[Mapping[str, Any]], account: str
-) -> Finding | None:
+) -> VmFinding | None:
     """Return a refusal if the firewall blocks traffic between the nodes, or None.
 
     They need launch_train.node's control store and torchrun's rendezvous on node 0, and NCCL's sockets, which use any
@@ -178,7 +178,7 @@ def check_node_traffic(
                 "rendezvous; hierarchical and network firewall policies were not read"
             )
             fix = allow_command("launch-internal", net, network, blocked, "--allow=tcp", peers, direction)
-            return Finding("refusal", problem, fix, net.region)
+            return VmFinding("refusal", problem, fix, net.region)
     return None
 
 
@@ -217,7 +217,9 @@ class QuotaNeed(Struct, frozen=True, kw_only=True):
     fallback: str = ""
 
 
-def check_limit(use: QuotaNeed, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]) -> Finding | None:
+def check_compute_quota_limit(
+    use: QuotaNeed, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]
+) -> VmFinding | None:
     """Return a refusal if a quota is too low, a warning if it is used up at the moment, or None.
 
     An empty `region` means that the quota is the project's.
@@ -231,20 +233,20 @@ def check_limit(use: QuotaNeed, provisioning: str, region: str, quotas: Iterable
     limit, usage = quota["limit"], quota.get("usage", 0)
     if limit >= use.units:
         problem = f"quota {quota['metric']} {where} is used up: {usage:g} of {limit:g} in use, {use.units} needed"
-        return Finding("warning", problem, "", region, provisioning)
+        return VmFinding("warning", problem, "", region, provisioning)
     problem = f"quota {use.metric} {where} is too low for {provisioning}: limit {limit:g}, {use.units} needed"
-    return Finding("refusal", problem, "", region, provisioning if region else "")
+    return VmFinding("refusal", problem, "", region, provisioning if region else "")
 
 
-def missing_machine_type(machine: str, zone: str, project: str) -> Finding:
+def missing_machine_type(machine: str, zone: str, project: str) -> VmFinding:
     """Return the finding for a zone without the machine type."""
     fix = f'gcloud compute machine-types list --project={project} --filter="name={machine}" --format="value(zone)"'
-    return Finding("refusal", f"machine type {machine} is not available in {zone}", fix, zone)
+    return VmFinding("refusal", f"machine type {machine} is not available in {zone}", fix, zone)
 
 
-def missing_image(source: str) -> Finding:
+def missing_image(source: str) -> VmFinding:
     """Return the finding for a boot image that does not exist."""
     project = first[1] if (first := re.search(r"projects/([^/]+)/", source)) else ""
     kind = "image family" if "/family/" in source else "image"
     list_command = f'gcloud compute images list --project={project} --no-standard-images --format="value(family)"'
-    return Finding("refusal", f"{kind} {last_url_part(source)} does not exist in project {project}", list_command)
+    return VmFinding("refusal", f"{kind} {last_url_part(source)} does not exist in project {project}", list_command)

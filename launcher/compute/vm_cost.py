@@ -12,14 +12,14 @@ from launcher.jobs.vm import last_url_part
 if TYPE_CHECKING:
     from launcher.catalog import MachineType, Price
     from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 BILLED: Final = frozenset({"RUNNING", "STOPPING", "PENDING_STOP", "SUSPENDING", "REPAIRING"})
 """Statuses in which a VM is billed: from RUNNING until it has stopped (cloud.google.com/compute/docs/instances/
 instance-life-cycle)."""
 
 
-def price_of(machine: Machine, user_price: float | None = None) -> Price:
+def price_of(machine: VmInstance, user_price: float | None = None) -> Price:
     """Return the price of the running VM per hour, local SSDs included.
 
     `user_price` (--price) applies if the catalog has none.
@@ -41,7 +41,7 @@ def price_of(machine: Machine, user_price: float | None = None) -> Price:
     return price
 
 
-def shape_of(machine: Machine) -> MachineType | None:
+def shape_of(machine: VmInstance) -> MachineType | None:
     """Return the VM's machine in the catalog (for N1, the shape with its attached GPUs), or None."""
     from launcher import catalog
 
@@ -56,30 +56,30 @@ def shape_of(machine: Machine) -> MachineType | None:
     return next(iter(shapes), None)
 
 
-def attached_disks(machine: Machine) -> list[dict[str, Any]]:
+def attached_disks(machine: VmInstance) -> list[dict[str, Any]]:
     """Return the Instance's disks that are kept when it stops."""
     return [disk for disk in machine.request.get("disks", ()) if disk.get("type") != "SCRATCH"]
 
 
-def local_ssds(machine: Machine) -> int:
+def local_ssds(machine: VmInstance) -> int:
     """Return the number of local SSDs that the Instance lists."""
     return sum(disk.get("type") == "SCRATCH" for disk in machine.request.get("disks", ()))
 
 
-def has_local_ssd(machine: Machine) -> bool:
+def has_local_ssd(machine: VmInstance) -> bool:
     """Return whether a stop loses data on /mnt/localssd: some machine types include local SSDs."""
     shape = shape_of(machine)
     return bool(local_ssds(machine)) or (shape is not None and shape.local_ssd_auto)
 
 
-def usd_so_far(machine: Machine, price: Price, now: float) -> float | None:
+def usd_so_far(machine: VmInstance, price: Price, now: float) -> float | None:
     """Return the cost since the last start, without disks; None: the price is unknown."""
     if machine.status not in BILLED or machine.started is None:
         return 0.0
     return None if price.usd is None else price.usd * max(0.0, now - machine.started) / 3600
 
 
-def disks_of(machine: Machine, disks: Iterable[Disk]) -> tuple[Disk, ...]:
+def disks_of(machine: VmInstance, disks: Iterable[Disk]) -> tuple[Disk, ...]:
     """Return those of `disks` that are attached to the VM."""
     return tuple(disk for disk in disks if disk.zone == machine.zone and machine.name in disk.users)
 
@@ -95,7 +95,7 @@ def disks_usd_per_month(disks: Iterable[Disk]) -> float | None:
     return sum(disk.size_gb * rate.usd for disk, rate in rates if rate)
 
 
-def vm_usd_per_month(machine: Machine, disks: Iterable[Disk]) -> float | None:
+def vm_usd_per_month(machine: VmInstance, disks: Iterable[Disk]) -> float | None:
     """Return the price of the VM per month in its current status. None: the machine's price is unknown.
 
     Disks count if their price is known.

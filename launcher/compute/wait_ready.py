@@ -10,7 +10,7 @@ from launcher.clock import REAL, Clock
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 from launcher.ssh.session import Answer
 
 MAX_SECONDS: Final = 900.0
@@ -30,13 +30,13 @@ STEPS: Final[Mapping[str, str]] = {
 CHECK: Final = ("nvidia-smi", "-L")
 """Fails until the driver works."""
 
-RunCheck = Callable[[Machine], Answer]
+RunCheck = Callable[[VmInstance], Answer]
 """Run `CHECK` on the VM over SSH (or `true`, on a VM without GPUs)."""
 
 
 def wait_ready(
-    machine: Machine, compute: Compute, run_check: RunCheck, report: Callable[[str], None], clock: Clock = REAL
-) -> tuple[Machine, str]:
+    machine: VmInstance, compute: Compute, run_check: RunCheck, report: Callable[[str], None], clock: Clock = REAL
+) -> tuple[VmInstance, str]:
     """Wait until a VM is ready; return it and the check's output. `report` receives each step once.
 
     Raises:
@@ -52,7 +52,7 @@ class ReadyWaiter:
     """The state of waiting for one VM."""
 
     def __init__(
-        self, machine: Machine, compute: Compute, run_check: RunCheck, report: Callable[[str], None], clock: Clock
+        self, machine: VmInstance, compute: Compute, run_check: RunCheck, report: Callable[[str], None], clock: Clock
     ) -> None:
         self.machine = machine
         self._compute, self._run_check, self._report, self._clock = compute, run_check, report, clock

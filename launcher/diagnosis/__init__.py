@@ -6,11 +6,11 @@ classified by its status.
 
 from __future__ import annotations
 
-from launcher.diagnosis.api_error import of_refusal
-from launcher.diagnosis.job_end import of_end
-from launcher.diagnosis.model import Diagnosis, Kind, Refusal, Scope, Tried
+from launcher.diagnosis.api_error import diagnose_refusal
+from launcher.diagnosis.job_end import diagnose_end
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope
 
-__all__ = ["Diagnosis", "Kind", "Refusal", "Scope", "Tried", "exit_code", "of_end", "of_refusal"]
+__all__ = ["Diagnosis", "Kind", "Refusal", "RequestContext", "Scope", "diagnose_end", "diagnose_refusal", "exit_code"]
 
 EXIT_CODES: dict[Kind, int] = {
     "succeeded": 0,

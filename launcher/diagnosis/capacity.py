@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from launcher.diagnosis.model import Diagnosis, Kind, Refusal, Scope, Tried
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope
 from launcher.diagnosis.text import plain
 from launcher.spec.kinds import ZONE
 
@@ -24,34 +24,34 @@ STOCKOUT_REASONS = frozenset(
 """Codes of Compute Engine's operations, and the reason in their ErrorInfo."""
 
 
-def of_stockout(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_stockout(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose missing capacity."""
     if refusal.reason not in STOCKOUT_REASONS and not re.search(STOCKOUT, refusal.message, re.IGNORECASE):
         return None
-    return stockout(tried, zones_of(refusal.metadata, tried))
+    return stockout(context, zones_of(refusal.metadata, context))
 
 
-def stockout(tried: Tried, zones: tuple[str, ...] = ()) -> Diagnosis:
+def stockout(context: RequestContext, zones: tuple[str, ...] = ()) -> Diagnosis:
     """Return the diagnosis of missing capacity; `zones` are those with capacity, as Google named them."""
-    machine = tried.machine_type or "machines"
+    machine = context.machine_type or "machines"
     return Diagnosis(
-        scope="zone" if tried.zone else "region+provisioning",
+        scope="zone" if context.zone else "region+provisioning",
         kind="stockout",
-        cause=f"no capacity for {machine} in {tried.zone or tried.region} as {tried.provisioning} at the moment",
-        fix=elsewhere(tried),
+        cause=f"no capacity for {machine} in {context.zone or context.region} as {context.provisioning} at the moment",
+        fix=elsewhere(context),
         zones=zones,
     )
 
 
-def zones_of(metadata: Mapping[str, str], tried: Tried) -> tuple[str, ...]:
+def zones_of(metadata: Mapping[str, str], context: RequestContext) -> tuple[str, ...]:
     """Return the zones with capacity in the metadata (ErrorInfo) of a stockout: `us-central1-b,us-central1-c`."""
     named = re.findall(rf"\b{ZONE}\b", metadata.get("zonesAvailable", ""))
-    return tuple(zone for zone in dict.fromkeys(named) if zone != tried.zone)
+    return tuple(zone for zone in dict.fromkeys(named) if zone != context.zone)
 
 
-def elsewhere(tried: Tried) -> str:
+def elsewhere(context: RequestContext) -> str:
     """Suggest other placements."""
-    if tried.provisioning == "flex-start":
+    if context.provisioning == "flex-start":
         return "Try more regions (--region any tries all), or wait longer: --set limits.wait=24h"
     return "Try more regions (--region any tries all), or --flex-start, which waits for capacity"
 
@@ -144,10 +144,10 @@ REASONS: dict[str, tuple[Kind, str]] = {
 """Codes of Compute Engine's operations after which another zone may work."""
 
 
-def of_machine(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_machine(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose a machine that is not available in the place, or anywhere."""
-    place = tried.zone or tried.region
-    names = {"region": tried.region, "project": tried.project, "place": place}
+    place = context.zone or context.region
+    names = {"region": context.region, "project": context.project, "place": place}
     for one in PATTERNS:
         if found := re.search(one.wording, refusal.message, re.IGNORECASE):
             groups = [plain(group or "") for group in found.groups()]

@@ -7,12 +7,12 @@ import re
 from msgspec.structs import replace
 
 from launch_train.common.contract import Exit
-from launcher.diagnosis.api_error import LONGEST, recognised
+from launcher.diagnosis.api_error import LONGEST, diagnose_by_rules
 from launcher.diagnosis.capacity import stockout
-from launcher.diagnosis.model import Diagnosis, Kind, Refusal, Scope, Tried
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope
 from launcher.diagnosis.permissions import number
 from launcher.diagnosis.text import first, plain
-from launcher.diagnosis.vm_end import HTTP, of_vm
+from launcher.diagnosis.vm_end import HTTP, diagnose_vm_end
 from launcher.jobs.job import GONE, Job, command
 
 TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
@@ -20,16 +20,16 @@ TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
 DATA_LOSS."""
 
 
-def of_end(job: Job, tried: Tried, last_error: str = "") -> Diagnosis:
+def diagnose_end(job: Job, context: RequestContext, last_error: str = "") -> Diagnosis:
     """Return the diagnosis of an ended job. `last_error` is the last error in its log, if known."""
     log = f"launch logs {job.handle}"
     match job.state:
         case "SUCCEEDED":
             return Diagnosis(scope="permanent", kind="succeeded", cause="done")
         case "EXPIRED":
-            return of_expired(job, tried)
+            return diagnose_expired(job, context)
         case "CANCELLED" | "FAILED":
-            return of_error(job, tried, plain(last_error), log)
+            return diagnose_error(job, context, plain(last_error), log)
         case "PARTIALLY_SUCCEEDED":
             cause = f"only part of the job succeeded{its_words(job)}"
             return Diagnosis(scope="permanent", kind="unknown", cause=cause, fix=log)
@@ -43,36 +43,36 @@ def of_end(job: Job, tried: Tried, last_error: str = "") -> Diagnosis:
     return Diagnosis(scope="permanent", kind="unknown", cause=f"it ended as {job.state}{its_words(job)}", fix=log)
 
 
-def of_expired(job: Job, tried: Tried) -> Diagnosis:
+def diagnose_expired(job: Job, context: RequestContext) -> Diagnosis:
     """Diagnose an expired job: its time limit, or flex-start's wait for machines."""
-    if job.started is None and tried.provisioning == "flex-start":
-        return stockout(tried)
+    if job.started is None and context.provisioning == "flex-start":
+        return stockout(context)
     fix = f"To resume from its checkpoint with more time: {resumed(job)} --hours HOURS"
     return Diagnosis(scope="permanent", kind="expired", cause="the time limit (limits.hours) was reached", fix=fix)
 
 
-def of_error(job: Job, tried: Tried, last_error: str, log: str) -> Diagnosis:
+def diagnose_error(job: Job, context: RequestContext, last_error: str, log: str) -> Diagnosis:
     """Diagnose a failed or cancelled job."""
     text = job.error.message if job.error else ""
-    if job.state == "FAILED" and (of_machine := of_vm(job, tried, log)):
+    if job.state == "FAILED" and (of_machine := diagnose_vm_end(job, context, log)):
         return of_machine
     exits = exit_codes(text) if job.state == "FAILED" else []  # a cancelled job's exit code is due to that
     if exits:
-        return of_exit(job, exits, text, last_error, log)
-    if known := of_words(job, tried):
+        return diagnose_exit_codes(job, exits, text, last_error, log)
+    if known := diagnose_message(job, context):
         return known
     if job.state == "CANCELLED":
         return Diagnosis(scope="permanent", kind="cancelled", cause="it was cancelled", fix=again(job))
-    return of_code(job, tried, last_error, log)
+    return diagnose_error_code(job, context, last_error, log)
 
 
-def of_code(job: Job, tried: Tried, last_error: str, log: str) -> Diagnosis:
+def diagnose_error_code(job: Job, context: RequestContext, last_error: str, log: str) -> Diagnosis:
     """Diagnose by the code of the job's error alone."""
     code = job.error.code if job.error else 0
     if code == EXHAUSTED:
-        return stockout(tried)
+        return stockout(context)
     if code == TIMED_OUT:
-        return of_expired(job, tried)
+        return diagnose_expired(job, context)
     if code in OWN_FAULTS:
         service = "Compute Engine" if job.zone else "Vertex AI"
         cause = f"{service} failed to run the job{its_words(job)}"
@@ -81,15 +81,15 @@ def of_code(job: Job, tried: Tried, last_error: str, log: str) -> Diagnosis:
     return Diagnosis(scope="permanent", kind="unknown", cause=f"it failed{its_words(job)}{tail}", fix=log)
 
 
-def of_words(job: Job, tried: Tried) -> Diagnosis | None:
+def diagnose_message(job: Job, context: RequestContext) -> Diagnosis | None:
     """Diagnose an error about quotas, placements, images or permissions; None if it is about none of them."""
     if job.error is None:
         return None
-    found = recognised(Refusal(code=HTTP.get(job.error.code, 400), message=job.error.message[:LONGEST]), tried)
+    found = diagnose_by_rules(Refusal(code=HTTP.get(job.error.code, 400), message=job.error.message[:LONGEST]), context)
     if found is None or found.kind == "busy":
         return None
     known = first(r"^projects/(\d+)/", job.name)
-    return replace(found, fix=found.fix.replace(number(tried), known)) if known else found
+    return replace(found, fix=found.fix.replace(number(context), known)) if known else found
 
 
 def its_words(job: Job) -> str:
@@ -136,7 +136,7 @@ MEANINGS: dict[int, tuple[Scope, Kind, str]] = {
 """contract.Exit -> its diagnosis."""
 
 
-def of_exit(job: Job, exits: list[tuple[str, int]], text: str, last_error: str, log: str) -> Diagnosis:
+def diagnose_exit_codes(job: Job, exits: list[tuple[str, int]], text: str, last_error: str, log: str) -> Diagnosis:
     """Diagnose a replica that exited or was killed."""
     who, code = exits[0]
     if code == Exit.UNFIT and (grant := first(r"(gcloud .*add-iam-policy-binding .*?--role=[\w/.]+)", last_error)):

@@ -48,7 +48,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     retry_after: float = 0.0
 
 
-class Tried(Struct, frozen=True, kw_only=True):
+class RequestContext(Struct, frozen=True, kw_only=True):
     """The request's properties that a cause or a fix may name. Empty: unknown."""
 
     project: str

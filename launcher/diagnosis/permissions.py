@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.diagnosis.model import Diagnosis, Refusal, Tried
+from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext
 from launcher.diagnosis.text import either, first, plain
 
 LOG_IN = "gcloud auth application-default login, or run as a service account"
@@ -24,22 +24,30 @@ PROJECT = frozenset({"CONSUMER_INVALID", "CONSUMER_SUSPENDED", "RESOURCE_PROJECT
 POLICY = frozenset({"SECURITY_POLICY_VIOLATED", "LOCATION_ORG_POLICY_VIOLATED", "RESOURCE_USAGE_RESTRICTION_VIOLATED"})
 
 
-def of_access(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_access(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose a missing permission or a disabled API. The order of the rules matters: if a quota project is missing,
     Google answers SERVICE_DISABLED for gcloud's own project."""
-    rules = (of_quota_project, of_credentials, of_disabled, of_project, of_acting, of_policy, of_permission)
-    return next(filter(None, (rule(refusal, tried) for rule in rules)), None)
+    rules = (
+        diagnose_quota_project,
+        diagnose_credentials,
+        diagnose_disabled_api,
+        diagnose_project,
+        diagnose_acting,
+        diagnose_policy,
+        diagnose_permission,
+    )
+    return next(filter(None, (rule(refusal, context) for rule in rules)), None)
 
 
-def of_quota_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_quota_project(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose user credentials without a quota project."""
     if refusal.reason != "USER_PROJECT_DENIED" and "quota project" in refusal.message:
-        fix = f"gcloud auth application-default set-quota-project {tried.project}"
+        fix = f"gcloud auth application-default set-quota-project {context.project}"
         return Diagnosis(scope="project", kind="credentials", cause="your credentials have no quota project", fix=fix)
     return None
 
 
-def of_credentials(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_credentials(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose invalid or expired credentials."""
     if refusal.code != 401 and refusal.reason not in CREDENTIALS:
         return None
@@ -47,7 +55,7 @@ def of_credentials(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     return Diagnosis(scope="permanent", kind="credentials", cause=cause, fix=LOG_IN)
 
 
-def of_disabled(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_disabled_api(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose a disabled API, by the name in the message: a job may need more APIs than the one called."""
     text, metadata = refusal.message, refusal.metadata
     known = refusal.reason in ("SERVICE_DISABLED", "accessNotConfigured")
@@ -56,23 +64,23 @@ def of_disabled(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     service = either(metadata.get("service", ""), first(r"([a-z]+\.googleapis\.com)", text), refusal.service)
     service = service.removesuffix(".googleapis.com")
     consumer = metadata.get("consumer", "").removeprefix("projects/")
-    project = either(consumer, first(r"in project ([\w:.-]+) before", text), tried.project)
+    project = either(consumer, first(r"in project ([\w:.-]+) before", text), context.project)
     fix = f"gcloud services enable {service}.googleapis.com --project={project}; then wait a minute"
     return Diagnosis(
         scope="project", kind="disabled", cause=f"the API {service}.googleapis.com is disabled in {project}", fix=fix
     )
 
 
-def of_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_project(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose a project that does not exist, is not accessible, or has no billing."""
     text = refusal.message
     if refusal.reason == "BILLING_DISABLED" or "requires billing to be enabled" in text:
-        fix = f"gcloud billing projects link {tried.project} --billing-account=ACCOUNT (gcloud billing accounts list)"
-        return Diagnosis(scope="project", kind="project", cause=f"project {tried.project} has no billing", fix=fix)
+        fix = f"gcloud billing projects link {context.project} --billing-account=ACCOUNT (gcloud billing accounts list)"
+        return Diagnosis(scope="project", kind="project", cause=f"project {context.project} has no billing", fix=fix)
     missing = re.search(r"on resource project \S+|[Tt]he resource 'projects/[\w:.-]+' was not found", text)
     if refusal.reason not in PROJECT and not missing:
         return None
-    cause = f"project {tried.project} does not exist, or you have no access to it: {plain(text)}"
+    cause = f"project {context.project} does not exist, or you have no access to it: {plain(text)}"
     return Diagnosis(
         scope="project", kind="project", cause=cause, fix="gcloud projects list; gcloud config set project PROJECT"
     )
@@ -82,14 +90,14 @@ ACTING = r"act as[ _]*service[ _]account|iam\.serviceAccounts\.actAs|not have ac
 """Vertex AI's, IAM's and Compute Engine's wordings."""
 
 
-def of_acting(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_acting(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose a missing permission to act as the job's service account."""
     text = refusal.message
     if not re.search(ACTING, text, re.IGNORECASE):
         return None
-    account = either(first(EMAIL, text), tried.account, "ACCOUNT")
+    account = either(first(EMAIL, text), context.account, "ACCOUNT")
     cause = f"you have no permission to act as {account}, or it does not exist"
-    return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=acting(account, tried.project))
+    return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=acting(account, context.project))
 
 
 def acting(account: str, project: str) -> str:
@@ -101,13 +109,13 @@ def acting(account: str, project: str) -> str:
     )
 
 
-def of_policy(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_policy(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose an organization policy."""
     text = refusal.message
     constraint = first(r"constraints/([\w.]+)", text)
     if not constraint and refusal.reason not in POLICY and "organization's policy" not in text:
         return None
-    show = f"gcloud resource-manager org-policies describe {constraint} --effective --project={tried.project}"
+    show = f"gcloud resource-manager org-policies describe {constraint} --effective --project={context.project}"
     fix = show if constraint else "Ask an administrator of the organization what it allows"
     cause = f"an organization policy forbids it: {plain(text)}"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
@@ -132,7 +140,7 @@ ROLES = {
 """Permission's beginning -> the predefined role that holds it (https://cloud.google.com/iam/docs/roles-permissions)."""
 
 
-def of_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_permission(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose a missing permission; the fix grants it on the smallest resource that the message names."""
     text = refusal.message
     permission = refusal.metadata.get("permission", "") or named(text)
@@ -141,8 +149,8 @@ def of_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     if not permission:
         return None
     role = next((role for begin, role in ROLES.items() if permission.startswith(begin)), "ROLE")
-    who = principal(permission, text, tried)
-    fix = f"{binding(text + refusal.metadata.get('resource', ''), tried)} --member={who} --role={role}"
+    who = principal(permission, text, context)
+    fix = f"{binding(text + refusal.metadata.get('resource', ''), context)} --member={who} --role={role}"
     if role == "ROLE":
         fix += f", where ROLE contains {permission}"
     cause = f"{principal_text(who)} lacks the permission {permission} (or the resource does not exist)"
@@ -155,14 +163,14 @@ def named(text: str) -> str:
     return either(*(group or "" for group in found.groups())) if found else ""
 
 
-def principal(permission: str, text: str, tried: Tried) -> str:
+def principal(permission: str, text: str, context: RequestContext) -> str:
     """Return the IAM member that lacks a permission: the one in the message, or the one that uses it."""
     if email := first(EMAIL, text):
         return member(email)
     if permission.startswith("artifactregistry."):
-        return member(puller(tried))
+        return member(puller(context))
     if permission.startswith(("storage.", "secretmanager.")):
-        return member(tried.account or puller(tried))
+        return member(context.account or puller(context))
     return LAUNCHER
 
 
@@ -171,17 +179,17 @@ def member(email: str) -> str:
     return f"{'serviceAccount' if email.endswith('.gserviceaccount.com') else 'user'}:{email}"
 
 
-def puller(tried: Tried) -> str:
+def puller(context: RequestContext) -> str:
     """Return the account that pulls the image: Vertex AI's custom code service agent, which also runs jobs without an
     account; on Compute Engine the VM's own account."""
-    if tried.zone:
-        return tried.account or f"{number(tried)}-compute@developer.gserviceaccount.com"
-    return f"service-{number(tried)}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+    if context.zone:
+        return context.account or f"{number(context)}-compute@developer.gserviceaccount.com"
+    return f"service-{number(context)}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 
 
-def number(tried: Tried) -> str:
+def number(context: RequestContext) -> str:
     """Return the project's number, as a shell expression."""
-    return f'$(gcloud projects describe {tried.project} --format="value(projectNumber)")'
+    return f'$(gcloud projects describe {context.project} --format="value(projectNumber)")'
 
 
 def principal_text(who: str) -> str:
@@ -192,12 +200,12 @@ def principal_text(who: str) -> str:
     return agent if "gcp-sa-aiplatform-cc" in who else who.partition(":")[2]
 
 
-def binding(text: str, tried: Tried) -> str:
+def binding(text: str, context: RequestContext) -> str:
     """Return the command that grants on the resource in a message, otherwise on the project."""
     for wording, command in RESOURCES:
         if found := re.search(wording, text):
-            return command.format(*found.groups(), project=tried.project)
-    return f"gcloud projects add-iam-policy-binding {tried.project}"
+            return command.format(*found.groups(), project=context.project)
+    return f"gcloud projects add-iam-policy-binding {context.project}"
 
 
 BIND = "add-iam-policy-binding"

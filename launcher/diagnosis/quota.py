@@ -11,7 +11,7 @@ import re
 from msgspec import Struct
 
 from launcher import catalog
-from launcher.diagnosis.model import Diagnosis, Refusal, Scope, Tried
+from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext, Scope
 from launcher.diagnosis.text import first
 
 LISTED = r"quotas? (?:metrics exceed quota limits|are exceeded)\W+([\w./, -]+)"
@@ -36,17 +36,18 @@ class Exceeded(Struct, frozen=True, kw_only=True):
     """NVIDIA_H100, …: a dimension of one of Compute Engine's quotas."""
 
 
-def of_quota(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+def diagnose_quota(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose an exceeded quota."""
     quota = exceeded(refusal)
     if quota is None:
         return None
-    where = "in all regions together" if quota.everywhere else f"in {tried.region}"
+    names = " and ".join(quota.names)
+    where = "in all regions together" if quota.everywhere else f"in {context.region}"
     return Diagnosis(
         scope=reach(quota),
         kind="quota",
-        cause=f"quota {' and '.join(quota.names)} {where} is too low for {tried.provisioning}{figures(quota, tried)}",
-        fix=fix(quota, tried),
+        cause=f"quota {names} {where} is too low for {context.provisioning}{figures(quota, context)}",
+        fix=fix(quota, context),
     )
 
 
@@ -98,43 +99,43 @@ def known_id(name: str) -> str:
     return next((f"CustomModelTraining{kind}{one}GPUsPerProjectPerRegion" for one in ids if one), "")
 
 
-def figures(quota: Exceeded, tried: Tried) -> str:
+def figures(quota: Exceeded, context: RequestContext) -> str:
     """Return `: 8 are needed, the limit is 0`, without the unknown parts."""
-    needed = f"{tried.gpus} are needed" if tried.gpus and "gpu" in quota.names[0].lower() else ""
+    needed = f"{context.gpus} are needed" if context.gpus and "gpu" in quota.names[0].lower() else ""
     limit = f"the limit is {quota.limit}" if quota.limit else ""
     figures = ", ".join(filter(None, (needed, limit)))
     return f": {figures}" if figures else ""
 
 
-def fix(quota: Exceeded, tried: Tried) -> str:
+def fix(quota: Exceeded, context: RequestContext) -> str:
     """Return how to raise the quota, and the command that shows it."""
     if quota.service == "compute":
-        return f"{raising(quota, tried)}; current quota: {reading(quota, tried)}"
-    more = f"Request {tried.gpus} or more" if tried.gpus and "gpu" in quota.names[0].lower() else "Request more"
-    return f"{more}: {CONSOLE.format(project=tried.project)}; current quota: {reading(quota, tried)}"
+        return f"{raising(quota, context)}; current quota: {reading(quota, context)}"
+    more = f"Request {context.gpus} or more" if context.gpus and "gpu" in quota.names[0].lower() else "Request more"
+    return f"{more}: {CONSOLE.format(project=context.project)}; current quota: {reading(quota, context)}"
 
 
-def raising(quota: Exceeded, tried: Tried) -> str:
+def raising(quota: Exceeded, context: RequestContext) -> str:
     """Return the command that requests more of a Compute Engine quota. Google may take minutes or days to answer."""
-    gpus = tried.gpus if "GPU" in quota.names[0].upper() else 0
+    gpus = context.gpus if "GPU" in quota.names[0].upper() else 0
     limit = int(first(r"^(\d{1,9})(?:\.\d*)?$", quota.limit) or 0)
     value = limit + gpus if gpus else "N"
     family = f",gpu_family={quota.gpu_family or 'GPU_FAMILY'}" if "FAMILY" in quota.names[0].upper() else ""
     quota_id = quota.quota_id or catalog.quotas.compute_quota_id(quota.names[0], everywhere=quota.everywhere)
-    where = "" if quota.everywhere else f" --dimensions=region={tried.region}{family}"
+    where = "" if quota.everywhere else f" --dimensions=region={context.region}{family}"
     return (
-        f"gcloud beta quotas preferences create --service=compute.googleapis.com --project={tried.project} "
+        f"gcloud beta quotas preferences create --service=compute.googleapis.com --project={context.project} "
         f"--quota-id={quota_id} --preferred-value={value}{where}"
     )
 
 
-def reading(quota: Exceeded, tried: Tried) -> str:
+def reading(quota: Exceeded, context: RequestContext) -> str:
     """Return the command that shows the quota."""
-    service = f"--service={quota.service}.googleapis.com --project={tried.project}"
+    service = f"--service={quota.service}.googleapis.com --project={context.project}"
     if quota.quota_id:
         return f"gcloud beta quotas info describe {quota.quota_id} {service}"
     if quota.service != "compute":
         return f"gcloud beta quotas info list {service} --filter=metric={quota.names[0]}"
-    of = "project-info describe" if quota.everywhere else f"regions describe {tried.region}"
+    of = "project-info describe" if quota.everywhere else f"regions describe {context.region}"
     columns = '--flatten="quotas[]" --format="csv(quotas.metric,quotas.limit,quotas.usage)"'
-    return f"gcloud compute {of} --project={tried.project} {columns}"
+    return f"gcloud compute {of} --project={context.project} {columns}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from launcher.diagnosis.api_error import LONGEST, of_refusal, recognised
-from launcher.diagnosis.model import Diagnosis, Refusal, Scope, Tried
+from launcher.diagnosis.api_error import LONGEST, diagnose_by_rules, diagnose_refusal
+from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext, Scope
 from launcher.diagnosis.text import plain
 from launcher.jobs.job import Failure, Job
 
@@ -46,7 +46,7 @@ PULL: Final = r"can't be pulled"
 """Of the startup script's own words: the GPU does not come up; the image does not come."""
 
 
-def of_vm(job: Job, tried: Tried, log: str) -> Diagnosis | None:
+def diagnose_vm_end(job: Job, context: RequestContext, log: str) -> Diagnosis | None:
     """Diagnose a VM that ended by itself or was never created; None: the container's exit code tells more."""
     error = job.error
     if job.zone is None or error is None:
@@ -54,8 +54,8 @@ def of_vm(job: Job, tried: Tried, log: str) -> Diagnosis | None:
     if error.reason in TAKEN:
         return Diagnosis(scope="transient", kind="preempted", cause=TAKEN[error.reason], fix=log)
     if error.reason == STARTUP:
-        return of_startup(error, tried, log)
-    return of_refusal(refusal_of(error), tried) if error.reason else None
+        return diagnose_startup(error, context, log)
+    return diagnose_refusal(refusal_of(error), context) if error.reason else None
 
 
 def refusal_of(error: Failure) -> Refusal:
@@ -69,14 +69,14 @@ def refusal_of(error: Failure) -> Refusal:
     )
 
 
-def of_startup(error: Failure, tried: Tried, log: str) -> Diagnosis:
+def diagnose_startup(error: Failure, context: RequestContext, log: str) -> Diagnosis:
     """Diagnose a startup script that could not start the container, from its error message."""
     message = (error.metadata.get("reason", "") or error.message)[:LONGEST]
-    known = recognised(Refusal(code=400, message=message, service="compute"), tried)
+    known = diagnose_by_rules(Refusal(code=400, message=message, service="compute"), context)
     if known is not None and known.kind in ("permission", "image", "disabled", "credentials"):
         return known
     if re.search(PULL, message, re.IGNORECASE):  # by no fault of the image's: the way to it, then
-        fix = f"gcloud compute routers list --project={tried.project} shows whether {tried.region} has a Cloud NAT"
+        fix = f"gcloud compute routers list --project={context.project} shows whether {context.region} has a Cloud NAT"
         return Diagnosis(scope="region", kind="image", cause=plain(message), fix=fix)
     scope: Scope = "zone" if re.search(DRIVER, message, re.IGNORECASE) else "permanent"
     return Diagnosis(scope=scope, kind="unfit", cause=f"the VM could not run the job: {plain(message)}", fix=log)

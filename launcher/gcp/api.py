@@ -182,7 +182,7 @@ TRUE = ("true", "1", "yes", "on", "y")
 
 def of_file(file: str) -> Any:
     """Return credentials that follow gcloud's token file. Raises NotAuthorised."""
-    from launcher.gcp.token_file import file_credentials
+    from launcher.gcp.access_token_file import file_credentials
 
     try:
         return file_credentials(Path(file))

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import Api, Service, UnreachableError, open_client, status_of
-from launcher.images.registry.reference import Place, parse, place
+from launcher.images.registry.reference import ArtifactRepository, artifact_repository, parse
 
 SERVICE = Service("artifactregistry", "Artifact Registry", "roles/artifactregistry.admin")
 """The role includes artifactregistry.repositories.create
@@ -36,10 +36,10 @@ def create(
         return not exists(api, where) and make(api, where, labels or {})
 
 
-def find(reference: str) -> Place:
+def find(reference: str) -> ArtifactRepository:
     """Parse a reference to a repository, or to an image in it. Raises UsageError."""
     parsed = parse(reference)
-    found = place(parsed.host, parsed.repository)
+    found = artifact_repository(parsed.host, parsed.repository)
     if found is None:
         raise UsageError(
             f"{reference} is not an Artifact Registry repository",
@@ -48,12 +48,12 @@ def find(reference: str) -> Place:
     return found
 
 
-def parent(where: Place) -> str:
+def parent(where: ArtifactRepository) -> str:
     """Return the location's resource name."""
     return f"projects/{where.project}/locations/{where.location}"
 
 
-def resource(where: Place) -> str:
+def resource(where: ArtifactRepository) -> str:
     """Return the repository's resource name."""
     return f"{parent(where)}/repositories/{where.repository}"
 
@@ -69,7 +69,7 @@ def client(environ: Mapping[str, str]) -> Any:
     return open_client(artifactregistry_v1.ArtifactRegistryClient, SERVICE, environ)
 
 
-def exists(api: Api, where: Place) -> bool:
+def exists(api: Api, where: ArtifactRepository) -> bool:
     """Return whether the repository exists, for containers. Raises LaunchError."""
     try:
         found = api.ask("get_repository", name=resource(where))
@@ -85,7 +85,7 @@ def exists(api: Api, where: Place) -> bool:
     return True
 
 
-def make(api: Api, where: Place, labels: Mapping[str, str]) -> bool:
+def make(api: Api, where: ArtifactRepository, labels: Mapping[str, str]) -> bool:
     """Create the repository; return False if another launch created it first. Raises LaunchError."""
     repository = {"format_": "DOCKER", "description": "Training images made by launch", "labels": {**labels}}
     request = {"parent": parent(where), "repository_id": where.repository, "repository": repository}
@@ -123,10 +123,10 @@ def delete(api: Api, name: str) -> None:
             raise
         return
     _, project, _, location, _, repository = name.split("/")
-    finish(api, Place(location, project, repository), operation, "deleted")
+    finish(api, ArtifactRepository(location, project, repository), operation, "deleted")
 
 
-def wait_for(api: Api, where: Place) -> None:
+def wait_for(api: Api, where: ArtifactRepository) -> None:
     """Wait until another launch's operation has created it. Raises LaunchError."""
     until = api.clock.now() + WAIT_SECONDS
     while not exists(api, where):
@@ -137,7 +137,7 @@ def wait_for(api: Api, where: Place) -> None:
         api.clock.sleep(POLL_SECONDS)
 
 
-def finish(api: Api, where: Place, operation: Any, done: str = "made") -> None:
+def finish(api: Api, where: ArtifactRepository, operation: Any, done: str = "made") -> None:
     """Wait for the operation (google.longrunning.Operation). Raises LaunchError."""
     until = api.clock.now() + WAIT_SECONDS
     while not operation.done:
@@ -152,7 +152,7 @@ def finish(api: Api, where: Place, operation: Any, done: str = "made") -> None:
 
 
 @contextmanager
-def known_location(where: Place) -> Iterator[None]:
+def known_location(where: ArtifactRepository) -> Iterator[None]:
     """Explain an unknown location. Artifact Registry answers it with 400, as any invalid argument.
 
     The name has been checked before, so other causes of a 400 are unlikely.

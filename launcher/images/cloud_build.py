@@ -112,11 +112,11 @@ def build(
 
 def check_image(image: Image, environ: Mapping[str, str]) -> None:
     """Check that Cloud Build can build and push an image. Raises UsageError."""
-    from launcher.images.registry.reference import parse, place
+    from launcher.images.registry.reference import artifact_repository, parse
 
     name = parse(image.dependencies)
     here = is_loopback(name.host) and is_plain_loopback(environ.get(ENDPOINT, ""))  # both are loopback only in tests
-    if place(name.host, name.repository) is None and not here:
+    if artifact_repository(name.host, name.repository) is None and not here:
         raise UsageError(
             f"Cloud Build can't push to {name.host}, only to Artifact Registry",
             "Remove image.repository, use one like us-docker.pkg.dev/my-project/launch, or --builder docker",

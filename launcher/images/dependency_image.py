@@ -28,7 +28,7 @@ LONGEST = 100
 """Maximum length of a build's progress line, in characters."""
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class ImageBuildRequest(Struct, frozen=True, kw_only=True):
     """The image to bring into the registry: its plan, its files, its labels and the builder to use."""
 
     image: Image
@@ -48,37 +48,39 @@ class Report(Struct, frozen=True):
     layer: Callable[[str, int, int], None] = lambda _name, _done, _all: None
 
 
-def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: Reference, report: Report) -> None:
+def make(
+    request: ImageBuildRequest, environ: Mapping[str, str], registry: Registry, base: Reference, report: Report
+) -> None:
     """Build the dependency image and push it. Callers check that it does not exist, so its tag is never overwritten.
 
     Raises LaunchError, before the build if the registry denies write access.
     """
-    if wanted.image.appends_node:
-        append_node(wanted, environ, registry, base, report)
+    if request.image.appends_node:
+        append_node(request, environ, registry, base, report)
         return
-    if wanted.builder == "append":
+    if request.builder == "append":
         raise LaunchError(
             f"the registry has no dependency image {base} yet, which appending needs",
             "Build it once: launch push --builder docker, or launch push --builder cloud-build",
         )
     registry.check_write(base.repository)
-    if wanted.builder == "cloud-build":
+    if request.builder == "cloud-build":
         from launcher.images.cloud_build import build as build_in_cloud
 
         build_in_cloud(
-            wanted.source,
-            pinned_base(wanted.image, environ, report),
-            project=wanted.project,
+            request.source,
+            pinned_base(request.image, environ, report),
+            project=request.project,
             environ=environ,
-            bucket=wanted.bucket,
+            bucket=request.bucket,
             on_line=report.line,
             clock=launcher.clock.REAL,
         )
         return
-    engine = engine_of(environ, wanted)
-    by_engine(engine, wanted, "dependencies", wanted.image.dependencies, report)
+    engine = engine_of(environ, request)
+    by_engine(engine, request, "dependencies", request.image.dependencies, report)
     report.line(f"pushing {base}")
-    engine.push(wanted.image.dependencies, report.layer)
+    engine.push(request.image.dependencies, report.layer)
 
 
 def pinned_base(image: Image, environ: Mapping[str, str], report: Report) -> Image:
@@ -104,7 +106,7 @@ def pinned_base(image: Image, environ: Mapping[str, str], report: Report) -> Ima
 
 
 def append_node(
-    wanted: Wanted, environ: Mapping[str, str], registry: Registry, target: Reference, report: Report
+    request: ImageBuildRequest, environ: Mapping[str, str], registry: Registry, target: Reference, report: Report
 ) -> None:
     """Push the existing image with the node's packages as one layer. Raises LaunchError."""
     from launcher.images.append import append
@@ -113,21 +115,21 @@ def append_node(
     from launcher.images.registry import parse
     from launcher.images.reproducible_tar import Tree
 
-    existing = parse(wanted.image.base)
+    existing = parse(request.image.base)
     if existing.host != registry.host:
         raise LaunchError(
             f"image.uri is in {existing.host}, and layers can only be added within one registry ({registry.host})",
-            f"Copy it first (gcrane cp {wanted.image.base} …), or build on it with an engine: "
-            f"image.base: {wanted.image.base}",
+            f"Copy it first (gcrane cp {request.image.base} …), or build on it with an engine: "
+            f"image.base: {request.image.base}",
         )
     registry.check_write(target.repository)
-    report.line(f"appending the node's packages to {wanted.image.base}")
-    (lock,) = [one.path for one in wanted.source.locks if one.name == "node.lock"]
+    report.line(f"appending the node's packages to {request.image.base}")
+    (lock,) = [one.path for one in request.source.locks if one.name == "node.lock"]
     with tempfile.TemporaryDirectory(prefix="launch-node-") as name:
-        files = node_packages(lock, wanted.image.platform, Path(name), environ)
+        files = node_packages(lock, request.image.platform, Path(name), environ)
         made = layer([Tree(FOLDER, files)], Path(name, "node.tar.gz"), "launch: packages of launch_train.node")
-        change = with_workspace if wanted.source.code else with_launch
-        append(registry, existing, target, [made], wanted.stamp, wanted.image.platform, report.layer, change)
+        change = with_workspace if request.source.code else with_launch
+        append(registry, existing, target, [made], request.stamp, request.image.platform, report.layer, change)
 
 
 def with_launch(settings: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def with_workspace(settings: dict[str, Any]) -> dict[str, Any]:
 # --- With an engine -------------------------------------------------------------------------------------------------
 
 
-def engine_of(environ: Mapping[str, str], wanted: Wanted) -> Engine:
+def engine_of(environ: Mapping[str, str], request: ImageBuildRequest) -> Engine:
     """Connect to this machine's Docker engine. Raises LaunchError: there is none; the hint names alternatives."""
     from launcher.images.docker_engine import Engine, EngineError
     from launcher.images.registry.reference import is_googles
@@ -154,17 +156,19 @@ def engine_of(environ: Mapping[str, str], wanted: Wanted) -> Engine:
     try:
         return Engine.connect(environ)
     except EngineError as error:
-        if wanted.builder == "docker" or not is_googles(wanted.image.uri.partition("/")[0]):
+        if request.builder == "docker" or not is_googles(request.image.uri.partition("/")[0]):
             raise
         more = "Without an engine, Cloud Build can build the dependency image: launch push --builder cloud-build"
         raise EngineError(error.problem, f"{error.hint}\n{more}" if error.hint else more) from error
 
 
-def by_engine(engine: Engine, wanted: Wanted, stage: str, reference: str, report: Report) -> None:
+def by_engine(engine: Engine, request: ImageBuildRequest, stage: str, reference: str, report: Report) -> None:
     """Build one stage of the Dockerfile under a name. Raises LaunchError."""
     report.line(f"building {reference} with the Docker engine")
-    labels = wanted.stamp.labels if stage == "train" else {}
-    engine.build(wanted.source, wanted.image, target=stage, tag=reference, labels=labels, on_line=clipped(report.line))
+    labels = request.stamp.labels if stage == "train" else {}
+    engine.build(
+        request.source, request.image, target=stage, tag=reference, labels=labels, on_line=clipped(report.line)
+    )
 
 
 def clipped(say: Callable[[str], None]) -> Callable[[str], None]:

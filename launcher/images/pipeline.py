@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from launcher.errors import LaunchError
 from launcher.images import dependency_image
-from launcher.images.dependency_image import Report, Wanted, by_engine, engine_of
+from launcher.images.dependency_image import ImageBuildRequest, Report, by_engine, engine_of
 from launcher.images.reproducible_tar import Tree
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
@@ -51,23 +51,23 @@ class ImageResult(Struct, frozen=True, kw_only=True):
     """The base by digest, if the spec names it by tag and the image says which one it was. Empty: unknown."""
 
 
-def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageResult:
+def push(request: ImageBuildRequest, environ: Mapping[str, str], report: Report) -> ImageResult:
     """Bring the image into the registry, and return it by its digest.
 
     Raises:
         LaunchError: no method worked; the error says what to do.
     """
-    target, base = references(wanted.image)
+    target, base = references(request.image)
     with registry_of(target, environ) as registry:
-        if made := find_in_registry(wanted.image, target, registry):
+        if made := find_in_registry(request.image, target, registry):
             return made
         missing = registry.head(base.repository, base.tag or "") is None
         if missing:
-            dependency_image.make(wanted, environ, registry, base, report)
-        by_engine = wanted.builder == "docker" and not wanted.image.appends_node
+            dependency_image.make(request, environ, registry, base, report)
+        by_engine = request.builder == "docker" and not request.image.appends_node
         way = pushed_by_engine if by_engine else appended
-        made = replace(way(wanted, environ, registry, base, target, report), dependencies=missing)
-        return replace(made, base=base_in(registry, wanted.image, made.reference))
+        made = replace(way(request, environ, registry, base, target, report), dependencies=missing)
+        return replace(made, base=base_in(registry, request.image, made.reference))
 
 
 def recorded_base(image: Image, reference: str, environ: Mapping[str, str]) -> str:
@@ -93,7 +93,7 @@ def base_in(registry: Registry, image: Image, reference: str) -> str:
     return str(((config.get("config") or {}).get("Labels") or {}).get(BASE_LABEL, ""))
 
 
-def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageResult:
+def build(request: ImageBuildRequest, environ: Mapping[str, str], report: Report) -> ImageResult:
     """Bring the image into the registry if that needs no engine. Otherwise build it in this machine's engine.
 
     In the second case, `push` sends it later.
@@ -101,32 +101,32 @@ def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageRe
     Raises:
         LaunchError: no method worked; the error says what to do.
     """
-    if wanted.builder in ("append", "cloud-build") or wanted.image.appends_node:
-        return push(wanted, environ, report)
-    if wanted.builder == "auto":
-        target, base = references(wanted.image)
+    if request.builder in ("append", "cloud-build") or request.image.appends_node:
+        return push(request, environ, report)
+    if request.builder == "auto":
+        target, base = references(request.image)
         with registry_of(target, environ) as registry:
-            if made := find_in_registry(wanted.image, target, registry):
+            if made := find_in_registry(request.image, target, registry):
                 return made
             if registry.head(base.repository, base.tag or ""):
-                return appended(wanted, environ, registry, base, target, report)
+                return appended(request, environ, registry, base, target, report)
         report.line(f"the registry has no dependency image {base} yet, so the Docker engine builds")
-    return built(engine_of(environ, wanted), wanted, report)
+    return built(engine_of(environ, request), request, report)
 
 
-def image_in_engine(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageResult:
+def image_in_engine(request: ImageBuildRequest, environ: Mapping[str, str], report: Report) -> ImageResult:
     """Return the image from this machine's engine: as it is, pulled, or built.
 
     Raises:
         LaunchError: there is no engine, or the image can neither be pulled nor built.
     """
-    image, engine = wanted.image, engine_of(environ, wanted)
+    image, engine = request.image, engine_of(environ, request)
     if engine.has(image.uri):
         return ImageResult(reference=image.uri, how="there", pushed=False)
     if image.appends_node:
-        found = push(wanted, environ, report).reference
+        found = push(request, environ, report).reference
     elif not image.pinned and not (found := in_registry(image, environ, report)):
-        return built(engine, wanted, report)
+        return built(engine, request, report)
     reference = image.uri if image.pinned else found
     report.line(f"pulling {reference}")
     engine.pull(reference, report.layer)
@@ -194,7 +194,7 @@ def find_in_registry(image: Image, target: Reference, registry: Registry) -> Ima
 
 
 def appended(
-    wanted: Wanted,
+    request: ImageBuildRequest,
     _environ: Mapping[str, str],
     registry: Registry,
     base: Reference,
@@ -207,13 +207,13 @@ def appended(
     before = registry.sent
     report.line(f"appending the code to {base}")
     with tempfile.TemporaryDirectory(prefix="launch-layers-") as folder:
-        layers = code_layers(wanted.source, Path(folder))
+        layers = code_layers(request.source, Path(folder))
         names = {one.digest: name for one, name in zip(layers, ("our package", "the code"), strict=False)}
 
         def on_bytes(digest: str, done: int, size: int) -> None:
             report.layer(names.get(digest, "the image's config"), done, size)
 
-        digest = append(registry, base, target, layers, wanted.stamp, wanted.image.platform, on_bytes)
+        digest = append(registry, base, target, layers, request.stamp, request.image.platform, on_bytes)
     return ImageResult(reference=pinned(target, digest), how="appended", sent=registry.sent - before)
 
 
@@ -238,14 +238,14 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
 # --- With an engine -------------------------------------------------------------------------------------------------
 
 
-def built(engine: Engine, wanted: Wanted, report: Report) -> ImageResult:
+def built(engine: Engine, request: ImageBuildRequest, report: Report) -> ImageResult:
     """Build the whole image in the engine, under its tag. Raises LaunchError."""
-    by_engine(engine, wanted, "train", wanted.image.uri, report)
-    return ImageResult(reference=wanted.image.uri, how="docker", pushed=False)
+    by_engine(engine, request, "train", request.image.uri, report)
+    return ImageResult(reference=request.image.uri, how="docker", pushed=False)
 
 
 def pushed_by_engine(
-    wanted: Wanted,
+    request: ImageBuildRequest,
     environ: Mapping[str, str],
     registry: Registry,
     _base: Reference,
@@ -254,7 +254,7 @@ def pushed_by_engine(
 ) -> ImageResult:
     """Build and push the image with the engine. Raises LaunchError."""
     registry.check_write(target.repository)
-    engine = engine_of(environ, wanted)
-    by_engine(engine, wanted, "train", wanted.image.uri, report)
+    engine = engine_of(environ, request)
+    by_engine(engine, request, "train", request.image.uri, report)
     report.line(f"pushing {target}")
-    return ImageResult(reference=pinned(target, engine.push(wanted.image.uri, report.layer)), how="docker")
+    return ImageResult(reference=pinned(target, engine.push(request.image.uri, report.layer)), how="docker")

@@ -11,7 +11,7 @@ from msgspec import Struct
 RUN_LABEL: Final = "launch-run"
 """The run id. Any machine finds the run by this label."""
 IDENTITY_LABEL: Final = "launch-identity"
-"""A hash of the computation and its owner (plan.names.identity). A run id belongs to one identity."""
+"""A hash of the computation and its owner (plan.run_id.compute_identity). A run id belongs to one identity."""
 
 OWNER_LABEL: Final = "launch-owner"
 """The gcloud account that submitted the run, hashed by default (plan.owner)."""

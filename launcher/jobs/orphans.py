@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from launcher.jobs.job import RUN_LABEL
-from launcher.jobs.vm import DOWN, Machine, last_url_part, seconds
+from launcher.jobs.vm import DOWN, VmInstance, last_url_part, seconds
 
 LATE_SECONDS: Final = 600.0
 """Grace period in seconds.
@@ -55,7 +55,7 @@ def of_disk(disk: Mapping[str, Any]) -> Disk:
     )
 
 
-def orphan_reason(machine: Machine, now: float, ended: float | None) -> str | None:
+def orphan_reason(machine: VmInstance, now: float, ended: float | None) -> str | None:
     """Return why a VM is an orphan, or None. `ended` is the end of its training according to the run folder."""
     if machine.trains:
         return of_training(machine, now, ended)
@@ -68,7 +68,7 @@ def orphan_reason(machine: Machine, now: float, ended: float | None) -> str | No
     return None
 
 
-def of_training(machine: Machine, now: float, ended: float | None) -> str | None:
+def of_training(machine: VmInstance, now: float, ended: float | None) -> str | None:
     """Return why a training VM is an orphan, or None. Training VMs delete themselves when they end."""
     if ended is not None and (machine.status in DOWN or now > ended + LATE_SECONDS):
         return "its run has ended, but the VM still exists"
@@ -77,7 +77,7 @@ def of_training(machine: Machine, now: float, ended: float | None) -> str | None
     return None
 
 
-def without_vm(disks: Iterable[Disk], machines: Iterable[Machine]) -> tuple[Disk, ...]:
+def without_vm(disks: Iterable[Disk], machines: Iterable[VmInstance]) -> tuple[Disk, ...]:
     """Return launch's disks that are not attached and are not disks (VM, VM-1, …) of a VM that is being created."""
     there = {(machine.zone, machine.name) for machine in machines}
     ours = [disk for disk in disks if disk.labels.get(RUN_LABEL)]

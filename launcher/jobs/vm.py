@@ -23,7 +23,7 @@ DOWN: Final = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
 """States of an Instance (compute_v1.Instance.Status). All other states are transitions between UP and DOWN."""
 
 
-class Machine(Struct, frozen=True, kw_only=True):
+class VmInstance(Struct, frozen=True, kw_only=True):
     """A VM. Times are Unix seconds by Google's clock. None: it has not happened."""
 
     id: str
@@ -99,14 +99,14 @@ PROVISIONING: Final[Mapping[str, Literal["standard", "spot", "flex-start", "rese
 }
 
 
-def of_instance(instance: Mapping[str, Any], project: str) -> Machine:
+def of_instance(instance: Mapping[str, Any], project: str) -> VmInstance:
     """Convert an Instance in canonical proto3 JSON, as instances.get returns it."""
     items = {item.get("key", ""): item.get("value", "") for item in instance.get("metadata", {}).get("items", ())}
     scheduling = instance.get("scheduling", {})
     interfaces = instance.get("networkInterfaces") or [{}]
     access = interfaces[0].get("accessConfigs") or [{}]
     limit = scheduling.get("maxRunDuration", {}).get("seconds")
-    return Machine(
+    return VmInstance(
         id=str(instance.get("id", "")),
         name=instance.get("name", ""),
         project=project,

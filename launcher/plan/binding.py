@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL
-from launcher.plan import names
 from launcher.plan.model import Plan
+from launcher.plan.run_id import json_digest
 
 DIGITS = 32
 VERSION = 1
@@ -57,7 +57,7 @@ def digest(plan: Plan) -> str:
 
 def bound(plan: Plan) -> Plan:
     """Return the plan with its digest as a label of each CustomJob. The labels of VMs can be changed later, so VMs are
-    bound by the id of their create request instead (launcher.runs.identity.request_id)."""
+    bound by the id of their create request instead (launcher.runs.identity_check.request_id)."""
     if plan.target != "vertex":
         return plan
     label = {PLAN_LABEL: digest(plan)}
@@ -70,7 +70,7 @@ def bound(plan: Plan) -> Plan:
 def digest_of(data: Mapping[str, Any]) -> str:
     """Return the digest of a plan's JSON as stored, which another version of launch may have written."""
     bare = [{**attempt, "request": unlabelled(attempt["request"])} for attempt in data["attempts"]]
-    return names.digest({**data, "attempts": bare}, DIGITS)
+    return json_digest({**data, "attempts": bare}, DIGITS)
 
 
 def unlabelled(request: dict[str, Any]) -> dict[str, Any]:

@@ -11,20 +11,21 @@ from launcher.errors import PlanRefused
 from launcher.plan import cost, names, validate, vertex_request, vm_request, waiting
 from launcher.plan.binding import bound
 from launcher.plan.container import container
+from launcher.plan.external_model import check_model
 from launcher.plan.image import plan_image
 from launcher.plan.loggers import check_loggers
 from launcher.plan.machine import choose, figures, has_many_networks
 from launcher.plan.memory.fit import check_memory
-from launcher.plan.model import Attempt, Chosen, Context, Image, Place, Plan, PlannedLimits, Shared, UsedPrices
-from launcher.plan.placement import SERVICE, places, provisioning
-from launcher.plan.trained_model import check_model
+from launcher.plan.model import Attempt, Chosen, Context, Image, Placement, Plan, PlannedLimits, Shared, UsedPrices
+from launcher.plan.placement import SERVICE, fallback_order, provisioning
+from launcher.plan.run_id import compute_identity, run_id
 from launcher.plan.warnings import warnings
 from launcher.spec.models import JobSpec
 from launcher.text import parse_duration
 
 DEFAULT_HOURS = 24.0
 DEFAULT_WORKSTATION_HOURS = 12.0
-REHEARSAL = Place(provisioning="standard", region="local")
+REHEARSAL = Placement(provisioning="standard", region="local")
 FREE = Price(
     usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), ceiling=0.0, hard_bound=0.0
 )
@@ -49,10 +50,10 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         check_loggers(spec, catalog, context)
         check_model(spec, catalog)
         check_memory(spec, catalog, context, chosen)
-    placements = attempt_places(spec, catalog, context, chosen)
+    placements = attempt_placements(spec, catalog, context, chosen)
     shared = shared_by_attempts(spec, catalog, context, chosen, placements)
     validate.check_regions(spec, context, placements)
-    attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in placements)
+    attempts = tuple(attempt(spec, catalog, context, chosen, shared, placement) for placement in placements)
     nodes = spec.machine.nodes
     wait_total = parse_duration(spec.limits.wait_total) if spec.limits.wait_total else None
     cost.check_lease(attempts, spec, hours=shared.hours)
@@ -137,11 +138,11 @@ def replace_text(data: Any, old: str, new: str) -> Any:
 
 
 def shared_by_attempts(
-    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, placements: tuple[Place, ...]
+    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, placements: tuple[Placement, ...]
 ) -> Shared:
     """Return run id, image, container and limits. The run id of a VM to work on is its name; it has no image."""
-    run = names.run_id(spec, context, chosen.gpus) if context.training else spec.name
-    identity = names.identity(spec, context, chosen.gpus) if context.training else ""
+    run = run_id(spec, context, chosen.gpus) if context.training else spec.name
+    identity = compute_identity(spec, context, chosen.gpus) if context.training else ""
     shared = Shared(
         run=run,
         run_folder=run_folder(spec, context, run),
@@ -158,10 +159,10 @@ def shared_by_attempts(
     return msgspec.structs.replace(shared, container=node_container)
 
 
-def mtbf_hours(catalog: Catalog, placements: tuple[Place, ...], nodes: int) -> float | None:
+def mtbf_hours(catalog: Catalog, placements: tuple[Placement, ...], nodes: int) -> float | None:
     """Return the mean hours between two interruptions of the run, which any of its nodes interrupts, in the worst
     attempt."""
-    known = [found.hours for place in placements if (found := catalog.interruptions(place.provisioning))]
+    known = [found.hours for placement in placements if (found := catalog.interruptions(placement.provisioning))]
     return min(known) / nodes if len(known) == len(placements) else None
 
 
@@ -185,28 +186,30 @@ def nccl(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType
     return catalog.nccl(machine, SERVICE[context.target])
 
 
-def attempt_places(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> tuple[Place, ...]:
+def attempt_placements(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> tuple[Placement, ...]:
     """Return the placements of all attempts, in fallback order; a rehearsal has one, on this machine."""
     if context.target == "local" or chosen.machine is None:
         return (REHEARSAL,)
     models = provisioning(spec, chosen.machine, context.target)
-    return places(spec, context, catalog, chosen.machine, models)
+    return fallback_order(spec, context, catalog, chosen.machine, models)
 
 
-def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, place: Place) -> Attempt:
+def attempt(
+    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, placement: Placement
+) -> Attempt:
     """Return one attempt: a request with its price."""
-    node_price = price(spec, catalog, context, chosen, place)
-    extras = cost.extras(spec, catalog, context, chosen, place)
+    node_price = price(spec, catalog, context, chosen, placement)
+    extras = cost.extras(spec, catalog, context, chosen, placement)
     after = (
         NOTHING_AFTER_LIMIT
         if context.target == "local"
-        else catalog.after_limit(SERVICE[context.target], place.provisioning)
+        else catalog.after_limit(SERVICE[context.target], placement.provisioning)
     )
     return Attempt(
-        region=place.region,
-        zone=place.zone,
+        region=placement.region,
+        zone=placement.zone,
         machine_type=chosen.machine.name if chosen.machine else "this machine",
-        provisioning=place.provisioning,
+        provisioning=placement.provisioning,
         usd_per_hour=node_price.usd,
         usd_approx=node_price.approx,
         usd_is_bound=node_price.bound,
@@ -218,29 +221,29 @@ def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, s
         usd_extras=extras,
         shutdown_seconds=after.seconds,
         service_restarts=after.restarts if spec.limits.restarts else 0,
-        wait_seconds=waiting.attempt_wait(spec.limits, context.target, place.provisioning),
-        request=request(spec, catalog, context, chosen, shared, place),
+        wait_seconds=waiting.attempt_wait(spec.limits, context.target, placement.provisioning),
+        request=request(spec, catalog, context, chosen, shared, placement),
     )
 
 
-def price(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, place: Place) -> Price:
+def price(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, placement: Placement) -> Price:
     """Return the price per node and hour; a rehearsal costs nothing."""
     if context.target == "local" or chosen.machine is None:
         return FREE
-    machine_price = catalog.price(chosen.machine, SERVICE[context.target], place.provisioning, place.name)
+    machine_price = catalog.price(chosen.machine, SERVICE[context.target], placement.provisioning, placement.name)
     disks = 0 if chosen.machine.local_ssd_auto or context.target != "vm" else spec.machine.local_ssds or 0
-    rate = catalog.component("local-ssd-gib", place.region) if disks else None
-    with_disks = cost.with_local_ssds(machine_price, disks, rate, spot=place.provisioning == "spot")
+    rate = catalog.component("local-ssd-gib", placement.region) if disks else None
+    with_disks = cost.with_local_ssds(machine_price, disks, rate, spot=placement.provisioning == "spot")
     return cost.or_price_flag(with_disks, spec.limits)
 
 
 def request(
-    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, place: Place
+    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, placement: Placement
 ) -> dict[str, Any]:
     """Return the request's JSON body."""
     if context.target != "vm":
-        return vertex_request.custom_job(spec, chosen, shared, place, project=context.project)
-    return vm_request.request(spec, context, chosen, shared, place, family=image_family(spec, catalog, chosen))
+        return vertex_request.custom_job(spec, chosen, shared, placement, project=context.project)
+    return vm_request.request(spec, context, chosen, shared, placement, family=image_family(spec, catalog, chosen))
 
 
 def image_family(spec: JobSpec, catalog: Catalog, chosen: Chosen) -> str:

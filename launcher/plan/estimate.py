@@ -6,10 +6,10 @@ from launch_train.common.config import Config, parse
 from launcher.catalog import UNKNOWN, Catalog, Gpu, MachineType
 from launcher.errors import PlanRefused
 from launcher.plan.machine import choose, figures
+from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.fit import Fit, fit, fits, gpu_memory_gb, offered, setup_on, variants
-from launcher.plan.memory.model import ModelSizes
+from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.plan.memory.need import Setup, largest_micro_batch
-from launcher.plan.memory.sizes import sizes_of
 from launcher.plan.model import Chosen, Context, Frozen, Gpus
 from launcher.plan.placement import SERVICE, chosen_regions
 from launcher.spec.models import JobSpec

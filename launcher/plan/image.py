@@ -8,6 +8,7 @@ from launcher.catalog import Catalog
 from launcher.plan import names
 from launcher.plan.model import Chosen, Context, Image
 from launcher.plan.recipe import dockerfile, recipe_of
+from launcher.plan.run_id import json_digest
 from launcher.plan.torch_build import torch_of
 from launcher.spec.models import JobSpec
 
@@ -35,12 +36,12 @@ def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
     location = repository(spec, context)
     base = spec.image.base or context.base
     if spec.image.dockerfile:
-        base = f"{location}/{BASE_NAME}:{names.digest((context.own_base.digest, platform), 16)}"
+        base = f"{location}/{BASE_NAME}:{json_digest((context.own_base.digest, platform), 16)}"
     recipe = recipe_of(spec, catalog, context, torch, wheel)
     text = dockerfile(recipe) if recipe else ""
     dependencies = dependencies_tag(context, base, platform, wheel, text)
     return Image(
-        uri=existing or f"{location}/{IMAGE_NAME}:{tag(context, dependencies)}",
+        uri=existing or f"{location}/{IMAGE_NAME}:{image_tag(context, dependencies)}",
         pinned=existing is not None,
         dependencies="" if existing else f"{location}/{DEPENDENCIES_NAME}:{dependencies}",
         base="" if existing else base,
@@ -59,9 +60,9 @@ def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
 def with_node(uri: str, location: str, platform: str, context: Context) -> Image:
     """Return an existing image with the node's packages, launch_train and the user's code on top."""
     has_code = "code" if context.code.files else ""
-    dependencies = names.digest((context.locks.digest, uri, platform, "append", has_code), 16)
+    dependencies = json_digest((context.locks.digest, uri, platform, "append", has_code), 16)
     return Image(
-        uri=f"{location}/{IMAGE_NAME}:{tag(context, dependencies)}",
+        uri=f"{location}/{IMAGE_NAME}:{image_tag(context, dependencies)}",
         pinned=False,
         dependencies=f"{location}/{DEPENDENCIES_NAME}:{dependencies}",
         base=uri,
@@ -89,10 +90,10 @@ def dependencies_tag(context: Context, base: str, platform: str, wheel: str, doc
     """Return 16 hex digits over the recipe with its locks, base, platform, wheel, and the user's requirements."""
     own = (context.requirements.digest, context.torch.digest)
     if dockerfile:
-        return names.digest((dockerfile, context.locks.digest, base, platform, wheel, *own), 16)
-    return names.digest((context.recipe.digest, base, platform, wheel, *own), 16)
+        return json_digest((dockerfile, context.locks.digest, base, platform, wheel, *own), 16)
+    return json_digest((context.recipe.digest, base, platform, wheel, *own), 16)
 
 
-def tag(context: Context, dependencies: str) -> str:
+def image_tag(context: Context, dependencies: str) -> str:
     """Return 16 hex digits over the dependencies' tag, launch_train and the user's code."""
-    return names.digest((dependencies, context.trainer.digest, context.code.digest), 16)
+    return json_digest((dependencies, context.trainer.digest, context.code.digest), 16)

@@ -219,7 +219,7 @@ class Chosen(Frozen, frozen=True, kw_only=True):
     gpus: int
 
 
-class Place(Frozen, frozen=True, kw_only=True):
+class Placement(Frozen, frozen=True, kw_only=True):
     """The placement of one attempt: provisioning model and region, and on Compute Engine also the zone."""
 
     provisioning: str

@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.catalog import MachineType
 from launcher.errors import PlanRefused
-from launcher.plan.model import Context, Place
+from launcher.plan.model import Context, Placement
 from launcher.spec.models import JobSpec
 from launcher.spec.mounts import Mount
 
@@ -148,13 +148,13 @@ def check_disk_types(spec: JobSpec, machine: MachineType) -> None:
             raise refusal(index, "new_disk_type", problem, f"Use {' or '.join(allowed)}.")
 
 
-def check_zones(spec: JobSpec, places: tuple[Place, ...]) -> None:
+def check_zones(spec: JobSpec, placements: tuple[Placement, ...]) -> None:
     """Check that existing disks are in the zone of each attempt. Raises PlanRefused."""
     for index, mount in enumerate(spec.mounts):
         if mount.disk is None:
             continue
         _, zone, _, name = mount.disk.split("/")
-        if other := next((place.zone for place in places if place.zone != zone), None):
+        if other := next((placement.zone for placement in placements if placement.zone != zone), None):
             problem = f"{name} is in {zone}, but the job may run in {other}"
             raise refusal(
                 index, "disk", problem, f"Use that zone alone: --region {zone.rpartition('-')[0]} --zone {zone}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from launcher.catalog import Catalog, MachineType, Service
 from launcher.errors import PlanRefused
-from launcher.plan.model import Context, Place, Target
+from launcher.plan.model import Context, Placement, Target
 from launcher.plan.names import region_of
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, hourly_price, listed, near
@@ -46,17 +46,19 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
     return tuple(model for model in default if model != "flex-start" or not without_flex_start)
 
 
-def places(
+def fallback_order(
     spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, models: tuple[str, ...]
-) -> tuple[Place, ...]:
-    """Return the placements of all attempts: all places of the first model, then those of the next.
+) -> tuple[Placement, ...]:
+    """Return the placements of all attempts: all of the first provisioning model, then those of the next.
 
     Within a model the order is the spec's; `regions: any` means cheapest first, unknown prices last.
 
     Raises:
         PlanRefused: no region is set, or the machine is not available in one.
     """
-    found = tuple(place for model in models for place in places_of_model(spec, context, catalog, machine, model))
+    found = tuple(
+        placement for model in models for placement in placements_of_model(spec, context, catalog, machine, model)
+    )
     if not found:
         raise PlanRefused(
             f"the zones that have {machine.name} are unknown",
@@ -66,19 +68,19 @@ def places(
     return found
 
 
-def places_of_model(
+def placements_of_model(
     spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str
-) -> tuple[Place, ...]:
+) -> tuple[Placement, ...]:
     """Return the placements of one provisioning model."""
     if model.startswith("reservation:"):
         zone = model.split("/")[3]
-        return (Place(provisioning=model, region=region_of(zone), zone=zone if context.target == "vm" else None),)
+        return (Placement(provisioning=model, region=region_of(zone), zone=zone if context.target == "vm" else None),)
     regions = chosen_regions(spec, context, catalog, machine, model)
     if context.target != "vm":
-        found = tuple(Place(provisioning=model, region=region) for region in regions)
+        found = tuple(Placement(provisioning=model, region=region) for region in regions)
     else:
         found = tuple(
-            Place(provisioning=model, region=region, zone=zone)
+            Placement(provisioning=model, region=region, zone=zone)
             for region in regions
             for zone in zones(spec, catalog, machine, region)
         )
@@ -158,24 +160,26 @@ def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tup
     return catalog.regions(machine) if target == "vm" else catalog.vertex_regions(machine)
 
 
-def cheapest_first(catalog: Catalog, machine: MachineType, target: Target, found: Iterable[Place]) -> tuple[Place, ...]:
+def cheapest_first(
+    catalog: Catalog, machine: MachineType, target: Target, found: Iterable[Placement]
+) -> tuple[Placement, ...]:
     """Sort by price, places with only an upper bound last, then by name so that the order is deterministic."""
 
-    def key(place: Place) -> tuple[bool, float, str]:
-        price = catalog.price(machine, SERVICE[target], place.provisioning, place.name)
+    def key(placement: Placement) -> tuple[bool, float, str]:
+        price = catalog.price(machine, SERVICE[target], placement.provisioning, placement.name)
         usd = price.ceiling if price.usd is None else price.usd
-        return (price.usd is None, float("inf") if usd is None else usd, place.name)
+        return (price.usd is None, float("inf") if usd is None else usd, placement.name)
 
     return tuple(sorted(found, key=key))
 
 
 def candidates(catalog: Catalog, machine: MachineType, model: str, target: Target) -> str:
     """The cheapest regions with their prices, a line each."""
-    found = tuple(Place(provisioning=model, region=region) for region in known_regions(catalog, machine, target))
+    found = tuple(Placement(provisioning=model, region=region) for region in known_regions(catalog, machine, target))
     lines = []
-    for place in cheapest_first(catalog, machine, target, found)[:NAMED]:
-        price = catalog.price(machine, SERVICE[target], model, place.region)
-        lines.append(f"  {place.region:<24}" + hourly_price(price.usd, price.ceiling, bound=price.bound))
+    for placement in cheapest_first(catalog, machine, target, found)[:NAMED]:
+        price = catalog.price(machine, SERVICE[target], model, placement.region)
+        lines.append(f"  {placement.region:<24}" + hourly_price(price.usd, price.ceiling, bound=price.bound))
     more = len(found) - len(lines)
     return "\n".join(lines) + (f"\n  and {more} more" if more > 0 else "")
 

@@ -8,7 +8,7 @@ from launch_train.common.loopback import is_loopback
 from launcher.catalog import Catalog, MachineType, Nccl
 from launcher.errors import PlanRefused
 from launcher.plan import iam_commands, mounts, names
-from launcher.plan.model import Chosen, Container, Context, Place
+from launcher.plan.model import Chosen, Container, Context, Placement
 from launcher.plan.placement import SERVICE
 from launcher.plan.recipe import recipe_of
 from launcher.plan.torch_build import torch_of
@@ -340,25 +340,29 @@ def check_boot_disk(spec: JobSpec, context: Context, machine: MachineType) -> No
         )
 
 
-def check_regions(spec: JobSpec, context: Context, places: tuple[Place, ...]) -> None:
+def check_regions(spec: JobSpec, context: Context, placements: tuple[Placement, ...]) -> None:
     """Check that regional resources are in the region of each attempt. Raises PlanRefused."""
     if context.target == "local":
         return
-    if context.target == "vertex" and spec.vertex.persistent_resource and len({place.region for place in places}) > 1:
+    if (
+        context.target == "vertex"
+        and spec.vertex.persistent_resource
+        and len({placement.region for placement in placements}) > 1
+    ):
         raise PlanRefused(
             "vertex.persistent_resource exists in one region, but the job may run in several",
             "Set its region: --region REGION",
             field="vertex.persistent_resource",
         )
     if context.target == "vm" and context.training:
-        mounts.check_zones(spec, places)
+        mounts.check_zones(spec, placements)
     for field, name in regional_resources(spec, context):
         parts = (name or "").split("/")
         location = parts[3] if len(parts) > 4 else None
-        for place in places:
-            if location not in (None, "global", place.region):
+        for placement in placements:
+            if location not in (None, "global", placement.region):
                 raise PlanRefused(
-                    f"{field} is in {location}, but the job may run in {place.region}",
+                    f"{field} is in {location}, but the job may run in {placement.region}",
                     f"Use that region alone: --region {location}",
                     field=field,
                 )

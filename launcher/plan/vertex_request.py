@@ -12,7 +12,7 @@ from launch_train.common import contract
 from launcher.catalog import MachineType
 from launcher.plan import waiting
 from launcher.plan.container import escaped
-from launcher.plan.model import Chosen, Place, Shared
+from launcher.plan.model import Chosen, Placement, Shared
 from launcher.plan.mounts import vertex_lustre, vertex_nfs
 from launcher.spec.models import JobSpec, Psc
 
@@ -22,18 +22,18 @@ BOOT_DISK_GB = 200
 """Vertex AI's default of 100 GB leaves little space beside a CUDA image; 100 GB more cost about $0.03 an hour."""
 
 
-def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, place: Place, *, project: str) -> dict[str, Any]:
+def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, placement: Placement, *, project: str) -> dict[str, Any]:
     """Return the body of `projects.locations.customJobs.create` for one placement."""
     pool = {
-        "machineSpec": machine_spec(chosen, place.provisioning),
+        "machineSpec": machine_spec(chosen, placement.provisioning),
         "diskSpec": disk_spec(spec, chosen.machine),
         **mounts(spec),
         "containerSpec": container_spec(shared),
     }
     identity, vertex = spec.identity, spec.vertex
     job_spec = {
-        "workerPoolSpecs": worker_pools(spec, pool, place.region),
-        "scheduling": scheduling(spec, shared, place.provisioning),
+        "workerPoolSpecs": worker_pools(spec, pool, placement.region),
+        "scheduling": scheduling(spec, shared, placement.provisioning),
         **given(
             serviceAccount=identity.service_account,
             network=identity.network,
@@ -41,7 +41,7 @@ def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, place: Place, *, p
             pscInterfaceConfig=psc_interface(identity.psc),
             baseOutputDirectory={"outputUriPrefix": shared.run_folder} if shared.run_folder else None,
             tensorboard=vertex.tensorboard,
-            **experiment(spec, project, place.region),
+            **experiment(spec, project, placement.region),
             enableWebAccess=vertex.web_access,
             enableDashboardAccess=vertex.dashboard_access,
             persistentResourceId=vertex.persistent_resource,

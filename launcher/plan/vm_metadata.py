@@ -14,7 +14,7 @@ from launcher.errors import PlanRefused
 from launcher.jobs.vm import PARAMETERS
 from launcher.plan import iam_commands, mounts
 from launcher.plan.container import as_json, expanded
-from launcher.plan.model import Container, Context, Place, Shared
+from launcher.plan.model import Container, Context, Placement, Shared
 from launcher.plan.names import default_service_account
 from launcher.spec.models import JobSpec
 from launcher.text import parse_duration
@@ -27,7 +27,9 @@ WITH_DRIVER = r".*-nvidia-[0-9]+"
 """Image families that include a driver (Deep Learning VM: FRAMEWORK-CUDA-OS-DRIVER)."""
 
 
-def metadata(spec: JobSpec, context: Context, shared: Shared, place: Place, family: str) -> list[dict[str, str]]:
+def metadata(
+    spec: JobSpec, context: Context, shared: Shared, placement: Placement, family: str
+) -> list[dict[str, str]]:
     """Return all metadata items. OS Login replaces SSH keys; the script reports its progress in guest attributes.
 
     Raises:
@@ -41,19 +43,21 @@ def metadata(spec: JobSpec, context: Context, shared: Shared, place: Place, fami
         "enable-guest-attributes": "TRUE",
         **driver,
         "startup-script": mounts.startup_script(spec, context, training=shared.container is not None),
-        PARAMETERS: parameters(spec, context, shared, place),
+        PARAMETERS: parameters(spec, context, shared, placement),
     }
     return [{"key": key, "value": value} for key, value in items.items()]
 
 
-def parameters(spec: JobSpec, context: Context, shared: Shared, place: Place) -> str:
+def parameters(spec: JobSpec, context: Context, shared: Shared, placement: Placement) -> str:
     """Return the item `launch` as canonical JSON.
 
     Raises:
         PlanRefused: it is too large.
     """
     container = expanded(shared.container) if shared.container else None
-    values = training_parameters(spec, context, shared, place, container) if container else workstation_parameters(spec)
+    values = (
+        training_parameters(spec, context, shared, placement, container) if container else workstation_parameters(spec)
+    )
     text = as_json(values)
     if (size := len(text.encode())) > MAX_ITEM:
         raise PlanRefused(
@@ -76,7 +80,7 @@ def workstation_parameters(spec: JobSpec) -> dict[str, Any]:
 
 
 def training_parameters(
-    spec: JobSpec, context: Context, shared: Shared, place: Place, container: Container
+    spec: JobSpec, context: Context, shared: Shared, placement: Placement, container: Container
 ) -> dict[str, Any]:
     """Return the parameters of a training VM: container, nodes, and the grant to report if the VM cannot delete
     itself. Raises PlanRefused."""
@@ -94,7 +98,7 @@ def training_parameters(
         "env": container.env,
         **({"mounts": mounts.parameters(spec)} if spec.mounts else {}),
         "nodes": list(nodes(spec, shared)),
-        "domain": domain(context.project, place),
+        "domain": domain(context.project, placement),
         "account": account,
         "grant": iam_commands.self_delete(context.project, account, prefix(spec, shared.run)),
     }
@@ -135,8 +139,8 @@ def prefix(spec: JobSpec, run: str) -> str:
     return own if run.startswith(own) else run
 
 
-def domain(project: str, place: Place) -> str:
+def domain(project: str, placement: Placement) -> str:
     """Return the DNS domain of the VMs: zonal internal DNS (Compute Engine, VM.ZONE.c.PROJECT.internal). That of a
     domain-scoped project `example.com:p` ends in p.example.com.internal."""
     owner, _, name = project.rpartition(":")
-    return f"{place.zone}.c.{name}{'.' + owner if owner else ''}.internal"
+    return f"{placement.zone}.c.{name}{'.' + owner if owner else ''}.internal"

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.catalog import Gpu, MachineType
 from launcher.jobs.vm import last_url_part
 from launcher.plan import mounts, vm_metadata, waiting
-from launcher.plan.model import Chosen, Context, Place, Shared
+from launcher.plan.model import Chosen, Context, Placement, Shared
 from launcher.plan.vertex_request import RESERVATION_KEY, given
 from launcher.spec.models import JobSpec
 
@@ -23,14 +23,14 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 def request(
-    spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, place: Place, *, family: str
+    spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, placement: Placement, *, family: str
 ) -> dict[str, Any]:
     """Return the body of `instances.insert`; for several VMs, of `instances.bulkInsert`, which creates all or none.
 
     `family` is the image family to boot, unless the spec names an image.
     """
     names = vm_metadata.nodes(spec, shared)
-    body = instance(spec, context, chosen, shared, place, family)
+    body = instance(spec, context, chosen, shared, placement, family)
     if len(names) == 1:
         return {"name": names[0], **body}
     return {
@@ -59,13 +59,13 @@ def without_zone(disk: dict[str, Any]) -> dict[str, Any]:
 
 
 def instance(
-    spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, place: Place, family: str
+    spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, placement: Placement, family: str
 ) -> dict[str, Any]:
     """Return the Instance of one VM, without its name."""
-    machine, zone = chosen.machine, place.zone
+    machine, zone = chosen.machine, placement.zone
     if machine is None or zone is None:
         raise ValueError("an Instance needs a machine type and a zone")
-    kind = place.provisioning.partition(":")[0]
+    kind = placement.provisioning.partition(":")[0]
     data_disks = mounts.attached_disks(spec, machine, zone, shared.labels) if shared.container else []
     return {
         "machineType": f"zones/{zone}/machineTypes/{machine.name}",
@@ -76,11 +76,11 @@ def instance(
             *local_ssds(spec, machine, zone),
             *data_disks,
         ],
-        "networkInterfaces": [network_interface(spec, place.region)],
+        "networkInterfaces": [network_interface(spec, placement.region)],
         "scheduling": scheduling(spec, machine, kind, shared),
-        **given(reservationAffinity=reservation_affinity(place.provisioning, context.project)),
+        **given(reservationAffinity=reservation_affinity(placement.provisioning, context.project)),
         "serviceAccounts": [{"email": vm_metadata.account_of(spec, context), "scopes": [SCOPE]}],
-        "metadata": {"items": vm_metadata.metadata(spec, context, shared, place, family)},
+        "metadata": {"items": vm_metadata.metadata(spec, context, shared, placement, family)},
         # Secure Boot must be off: it refuses NVIDIA's kernel module unless a key that the image trusts has signed it.
         "shieldedInstanceConfig": {
             "enableSecureBoot": False,

@@ -144,16 +144,16 @@ def check_acting(needs: Needs, found: Found) -> Iterator[Check]:
 # --- Quota and reservations -------------------------------------------------------------------------------------------
 
 
-def check_quota(needs: Needs, found: Found) -> Iterator[Check]:
+def check_vertex_quotas(needs: Needs, found: Found) -> Iterator[Check]:
     """Check the GPU quota of each placement: its limit, and what is left of it."""
     known = answer(found, "quota") or {}
     if needs.lists_quotas:
-        yield from list_quotas(needs, known.get("quotas", {}))
+        yield from list_vertex_quotas(needs, known.get("quotas", {}))
     for need in dict.fromkeys(needs.gpus):
-        yield check_limit(needs.project, need, known.get("quotas", {}), known.get("usage"))
+        yield check_vertex_quota_limit(needs.project, need, known.get("quotas", {}), known.get("usage"))
 
 
-def list_quotas(needs: Needs, quotas: Any) -> Iterator[Check]:
+def list_vertex_quotas(needs: Needs, quotas: Any) -> Iterator[Check]:
     """List the GPUs of which each region has any quota."""
     for region in needs.regions:
         limits = {gpu_of(metric): limit_of(info, region) for metric, info in quotas.items() if gpu_of(metric)}
@@ -172,7 +172,7 @@ def gpu_of(metric: str) -> str:
     return f"{match[2]}{' (spot, flex-start)' if match[1] else ''}" if match else ""
 
 
-def check_limit(project: str, need: GpuNeed, quotas: Any, usage: Any) -> Check:
+def check_vertex_quota_limit(project: str, need: GpuNeed, quotas: Any, usage: Any) -> Check:
     """Return the result for one placement."""
     where = {"place": need.region, "provisioning": need.provisioning}
     info = quotas.get(need.metric) or (None if need.is_exact else similar(need.metric, quotas))
@@ -451,7 +451,7 @@ CHECKS: Final[tuple[tuple[str, Callable[[Needs, Found], Iterator[Check]]], ...]]
     ("apis", check_apis),
     ("permissions", check_permissions),
     ("actAs", check_acting),
-    ("quota", check_quota),
+    ("quota", check_vertex_quotas),
     ("bucket", check_bucket),
     ("access", check_bucket_permissions),
     ("repository", check_repository),

@@ -12,7 +12,7 @@ from launcher import catalog
 from launcher.backend import request
 from launcher.backend.request.vm import properties
 from launcher.compute.preflight_checks import has_external_ip, network_of
-from launcher.images.registry.reference import parse, place
+from launcher.images.registry.reference import artifact_repository, parse
 from launcher.plan.model import Attempt, Plan
 from launcher.plan.names import default_output, default_repository
 from launcher.project.model import GpuNeed, Needs, ReservationNeed, SubnetworkNeed
@@ -114,7 +114,7 @@ def bucket_name(output: str) -> str:
 def repository_name(reference: str) -> str:
     """Return the resource name of an image's Artifact Registry repository; empty if it is elsewhere."""
     parsed = parse(reference)
-    found = place(parsed.host, parsed.repository)
+    found = artifact_repository(parsed.host, parsed.repository)
     return f"projects/{found.project}/locations/{found.location}/repositories/{found.repository}" if found else ""
 
 

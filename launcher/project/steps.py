@@ -57,7 +57,7 @@ class QuotaRequest(Struct, frozen=True, kw_only=True):
     provisioning: str = "standard"
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class SetupTarget(Struct, frozen=True, kw_only=True):
     """The target of a setup: the project, and what it is made ready for."""
 
     project: str
@@ -100,65 +100,65 @@ class Step(Struct, frozen=True, kw_only=True):
     do: Callable[[], object]
 
 
-def steps(wanted: Wanted, rest: Rest) -> Iterator[Step]:
+def steps(target: SetupTarget, rest: Rest) -> Iterator[Step]:
     """Yield all steps, in the order in which they depend on each other."""
-    yield apis(wanted, rest)
-    yield repository(wanted, rest)
-    yield bucket(wanted, rest)
-    yield account(wanted, rest)
-    yield from grants(wanted, rest)
-    if wanted.vms:
-        yield from network(wanted, rest)
-    for one in wanted.quotas:
-        yield from quotas(wanted, one, rest)
+    yield apis(target, rest)
+    yield repository(target, rest)
+    yield bucket(target, rest)
+    yield account(target, rest)
+    yield from grants(target, rest)
+    if target.vms:
+        yield from network(target, rest)
+    for one in target.quotas:
+        yield from quotas(target, one, rest)
 
 
-def apis(wanted: Wanted, rest: Rest) -> Step:
+def apis(target: SetupTarget, rest: Rest) -> Step:
     """Enable the APIs, all in one request."""
-    names = (*COMMON_APIS, *(VERTEX_APIS if wanted.vertex else ()), *(VM_APIS if wanted.vms else ()))
-    project = f"projects/{wanted.project}"
+    names = (*COMMON_APIS, *(VERTEX_APIS if target.vertex else ()), *(VM_APIS if target.vms else ()))
+    project = f"projects/{target.project}"
     enable = partial(rest, SERVICE_USAGE, f"/v1/{project}/services:batchEnable", verb="POST")
     return Step(
         name="apis",
         text=f"enable {len(names)} APIs",
         permission="serviceusage.services.enable",
-        command=fixes.enable(wanted.project, names),
+        command=fixes.enable(target.project, names),
         is_done=lambda: all(read_apis(rest, project, names).get(one) for one in names),
         do=lambda: enable(body={"serviceIds": list(names)}),
     )
 
 
-def repository(wanted: Wanted, rest: Rest) -> Step:
+def repository(target: SetupTarget, rest: Rest) -> Step:
     """Create the Artifact Registry repository for images."""
-    parent, _, name = wanted.repository.rpartition("/repositories/")
+    parent, _, name = target.repository.rpartition("/repositories/")
     body = {"format": "DOCKER", "description": "Training images made by launch"}
     create = partial(rest, REGISTRY, f"/v1/{parent}/repositories", verb="POST", params={"repositoryId": name})
     return Step(
         name="repository",
-        text=f"create {wanted.repository}",
+        text=f"create {target.repository}",
         permission="artifactregistry.repositories.create",
-        command=fixes.create_repository(wanted.repository),
-        is_done=lambda: exists(lambda: rest(REGISTRY, f"/v1/{wanted.repository}")) is not None,
+        command=fixes.create_repository(target.repository),
+        is_done=lambda: exists(lambda: rest(REGISTRY, f"/v1/{target.repository}")) is not None,
         do=lambda: unless_exists(lambda: create(body=body)),
     )
 
 
-def bucket(wanted: Wanted, rest: Rest) -> Step:
+def bucket(target: SetupTarget, rest: Rest) -> Step:
     """Create the bucket for runs, or turn soft delete off in it. A stranger's bucket is refused."""
     settings = {
         "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}},
         "softDeletePolicy": {"retentionDurationSeconds": "0"},
     }
-    url, path = f"gs://{wanted.bucket}", f"/storage/v1/b/{wanted.bucket}"
-    read = partial(own_bucket, wanted, rest)
+    url, path = f"gs://{target.bucket}", f"/storage/v1/b/{target.bucket}"
+    read = partial(own_bucket, target, rest)
 
     def do() -> None:
         if read() is not None:
             rest(STORAGE, path, verb="PATCH", body=settings)
             return
-        body = {"name": wanted.bucket, "location": wanted.region, **settings}
+        body = {"name": target.bucket, "location": target.region, **settings}
         unless_exists(
-            lambda: rest(STORAGE, "/storage/v1/b", verb="POST", params={"project": wanted.project}, body=body)
+            lambda: rest(STORAGE, "/storage/v1/b", verb="POST", params={"project": target.project}, body=body)
         )
 
     def is_done() -> bool:
@@ -170,47 +170,47 @@ def bucket(wanted: Wanted, rest: Rest) -> Step:
 
     return Step(
         name="bucket",
-        text=f"create or update {url} in {wanted.region}: uniform access, soft delete off (it would bill each replaced "
+        text=f"create or update {url} in {target.region}: uniform access, soft delete off (it would bill each replaced "
         "checkpoint for 7 more days)",
         permission="storage.buckets.create",
-        command=fixes.create_bucket(url, wanted.project, wanted.region)
+        command=fixes.create_bucket(url, target.project, target.region)
         + f" || gcloud storage buckets update {url} --uniform-bucket-level-access --clear-soft-delete",
         is_done=is_done,
         do=do,
     )
 
 
-def own_bucket(wanted: Wanted, rest: Rest) -> Any:
+def own_bucket(target: SetupTarget, rest: Rest) -> Any:
     """Return the bucket; None if it does not exist. Raises UsageError: it belongs to another project; LaunchError."""
     try:
-        known = exists(lambda: rest(STORAGE, f"/storage/v1/b/{wanted.bucket}"))
+        known = exists(lambda: rest(STORAGE, f"/storage/v1/b/{target.bucket}"))
     except LaunchError as error:
         if status_of(error) != 403 or "disabled" in error.problem:
             raise
-        problem = f"gs://{wanted.bucket} exists, but you may not read it: it may belong to another project"
-        raise UsageError(problem, f"gcloud storage buckets describe gs://{wanted.bucket}") from error
+        problem = f"gs://{target.bucket} exists, but you may not read it: it may belong to another project"
+        raise UsageError(problem, f"gcloud storage buckets describe gs://{target.bucket}") from error
     owner = str((known or {}).get("projectNumber", ""))
-    number = wanted.number
+    number = target.number
     if known is not None and not number:  # Resource Manager was disabled when the setup began
-        number = str(rest(RESOURCES, f"/v1/projects/{wanted.project}").get("projectNumber", ""))
+        number = str(rest(RESOURCES, f"/v1/projects/{target.project}").get("projectNumber", ""))
     if known is not None and owner != number:
         raise UsageError(
-            f"gs://{wanted.bucket} belongs to project {owner or 'unknown'}, not to {wanted.project} ({number})",
+            f"gs://{target.bucket} belongs to project {owner or 'unknown'}, not to {target.project} ({number})",
             "Create a bucket of another name and set it in specs: output: gs://BUCKET/runs",
         )
     return known
 
 
-def account(wanted: Wanted, rest: Rest) -> Step:
+def account(target: SetupTarget, rest: Rest) -> Step:
     """Create the trainer account."""
-    name, path = wanted.account.partition("@")[0], f"/v1/projects/{wanted.project}/serviceAccounts"
+    name, path = target.account.partition("@")[0], f"/v1/projects/{target.project}/serviceAccounts"
     body = {"accountId": name, "serviceAccount": {"displayName": "launch: training jobs"}}
     return Step(
         name="account",
-        text=f"create {wanted.account}",
+        text=f"create {target.account}",
         permission="iam.serviceAccounts.create",
-        command=fixes.create_account(wanted.account, wanted.project),
-        is_done=lambda: exists(lambda: rest(IAM, f"{path}/{wanted.account}")) is not None,
+        command=fixes.create_account(target.account, target.project),
+        is_done=lambda: exists(lambda: rest(IAM, f"{path}/{target.account}")) is not None,
         do=lambda: unless_exists(lambda: rest(IAM, path, verb="POST", body=body)),
     )
 
@@ -218,16 +218,16 @@ def account(wanted: Wanted, rest: Rest) -> Step:
 # --- Grants -----------------------------------------------------------------------------------------------------------
 
 
-def grants(wanted: Wanted, rest: Rest) -> Iterator[Step]:
+def grants(target: SetupTarget, rest: Rest) -> Iterator[Step]:
     """Yield the trainer account's roles: on its bucket, in the project, and to pull for VMs; and the caller's to act
     as it."""
-    member, project = f"serviceAccount:{wanted.account}", wanted.project
+    member, project = f"serviceAccount:{target.account}", target.project
     yield grant(
-        f"{BUCKET_ROLE} on gs://{wanted.bucket}",
-        policies.of_bucket(rest, wanted.bucket),
+        f"{BUCKET_ROLE} on gs://{target.bucket}",
+        policies.of_bucket(rest, target.bucket),
         (BUCKET_ROLE, member),
         "storage.buckets.setIamPolicy",
-        fixes.grant_on_bucket(wanted.bucket, member),
+        fixes.grant_on_bucket(target.bucket, member),
     )
     for role in PROJECT_ROLES:
         command = fixes.grant_in_project(project, member, role)
@@ -238,23 +238,23 @@ def grants(wanted: Wanted, rest: Rest) -> Iterator[Step]:
             "resourcemanager.projects.setIamPolicy",
             command,
         )
-    if wanted.vms:
+    if target.vms:
         yield grant(
             f"{PULL_ROLE} on the repository (VMs pull images themselves)",
-            policies.of_repository(rest, wanted.repository),
+            policies.of_repository(rest, target.repository),
             (PULL_ROLE, member),
             "artifactregistry.repositories.setIamPolicy",
-            fixes.grant_on_repository(wanted.repository, member),
+            fixes.grant_on_repository(target.repository, member),
         )
-    if wanted.caller:
+    if target.caller:
         command = (
-            f"gcloud iam service-accounts add-iam-policy-binding {wanted.account} --project={project} "
-            f"--member={wanted.caller} --role={ACT_ROLE}"
+            f"gcloud iam service-accounts add-iam-policy-binding {target.account} --project={project} "
+            f"--member={target.caller} --role={ACT_ROLE}"
         )
         yield grant(
-            f"{ACT_ROLE} on {wanted.account} for {wanted.caller.partition(':')[2]}",
-            policies.of_account(rest, wanted.account),
-            (ACT_ROLE, wanted.caller),
+            f"{ACT_ROLE} on {target.account} for {target.caller.partition(':')[2]}",
+            policies.of_account(rest, target.account),
+            (ACT_ROLE, target.caller),
             "iam.serviceAccounts.setIamPolicy",
             command,
         )
@@ -275,62 +275,62 @@ def grant(text: str, policy: policies.PolicyOf, binding: tuple[str, str], permis
 # --- VMs --------------------------------------------------------------------------------------------------------------
 
 
-def network(wanted: Wanted, rest: Rest) -> Iterator[Step]:
+def network(target: SetupTarget, rest: Rest) -> Iterator[Step]:
     """Yield what VMs without external addresses need: SSH through IAP, traffic between nodes, and Cloud NAT."""
-    compute = f"/compute/v1/projects/{wanted.project}"
+    compute = f"/compute/v1/projects/{target.project}"
     rules = f"{compute}/global/firewalls"
-    subnetwork = f"{compute}/regions/{wanted.region}/subnetworks/{wanted.network}"
-    ssh, inner = f"launch-iap-ssh{suffix(wanted)}", f"launch-internal-{wanted.region}{suffix(wanted)}"
+    subnetwork = f"{compute}/regions/{target.region}/subnetworks/{target.network}"
+    ssh, inner = f"launch-iap-ssh{suffix(target)}", f"launch-internal-{target.region}{suffix(target)}"
 
     def is_open(peers: Callable[[], str], ports: range, peers_account: str) -> bool:
-        traffic = Traffic("INGRESS", peers(), ports, wanted.account, peers_account)
-        return block(rest(COMPUTE, rules).get("items", ()), wanted.network, traffic) is None
+        traffic = Traffic("INGRESS", peers(), ports, target.account, peers_account)
+        return block(rest(COMPUTE, rules).get("items", ()), target.network, traffic) is None
 
     def allow(name: str, peers: str, ports: list[str]) -> None:
         allowed = [{"IPProtocol": "tcp", **({"ports": ports} if ports else {})}]
-        where = {"network": f"projects/{wanted.project}/global/networks/{wanted.network}", "direction": "INGRESS"}
+        where = {"network": f"projects/{target.project}/global/networks/{target.network}", "direction": "INGRESS"}
         body = {"name": name, **where, "sourceRanges": [peers], "allowed": allowed}
         unless_exists(lambda: rest(COMPUTE, rules, verb="POST", body=body))
 
     def inside() -> str:
         return str(rest(COMPUTE, subnetwork)["ipCidrRange"])
 
-    create = f"gcloud compute firewall-rules create {{}} --project={wanted.project} --network={wanted.network} "
+    create = f"gcloud compute firewall-rules create {{}} --project={target.project} --network={target.network} "
     yield Step(
         name="firewall",
-        text=f"allow SSH through IAP ({IAP}) in network {wanted.network}",
+        text=f"allow SSH through IAP ({IAP}) in network {target.network}",
         permission="compute.firewalls.create",
         command=create.format(ssh) + f"--direction=INGRESS --allow=tcp:{SSH_PORT} --source-ranges={IAP}",
         is_done=lambda: is_open(lambda: IAP, range(SSH_PORT, SSH_PORT + 1), ""),
         do=lambda: allow(ssh, IAP, [str(SSH_PORT)]),
     )
-    describe = f"gcloud compute networks subnets describe {wanted.network} --region={wanted.region}"
-    peers = f"RANGE=$({describe} --project={wanted.project} --format='value(ipCidrRange)')"
+    describe = f"gcloud compute networks subnets describe {target.network} --region={target.region}"
+    peers = f"RANGE=$({describe} --project={target.project} --format='value(ipCidrRange)')"
     yield Step(
         name="firewall",
-        text=f"allow TCP between nodes in {wanted.region}",
+        text=f"allow TCP between nodes in {target.region}",
         permission="compute.firewalls.create",
         command=f"{peers}\n{create.format(inner)}--direction=INGRESS --allow=tcp --source-ranges=$RANGE",
-        is_done=lambda: is_open(inside, UNPRIVILEGED, wanted.account),
+        is_done=lambda: is_open(inside, UNPRIVILEGED, target.account),
         do=lambda: allow(inner, inside(), []),
     )
-    yield nat(wanted, rest, f"{compute}/regions/{wanted.region}/routers")
+    yield nat(target, rest, f"{compute}/regions/{target.region}/routers")
 
 
-def suffix(wanted: Wanted) -> str:
+def suffix(target: SetupTarget) -> str:
     """Return the suffix of the names of resources of a network."""
-    return "" if wanted.network == "default" else f"-{wanted.network}"
+    return "" if target.network == "default" else f"-{target.network}"
 
 
-def nat(wanted: Wanted, rest: Rest, routers: str) -> Step:
+def nat(target: SetupTarget, rest: Rest, routers: str) -> Step:
     """Create Cloud NAT, unless a router of the region has it. A router without it, from a setup that was killed, is
     completed."""
-    where, name = f"--region={wanted.region} --project={wanted.project}", NAT + suffix(wanted)
+    where, name = f"--region={target.region} --project={target.project}", NAT + suffix(target)
     net = VmNetwork(
-        project=wanted.project,
-        region=wanted.region,
-        network=wanted.network,
-        subnetwork=wanted.network,
+        project=target.project,
+        region=target.region,
+        network=target.network,
+        subnetwork=target.network,
         is_named=False,
     )
     own = {
@@ -343,14 +343,14 @@ def nat(wanted: Wanted, rest: Rest, routers: str) -> Step:
         if exists(lambda: rest(COMPUTE, f"{routers}/{name}")) is not None:
             rest(COMPUTE, f"{routers}/{name}", verb="PATCH", body={"nats": [own]})
             return
-        uri = f"projects/{wanted.project}/global/networks/{wanted.network}"
+        uri = f"projects/{target.project}/global/networks/{target.network}"
         unless_exists(lambda: rest(COMPUTE, routers, verb="POST", body={"name": name, "network": uri, "nats": [own]}))
 
     return Step(
         name="nat",
-        text=f"create Cloud NAT in {wanted.region}: VMs have no external address",
+        text=f"create Cloud NAT in {target.region}: VMs have no external address",
         permission="compute.routers.create",
-        command=f"gcloud compute routers create {name} --network={wanted.network} {where}\n"
+        command=f"gcloud compute routers create {name} --network={target.network} {where}\n"
         f"gcloud compute routers nats create {name} --router={name} {where} --auto-allocate-nat-external-ips "
         "--nat-all-subnet-ip-ranges",
         is_done=lambda: has_nat(net, {}, rest(COMPUTE, routers).get("items", ())),
@@ -373,43 +373,43 @@ def parse_quota(text: str) -> QuotaRequest:
     return QuotaRequest(gpu=gpu, gpus=int(number), provisioning=model or "standard")
 
 
-def quotas(wanted: Wanted, asked: QuotaRequest, rest: Rest) -> Iterator[Step]:
+def quotas(target: SetupTarget, asked: QuotaRequest, rest: Rest) -> Iterator[Step]:
     """Yield the requests of higher quotas for GPUs: for training on Vertex AI, and for VMs, where one for all regions
     together counts as well. Raises UsageError: a quota's name is unknown."""
-    what = f"{asked.gpus} {asked.gpu} ({asked.provisioning}) in {wanted.region}"
-    name = f"{asked.gpu}-{'spot' if asked.provisioning in PREEMPTIBLE else 'standard'}-{wanted.region}"
-    if wanted.vertex:
-        known = named_quota(wanted, asked, "vertex")
-        yield quota_step(wanted, VERTEX, known, asked.gpus, f"request {what} for Vertex AI", f"launch-{name}", rest)
-    if wanted.vms:
-        known = named_quota(wanted, asked, "compute")
-        yield quota_step(wanted, VMS, known, asked.gpus, f"request {what} for VMs", f"launch-vm-{name}", rest)
+    what = f"{asked.gpus} {asked.gpu} ({asked.provisioning}) in {target.region}"
+    name = f"{asked.gpu}-{'spot' if asked.provisioning in PREEMPTIBLE else 'standard'}-{target.region}"
+    if target.vertex:
+        known = named_quota(target, asked, "vertex")
+        yield quota_step(target, VERTEX, known, asked.gpus, f"request {what} for Vertex AI", f"launch-{name}", rest)
+    if target.vms:
+        known = named_quota(target, asked, "compute")
+        yield quota_step(target, VMS, known, asked.gpus, f"request {what} for VMs", f"launch-vm-{name}", rest)
         every = Quota(None, compute_quota_id(GLOBAL_GPU_QUOTA, everywhere=True), 1, {})
         text = f"request {plural(asked.gpus, 'GPU')} in all regions together for VMs"
-        yield quota_step(wanted, VMS, every, asked.gpus, text, "launch-vm-all-regions", rest)
+        yield quota_step(target, VMS, every, asked.gpus, text, "launch-vm-all-regions", rest)
 
 
-def named_quota(wanted: Wanted, asked: QuotaRequest, service: Service) -> Quota:
+def named_quota(target: SetupTarget, asked: QuotaRequest, service: Service) -> Quota:
     """Return the quota of a request, with its dimensions. Raises UsageError: its name is unknown."""
     known = catalog.quotas.quota(1, catalog.load().gpus[asked.gpu], service, asked.provisioning)
     if known is None or not known.id:
-        page = fixes.quota_page(wanted.project)
+        page = fixes.quota_page(target.project)
         where = "Vertex AI's" if service == "vertex" else "Compute Engine's"
         problem = f"the name of {where} quota of {asked.provisioning} {asked.gpu} GPUs is unknown"
         raise UsageError(problem, f"Request it at {page}")
-    return replace(known, dims={"region": wanted.region, **known.dims})
+    return replace(known, dims={"region": target.region, **known.dims})
 
 
-def quota_step(wanted: Wanted, service: str, quota: Quota, value: int, text: str, name: str, rest: Rest) -> Step:
+def quota_step(target: SetupTarget, service: str, quota: Quota, value: int, text: str, name: str, rest: Rest) -> Step:
     """Return the step that requests a higher quota, as the quota preference `name`."""
-    project, quota_id = f"projects/{wanted.project}", str(quota.id)
+    project, quota_id = f"projects/{target.project}", str(quota.id)
     parent = f"/v1/{project}/locations/global/quotaPreferences"
     body = {
         "service": service,
         "quotaId": quota_id,
         "dimensions": dict(quota.dims),
         "quotaConfig": {"preferredValue": str(value)},
-        **({"contactEmail": wanted.caller.partition(":")[2]} if wanted.caller else {}),
+        **({"contactEmail": target.caller.partition(":")[2]} if target.caller else {}),
     }
 
     def is_done() -> bool:
@@ -443,7 +443,7 @@ def quota_step(wanted: Wanted, service: str, quota: Quota, value: int, text: str
         name="quota",
         text=text,
         permission="cloudquotas.quotas.update",
-        command=fixes.raise_quota(wanted.project, service, quota_id, value, quota.dims),
+        command=fixes.raise_quota(target.project, service, quota_id, value, quota.dims),
         is_done=is_done,
         do=do,
     )

@@ -17,7 +17,7 @@ from launch_train.common.loopback import is_loopback
 from launcher.errors import UsageError
 from launcher.rehearsal.on_host import ENDPOINTS
 from launcher.rehearsal.replicas import ImageDefaults, Replica, gpu_shares
-from launcher.rehearsal.request import Job
+from launcher.rehearsal.request import ParsedJob
 
 LABEL: Final = "launch.job"
 """The label of a job's containers and network; its value is the job's id. It finds what a killed launch left."""
@@ -35,7 +35,7 @@ CREDENTIALS: Final = (
 """Variables that name a file on this machine."""
 
 
-class Machine(Struct, frozen=True, kw_only=True):
+class EngineHost(Struct, frozen=True, kw_only=True):
     """The engine's machine and our user on it."""
 
     memory: int
@@ -97,7 +97,7 @@ def settings(
     *,
     job_id: str,
     network: str,
-    machine: Machine,
+    machine: EngineHost,
     endpoints: Mapping[str, str],
     mounts: tuple[Mount, ...],
 ) -> list[Settings]:
@@ -147,7 +147,7 @@ def image_defaults(config: Mapping[str, Any], user: str) -> ImageDefaults:
     return ImageDefaults(env=env, entrypoint=tuple(entrypoint), command=tuple(command))
 
 
-def endpoint_values(job: Job) -> list[str]:
+def endpoint_values(job: ParsedJob) -> list[str]:
     """Return the endpoints that the request's environment sets."""
     entries = (entry for pool in job.pools for entry in pool.container_spec.env)
     return [entry.value for entry in entries if entry.name.startswith(ENDPOINTS)]
@@ -159,7 +159,7 @@ def is_native(platform: str, architecture: str) -> bool:
     return platform.split("/")[1] == names.get(architecture, architecture)
 
 
-def output_folders(job: Job) -> list[str]:
+def output_folders(job: ParsedJob) -> list[str]:
     """Return the local folders that the job writes to, without those inside another one.
 
     Raises:

@@ -20,11 +20,11 @@ from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.images.docker_events import EngineError
 from launcher.rehearsal import container_settings, docker_cleanup, supervisor
-from launcher.rehearsal.container_settings import CREDENTIALS, HOST, LABEL, PORT, Machine, Mount, Settings
+from launcher.rehearsal.container_settings import CREDENTIALS, HOST, LABEL, PORT, EngineHost, Mount, Settings
 from launcher.rehearsal.docker_replica import ContainerReplica, docker_errors
 from launcher.rehearsal.on_host import endpoints, local_addresses, visible_gpus
 from launcher.rehearsal.replicas import replica_names, replicas
-from launcher.rehearsal.request import Job
+from launcher.rehearsal.request import ParsedJob
 from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
 from launcher.rehearsal.workdirs import WrittenFiles
 
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 """Called with a line for the user."""
 
 
-def ensure_images(job: Job, environ: Mapping[str, str], say: Say) -> None:
+def ensure_images(job: ParsedJob, environ: Mapping[str, str], say: Say) -> None:
     """Pull the job's images that the engine does not have.
 
     Raises:
@@ -56,7 +56,7 @@ def ensure_images(job: Job, environ: Mapping[str, str], say: Say) -> None:
 
 
 def rehearse(
-    job: Job,
+    job: ParsedJob,
     *,
     job_id: str,
     environ: Mapping[str, str],
@@ -114,13 +114,13 @@ def connect(environ: Mapping[str, str]) -> Engine:
 # --- Container settings ---------------------------------------------------------------------------------------------
 
 
-def render(job: Job, job_id: str, environ: Mapping[str, str], engine: Engine, say: Say) -> list[Settings]:
+def render(job: ParsedJob, job_id: str, environ: Mapping[str, str], engine: Engine, say: Say) -> list[Settings]:
     """Return the settings of each replica's container. Pulls missing images and creates the output folders."""
     host_endpoints = endpoints_with_credentials(environ)
     mounts = make_mounts(job, host_endpoints)
     with docker_errors("can't query the Docker engine"):
         info = engine.api.info()
-    machine = Machine(memory=info["MemTotal"], user=user_of(info), gpus=gpus_of(job, info, environ, say))
+    machine = EngineHost(memory=info["MemTotal"], user=user_of(info), gpus=gpus_of(job, info, environ, say))
     user = machine.user if mounts else ""
     images = {uri: container_settings.image(inspect_image(engine, uri, say), user) for uri in job.images}
     for uri, one in images.items():
@@ -147,7 +147,7 @@ def endpoints_with_credentials(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def make_mounts(job: Job, host_endpoints: Mapping[str, str]) -> tuple[Mount, ...]:
+def make_mounts(job: ParsedJob, host_endpoints: Mapping[str, str]) -> tuple[Mount, ...]:
     """Create the job's output folders on this machine, and return them and the credential files as mounts. Raises
     UsageError."""
     folders = container_settings.output_folders(job)
@@ -168,7 +168,7 @@ def user_of(info: Mapping[str, Any]) -> str:
     return "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
 
 
-def gpus_of(job: Job, info: Mapping[str, Any], environ: Mapping[str, str], say: Say) -> tuple[str, ...]:
+def gpus_of(job: ParsedJob, info: Mapping[str, Any], environ: Mapping[str, str], say: Say) -> tuple[str, ...]:
     """Return this machine's GPUs if the job needs any and the engine supports them."""
     visible = visible_gpus(environ) if any(pool.machine_spec.accelerator_count for pool in job.pools) else ()
     if visible and "nvidia" not in (info.get("Runtimes") or ()):

@@ -27,7 +27,7 @@ from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal.processes import run
 from launcher.rehearsal.replicas import ImageDefaults, Replica, gpu_shares, replica_names, replicas
-from launcher.rehearsal.request import Job
+from launcher.rehearsal.request import ParsedJob
 from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
 from launcher.rehearsal.workdirs import Code, WrittenFiles, working_directories
 
@@ -46,7 +46,7 @@ GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 
 
 def rehearse(
-    job: Job,
+    job: ParsedJob,
     *,
     code: Code,
     job_id: str,
@@ -82,7 +82,7 @@ def rehearse(
             )
 
 
-def with_present_names(job: Job) -> Job:
+def with_present_names(job: ParsedJob) -> ParsedJob:
     """Return the job with the present name of launch_train in its commands; requests of older launches say `train`."""
     pools = []
     for pool in job.pools:
@@ -153,7 +153,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
 
 
-def local_addresses(job: Job) -> list[str]:
+def local_addresses(job: ParsedJob) -> list[str]:
     """Return a loopback address for each replica. Raises LaunchError."""
     return [f"127.0.0.1:{port}" for port in free_ports(len(replica_names(job.pools)))]
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from launch_train.common import contract
 from launcher.plan.container import expand
-from launcher.rehearsal.request import Container, Job, Pool
+from launcher.rehearsal.request import Container, ParsedJob, Pool
 
 
 class ImageDefaults(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Seat(Struct, frozen=True):
 
 
 def replicas(
-    job: Job, *, addresses: Sequence[str], job_id: str, image_defaults: Callable[[str], ImageDefaults]
+    job: ParsedJob, *, addresses: Sequence[str], job_id: str, image_defaults: Callable[[str], ImageDefaults]
 ) -> tuple[Replica, ...]:
     """Return all replicas of the job, primary first.
 
@@ -74,7 +74,7 @@ def replica_names(pools: Sequence[Pool]) -> list[str]:
     return [f"workerpool{number}-{index}" for number, pool in enumerate(pools) for index in range(pool.replica_count)]
 
 
-def replica(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str, defaults: ImageDefaults) -> Replica:
+def replica(job: ParsedJob, seat: Seat, seats: Sequence[Seat], job_id: str, defaults: ImageDefaults) -> Replica:
     """Return one replica. Its environment is the image's, then Vertex AI's, then the request's, expanded in order."""
     pool = job.pools[seat.pool]
     container = pool.container_spec
@@ -103,7 +103,7 @@ def argv(container: Container, env: Mapping[str, str], defaults: ImageDefaults) 
     return (*command, *args)
 
 
-def platform_env(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str) -> dict[str, str]:
+def platform_env(job: ParsedJob, seat: Seat, seats: Sequence[Seat], job_id: str) -> dict[str, str]:
     """Return the variables that Vertex AI sets in every replica."""
     folders = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
     return {

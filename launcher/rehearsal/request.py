@@ -88,7 +88,7 @@ class Output(Read, frozen=True, kw_only=True, rename="camel"):
     output_uri_prefix: Text = ""
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class ParsedJob(Struct, frozen=True, kw_only=True):
     """A parsed CustomJob. `raw` is its unchanged jobSpec, which CLUSTER_SPEC contains."""
 
     name: str
@@ -118,7 +118,7 @@ class Job(Struct, frozen=True, kw_only=True):
         return tuple(sorted({pool.container_spec.image_uri for pool in self.pools}))
 
 
-def fingerprint(job: Job, code: str) -> str:
+def fingerprint(job: ParsedJob, code: str) -> str:
     """Return 16 hex digits that identify what the job computes: commands, environment, replicas, and the digest of the
     user's code.
 
@@ -135,7 +135,7 @@ def fingerprint(job: Job, code: str) -> str:
     return hashlib.sha256(json.dumps([pools, code]).encode()).hexdigest()[:16]
 
 
-def parse_request(request: Mapping[str, Any]) -> Job:
+def parse_request(request: Mapping[str, Any]) -> ParsedJob:
     """Parse a CustomJob.
 
     Raises:
@@ -148,7 +148,7 @@ def parse_request(request: Mapping[str, Any]) -> Job:
             raise UsageError(f"worker pool {number} has no containerSpec", "Only jobs with containers can run locally.")
     read(pools[NODE_POOLS:], tuple[OtherPool, ...], f"jobSpec.workerPoolSpecs[{NODE_POOLS}:]")
     output = read(job.get("baseOutputDirectory", {}), Output, "jobSpec.baseOutputDirectory")
-    return Job(
+    return ParsedJob(
         name=read(request.get("displayName", ""), str, "displayName"),
         pools=read(pools[:NODE_POOLS], tuple[Pool, ...], "jobSpec.workerPoolSpecs"),
         base=output.output_uri_prefix.rstrip("/"),

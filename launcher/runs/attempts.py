@@ -1,8 +1,8 @@
 """Choose a run's next attempt from its attempts so far. Pure functions.
 
-An attempt is a lock in the run folder (`Entry`), written by a launch before it sends its one create request. Attempts
-form rounds: a round tries each placement of the plan until it is refused. If the user repeats the command after that, a
-new round begins.
+An attempt is a lock in the run folder (`AttemptEntry`), written by a launch before it sends its one create request.
+Attempts form rounds: a round tries each placement of the plan until it is refused. If the user repeats the command
+after that, a new round begins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUN_ENDS: Final = frozenset({"succeeded", "user", "cancelled", "expired", "unkno
 """Kinds of a job's end that also end the run: another attempt can't help or isn't wanted."""
 
 
-class EntryEnd(Struct, frozen=True, kw_only=True):
+class AttemptEnd(Struct, frozen=True, kw_only=True):
     """How an attempt ended. `state`: the job's last state; None: no job. `time`: by the writer's clock."""
 
     state: str | None
@@ -72,7 +72,7 @@ class EntryEnd(Struct, frozen=True, kw_only=True):
         return self.scope in ("permanent", "project") and not self.is_transient
 
 
-def prevails(new: EntryEnd, recorded: EntryEnd) -> bool:
+def prevails(new: AttemptEnd, recorded: AttemptEnd) -> bool:
     """Return whether an end replaces the recorded one.
 
     A launch that cancels a job records the reason first, while the job still runs. That reason stays if the job was
@@ -84,12 +84,12 @@ def prevails(new: EntryEnd, recorded: EntryEnd) -> bool:
     return recorded.state is None or new.state not in ("CANCELLED", GONE)
 
 
-def is_provisional(end: EntryEnd) -> bool:
+def is_provisional(end: AttemptEnd) -> bool:
     """Return whether an end was recorded before the job's own end was known, so that it may still change."""
     return end.kind == "lost" if end.state is None else end.state not in ENDED
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class AttemptEntry(Struct, frozen=True, kw_only=True):
     """One attempt. `writer`: a random token of the launch that locked it; `time`: Unix seconds by that launch's clock,
     for people only; `job`: a resource name."""
 
@@ -103,7 +103,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     writer: str
     time: float
     job: str | None = None
-    end: EntryEnd | None = None
+    end: AttemptEnd | None = None
 
     @property
     def is_open(self) -> bool:
@@ -128,7 +128,7 @@ class NextAttempt(NamedTuple):
     pause: float = 0.0
 
 
-def next_attempt(plan: Plan, tries: Sequence[Entry], jitter: float = 1.0) -> NextAttempt:
+def next_attempt(plan: Plan, tries: Sequence[AttemptEntry], jitter: float = 1.0) -> NextAttempt:
     """Return the first attempt in the plan's fallback order that this round's `tries` don't rule out; none if they used
     up `limits.wait_total`.
 
@@ -145,25 +145,25 @@ def next_attempt(plan: Plan, tries: Sequence[Entry], jitter: float = 1.0) -> Nex
     return NextAttempt(found, pause(found, ended, jitter) if found else 0.0)
 
 
-def wait_left(plan: Plan, tries: Sequence[Entry]) -> float | None:
+def wait_left(plan: Plan, tries: Sequence[AttemptEntry]) -> float | None:
     """Return the seconds of `limits.wait_total` that a round's tries have left; None: there is no such limit."""
     total = plan.limits.wait_total_seconds
     return None if total is None else total - sum(one.end.waited for one in tries if one.end)
 
 
-def is_wait_used_up(plan: Plan, tries: Sequence[Entry]) -> bool:
+def is_wait_used_up(plan: Plan, tries: Sequence[AttemptEntry]) -> bool:
     """Return whether too little of `limits.wait_total` is left for another attempt."""
     left = wait_left(plan, tries)
     return left is not None and left < MIN_WAIT
 
 
-def has_reported_capacity(attempt: Attempt, ended: Sequence[Entry]) -> bool:
+def has_reported_capacity(attempt: Attempt, ended: Sequence[AttemptEntry]) -> bool:
     """Return whether the last try's error named the attempt's zone as one with capacity for its provisioning model."""
     last = ended[-1] if ended else None
     return bool(last and last.end and attempt.zone in last.end.zones and attempt.provisioning == last.provisioning)
 
 
-def is_elsewhere(attempt: Attempt, ended: Sequence[Entry]) -> bool:
+def is_elsewhere(attempt: Attempt, ended: Sequence[AttemptEntry]) -> bool:
     """Return whether the last try's VM was preempted and the attempt is in another zone: a new VM in a zone with high
     demand would soon be preempted too."""
     last = ended[-1] if ended else None
@@ -172,13 +172,13 @@ def is_elsewhere(attempt: Attempt, ended: Sequence[Entry]) -> bool:
     return attempt.zone != last.zone and attempt.provisioning == last.provisioning
 
 
-def is_ruled_out(attempt: Attempt, tries: Sequence[Entry]) -> bool:
+def is_ruled_out(attempt: Attempt, tries: Sequence[AttemptEntry]) -> bool:
     """Return whether a refusal applies to the attempt's placement, or its retries are used up."""
     retries = sum(one.place == place_of(attempt) for one in tries if one.end and one.end.is_transient)
     return retries > RETRIES or any(applies_to(one, attempt) for one in tries)
 
 
-def applies_to(tried: Entry, attempt: Attempt) -> bool:
+def applies_to(tried: AttemptEntry, attempt: Attempt) -> bool:
     """Return whether the end of one try also applies to the attempt."""
     if tried.end is None or tried.end.is_transient or tried.region != attempt.region:
         return False
@@ -199,7 +199,7 @@ def place_of(attempt: Attempt) -> tuple[str, str | None, str]:
     return attempt.region, attempt.zone, attempt.provisioning
 
 
-def pause(found: Attempt, ended: Sequence[Entry], jitter: float) -> float:
+def pause(found: Attempt, ended: Sequence[AttemptEntry], jitter: float) -> float:
     """Return the seconds of backoff before a placement is retried after a transient error; 0 for another placement."""
     failures = 0
     for one in reversed(ended):
@@ -212,7 +212,7 @@ def pause(found: Attempt, ended: Sequence[Entry], jitter: float) -> float:
     return max(jitter * bound, min(ended[-1].end.retry_after, MAX_RETRY_AFTER))
 
 
-def attempts_summary(tries: Sequence[Entry]) -> tuple[str, str]:
+def attempts_summary(tries: Sequence[AttemptEntry]) -> tuple[str, str]:
     """Return the ended attempts, a line each with its cause; and the fixes, a line each."""
     ended = [(one, one.end) for one in tries if one.end is not None]
     lines = (f"  {one.number}. {place_text(one.region, one.zone, one.provisioning)}: {end.cause}" for one, end in ended)

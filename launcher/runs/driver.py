@@ -35,16 +35,16 @@ from msgspec.structs import replace
 
 from launcher.backend import request
 from launcher.backend.base import CreateRefused, GoneError, Service
-from launcher.backend.request import provisioning, tried_by
+from launcher.backend.request import context_of_job, provisioning
 from launcher.clock import REAL, Clock, stopwatch
-from launcher.diagnosis import Diagnosis, exit_code, of_end, of_refusal
+from launcher.diagnosis import Diagnosis, diagnose_end, diagnose_refusal, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
 from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.attempts import Entry, next_attempt, place_of, place_text, wait_left
+from launcher.runs.attempts import AttemptEntry, next_attempt, place_of, place_text, wait_left
 from launcher.runs.endings import (
     LOST,
     cancel_and_confirm,
@@ -54,7 +54,7 @@ from launcher.runs.endings import (
     run_ended_error,
     settle,
 )
-from launcher.runs.identity import AllowedChange, check_identity, facts_of, facts_of_job, request_id
+from launcher.runs.identity_check import AllowedChange, check_identity, facts_of, facts_of_job, request_id
 from launcher.runs.ledger import Ledger
 from launcher.runs.snapshot import (
     RunObserver,
@@ -217,7 +217,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
 
         If the end can't be recorded, the next launch finds it in the job.
         """
-        diagnosis = of_end(job, tried_by(job, self.plan.project), self.watcher.error_in_output())
+        diagnosis = diagnose_end(job, context_of_job(job, self.plan.project), self.watcher.error_in_output())
         try:
             return settle(self.ledger, number, job, diagnosis).diagnosis
         except LaunchError as error:
@@ -443,7 +443,7 @@ class Submission:
             with suppress(GoneError):
                 self.service.cancel(job.name)
 
-    def adopt(self, job: Job, snapshot: RunSnapshot) -> Entry | None:
+    def adopt(self, job: Job, snapshot: RunSnapshot) -> AttemptEntry | None:
         """Lock an attempt for a job without one: it was created late, or without a ledger. None: another launch locked
         that number first."""
         facts = facts_of_job(job, snapshot.next_number, max(snapshot.round, 1))
@@ -491,9 +491,9 @@ class Submission:
 
     def diagnose(self, job: Job) -> Diagnosis:
         """Return the diagnosis of a job's end without its output."""
-        return of_end(job, request.tried_by(job, self.plan.project))
+        return diagnose_end(job, request.context_of_job(job, self.plan.project))
 
-    def wait_for(self, entry: Entry, snapshot: RunSnapshot) -> None:
+    def wait_for(self, entry: AttemptEntry, snapshot: RunSnapshot) -> None:
         """Wait while another launch is creating the job of an attempt, in the same round."""
         self.round = self.round or max(snapshot.round, 1)
         if self.waited_for != entry.number:
@@ -614,20 +614,20 @@ class Submission:
             raise
         return self.record_job(entry, job, snapshot)
 
-    def request_id(self, entry: Entry) -> str:
+    def request_id(self, entry: AttemptEntry) -> str:
         """Return the create request's id."""
         writer = "" if self.ledger.locks else entry.writer
         return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
 
-    def record_refusal(self, entry: Entry, attempt: Attempt, error: CreateRefused) -> None:
+    def record_refusal(self, entry: AttemptEntry, attempt: Attempt, error: CreateRefused) -> None:
         """Record and report why no job was created."""
-        diagnosis = of_refusal(
-            error.refusal, request.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
+        diagnosis = diagnose_refusal(
+            error.refusal, request.request_context(self.plan.project, attempt.region, attempt.request, attempt.zone)
         )
         end = self.ledger.note_end(entry.number, diagnosis, None)
         self.say(f"attempt {entry.number} ({place_text(*entry.place)}) was refused: {end.cause}")
 
-    def find_created_job(self, entry: Entry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
+    def find_created_job(self, entry: AttemptEntry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
         """Look for the job of a create request without a response; None: there is none, and that was recorded.
 
         Raises UnreachableError: the jobs can't be listed. The attempt stays open for the next launch.
@@ -653,7 +653,7 @@ class Submission:
                 return None
             self.clock.sleep(POLL_SECONDS)
 
-    def record_job(self, entry: Entry, job: Job, snapshot: RunSnapshot) -> Submitted:
+    def record_job(self, entry: AttemptEntry, job: Job, snapshot: RunSnapshot) -> Submitted:
         """Record a created job and return it. If that fails, the job still belongs to the run by its label.
 
         Without locks, or after an attempt that was recorded as lost, another job may exist by now; then the same one

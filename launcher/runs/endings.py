@@ -14,7 +14,7 @@ from launcher.diagnosis import Diagnosis, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job, command
-from launcher.runs.attempts import RUN_ENDS, Entry, EntryEnd, attempts_summary, is_wait_used_up
+from launcher.runs.attempts import RUN_ENDS, AttemptEnd, AttemptEntry, attempts_summary, is_wait_used_up
 from launcher.runs.ledger import AttemptFacts, Ledger
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class RunSucceeded(RunEnded):
     exit_code = 0
 
 
-def settle(ledger: Ledger, number: int, job: Job, diagnosis: Diagnosis, waited: float | None = None) -> EntryEnd:
+def settle(ledger: Ledger, number: int, job: Job, diagnosis: Diagnosis, waited: float | None = None) -> AttemptEnd:
     """Record how an attempt ended, and return the end that is valid (see `prevails`). `waited`: seconds spent waiting
     for machines; None: as in the job."""
     waited = job.waited if waited is None else waited
@@ -95,7 +95,7 @@ def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[
     )
 
 
-def run_ended_error(plan: Plan, entry: Entry, snapshot: RunSnapshot) -> RunEnded:
+def run_ended_error(plan: Plan, entry: AttemptEntry, snapshot: RunSnapshot) -> RunEnded:
     """Return the error of a run that had already ended, with the commands that resume or repeat it."""
     if entry.end is None:
         raise ValueError("an open attempt has no end")
@@ -111,14 +111,14 @@ def run_ended_error(plan: Plan, entry: Entry, snapshot: RunSnapshot) -> RunEnded
     return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.diagnosis)
 
 
-def deleted_vm(entry: Entry, plan: Plan) -> Job | None:
+def deleted_vm(entry: AttemptEntry, plan: Plan) -> Job | None:
     """Return the job of a deleted VM from its ledger entry; None on Vertex AI, which keeps its own records."""
     from launcher.runs.snapshot import job_from_entry, with_request
 
     return with_request(job_from_entry(entry), entry, plan) if entry.zone and entry.job else None
 
 
-def no_attempt_left_error(plan: Plan, tries: Sequence[Entry]) -> LaunchError:
+def no_attempt_left_error(plan: Plan, tries: Sequence[AttemptEntry]) -> LaunchError:
     """Return the error of a run for which no attempt is left, or no time to wait for machines.
 
     It lists what was tried, why each failed and what to do. Its exit code is that of the failure that stopped the run.
@@ -166,7 +166,7 @@ def block_next_attempt(ledger: Ledger, last: Job, diagnosis: Diagnosis) -> bool:
     return True
 
 
-def is_last_attempt(newest: Entry, last: Job, diagnosis: Diagnosis) -> bool:
+def is_last_attempt(newest: AttemptEntry, last: Job, diagnosis: Diagnosis) -> bool:
     """Return whether no attempt would follow, or the newest one may be creating a job, to be cancelled once it
     exists."""
     if newest.end:

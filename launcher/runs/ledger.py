@@ -31,7 +31,7 @@ from launcher.gcp.storage import explain_error, open_folder
 from launcher.jobs.job import RESOURCE
 from launcher.plan.binding import Stored, digest, read
 from launcher.plan.model import Plan
-from launcher.runs.attempts import Entry, EntryEnd, is_provisional, prevails
+from launcher.runs.attempts import AttemptEnd, AttemptEntry, is_provisional, prevails
 from launcher.runs.logs.line import split_lines
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ LOCK = re.compile(rf"{contract.ATTEMPTS}/(\d{{4,}})\.json")
 CLAIM = re.compile(rf"{contract.ATTEMPTS}/(\d{{4,}})\.claim")
 READERS: Final = 8
 """Objects read in parallel."""
-LOCAL_ATTEMPT: Final = Entry(
+LOCAL_ATTEMPT: Final = AttemptEntry(
     number=0,
     round=0,
     region="",
@@ -50,7 +50,7 @@ LOCAL_ATTEMPT: Final = Entry(
     identity="",
     writer="",
     time=0.0,
-    end=EntryEnd(state=None, kind="lost", scope="transient", cause="not an attempt in the cloud"),
+    end=AttemptEnd(state=None, kind="lost", scope="transient", cause="not an attempt in the cloud"),
 )
 """The entry for a lock in another format, which `launch local` wrote: it only takes a number."""
 
@@ -90,10 +90,10 @@ class Ledger(Protocol):
     def locks(self) -> bool:
         """Return whether its locks also exclude launches on other machines."""
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[AttemptEntry, ...]:
         """Return all attempts so far, in order."""
 
-    def lock(self, facts: AttemptFacts) -> Entry | None:
+    def lock(self, facts: AttemptFacts) -> AttemptEntry | None:
         """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
 
     def note_job(self, number: int, name: str) -> None:
@@ -101,7 +101,7 @@ class Ledger(Protocol):
 
     def note_end(
         self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
-    ) -> EntryEnd:
+    ) -> AttemptEnd:
         """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
 
     def lock_age(self, number: int) -> float:
@@ -169,11 +169,11 @@ class BucketLedger:
         """Return whether its locks also exclude launches on other machines: not after a 403."""
         return self._memory is None
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[AttemptEntry, ...]:
         """Return all attempts so far, in order. Those of `launch local` count as ended."""
         return self._either(self._entries, lambda memory: memory.entries())
 
-    def lock(self, facts: AttemptFacts) -> Entry | None:
+    def lock(self, facts: AttemptFacts) -> AttemptEntry | None:
         """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
         return self._either(lambda: self._lock(facts), lambda memory: memory.lock(facts))
 
@@ -183,7 +183,7 @@ class BucketLedger:
 
     def note_end(
         self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
-    ) -> EntryEnd:
+    ) -> AttemptEnd:
         """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
         return self._either(
             lambda: self._note_end(number, end_of(diagnosis, state, billed, waited)),
@@ -243,7 +243,7 @@ class BucketLedger:
         self._say(f"{error};\nonly the look-up of jobs by their label prevents two jobs for this run")
         return self._memory
 
-    def _entries(self) -> tuple[Entry, ...]:
+    def _entries(self) -> tuple[AttemptEntry, ...]:
         """List the objects once and read those that are new or may have changed."""
         names = self._storage.list(f"{contract.ATTEMPTS}/")
         numbers = sorted(int(found[1]) for name in names if (found := LOCK.fullmatch(name)))
@@ -260,13 +260,13 @@ class BucketLedger:
                 self._cache.pop(contract.attempt_verdict(entry.number), None)
         return entries
 
-    def _entry(self, number: int) -> Entry:
+    def _entry(self, number: int) -> AttemptEntry:
         """Build an attempt from the cached objects."""
         record = decode_json(self._cache.get(contract.attempt_lock(number), b""), LockRecord)
         if record is None:
             return replace(LOCAL_ATTEMPT, number=number)
         name = json_field(self._cache.get(contract.attempt_job(number), b""), "name")
-        end = decode_json(self._cache.get(contract.attempt_verdict(number), b""), EntryEnd)
+        end = decode_json(self._cache.get(contract.attempt_verdict(number), b""), AttemptEnd)
         if end:
             end = replace(end, cause=without_control_characters(end.cause), fix=without_control_characters(end.fix))
         return replace(entry_of_lock(number, record), job=name if RESOURCE.fullmatch(name) else None, end=end)
@@ -280,7 +280,7 @@ class BucketLedger:
         numbers = sorted(int(found[1]) for name in names if (found := CLAIM.fullmatch(name)))
         return [job for job in map(self._claimed_by, numbers) if job]
 
-    def _lock(self, facts: AttemptFacts) -> Entry | None:
+    def _lock(self, facts: AttemptFacts) -> AttemptEntry | None:
         body = lock_of(facts)
         try:
             self._storage.write(contract.attempt_lock(facts.number), msgspec.json.encode(body), create=True)
@@ -288,7 +288,7 @@ class BucketLedger:
             return None
         return entry_of_lock(facts.number, body)
 
-    def _note_end(self, number: int, end: EntryEnd) -> EntryEnd:
+    def _note_end(self, number: int, end: AttemptEnd) -> AttemptEnd:
         name, writer = contract.attempt_verdict(number), secrets.token_hex(8)
         content, version = as_json({**msgspec.to_builtins(end), "writer": writer}), ""
         while True:
@@ -297,7 +297,7 @@ class BucketLedger:
                 return end
             except FileExistsError:  # another launch recorded an end
                 recorded, version = self._versioned(name)
-            earlier = decode_json(recorded, EntryEnd)
+            earlier = decode_json(recorded, AttemptEnd)
             if earlier and not prevails(end, earlier):
                 return earlier
 
@@ -345,7 +345,7 @@ class BucketLedger:
 class MemoryLedger:
     """A ledger without a run folder: it knows this process's attempts only and has no locks."""
 
-    def __init__(self, clock: Clock = REAL, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, clock: Clock = REAL, entries: Sequence[AttemptEntry] = ()) -> None:
         self._clock = clock
         self._entries = {entry.number: entry for entry in entries}
         self._locked_times = dict.fromkeys(self._entries, clock.now())  # an upper bound
@@ -355,10 +355,10 @@ class MemoryLedger:
     def locks(self) -> bool:
         return False
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[AttemptEntry, ...]:
         return tuple(entry for _, entry in sorted(self._entries.items()))
 
-    def lock(self, facts: AttemptFacts) -> Entry | None:
+    def lock(self, facts: AttemptFacts) -> AttemptEntry | None:
         if facts.number in self._entries:
             return None
         self._locked_times[facts.number] = self._clock.now()
@@ -370,7 +370,7 @@ class MemoryLedger:
 
     def note_end(
         self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
-    ) -> EntryEnd:
+    ) -> AttemptEnd:
         entry, end = self._entries.get(number), end_of(diagnosis, state, billed, waited)
         if entry is None:
             return end
@@ -410,16 +410,16 @@ def lock_of(facts: AttemptFacts) -> LockRecord:
     return LockRecord(**fields, writer=secrets.token_hex(8), time=time.time())
 
 
-def entry_of_lock(number: int, record: LockRecord) -> Entry:
+def entry_of_lock(number: int, record: LockRecord) -> AttemptEntry:
     """Return the attempt that a lock describes, without job and end."""
     fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "spec"}
-    return Entry(number=number, **fields)
+    return AttemptEntry(number=number, **fields)
 
 
-def end_of(diagnosis: Diagnosis, state: str | None, billed: float, waited: float) -> EntryEnd:
+def end_of(diagnosis: Diagnosis, state: str | None, billed: float, waited: float) -> AttemptEnd:
     """Return a diagnosis as the end of an attempt, now by this machine's clock."""
     fields = {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
-    return EntryEnd(**fields, state=state, time=time.time(), billed=billed, waited=waited)
+    return AttemptEnd(**fields, state=state, time=time.time(), billed=billed, waited=waited)
 
 
 def decode_json(text: bytes, kind: type[T]) -> T | None:

@@ -12,7 +12,7 @@ from launcher.backend.base import GoneError, Service
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.model import Plan
-from launcher.runs.attempts import Entry
+from launcher.runs.attempts import AttemptEntry
 from launcher.runs.ledger import Ledger
 
 SLACK_SECONDS: Final = 30.0
@@ -29,17 +29,17 @@ class RunSnapshot(NamedTuple):
     writes a lock after the attempts were read, it takes the next number, so a launch that acts on this snapshot can't.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[AttemptEntry, ...]
     jobs: tuple[Job, ...]
     age: Callable[[], float]
 
     @property
-    def newest(self) -> Entry | None:
+    def newest(self) -> AttemptEntry | None:
         """Return the newest attempt in the cloud."""
         return newest_of(self.entries)
 
     @property
-    def last_outcome(self) -> Entry | None:
+    def last_outcome(self) -> AttemptEntry | None:
         """Return the newest attempt of the newest round with an end other than lost. A lost attempt, for example a
         duplicate, does not change the run's outcome."""
         return next((one for one in reversed(self.tries(self.round)) if one.end and one.end.kind != "lost"), None)
@@ -62,7 +62,7 @@ class RunSnapshot(NamedTuple):
         times = [*(job.billed for job in self.jobs), *recorded]
         return sum(times) + shutdown * sum(time > 0 for time in times)
 
-    def tries(self, in_round: int) -> list[Entry]:
+    def tries(self, in_round: int) -> list[AttemptEntry]:
         """Return the attempts of one round."""
         return [entry for entry in self.entries if entry.round == in_round]
 
@@ -75,7 +75,7 @@ class RunSnapshot(NamedTuple):
         recorded = {entry.job for entry in self.entries}
         return [job for job in self.jobs if job.name not in recorded]
 
-    def job_of(self, entry: Entry, locked_at: Callable[[int], float | None]) -> Job | None:
+    def job_of(self, entry: AttemptEntry, locked_at: Callable[[int], float | None]) -> Job | None:
         """Return the job of the newest attempt: the recorded one or, if the launch died before it recorded one, the
         first job in the attempt's placement since its lock."""
         if entry.job:
@@ -86,7 +86,7 @@ class RunSnapshot(NamedTuple):
         return next((job for job in oldest_first if locked is None or job.created >= locked - SLACK_SECONDS), None)
 
 
-def newest_of(entries: Sequence[Entry]) -> Entry | None:
+def newest_of(entries: Sequence[AttemptEntry]) -> AttemptEntry | None:
     """Return the newest attempt in the cloud, or None. Attempts of `launch local` in the same folder don't count."""
     return next((entry for entry in reversed(entries) if entry.round), None)
 
@@ -119,7 +119,7 @@ class RunObserver:
         jobs = self.jobs(entries)
         return RunSnapshot(entries, (*jobs, *self._missing(entries, jobs)), age)
 
-    def jobs(self, entries: Sequence[Entry]) -> tuple[Job, ...]:
+    def jobs(self, entries: Sequence[AttemptEntry]) -> tuple[Job, ...]:
         """Return the run's jobs, newest first.
 
         Without a ledger, earlier launches may have used regions that are not in this plan. The first call searches
@@ -145,7 +145,7 @@ class RunObserver:
             return []
         return catalog.load().training_regions if self._extra_regions is None else list(self._extra_regions)
 
-    def _missing(self, entries: Sequence[Entry], jobs: Sequence[Job]) -> list[Job]:
+    def _missing(self, entries: Sequence[AttemptEntry], jobs: Sequence[Job]) -> list[Job]:
         """Get the newest attempt's job by name if it was not listed: lists may lag, and jobs may be deleted."""
         newest = newest_of(entries)
         if newest is None or not newest.is_open or not newest.job or any(job.name == newest.job for job in jobs):
@@ -158,7 +158,7 @@ class RunObserver:
         return [Job(name=newest.job, region=newest.region, state=GONE, created=0.0, labels=labels)]
 
 
-def job_from_entry(entry: Entry) -> Job:
+def job_from_entry(entry: AttemptEntry) -> Job:
     """Return a deleted job as its ledger entry describes it."""
     end = entry.end
     return Job(
@@ -171,7 +171,7 @@ def job_from_entry(entry: Entry) -> Job:
     )
 
 
-def with_request(job: Job, entry: Entry, plan: Plan) -> Job:
+def with_request(job: Job, entry: AttemptEntry, plan: Plan) -> Job:
     """Return a job with its request, labels and folder taken from the plan, if it has no request: a deleted VM."""
     if job.request:
         return job
@@ -180,7 +180,7 @@ def with_request(job: Job, entry: Entry, plan: Plan) -> Job:
     return replace(job, request=attempt.request, labels={**job.labels, **labels}, folder=plan.run_folder or "")
 
 
-def choose_active_job(active: Sequence[Job], entries: Sequence[Entry], claimed_by: Callable[[int], str]) -> Job:
+def choose_active_job(active: Sequence[Job], entries: Sequence[AttemptEntry], claimed_by: Callable[[int], str]) -> Job:
     """Return the one of several active jobs to keep; every launch chooses the same one.
 
     That is the job that claimed the run, else the job of an open attempt, else the oldest. A job that is being
@@ -210,7 +210,7 @@ def check_duplicate_workstations(kept: Job, others: Sequence[Job]) -> None:
             )
 
 
-def entry_of_job(job: Job, entries: Sequence[Entry]) -> Entry | None:
+def entry_of_job(job: Job, entries: Sequence[AttemptEntry]) -> AttemptEntry | None:
     """Return the attempt of an active job: the newest that names it; or the newest of all, if that is open, names no
     job and has the same placement."""
     named = next((entry for entry in reversed(entries) if entry.job == job.name), None)

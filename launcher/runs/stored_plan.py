@@ -14,8 +14,8 @@ from launcher.errors import NotAuthorised
 from launcher.jobs.job import PLAN_LABEL, Job, command
 from launcher.plan.binding import Stored
 from launcher.plan.model import Plan
-from launcher.runs.attempts import Entry
-from launcher.runs.identity import request_id
+from launcher.runs.attempts import AttemptEntry
+from launcher.runs.identity_check import request_id
 from launcher.runs.ledger import Ledger
 
 
@@ -50,7 +50,7 @@ def refusal(stored: Stored, jobs: Sequence[Job], ledger: Ledger, service: Servic
     )
 
 
-def is_bound(stored: Stored, jobs: Sequence[Job], entries: Sequence[Entry], service: Service) -> bool:
+def is_bound(stored: Stored, jobs: Sequence[Job], entries: Sequence[AttemptEntry], service: Service) -> bool:
     """Return whether a job of the run was created from exactly this plan.
 
     A CustomJob must also request the same as each attempt: someone who may create jobs could copy the label, but not

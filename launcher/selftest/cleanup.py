@@ -14,7 +14,7 @@ from launcher.selftest.kit import LABEL, OWN, PREFIX, Kit
 
 if TYPE_CHECKING:
     from launcher.jobs.job import Job
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 
 class Cleaned(NamedTuple):
@@ -92,7 +92,7 @@ def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
     refuse_unread(fleet.unread)
 
 
-def begin_delete(kit: Kit, machine: Machine) -> Finish:
+def begin_delete(kit: Kit, machine: VmInstance) -> Finish:
     """Begin to delete a VM. It may have deleted itself meanwhile."""
     from launcher.backend.base import GoneError
     from launcher.compute.lifecycle import begin_change, wait_for_operation

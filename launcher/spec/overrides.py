@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import Problem, SpecError
-from launcher.spec.loader import load
 from launcher.spec.nodes import Map, Node, Scalar, clipped, from_plain, plain
+from launcher.spec.yaml_loader import load
 
 
 class Override(NamedTuple):

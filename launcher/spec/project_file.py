@@ -17,10 +17,10 @@ from msgspec import Meta, field
 from launcher.errors import SpecError
 from launcher.spec.decoding import Decoder
 from launcher.spec.kinds import BUCKET, LabelKey, LabelValue, Model, Region, Repository, matching
-from launcher.spec.loader import load
 from launcher.spec.nodes import Map, Node, place
 from launcher.spec.reader import Located, by_line, checked, content
 from launcher.spec.shapes import shape_of
+from launcher.spec.yaml_loader import load
 
 NAME: Final = "launch.yaml"
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launcher.errors import LaunchError, Problem, SpecError
 from launcher.spec.checks import check
 from launcher.spec.decoding import Decoder
-from launcher.spec.loader import MAX_BYTES, Loaded, load
 from launcher.spec.models import JobSpec
 from launcher.spec.nodes import Map, Node, clipped, dotted, from_plain, place, plain
 from launcher.spec.overrides import Override, apply, parse_set
 from launcher.spec.shapes import shape_of
+from launcher.spec.yaml_loader import MAX_BYTES, Loaded, load
 from launcher.text import either, near
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ KEY_FILE: Final = (
 )
 
 
-def secret_file(name: str, path: str) -> bool:
+def is_secret_file(name: str, path: str) -> bool:
     """Return whether a file holds a secret: by its name, or by a private key or Google credentials in it.
 
     With an empty `path` only the name counts. An unreadable file is not a secret here: the code that needs its content

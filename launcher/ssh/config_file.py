@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 from launcher.ssh import command
 from launcher.ssh.keys import forget, locked, make_folder, text_of, write
 
@@ -32,14 +32,14 @@ def resource_of(block: str) -> str:
     return found[1] if found else ""
 
 
-def with_block(text: str, machine: Machine, target: command.SshTarget, is_gone: Callable[[str], bool]) -> str:
+def with_block(text: str, machine: VmInstance, target: command.SshTarget, is_gone: Callable[[str], bool]) -> str:
     """Return the file with a VM's block and without those of deleted VMs. Other blocks are unchanged."""
     kept = {name: one for name, one in blocks(text).items() if not is_gone(resource_of(one))}
     kept[machine.name] = command.block([machine.name], target, note=machine.resource)
     return HEAD + "".join(f"\n{one}" for _, one in sorted(kept.items()))
 
 
-def gone(there: Iterable[Machine], unread: Iterable[str], project: str) -> Callable[[str], bool]:
+def gone(there: Iterable[VmInstance], unread: Iterable[str], project: str) -> Callable[[str], bool]:
     """Return a function that tells whether a VM was deleted, by its resource name.
 
     It is True only for a VM of this project, in a zone that could be read, that is not among the existing ones.
@@ -53,7 +53,7 @@ def gone(there: Iterable[Machine], unread: Iterable[str], project: str) -> Calla
     return is_gone
 
 
-def put(file: Path, machine: Machine, target: command.SshTarget, is_gone: Callable[[str], bool]) -> None:
+def put(file: Path, machine: VmInstance, target: command.SshTarget, is_gone: Callable[[str], bool]) -> None:
     """Write a VM's block, and remove the host keys of deleted VMs. Raises LaunchError."""
     make_folder(file.parent)
     with locked(file.parent):

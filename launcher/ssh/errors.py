@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.jobs.vm import Machine, last_url_part
+from launcher.jobs.vm import VmInstance, last_url_part
 
 FAILED: Final = 255
 """ssh's exit code for its own failures; a remote command may exit with it too."""
@@ -135,7 +135,7 @@ CAUSES: Final = (
 """The first match counts, so the tunnel's messages come before ssh's."""
 
 
-def explain(log: str, machine: Machine, facts: Mapping[str, str]) -> Explained | None:
+def explain(log: str, machine: VmInstance, facts: Mapping[str, str]) -> Explained | None:
     """Return why ssh exited with `FAILED`, from its log; None: the remote command exited with it.
 
     `facts`: user, port, account, member, known_hosts.
@@ -156,7 +156,7 @@ def explain(log: str, machine: Machine, facts: Mapping[str, str]) -> Explained |
     return Explained(LaunchError(f"ssh to {machine.name} failed: {message}"))
 
 
-def connection_lost(log: str, machine: Machine) -> LaunchError:
+def connection_lost(log: str, machine: VmInstance) -> LaunchError:
     """Return the error for a connection that ended without a reason in ssh's log (ssh prints it to the terminal
     only)."""
     if KILLED.search(log):
@@ -181,7 +181,7 @@ def relay_code(text: str) -> str:
     return f"{found[1]}: {found[2]}" if found else ""
 
 
-def facts_of_machine(machine: Machine) -> dict[str, str]:
+def facts_of_machine(machine: VmInstance) -> dict[str, str]:
     """Return a VM's values for the templates."""
     interfaces = machine.request.get("networkInterfaces") or [{}]
     accounts = machine.request.get("serviceAccounts") or [{}]

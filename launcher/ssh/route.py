@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.jobs.vm import DOWN, Machine
+from launcher.jobs.vm import DOWN, VmInstance
 
 TUNNEL_URL: Final = "LAUNCH_IAP_TUNNEL_URL"
 """Replaces Google's relay with another one (ws://HOST:PORT), for tests."""
@@ -21,12 +21,12 @@ class Route(NamedTuple):
     proxy: tuple[str, ...] = ()
 
 
-def alias(machine: Machine) -> str:
+def alias(machine: VmInstance) -> str:
     """Return the name under which the VM's host keys are stored, the same as gcloud's."""
     return f"compute.{machine.id}"
 
 
-def choose_route(machine: Machine, gcloud: str | None, environ: Mapping[str, str], *, tunnel: bool = False) -> Route:
+def choose_route(machine: VmInstance, gcloud: str | None, environ: Mapping[str, str], *, tunnel: bool = False) -> Route:
     """Return the route to a running VM.
 
     `gcloud` is the path of that program. With `tunnel`, IAP is used even if the VM has an external address.
@@ -48,7 +48,7 @@ def missing_gcloud(name: str, *, external_ip: bool) -> LaunchError:
     return LaunchError(f"gcloud is not installed; {reason} to {name} needs it", INSTALL)
 
 
-def refuse_stopped(machine: Machine) -> None:
+def refuse_stopped(machine: VmInstance) -> None:
     """Raise LaunchError if the VM is not running."""
     if machine.status in CREATING:
         raise LaunchError(f"{machine.name} is {machine.status}: no SSH yet", f"launch vm status {machine.name}")
@@ -59,7 +59,7 @@ def refuse_stopped(machine: Machine) -> None:
         raise LaunchError(f"{machine.name} is shutting down ({machine.status})", hint)
 
 
-def iap_command(machine: Machine, gcloud: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+def iap_command(machine: VmInstance, gcloud: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the gcloud command that ssh uses as its proxy, as `gcloud compute ssh` does."""
     where = (f"--project={machine.project}", f"--zone={machine.zone}")
     url = environ.get(TUNNEL_URL, "")

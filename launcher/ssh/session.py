@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO, Final, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 from launcher.ssh import command
 from launcher.ssh.errors import FAILED, Explained, explain
 from launcher.ssh.keys import missing_program
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 class Remote(NamedTuple):
     """A VM and its SSH target. `account` is named in errors about missing permissions."""
 
-    machine: Machine
+    machine: VmInstance
     target: command.SshTarget
     account: str
 

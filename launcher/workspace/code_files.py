@@ -12,7 +12,7 @@ from typing import NamedTuple
 from launcher.errors import UsageError
 from launcher.images.source_files import File
 from launcher.plan.model import Content
-from launcher.spec.secret_detection import secret_file
+from launcher.spec.secret_detection import is_secret_file
 from launcher.text import size_text
 from launcher.workspace import content, dockerignore
 from launcher.workspace.content import unreadable
@@ -29,7 +29,7 @@ class Code(NamedTuple):
     secrets: list[str]
 
 
-def code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
+def collect_code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
     """List a folder's code, without run folders, secrets, and files that git or .dockerignore ignore.
 
     `without` are files and folders in it that are not code: the spec itself and the output folder.
@@ -46,7 +46,7 @@ def code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
     found = Code([], [])
     for name, path in Listing(str(folder), dockerignore.read(folder), left_out).files():
         is_link = os.path.islink(path)  # noqa: PTH114 -- 10,000 of them
-        if secret_file(name, "" if is_link else path):  # a link's target is checked where it is listed itself
+        if is_secret_file(name, "" if is_link else path):  # a link's target is checked where it is listed itself
             found.secrets.append(name)
         else:
             found.files.append(File(name, Path(path), link(folder, name, path) if is_link else None))
@@ -57,16 +57,16 @@ class CodeCache:
     """Reads each code folder and each file once, for several specs. The files must not change meanwhile."""
 
     def __init__(self) -> None:
-        self._listed = cache(code)
+        self._listed = cache(collect_code)
         self._hashed = cache(content.hashed)
 
-    def code(self, folder: Path, without: frozenset[Path] = frozenset()) -> Code:
-        """Return what `code` returns; `without` must be files. Raises as `code` does."""
+    def collect_code(self, folder: Path, without: frozenset[Path] = frozenset()) -> Code:
+        """Return what `collect_code` returns; `without` must be files. Raises as it does."""
         left_out = {path.relative_to(folder).as_posix() for path in without if folder in path.parents}
         try:
             found = self._listed(folder)
         except UsageError:  # perhaps because of one of `without`, such as a link that leads out of the folder
-            return code(folder, without)
+            return collect_code(folder, without)
         return Code(
             [file for file in found.files if file.name not in left_out],
             [name for name in found.secrets if name not in left_out],

@@ -85,7 +85,7 @@ def paths(run: Run) -> Iterator[tuple[str, str]]:
 def is_beside_code(path: str, folder: Path | None, beside: Path | None, names: Sequence[str]) -> bool:
     """Return whether a relative path exists beside the spec or in the current folder, and not in the code's folder.
 
-    What is in the code's folder but not in the code is not reported here (launcher.workspace.ignored_files).
+    What is in the code's folder but not in the code is not reported here (launcher.workspace.mentioned_files).
     """
     name = posixpath.normpath(path)
     if not ("/" in path or posixpath.splitext(path)[1]) or "\0" in path or name.startswith(".."):

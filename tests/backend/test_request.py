@@ -13,7 +13,7 @@ from launcher.backend.request import (
     machine_type,
     provisioning,
     read,
-    tried,
+    request_context,
     within_hours,
 )
 from launcher.errors import JobFailed
@@ -24,7 +24,7 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/mine"
 
 def test_the_placement_is_read_from_a_request() -> None:
     plan = planned(provisioning=["spot"], machine={"type": "h100", "gpus": 8, "nodes": 2})
-    found = tried("my-project", "us-central1", plan.attempts[0].request)
+    found = request_context("my-project", "us-central1", plan.attempts[0].request)
     assert (found.project, found.region, found.provisioning, found.gpus) == ("my-project", "us-central1", "spot", 16)
     assert found.machine_type == machine_type(plan.attempts[0].request) == plan.attempts[0].machine_type
     assert found.image == image(plan.attempts[0].request) == (plan.image.uri if plan.image else "")

@@ -12,7 +12,7 @@ from uuid import uuid4
 from launcher.clock import Clock
 from launcher.compute.client import Compute
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
-from launcher.jobs.vm import PARAMETERS, Machine
+from launcher.jobs.vm import PARAMETERS, VmInstance
 from launcher.testing.googlecloud import FakeClock, GoogleCloud
 from tests.command import Ran, launch
 
@@ -31,21 +31,21 @@ class Vms:
         self.env = {**cloud.environ(), "TZ": "UTC"}
         self.compute = Compute("my-project", self.env, Clock(clock, clock.advance))
 
-    def make(self, name: str = "dev", zone: str = "us-central1-a", **changes: Any) -> Machine:
+    def make(self, name: str = "dev", zone: str = "us-central1-a", **changes: Any) -> VmInstance:
         """A VM to work on that runs."""
         operation = self.compute.insert(zone, body(name, zone, **changes), str(uuid4()))
         self.clock.advance(UP_SECONDS)
         assert not self.compute.operation(zone, operation.name).failed
         return self.compute.instance(zone, name)
 
-    def train(self, name: str = RUN, nodes: Sequence[str] = (), **changes: Any) -> Machine:
+    def train(self, name: str = RUN, nodes: Sequence[str] = (), **changes: Any) -> VmInstance:
         """A VM that trains, alone or with others."""
         folder = f"gs://my-bucket/runs/{RUN}"
         told = {"kind": "train", "run": RUN, "run_folder": folder, "nodes": nodes or [name]}
         labels = {RUN_LABEL: RUN, IDENTITY_LABEL: "0123456789abcdef"}
         return self.make(name, told=told, labels=labels, stop="DELETE", **changes)
 
-    def end(self, machine: Machine, cleanup: str = "") -> None:
+    def end(self, machine: VmInstance, cleanup: str = "") -> None:
         """The VM has noted its end in its run's folder."""
         told = {"exit": 0, "name": machine.name, "zone": machine.zone, "ended": self.clock(), "cleanup": cleanup}
         self.cloud.objects.put("my-bucket", f"runs/{RUN}/machines/{machine.id}.json", json.dumps(told).encode())

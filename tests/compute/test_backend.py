@@ -10,7 +10,7 @@ import pytest
 from launch_train.common import contract
 from launcher.backend import request
 from launcher.backend.base import CreateRefused, GoneError
-from launcher.diagnosis import of_end, of_refusal
+from launcher.diagnosis import diagnose_end, diagnose_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of
 from launcher.jobs.job import GONE, Job
@@ -22,7 +22,7 @@ MINE = f'labels.launch-run="{RUN}"'
 
 
 def diagnosis(job: Job) -> tuple[str, str]:
-    found = of_end(job, request.tried_by(job, "my-project"))
+    found = diagnose_end(job, request.context_of_job(job, "my-project"))
     return found.scope, found.kind
 
 
@@ -119,7 +119,7 @@ def test_a_stockout_after_90_s(site: Site, known: bool) -> None:
     assert (ended.state, ended.run, diagnosis(ended)) == ("FAILED", RUN, ("zone", "stockout"))
     assert ended.error
     assert ended.error.reason == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
-    assert of_end(ended, request.tried_by(ended, "my-project")).zones == ("us-central1-b",)
+    assert diagnose_end(ended, request.context_of_job(ended, "my-project")).zones == ("us-central1-b",)
     assert (ended.started, ended.billed) == (None, 0.0)
 
 
@@ -129,14 +129,16 @@ def test_a_failed_creation_keeps_its_request_and_labels(site: Site) -> None:
     site.clock.advance(60)
     ended = site.vms.get(job.name)
     assert (ended.request, ended.labels) == (job.request, job.labels)
-    assert "no capacity for g2-standard-12" in of_end(ended, request.tried_by(ended, "my-project")).cause
+    assert "no capacity for g2-standard-12" in diagnose_end(ended, request.context_of_job(ended, "my-project")).cause
 
 
 def test_an_operation_that_has_failed_already_is_a_refusal(site: Site) -> None:
     site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 0, "us-central1", late=True)
     with pytest.raises(CreateRefused) as refused:
         site.launch()
-    told = of_refusal(refused.value.refusal, request.tried("my-project", "us-central1", attempt_of().request, ZONE))
+    told = diagnose_refusal(
+        refused.value.refusal, request.request_context("my-project", "us-central1", attempt_of().request, ZONE)
+    )
     assert (told.scope, told.kind) == ("region+provisioning", "quota")
     assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --preferred-value=1 " in told.fix
     assert "--dimensions=region=us-central1" in told.fix

@@ -9,7 +9,7 @@ import pytest
 from launch_train.common import contract
 from launcher.backend import request
 from launcher.backend.base import CreateRefused, GoneError
-from launcher.diagnosis import of_refusal
+from launcher.diagnosis import diagnose_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE
@@ -43,7 +43,9 @@ def test_a_quota_that_refuses_at_once(site: Site) -> None:
     site.cloud.compute.quotas.limit("GPUS_ALL_REGIONS", 0)
     with pytest.raises(CreateRefused) as told:
         site.launch()
-    found = of_refusal(told.value.refusal, request.tried("my-project", "us-central1", attempt_of().request, ZONE))
+    found = diagnose_refusal(
+        told.value.refusal, request.request_context("my-project", "us-central1", attempt_of().request, ZONE)
+    )
     assert (found.scope, found.kind) == ("project", "quota")
     assert "--quota-id=GPUS-ALL-REGIONS-per-project --preferred-value=1;" in found.fix
 
@@ -71,8 +73,8 @@ def test_the_name_is_still_used_by_an_earlier_attempt(site: Site, way: str) -> N
         site.write(before.id, exit=75)
     with pytest.raises(CreateRefused) as told:
         site.launch(2)
-    tried = request.tried("my-project", "us-central1", attempt_of().request, ZONE)
-    found = of_refusal(told.value.refusal, tried)
+    tried = request.request_context("my-project", "us-central1", attempt_of().request, ZONE)
+    found = diagnose_refusal(told.value.refusal, tried)
     assert (found.scope, found.kind, found.retry_after) == ("transient", "busy", 15.0)
     assert site.sent("DELETE") == (0 if way == "ended" else 1)
     if way == "ended":

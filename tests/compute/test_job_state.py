@@ -12,7 +12,7 @@ from launcher.compute.job_state import end_of, job_of, job_of_deleted_vm, run_of
 from launcher.compute.node_set import is_head, remaining_vms, vms_of_job
 from launcher.compute.operations import Operation, operation_of
 from launcher.jobs.job import GONE, Job
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 
 ZONE = "https://www.googleapis.com/compute/v1/projects/my-project/zones/us-central1-a"
 NAME = "projects/my-project/zones/us-central1-a/instances/42"
@@ -151,7 +151,7 @@ def test_a_vms_name_tells_its_run(name: str, run: str) -> None:
 # --- VMs that are there -----------------------------------------------------------------------------------------------
 
 
-def machine(number: int = 42, name: str = "r-n0", created: float = 1000.0, **more: Any) -> Machine:
+def machine(number: int = 42, name: str = "r-n0", created: float = 1000.0, **more: Any) -> VmInstance:
     known: dict[str, Any] = {
         "labels": {"launch-run": "r", "launch-identity": "x"},
         "parameters": {"nodes": ["r-n0", "r-n1"]},
@@ -165,7 +165,7 @@ def machine(number: int = 42, name: str = "r-n0", created: float = 1000.0, **mor
         "machine_type": "g2-standard-12",
         "provisioning": "spot",
     }
-    return Machine(id=str(number), name=name, created=created, **{**known, **more})
+    return VmInstance(id=str(number), name=name, created=created, **{**known, **more})
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_the_first_is_the_head() -> None:
         ([machine(43, "r-n1", labels={"launch-run": "s", "launch-identity": "x"})], []),
     ],
 )
-def test_the_leftovers_of_a_job(fleet: list[Machine], left: list[str]) -> None:
+def test_the_leftovers_of_a_job(fleet: list[VmInstance], left: list[str]) -> None:
     assert [one.id for one in remaining_vms(JOB, fleet)] == left
 
 

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from launcher.compute.preflight import allowed, check
 from launcher.compute.preflight_checks import (
     IAP,
-    Finding,
     QuotaNeed,
+    VmFinding,
     VmNetwork,
+    check_compute_quota_limit,
     check_iap_ssh,
-    check_limit,
     check_node_traffic,
     check_outbound_access,
 )
@@ -351,13 +351,15 @@ def test_a_deny_rule_before_the_one_for_iap() -> None:
 def test_quotas(own: Any, other: Any, scope: str | None) -> None:
     pairs = {"SPOT_GPUS": own, "GPUS": other}
     quotas = [{"metric": name, "limit": one[0], "usage": one[1]} for name, one in pairs.items() if one]
-    found = check_limit(QuotaNeed(metric="SPOT_GPUS", units=2, fallback="GPUS"), "spot", "us-central1", quotas)
+    found = check_compute_quota_limit(
+        QuotaNeed(metric="SPOT_GPUS", units=2, fallback="GPUS"), "spot", "us-central1", quotas
+    )
     assert (found and found.scope) == scope
 
 
 def test_the_attempts_to_which_a_finding_applies() -> None:
     attempt = plan_of().attempts[0]
-    assert Finding("refusal", "").applies_to(attempt)
-    assert Finding("refusal", "", "", str(attempt.zone), "spot").applies_to(attempt)
-    assert not Finding("refusal", "", "", "us-central1", "standard").applies_to(attempt)
-    assert not Finding("refusal", "", "", "us-east4").applies_to(attempt)
+    assert VmFinding("refusal", "").applies_to(attempt)
+    assert VmFinding("refusal", "", "", str(attempt.zone), "spot").applies_to(attempt)
+    assert not VmFinding("refusal", "", "", "us-central1", "standard").applies_to(attempt)
+    assert not VmFinding("refusal", "", "", "us-east4").applies_to(attempt)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from launcher.backend import request
 from launcher.backend.base import CreateRefused
 from launcher.compute.operations import operation_of
-from launcher.diagnosis import of_end, of_refusal
+from launcher.diagnosis import diagnose_end, diagnose_refusal
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
 from launcher.testing.googlecloud import Fault, Reset
@@ -55,7 +55,7 @@ def test_all_or_none(site: Site, left: int) -> None:
     site.clock.advance(200)
     for vms in (site.vms, site.launcher(told=False)):
         ended = vms.get(job.name)
-        told = of_end(ended, request.tried_by(ended, "my-project"))
+        told = diagnose_end(ended, request.context_of_job(ended, "my-project"))
         assert (ended.state, told.scope, told.kind) == ("FAILED", "zone", "stockout")
     assert site.cloud.compute.names() == []
 
@@ -128,7 +128,7 @@ def test_a_peer_whose_container_never_started_ends_the_job(site: Site) -> None:
     peer = site.cloud.compute.vm(NAMES[1])
     site.write(peer.number, NODES, exit=70, reason="docker pull: manifest unknown", name=NAMES[1])
     ended = site.vms.get(job.name)
-    told = of_end(ended, request.tried_by(ended, "my-project"))
+    told = diagnose_end(ended, request.context_of_job(ended, "my-project"))
     assert (ended.state, told.kind) == ("FAILED", "image")
 
 
@@ -158,7 +158,7 @@ def test_a_quota_for_all_of_them(site: Site) -> None:
     site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 2, "us-central1")
     with pytest.raises(CreateRefused) as told:
         launched(site)
-    tried = request.tried("my-project", "us-central1", attempt_of(NODES).request, ZONE)
-    found = of_refusal(told.value.refusal, tried)
+    tried = request.request_context("my-project", "us-central1", attempt_of(NODES).request, ZONE)
+    found = diagnose_refusal(told.value.refusal, tried)
     assert (found.scope, found.kind) == ("region+provisioning", "quota")
     assert "--preferred-value=5 " in found.fix

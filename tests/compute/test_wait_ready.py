@@ -13,7 +13,7 @@ from launcher.compute.client import Compute
 from launcher.compute.wait_ready import wait_ready
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 from launcher.ssh.errors import Explained, explain
 from launcher.ssh.session import Answer
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status
@@ -50,7 +50,7 @@ class World:
         self.plan: list[tuple[float, Callable[[], object]]] = []
         self.answer = WORKS
         self.told: list[str] = []
-        self.asked: list[Machine] = []
+        self.asked: list[VmInstance] = []
         self.compute.insert(ZONE, body("dev", ZONE), str(uuid4()))
         self.begun = clock()
         self.machine = self.compute.instance(ZONE, "dev")
@@ -74,11 +74,11 @@ class World:
     def becomes(self, answer: Answer) -> Callable[[], None]:
         return lambda: setattr(self, "answer", answer)
 
-    def ask(self, machine: Machine) -> Answer:
+    def ask(self, machine: VmInstance) -> Answer:
         self.asked.append(machine)
         return self.answer
 
-    def wait(self) -> tuple[Machine, str]:
+    def wait(self) -> tuple[VmInstance, str]:
         return wait_ready(self.machine, self.compute, self.ask, self.told.append, Clock(self.clock, self.sleep))
 
     @property
@@ -188,7 +188,7 @@ def test_an_outage_passes(world: World) -> None:
 
 
 def test_an_outage_of_os_login_passes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(machine: Machine) -> Answer:
+    def ask(machine: VmInstance) -> Answer:
         if world.seconds < 100:
             raise UnreachableError("OS Login does not respond")
         return WORKS

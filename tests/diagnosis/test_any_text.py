@@ -8,7 +8,16 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.diagnosis import Diagnosis, Kind, Refusal, Scope, Tried, exit_code, of_end, of_refusal
+from launcher.diagnosis import (
+    Diagnosis,
+    Kind,
+    Refusal,
+    RequestContext,
+    Scope,
+    diagnose_end,
+    diagnose_refusal,
+    exit_code,
+)
 from launcher.jobs.job import ENDED, GONE, Failure
 from tests.diagnosis.test_api_error import REFUSALS
 from tests.diagnosis.test_job_end import ENDS, job
@@ -60,15 +69,15 @@ def fit_for_a_person(diagnosis: Diagnosis) -> None:
 
 
 @given(ANY_REFUSAL, st.sampled_from([SPOT, PLAIN, VM, FLEX]))
-def test_any_refusal_gets_a_diagnosis(refusal: Refusal, tried: Tried) -> None:
-    fit_for_a_person(of_refusal(refusal, tried))
+def test_any_refusal_gets_a_diagnosis(refusal: Refusal, tried: RequestContext) -> None:
+    fit_for_a_person(diagnose_refusal(refusal, tried))
 
 
 @given(
     st.sampled_from([*sorted(ENDED), GONE, "?"]), st.integers(0, 40), TEXT, TEXT, st.sampled_from([SPOT, PLAIN, FLEX])
 )
-def test_any_end_gets_a_diagnosis(state: str, code: int, message: str, said: str, tried: Tried) -> None:
-    fit_for_a_person(of_end(job(state, code, message), tried, said))
+def test_any_end_gets_a_diagnosis(state: str, code: int, message: str, said: str, tried: RequestContext) -> None:
+    fit_for_a_person(diagnose_end(job(state, code, message), tried, said))
 
 
 @given(
@@ -83,9 +92,9 @@ def test_any_end_gets_a_diagnosis(state: str, code: int, message: str, said: str
     TEXT,
 )
 def test_any_end_of_a_vm_gets_a_diagnosis(state: str, failure: Failure, said: str) -> None:
-    fit_for_a_person(of_end(vm_job(state, failure), VM, said))
+    fit_for_a_person(diagnose_end(vm_job(state, failure), VM, said))
 
 
 def test_a_message_of_a_megabyte_is_read_at_once() -> None:
     for piece in ("List of found errors: 1.Field: a; Message: ", "image x ", "the replica ", "quota '", " \t"):
-        fit_for_a_person(of_refusal(told(400, piece * (1_000_000 // len(piece))), SPOT))
+        fit_for_a_person(diagnose_refusal(told(400, piece * (1_000_000 // len(piece))), SPOT))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.diagnosis import Refusal, Tried, of_refusal
+from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
 from tests.diagnosis.wordings import (
     ABSENT,
     ACT_AS,
@@ -28,7 +28,7 @@ from tests.diagnosis.wordings import (
     vm,
 )
 
-REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
+REFUSALS: list[tuple[Refusal, RequestContext, str, str, str, str]] = [
     # --- quotas: the metric, the region, what is needed and what there is, and how it is read
     (
         *(told(429, T4), replace(PLAIN, gpus=8), "region+provisioning", "quota"),
@@ -364,8 +364,8 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("refusal", "tried", "scope", "kind", "cause", "fix"), REFUSALS)
-def test_a_refusal(refusal: Refusal, tried: Tried, scope: str, kind: str, cause: str, fix: str) -> None:
-    found = of_refusal(refusal, tried)
+def test_a_refusal(refusal: Refusal, tried: RequestContext, scope: str, kind: str, cause: str, fix: str) -> None:
+    found = diagnose_refusal(refusal, tried)
     assert (found.scope, found.kind) == (scope, kind)
     assert cause in found.cause
     assert fix in found.fix
@@ -373,18 +373,18 @@ def test_a_refusal(refusal: Refusal, tried: Tried, scope: str, kind: str, cause:
 
 
 def test_transient_refusals_have_a_retry_time() -> None:
-    assert of_refusal(told(429, "slow down", retry_after=7.0), SPOT).retry_after == 7.0
-    assert of_refusal(told(400, T4, retry_after=7.0), SPOT).retry_after == 0.0
+    assert diagnose_refusal(told(429, "slow down", retry_after=7.0), SPOT).retry_after == 7.0
+    assert diagnose_refusal(told(400, T4, retry_after=7.0), SPOT).retry_after == 0.0
 
 
 @pytest.mark.parametrize(("refusal", "tried"), [one[:2] for one in REFUSALS])
-def test_a_message_that_the_client_joined_into_one_line(refusal: Refusal, tried: Tried) -> None:
+def test_a_message_that_the_client_joined_into_one_line(refusal: Refusal, tried: RequestContext) -> None:
     on_one = replace(refusal, message=" ".join(refusal.message.split()))
-    assert of_refusal(on_one, tried) == of_refusal(refusal, tried)
+    assert diagnose_refusal(on_one, tried) == diagnose_refusal(refusal, tried)
 
 
 def test_control_characters_of_a_message_are_not_passed_on() -> None:
     words = 'Accelerator: "3" of accelerator "NVIDIA_L4" is not supported for machine type "g2-standard-24"\x1f\x1b[2J'
-    found = of_refusal(Refusal(code=400, message=words), SPOT)
+    found = diagnose_refusal(Refusal(code=400, message=words), SPOT)
     assert found.kind == "machine"
     assert found.cause.isprintable()

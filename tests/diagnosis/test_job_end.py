@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.diagnosis import Tried, of_end
+from launcher.diagnosis import RequestContext, diagnose_end
 from launcher.jobs.job import GONE, Failure, Job
 from tests.diagnosis.wordings import FLEX, PULL, SPOT, T4
 
@@ -33,7 +33,7 @@ def failed(status: int, more: str = "") -> Job:
     return job("FAILED", 3, f"{NODE_0.format(status)} {more}".strip())
 
 
-ENDS: list[tuple[Job, Tried, str, str, str, str]] = [
+ENDS: list[tuple[Job, RequestContext, str, str, str, str]] = [
     (job("SUCCEEDED"), SPOT, "permanent", "succeeded", "done", ""),
     (job("CANCELLED", 1, "CANCELED"), SPOT, "permanent", "cancelled", "it was cancelled", "--resume gpt2-1234"),
     (
@@ -139,8 +139,8 @@ ENDS: list[tuple[Job, Tried, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("ended", "tried", "scope", "kind", "cause", "fix"), ENDS)
-def test_an_end(ended: Job, tried: Tried, scope: str, kind: str, cause: str, fix: str) -> None:
-    found = of_end(ended, tried)
+def test_an_end(ended: Job, tried: RequestContext, scope: str, kind: str, cause: str, fix: str) -> None:
+    found = diagnose_end(ended, tried)
     assert (found.scope, found.kind) == (scope, kind)
     assert cause in found.cause
     assert fix in found.fix
@@ -148,25 +148,27 @@ def test_an_end(ended: Job, tried: Tried, scope: str, kind: str, cause: str, fix
 
 
 def test_the_last_error_in_the_logs_is_reported() -> None:
-    assert of_end(failed(1), SPOT, "ValueError: no").cause.endswith("; its last error: ValueError: no")
-    assert of_end(job("FAILED", 9, "Odd."), SPOT, "why\x1b not").cause == "it failed: Odd.; its last error: why not"
+    assert diagnose_end(failed(1), SPOT, "ValueError: no").cause.endswith("; its last error: ValueError: no")
+    assert (
+        diagnose_end(job("FAILED", 9, "Odd."), SPOT, "why\x1b not").cause == "it failed: Odd.; its last error: why not"
+    )
 
 
 def test_a_grant_named_by_a_node_is_the_fix() -> None:
     """Another place wouldn't help: the node says itself what is missing."""
     said = f"launch: node 0: secret HF_TOKEN can't be read: trainer may not: {GRANT} (exit code 70)"
-    found = of_end(failed(70), SPOT, said)
+    found = diagnose_end(failed(70), SPOT, said)
     assert (found.scope, found.kind, found.fix) == ("permanent", "permission", GRANT)
     assert found.cause == "launch: node 0: secret HF_TOKEN can't be read: trainer may not"
 
 
 def test_a_job_without_a_run_is_named_itself() -> None:
     bare = replace(failed(1), labels={})
-    assert of_end(bare, SPOT).fix == "launch logs projects/4242/locations/us-central1/customJobs/1"
+    assert diagnose_end(bare, SPOT).fix == "launch logs projects/4242/locations/us-central1/customJobs/1"
 
 
 def test_a_secret_that_is_not_there_is_not_looked_for_elsewhere() -> None:
     said = "node 0: secret HF_TOKEN (projects/p/secrets/s/versions/latest) does not exist"
-    found = of_end(failed(70), SPOT, said)
+    found = diagnose_end(failed(70), SPOT, said)
     assert (found.scope, found.kind, found.cause) == ("permanent", "unfit", said)
-    assert of_end(failed(70), SPOT, "node 0: found 1 of 2 GPUs (l4)").scope == "region+provisioning"
+    assert diagnose_end(failed(70), SPOT, "node 0: found 1 of 2 GPUs (l4)").scope == "region+provisioning"

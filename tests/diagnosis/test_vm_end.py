@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.diagnosis import of_end
+from launcher.diagnosis import diagnose_end
 from launcher.jobs.job import GONE, Failure, Job
 from tests.diagnosis.wordings import FAMILY, POOL, PULL, VM
 
@@ -132,7 +132,7 @@ ENDS: list[tuple[Job, str, str, str, str]] = [
 
 @pytest.mark.parametrize(("ended", "scope", "kind", "cause", "fix"), ENDS)
 def test_an_end(ended: Job, scope: str, kind: str, cause: str, fix: str) -> None:
-    found = of_end(ended, VM)
+    found = diagnose_end(ended, VM)
     assert (found.scope, found.kind) == (scope, kind)
     assert cause in found.cause
     assert fix in found.fix
@@ -140,7 +140,7 @@ def test_an_end(ended: Job, scope: str, kind: str, cause: str, fix: str) -> None
 
 
 def test_the_account_of_a_vm_that_names_none_is_computes() -> None:
-    found = of_end(unstarted(PULL), replace(VM, account=""))
+    found = diagnose_end(unstarted(PULL), replace(VM, account=""))
     assert (
         '--member=serviceAccount:$(gcloud projects describe my-project --format="value(projectNumber)")-compute@'
         in (found.fix)

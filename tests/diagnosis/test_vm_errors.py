@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.diagnosis import Refusal, Tried, of_refusal
+from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
 from tests.diagnosis.wordings import FAMILY, POOL, VM, told, vm
 
-REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
+REFUSALS: list[tuple[Refusal, RequestContext, str, str, str, str]] = [
     (
         vm(403, "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 2.0 in region us-central1.", "QUOTA_EXCEEDED"),
         *(VM, "region+provisioning", "quota", "4 are needed, the limit is 2"),
@@ -68,8 +68,8 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("refusal", "tried", "scope", "kind", "cause", "fix"), REFUSALS)
-def test_a_refusal(refusal: Refusal, tried: Tried, scope: str, kind: str, cause: str, fix: str) -> None:
-    found = of_refusal(refusal, tried)
+def test_a_refusal(refusal: Refusal, tried: RequestContext, scope: str, kind: str, cause: str, fix: str) -> None:
+    found = diagnose_refusal(refusal, tried)
     assert (found.scope, found.kind) == (scope, kind)
     assert cause in found.cause
     assert fix in found.fix
@@ -88,12 +88,12 @@ def test_a_refusal(refusal: Refusal, tried: Tried, scope: str, kind: str, cause:
 def test_a_stockout_may_name_zones_that_have_machines(named: str, zones: tuple[str, ...]) -> None:
     metadata = {"zonesAvailable": named, "vmType": "a3-highgpu-2g"}
     refusal = told(503, POOL, "compute", reason="ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", metadata=metadata)
-    found = of_refusal(refusal, VM)
+    found = diagnose_refusal(refusal, VM)
     assert (found.scope, found.kind, found.zones) == ("zone", "stockout", zones)
 
 
 @pytest.mark.parametrize("limit", ["1.2.3", ".", "9" * 400, "many"])
 def test_a_limit_that_is_no_number_is_none(limit: str) -> None:
     metadata = {"quota_metric": "compute.googleapis.com/nvidia_l4_gpus", "quota_limit_value": limit}
-    found = of_refusal(told(403, "Exceeded.", "compute", reason="QUOTA_EXCEEDED", metadata=metadata), VM)
+    found = diagnose_refusal(told(403, "Exceeded.", "compute", reason="QUOTA_EXCEEDED", metadata=metadata), VM)
     assert "--quota-id=NVIDIA-L4-GPUS-per-project-region --preferred-value=4 " in found.fix

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from launcher.diagnosis import Refusal, Tried
+from launcher.diagnosis import Refusal, RequestContext
 
-SPOT = Tried(
+SPOT = RequestContext(
     project="my-project",
     region="us-central1",
     provisioning="spot",
@@ -18,7 +18,7 @@ SPOT = Tried(
     image="us-docker.pkg.dev/my-project/launch/gpt2@sha256:0123",
     output="gs://my-bucket/runs/gpt2-1234",
 )
-PLAIN = Tried(project="my-project", region="us-central1", provisioning="standard")
+PLAIN = RequestContext(project="my-project", region="us-central1", provisioning="standard")
 VM = replace(SPOT, zone="us-central1-a", provisioning="standard")
 FLEX = replace(SPOT, provisioning="flex-start")
 

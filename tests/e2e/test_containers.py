@@ -53,7 +53,7 @@ def built(containers: Running, torch_wheel: Path, tmp_path_factory: pytest.TempP
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = code_files.code(folder)
+    found = code_files.collect_code(folder)
     source = Source(tuple(content.recipe()), tuple(content.trainer()), tuple(found.files), torch=torch_wheel)
     image = wanted(containers, "whole")
     said: list[str] = []

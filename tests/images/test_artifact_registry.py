@@ -14,7 +14,7 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api
 from launcher.images.artifact_registry import SERVICE, client, create, find, listed
-from launcher.images.registry.reference import Place
+from launcher.images.registry.reference import ArtifactRepository
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
 from launcher.testing.googlecloud.clock import FakeClock
 from launcher.testing.googlecloud.faults import Serve, Step
@@ -152,12 +152,18 @@ def test_a_repository_of_another_format_is_refused(cloud: GoogleCloud, time: Clo
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("us-docker.pkg.dev/my-project/launch", Place("us", "my-project", "launch")),
-        ("us-docker.pkg.dev/example.com/my-project/launch/train:a", Place("us", "example.com:my-project", "launch")),
-        ("europe-west4-docker.pkg.dev/my-project/a/b/c@sha256:" + 64 * "0", Place("europe-west4", "my-project", "a")),
+        ("us-docker.pkg.dev/my-project/launch", ArtifactRepository("us", "my-project", "launch")),
+        (
+            "us-docker.pkg.dev/example.com/my-project/launch/train:a",
+            ArtifactRepository("us", "example.com:my-project", "launch"),
+        ),
+        (
+            "europe-west4-docker.pkg.dev/my-project/a/b/c@sha256:" + 64 * "0",
+            ArtifactRepository("europe-west4", "my-project", "a"),
+        ),
     ],
 )
-def test_names(text: str, place: Place) -> None:
+def test_names(text: str, place: ArtifactRepository) -> None:
     assert find(text) == place
 
 

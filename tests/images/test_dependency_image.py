@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from launcher.errors import LaunchError
 from launcher.images.append import Stamp
-from launcher.images.dependency_image import LONGEST, Report, Wanted, clipped, engine_of, pinned_base
+from launcher.images.dependency_image import LONGEST, ImageBuildRequest, Report, clipped, engine_of, pinned_base
 from launcher.images.docker_engine import EngineError
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
@@ -16,7 +16,7 @@ from launcher.testing.registry import OciRegistry, put_image
 NOWHERE = {"DOCKER_HOST": "unix:///no/such/socket", "PATH": ""}
 
 
-def wanted(host: str, builder: str = "auto") -> Wanted:
+def wanted(host: str, builder: str = "auto") -> ImageBuildRequest:
     image = Image(
         uri=f"{host}/p/r/train:t",
         pinned=False,
@@ -26,7 +26,7 @@ def wanted(host: str, builder: str = "auto") -> Wanted:
         wheel="cu126",
         min_driver=None,
     )
-    return Wanted(image=image, source=Source(), stamp=Stamp({}, ""), builder=builder)  # type: ignore[arg-type]  # text
+    return ImageBuildRequest(image=image, source=Source(), stamp=Stamp({}, ""), builder=builder)  # type: ignore[arg-type]  # text
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from launcher.errors import PlanRefused
 from launcher.images.inspect import build_of, contents
 from launcher.images.registry import Registry, parse
-from launcher.plan.image_contents import check_image_contents
+from launcher.plan.image_check import check_image_contents
 from launcher.plan.machine import choose
 from launcher.plan.model import Image, ImageContents, Packages, Requirement
 from launcher.testing.registry import OciRegistry

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.images.append import Stamp
-from launcher.images.dependency_image import Report, Wanted, with_launch, with_workspace
+from launcher.images.dependency_image import ImageBuildRequest, Report, with_launch, with_workspace
 from launcher.images.node_packages import PYTHONS, for_python, node_packages
 from launcher.images.pipeline import push
 from launcher.images.source_files import File, Source
@@ -101,7 +101,7 @@ def test_an_images_settings_stay_but_for_what_launch_train_needs() -> None:
     assert with_workspace(own)["WorkingDir"] == "/workspace"
 
 
-def wanted(host: str, base: str, lock: Path, code: Path) -> Wanted:
+def wanted(host: str, base: str, lock: Path, code: Path) -> ImageBuildRequest:
     image = Image(
         uri=f"{host}/p/train:new",
         pinned=False,
@@ -115,7 +115,7 @@ def wanted(host: str, base: str, lock: Path, code: Path) -> Wanted:
     source = Source(
         locks=(File("node.lock", lock),), code=(File("a.py", code),), trainer=(File("launch_train/x.py", code),)
     )
-    return Wanted(image=image, source=source, stamp=Stamp({}, "1980-01-01T00:00:00Z"))
+    return ImageBuildRequest(image=image, source=source, stamp=Stamp({}, "1980-01-01T00:00:00Z"))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.images.append import Stamp
-from launcher.images.dependency_image import Report, Wanted
+from launcher.images.dependency_image import ImageBuildRequest, Report
 from launcher.images.pipeline import push, recorded_base
 from launcher.images.registry import Registry, parse
 from launcher.images.source_files import Source
@@ -50,7 +50,9 @@ def test_a_base_by_tag_is_recorded_by_the_digest_that_was_built_on(base: str, re
     with OciRegistry() as registry:
         put_image(registry, "p/dependencies")
         label(registry, "launch.base", PINNED)
-        wanted = Wanted(image=image(registry.host, base), source=Source(), stamp=Stamp({}, "1980-01-01T00:00:00Z"))
+        wanted = ImageBuildRequest(
+            image=image(registry.host, base), source=Source(), stamp=Stamp({}, "1980-01-01T00:00:00Z")
+        )
         first, again = (push(wanted, {}, Report()) for _ in range(2))
         found = recorded_base(wanted.image, again.reference, {})
     assert (first.how, again.how) == ("appended", "there")

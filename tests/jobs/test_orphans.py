@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.jobs.orphans import FORGOTTEN_SECONDS, LATE_SECONDS, Disk, orphan_reason, without_vm
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 
 NOW = 1_700_000_000.0
-WORK = Machine(
+WORK = VmInstance(
     id="7",
     name="dev",
     project="p",
@@ -48,7 +48,7 @@ DISK = Disk(name="old", zone="us-central1-a", kind="pd-balanced", size_gb=200, c
         (replace(TRAIN, status="STOPPING"), None, None),
     ],
 )
-def test_the_reason_why_a_vm_is_an_orphan(machine: Machine, ended: float | None, why: str | None) -> None:
+def test_the_reason_why_a_vm_is_an_orphan(machine: VmInstance, ended: float | None, why: str | None) -> None:
     found = orphan_reason(machine, NOW, ended)
     assert found is None if why is None else found and found.startswith(why)
 

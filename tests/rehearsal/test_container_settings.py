@@ -9,15 +9,15 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.rehearsal import container_settings
-from launcher.rehearsal.container_settings import HOST, SHM, Image, Machine, Mount, Settings
+from launcher.rehearsal.container_settings import HOST, SHM, EngineHost, Image, Mount, Settings
 from launcher.rehearsal.replicas import ImageDefaults, replica_names, replicas
-from launcher.rehearsal.request import Job, parse_request
+from launcher.rehearsal.request import ParsedJob, parse_request
 
-MACHINE = Machine(memory=64 << 30, user="1234:1234", gpus=("0", "1", "2"))
+MACHINE = EngineHost(memory=64 << 30, user="1234:1234", gpus=("0", "1", "2"))
 FOLDER = (Mount("/out/run", True),)
 
 
-def job(gpus: int = 0, count: int = 1, base: str = "", **container: Any) -> Job:
+def job(gpus: int = 0, count: int = 1, base: str = "", **container: Any) -> ParsedJob:
     """Two pools of `count` replicas together."""
     spec = {"imageUri": "host/image:1", "command": ["work"], **container}
     pool = {"containerSpec": spec, "machineSpec": {"acceleratorCount": gpus}}
@@ -29,8 +29,8 @@ def job(gpus: int = 0, count: int = 1, base: str = "", **container: Any) -> Job:
 
 
 def rendered(
-    one: Job,
-    machine: Machine = MACHINE,
+    one: ParsedJob,
+    machine: EngineHost = MACHINE,
     mounts: tuple[Mount, ...] = (),
     own: ImageDefaults | None = None,
     group: str = "",
@@ -89,7 +89,7 @@ def test_each_has_gpus_of_its_own(gpus: int, count: int, shares: list[tuple[str,
 
 def test_shared_memory_is_half_of_this_machine_at_most() -> None:
     assert rendered(job())[0].shm == SHM
-    assert rendered(job(), Machine(memory=8 << 30, user="1:1"))[0].shm == 4 << 30
+    assert rendered(job(), EngineHost(memory=8 << 30, user="1:1"))[0].shm == 4 << 30
 
 
 def test_files_on_this_machine_are_written_as_who_asked() -> None:

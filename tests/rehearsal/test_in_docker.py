@@ -16,10 +16,10 @@ from launcher.errors import LaunchError, UsageError
 from launcher.rehearsal import in_docker as containers
 from launcher.rehearsal.container_settings import Mount, Settings
 from launcher.rehearsal.in_docker import endpoints_with_credentials
-from launcher.rehearsal.request import Job, parse_request
+from launcher.rehearsal.request import ParsedJob, parse_request
 
 
-def job(gpus: int = 0, base: str = "") -> Job:
+def job(gpus: int = 0, base: str = "") -> ParsedJob:
     pool = {"containerSpec": {"imageUri": "host/image:1"}, "machineSpec": {"acceleratorCount": gpus}}
     return parse_request({"jobSpec": {"workerPoolSpecs": [pool], "baseOutputDirectory": {"outputUriPrefix": base}}})
 

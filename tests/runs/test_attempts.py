@@ -7,16 +7,24 @@ from msgspec.structs import replace
 
 from launcher.diagnosis import Kind, Scope
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.attempts import LONGEST_WAIT, RETRIES, Entry, EntryEnd, attempts_summary, next_attempt, prevails
+from launcher.runs.attempts import (
+    LONGEST_WAIT,
+    RETRIES,
+    AttemptEnd,
+    AttemptEntry,
+    attempts_summary,
+    next_attempt,
+    prevails,
+)
 from tests.plan.planning import planned
 
 PLAN: Plan = planned(regions=["us-central1", "us-east5"], provisioning=["spot", "flex-start"])
 SPOT_1, SPOT_2, FLEX_1, FLEX_2 = PLAN.attempts
 
 
-def tried(attempt: Attempt, scope: Scope, kind: Kind = "stockout", number: int = 1, **fields: object) -> Entry:
-    end = EntryEnd(state=None, kind=kind, scope=scope, cause="because", fix="do this")
-    return Entry(
+def tried(attempt: Attempt, scope: Scope, kind: Kind = "stockout", number: int = 1, **fields: object) -> AttemptEntry:
+    end = AttemptEnd(state=None, kind=kind, scope=scope, cause="because", fix="do this")
+    return AttemptEntry(
         number=number,
         round=1,
         region=attempt.region,
@@ -126,15 +134,15 @@ def test_all_attempts_are_listed_with_each_fix_once() -> None:
     ],
 )
 def test_which_of_two_ends_holds(noted: str | None, new: str, holds: str) -> None:
-    before, after = (EntryEnd(state=state, kind="waited", scope="zone", cause="") for state in (noted, new))
+    before, after = (AttemptEnd(state=state, kind="waited", scope="zone", cause="") for state in (noted, new))
     assert prevails(after, before) is (holds == "new")
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "CANCELLED", "DELETED"])
 def test_a_job_that_came_after_its_attempt_was_given_up(state: str) -> None:
-    lost = EntryEnd(state=None, kind="lost", scope="transient", cause="no job was created")
-    assert prevails(EntryEnd(state=state, kind="user", scope="permanent", cause=""), lost)
-    assert not prevails(EntryEnd(state=None, kind="user", scope="permanent", cause=""), lost)
+    lost = AttemptEnd(state=None, kind="lost", scope="transient", cause="no job was created")
+    assert prevails(AttemptEnd(state=state, kind="user", scope="permanent", cause=""), lost)
+    assert not prevails(AttemptEnd(state=None, kind="user", scope="permanent", cause=""), lost)
     entry = replace(tried(SPOT_1, "transient"), end=lost)
     assert not entry.is_open
     assert replace(entry, job="a job").is_open
@@ -155,4 +163,4 @@ def test_a_job_that_came_after_its_attempt_was_given_up(state: str) -> None:
     ],
 )
 def test_what_ends_a_run(kind: Kind, state: str | None, ends: bool) -> None:
-    assert EntryEnd(state=state, kind=kind, scope="permanent", cause="").ends_run is ends
+    assert AttemptEnd(state=state, kind=kind, scope="permanent", cause="").ends_run is ends

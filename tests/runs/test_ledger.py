@@ -21,7 +21,7 @@ from launcher.gcp.api import UnreachableError
 from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.rehearsal import attempts
-from launcher.runs.attempts import EntryEnd
+from launcher.runs.attempts import AttemptEnd
 from launcher.runs.ledger import AttemptFacts, BucketLedger, Ledger, MemoryLedger
 from launcher.spec.reader import read
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
@@ -100,7 +100,7 @@ def test_one_of_two_concurrent_ends_wins(folder: GcsFolder, time: Clock, clock: 
     """Both have read the provisional end. The one that is second must see the first's, not write over it."""
     BucketLedger(folder, time).lock(facts())
     BucketLedger(folder, time).note_end(1, NO, "PENDING")
-    other: list[EntryEnd] = []
+    other: list[AttemptEnd] = []
 
     class Late(GcsFolder):
         def read_version(self, name: str) -> tuple[bytes, str]:

@@ -17,7 +17,7 @@ from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.rehearsal import attempts
-from launcher.runs.attempts import EntryEnd
+from launcher.runs.attempts import AttemptEnd
 from launcher.runs.driver import Submitted, submit
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.runs.ledger import AttemptFacts, BucketLedger
@@ -419,5 +419,5 @@ def test_an_unconfirmed_cancellation_is_reported(site: Site) -> None:
 
 
 def test_an_end_is_data() -> None:
-    end = EntryEnd(state="FAILED", kind="user", scope="permanent", cause="a", fix="b", retry_after=1.0)
+    end = AttemptEnd(state="FAILED", kind="user", scope="permanent", cause="a", fix="b", retry_after=1.0)
     assert end.diagnosis == Diagnosis(scope="permanent", kind="user", cause="a", fix="b", retry_after=1.0)

@@ -10,7 +10,7 @@ import pytest
 from launch_train.common import contract
 from launcher.jobs.job import Job
 from launcher.plan.model import Plan
-from launcher.runs.identity import facts_of
+from launcher.runs.identity_check import facts_of
 from launcher.runs.ledger import BucketLedger
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Stage, Status
 from tests.runs.submitting import LIST, LONG, Site

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.backend import request
 from launcher.compute.backend import Vms
-from launcher.diagnosis import Diagnosis, of_end
+from launcher.diagnosis import Diagnosis, diagnose_end
 from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
@@ -65,7 +65,7 @@ def ended(site: Site, got: Submitted) -> tuple[Job, Diagnosis]:
     vms = site.launcher()
     while not (job := vms.get(got.job.name)).is_over:
         site.clock.advance(5)
-    diagnosis = of_end(job, request.tried_by(job, "my-project"))
+    diagnosis = diagnose_end(job, request.context_of_job(job, "my-project"))
     vms.release(job)
     return job, settle(ledger_of(site), got.number, job, diagnosis).diagnosis
 
@@ -210,7 +210,7 @@ def test_the_same_name_in_the_same_zone_once_the_first_is_gone(site: Site) -> No
     site.clock.advance(60)
     site.write(got.job.id, exit=75)  # it deletes itself later
     job = site.launcher().get(got.job.name)
-    settle(ledger_of(site), got.number, job, of_end(job, request.tried_by(job, "my-project")))
+    settle(ledger_of(site), got.number, job, diagnose_end(job, request.context_of_job(job, "my-project")))
     site.compute.delete(got.job.name)
     again = launch(site, fresh=False, plan=alone)
     assert (again.job.zone, again.job.id == got.job.id, again.created) == (ZONES[0], False, True)

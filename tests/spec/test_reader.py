@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import SpecError
-from launcher.plan.names import spec_hash
+from launcher.plan.run_id import spec_hash
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Override, parse_set, read, read_text
 from tests.spec.helpers import SMALL, lines, problems, spec, whats

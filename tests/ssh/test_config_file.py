@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 from launcher.ssh import config_file
 from launcher.ssh.command import SshTarget
 from tests.ssh.vms import machine
@@ -17,11 +17,11 @@ def nobody(_resource: str) -> bool:
     return False
 
 
-def target(one: Machine) -> SshTarget:
+def target(one: VmInstance) -> SshTarget:
     return SshTarget(alias=f"compute.{one.id}", host="203.0.113.7", user="me", key=Path("/k"), known_hosts=Path("/h"))
 
 
-def put(file: Path, *machines: Machine) -> str:
+def put(file: Path, *machines: VmInstance) -> str:
     for one in machines:
         config_file.put(file, one, target(one), nobody)
     return file.read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 from launcher.ssh import keys
 from launcher.ssh.command import SshTarget
 from tests.ssh.server import SshServer, make_key
@@ -13,7 +13,7 @@ from tests.ssh.server import SshServer, make_key
 NUMBER = "5000000000000000001"
 
 
-def machine(**changes: Any) -> Machine:
+def machine(**changes: Any) -> VmInstance:
     """A VM to work on that runs, without an external IP."""
     known: dict[str, Any] = {
         "id": NUMBER,
@@ -32,7 +32,7 @@ def machine(**changes: Any) -> Machine:
         },
         **changes,
     }
-    return Machine(**known)
+    return VmInstance(**known)
 
 
 def target_of(server: SshServer, folder: Path, **changes: Any) -> SshTarget:

@@ -61,7 +61,7 @@ class Pausing(nn.Module):
 def patch() -> None:
     """In the server, before it forks a rank."""
     from launch_train import models
-    from launch_train.data.loader import Feed
+    from launch_train.data.loader import BatchLoader
     from launch_train.distributed import consensus
     from launch_train.performance import optimizer
     from launch_train.trainer import shutdown
@@ -69,7 +69,7 @@ def patch() -> None:
 
     consensus.VOTE_SECONDS = 0.0  # the run is over in less
     shutdown.PEER_SECONDS = 0.3  # type: ignore[attr-defined]  # a rank whose peer has failed gets less than the pause
-    build, rate, evaluate, train = models.build_model, optimizer.learning_rate, loop.evaluate, Feed.train
+    build, rate, evaluate, train = models.build_model, optimizer.learning_rate, loop.evaluate, BatchLoader.train
 
     def learning_rate(number: int, *rest: Any) -> float:
         begin(number, evaluates=False)
@@ -79,15 +79,15 @@ def patch() -> None:
         begin(run.state["step"], evaluates=True)
         evaluate(run, told)
 
-    def batch(feed: Feed, number: int) -> Any:
+    def batch(batch_loader: BatchLoader, number: int) -> Any:
         pause("data")
-        return train(feed, number)
+        return train(batch_loader, number)
 
     for module, name, new in (
         (models, "build", lambda config, source=None: Pausing(build(config, source))),
         (optimizer, "learning_rate", learning_rate),
         (loop, "evaluate", evaluated),
-        (Feed, "train", batch),
+        (BatchLoader, "train", batch),
     ):
         setattr(module, name, new)
 

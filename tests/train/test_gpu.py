@@ -116,7 +116,7 @@ def test_no_step_waits_for_the_gpu(settings: dict[str, Any], gpu: Ranks) -> None
 
 
 def _end(run: Run) -> None:
-    run.feed.close()
+    run.batch_loader.close()
     run.monitor.close()
     run.sink.close()
 

@@ -16,7 +16,7 @@ from tests.workspace.test_git import git
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(file.name for file in code_files.code(folder).files)
+    return sorted(file.name for file in code_files.collect_code(folder).files)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_what_never_ships_stays_out_though_git_has_it(checkout: Path) -> None:
     written(checkout / "data", big="1")
     (checkout / ".dockerignore").write_text("data\n")
     commit_all(checkout)
-    found = code_files.code(checkout)
+    found = code_files.collect_code(checkout)
     assert sorted(file.name for file in found.files) == [".dockerignore", "a.py"]
     assert found.secrets == ["conf/.env"]
 
@@ -98,7 +98,7 @@ def test_links_and_odd_names_ship_as_they_are(checkout: Path) -> None:
     os.mkfifo(checkout / "pipe")
     commit = ["link", "a.py", odd]
     git(checkout, "add", *commit)
-    found = {file.name: file.link for file in code_files.code(checkout).files}
+    found = {file.name: file.link for file in code_files.collect_code(checkout).files}
     assert found == {"a.py": None, "link": "a.py", "folder": ".", odd: None, os.fsdecode(b"caf\xe9.py"): None}
 
 
@@ -106,7 +106,7 @@ def test_a_nested_repository_is_named_and_refused(checkout: Path) -> None:
     git(checkout, "init", "--quiet", "libs/other")
     written(checkout / "libs" / "other", b__py="1")
     with pytest.raises(UsageError) as refused:
-        code_files.code(checkout)
+        code_files.collect_code(checkout)
     assert "libs/other" in refused.value.problem
     assert ".dockerignore" in refused.value.hint
     (checkout / ".dockerignore").write_text("libs/other\n.dockerignore\n")
@@ -136,7 +136,7 @@ def test_the_files_of_a_submodule_ship(with_submodule: Path) -> None:
 def test_a_submodule_that_is_not_checked_out_is_named_and_refused(with_submodule: Path) -> None:
     git(with_submodule, "submodule", "--quiet", "deinit", "--force", "lib")
     with pytest.raises(UsageError) as refused:
-        code_files.code(with_submodule)
+        code_files.collect_code(with_submodule)
     assert "lib" in refused.value.problem
     assert "git submodule update --init" in refused.value.hint
     (with_submodule / ".dockerignore").write_text("lib\n.*\n")
@@ -160,12 +160,12 @@ def test_a_folder_that_became_a_link_ships_as_a_link(checkout: Path) -> None:
     commit_all(checkout)
     shutil.rmtree(checkout / "data")
     (checkout / "data").symlink_to("real")
-    found = {file.name: file.link for file in code_files.code(checkout).files}
+    found = {file.name: file.link for file in code_files.collect_code(checkout).files}
     assert found == {"a.py": None, "data": "real", "real/key.txt": None}
     (checkout / "data").unlink()
     (checkout / "data").symlink_to(written(checkout.parent / "elsewhere", key__txt="3"))
     with pytest.raises(UsageError, match="data is a link to"):
-        code_files.code(checkout)
+        code_files.collect_code(checkout)
 
 
 def test_a_folder_that_the_repository_around_it_ignores(checkout: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_repository_that_git_refuses_is_refused(checkout: Path, broken: str) -
     """Other files would ship than do where git can read it, under another tag."""
     (checkout / ".git" / "config").write_text(broken)
     with pytest.raises(UsageError) as refused:
-        code_files.code(checkout)
+        code_files.collect_code(checkout)
     assert str(checkout) in refused.value.problem
 
 
@@ -190,7 +190,7 @@ def test_a_repository_of_somebody_else_is_refused_with_gits_own_way_out(
 ) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own switch for its tests
     with pytest.raises(UsageError) as refused:
-        code_files.code(checkout)
+        code_files.collect_code(checkout)
     assert "dubious ownership" in refused.value.problem
     assert f"git config --global --add safe.directory {checkout}" in refused.value.hint
 
@@ -221,7 +221,7 @@ def test_what_git_can_not_read_is_refused(checkout: Path, monkeypatch: pytest.Mo
     job = written(checkout / "job", a__py="1")
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     with pytest.raises(UsageError, match=r"job/closed/? can't be read: Permission denied"):
-        code_files.code(job)
+        code_files.collect_code(job)
     (job / ".dockerignore").write_text("closed\n.*\n")
     assert names(job) == ["a.py"]
 

@@ -57,9 +57,9 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
 
 
 def _load_state(storage: Storage, manifest: Manifest) -> dict[str, Any]:
-    from launch_train.api.encoding import decode
     from launch_train.checkpointing.partition import join
     from launch_train.distributed.dtensor import full_tensors
+    from launch_train.script_api.encoding import decode
 
     with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
         saved = reader.read_all(manifest.folder, reader.fetch(storage, manifest, Path(folder)))
@@ -79,7 +79,7 @@ def _has_step(name: str, step: int | None) -> bool:
     return step is None or (match is not None and int(match["step"]) == step)
 
 
-# --- For a training script; the implementation is launch_train.api.session
+# --- For a training script; the implementation is launch_train.script_api.session
 # --------------------------------------------------------
 
 
@@ -105,7 +105,7 @@ def restore(
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return 0
-    from launch_train.api import session
+    from launch_train.script_api import session
 
     step: int = session.restore(state, {} if own is None else own, Settings(minutes, keep_last, keep_every))
     return step
@@ -118,7 +118,7 @@ def due(step: int) -> bool:
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return False
-    from launch_train.api import session
+    from launch_train.script_api import session
 
     now: bool = session.due(operator.index(step))
     return now
@@ -136,7 +136,7 @@ def save(step: int, state: Mapping[str, Any], *, own: Mapping[str, Any] | None =
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return
-    from launch_train.api import session
+    from launch_train.script_api import session
 
     session.save(operator.index(step), state, own or {}, wait=wait)
 
@@ -145,13 +145,13 @@ def preempted() -> bool:
     """Return whether the last `due` reported a preemption: the same on all ranks."""
     if not os.environ.get(contract.RUN_FOLDER):
         return False
-    from launch_train.api import session
+    from launch_train.script_api import session
 
     return session.preempted()
 
 
 def leave() -> NoReturn:
     """Exit as preempted (exit code 75); the next start resumes from the newest checkpoint."""
-    from launch_train.api import session
+    from launch_train.script_api import session
 
     session.leave_preempted()

@@ -23,11 +23,14 @@ from typing import Any
 from launch_train.common import contract, faults
 from launch_train.common.errors import OutputError
 from launch_train.common.heartbeat import Heartbeat
-from launch_train.telemetry.metric_sink import Null, Parts, Sink, open_sink, part_names
+from launch_train.telemetry.metric_sink import MetricsWriter, Null, Sink, open_sink, part_names
 from launch_train.telemetry.rows import plain, whole
 from launch_train.telemetry.throttled_warning import say
 
 __all__ = ["Null", "Parts", "Sink", "event", "log", "open_sink", "part_names"]
+
+Parts = MetricsWriter
+"""Its name in this module, which scripts may import."""
 
 LAST_SECONDS = 10.0
 """Time that a script gets to write its rows after SIGTERM."""
@@ -57,7 +60,7 @@ def event(name: str, **fields: Any) -> None:
 def _warn_once(step: int, lost: Mapping[str, str]) -> None:
     """Warn about each value that is not finite, once per name, on the rank whose rows are written."""
     for name, text in lost.items():
-        if name not in _warned and isinstance(_default(), Parts):
+        if name not in _warned and isinstance(_default(), MetricsWriter):
             _warned.add(name)
             say(f"warning: step {step}: {name} is {text}")
 
@@ -80,7 +83,7 @@ def _default() -> Sink:
     if multiprocessing := sys.modules.get("multiprocessing.util"):  # its children leave without atexit
         multiprocessing.Finalize(None, _close, args=(sink,), exitpriority=0)
     main = threading.current_thread() is threading.main_thread()
-    if isinstance(sink, Parts) and main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+    if isinstance(sink, MetricsWriter) and main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, partial(_write_rows_and_die, sink))
     return sink
 
@@ -100,13 +103,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _close(sink: Sink, limit: float | None = None, *, failed: bool = False) -> None:
     try:
-        if isinstance(sink, Parts):
+        if isinstance(sink, MetricsWriter):
             sink.close(limit, failed=failed or hasattr(sys, "last_value"))  # set by an uncaught exception
     except OutputError as error:
         say(str(error))
 
 
-def _write_rows_and_die(sink: Parts, signum: int, _frame: FrameType | None) -> None:
+def _write_rows_and_die(sink: MetricsWriter, signum: int, _frame: FrameType | None) -> None:
     """Write the remaining rows, then die of the signal. Replaces the default action, never a handler of the script."""
     with suppress(Exception):
         _close(sink, LAST_SECONDS, failed=True)

@@ -12,7 +12,7 @@ from typing import Any
 from launch_train.common import contract
 from launcher.backend.request import vertex, vm
 from launcher.backend.request.model import JobRequest
-from launcher.diagnosis import Tried
+from launcher.diagnosis import RequestContext
 from launcher.errors import JobFailed
 from launcher.jobs.job import Job, command
 from launcher.spec.models import BUILTIN, OLD_BUILTIN
@@ -41,10 +41,10 @@ def read(request: Mapping[str, Any]) -> JobRequest:
     return found
 
 
-def tried(project: str, region: str, request: Mapping[str, Any], zone: str | None = None) -> Tried:
+def request_context(project: str, region: str, request: Mapping[str, Any], zone: str | None = None) -> RequestContext:
     """Return a request's properties for causes and fixes: of a plan's attempt, or of a job without a known plan."""
     found = read(request)
-    return Tried(
+    return RequestContext(
         project=project,
         region=region,
         zone=zone,
@@ -57,9 +57,9 @@ def tried(project: str, region: str, request: Mapping[str, Any], zone: str | Non
     )
 
 
-def tried_by(job: Job, project: str) -> Tried:
+def context_of_job(job: Job, project: str) -> RequestContext:
     """Return the properties of a job's request for error causes and fixes."""
-    return tried(project, job.region, job.request, job.zone)
+    return request_context(project, job.region, job.request, job.zone)
 
 
 def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping[str, Any]:

@@ -130,7 +130,7 @@ def run_request(
     if dry_run:
         request_file.show(body, output_format, docker=docker)
         return
-    found = code_files.code(folder).files if folder else []
+    found = code_files.collect_code(folder).files if folder else []
     job = Rehearsal(
         request=body,
         code=Code(found, folder if in_place else None),
@@ -286,13 +286,13 @@ def for_this_machine(inputs: Inputs) -> Inputs:
 
 def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
     """Build or pull the plan's image; return the plan and the image's name in the local engine. Raises LaunchError."""
-    from launcher.api.image import wanted
+    from launcher.api.image import image_build_request
     from launcher.cli.ui.progress_bars import progress, report
     from launcher.images import pipeline
     from launcher.plan.build import with_digest
 
     with progress() as bars:
-        found = pipeline.image_in_engine(wanted(inputs), os.environ, report(bars))
+        found = pipeline.image_in_engine(image_build_request(inputs), os.environ, report(bars))
     return (with_digest(plan, found.reference) if "@" in found.reference else plan), found.reference
 
 

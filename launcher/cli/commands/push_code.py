@@ -41,10 +41,10 @@ def push_code(
     from launcher.cli.flows.ssh_access import remote
     from launcher.cli.ui.streams import say
     from launcher.ssh.sync import push
-    from launcher.workspace.code_files import code
+    from launcher.workspace.code_files import collect_code
 
     here, there = source_of(folder)
-    found = code(here)
+    found = collect_code(here)
     if not found.files:
         raise UsageError(f"{here} has no files to copy", "See its .gitignore and .dockerignore.")
     if dry_run:

@@ -75,7 +75,7 @@ def setup(
     if not is_text:
         printed(document(found, finished), output_format)
     elif finished:
-        print(f"project {found.wanted.project} is ready; check it with launch doctor")
+        print(f"project {found.target.project} is ready; check it with launch doctor")
 
 
 def refusal(found: Setup) -> NotAuthorised | None:
@@ -84,7 +84,7 @@ def refusal(found: Setup) -> NotAuthorised | None:
 
     if not found.missing:
         return None
-    problem = f"you lack {', '.join(found.missing)} in project {found.wanted.project}: nothing was changed"
+    problem = f"you lack {', '.join(found.missing)} in project {found.target.project}: nothing was changed"
     return NotAuthorised(problem, "Send the commands above to an administrator of the project.")
 
 
@@ -93,7 +93,7 @@ def page(found: Setup, *, commands: bool) -> Iterator[str]:
     from launcher.project.report import shell_lines
     from launcher.project.setup import ticket
 
-    wanted = found.wanted
+    wanted = found.target
     yield f"project {wanted.project}, region {wanted.region}"
     for step in found.done:
         yield from listed("✓", step.text)
@@ -134,4 +134,4 @@ def document(found: Setup, finished: list[str] | tuple[str, ...]) -> dict[str, A
         }
         for step in (*found.done, *found.pending)
     ]
-    return {"project": found.wanted.project, "region": found.wanted.region, "steps": every}
+    return {"project": found.target.project, "region": found.target.region, "steps": every}

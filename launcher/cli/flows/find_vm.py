@@ -17,7 +17,7 @@ from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute, Fleet
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 RESOURCE = re.compile(
     r"(?:https://[\w.]+/compute/v1/)?(?:projects/(?P<project>[^/]+)/)?zones/(?P<zone>[a-z0-9-]+)/instances/(?P<name>[^/]+)"
@@ -51,7 +51,7 @@ def display_time(compute: Compute) -> float:
 # --- Look up one VM --------------------------------------------------------------------------------------------------
 
 
-def one_machine(compute: Compute, text: str, zone: str | None = None) -> Machine:
+def one_machine(compute: Compute, text: str, zone: str | None = None) -> VmInstance:
     """Return launch's VM with a name, number or resource name.
 
     Raises:
@@ -81,7 +81,7 @@ def parse_name(text: str, zone: str | None, project: str) -> tuple[str, str | No
     return found["name"], found["zone"]
 
 
-def not_found(name: str, zone: str | None, ours: Sequence[Machine], fleet: Fleet, compute: Compute) -> Exception:
+def not_found(name: str, zone: str | None, ours: Sequence[VmInstance], fleet: Fleet, compute: Compute) -> Exception:
     """Return the error for a VM that was not found, or that may be in a zone that could not be read."""
     from launcher.gcp.api import UnreachableError
 
@@ -107,7 +107,7 @@ def report_unread(unread: Mapping[str, str]) -> None:
         say(f"{', '.join(zones)} could not be read: {why}")
 
 
-def check_workstation(machine: Machine, problem: str, hint: str = "") -> Machine:
+def check_workstation(machine: VmInstance, problem: str, hint: str = "") -> VmInstance:
     """Return the VM if it is one to work on. Raises UsageError with `problem`: it runs a job."""
     if machine.trains:
         hint = hint or f"launch cancel {machine.run} saves a checkpoint and ends the run"
@@ -116,7 +116,7 @@ def check_workstation(machine: Machine, problem: str, hint: str = "") -> Machine
 
 
 @contextmanager
-def explain_interrupt(machine: Machine) -> Iterator[None]:
+def explain_interrupt(machine: VmInstance) -> Iterator[None]:
     """On Ctrl-C, print that the operation of Compute Engine continues."""
     try:
         yield

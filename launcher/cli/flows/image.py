@@ -15,7 +15,7 @@ from launcher.cli.options import Flags, Output
 
 if TYPE_CHECKING:
     from launcher.api.gather import Inputs
-    from launcher.images.dependency_image import Wanted
+    from launcher.images.dependency_image import ImageBuildRequest
     from launcher.images.pipeline import ImageResult
 
 LABEL = 10
@@ -31,13 +31,13 @@ CreateRepository = Annotated[
 
 def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:
     """Build or push the image of a spec with `make` and print it. Raises LaunchError."""
-    from launcher.api.image import create, wanted
+    from launcher.api.image import create, image_build_request
     from launcher.cli.flows.plan import gather
     from launcher.cli.ui.progress_bars import progress, report
 
     begun = time.monotonic()
     inputs = gather("vertex", spec, flags, image_only=True)
-    job = wanted(inputs, builder)
+    job = image_build_request(inputs, builder)
     for warning in warnings(inputs):
         typer.echo(f"launch: {warning}", err=True)
     with progress() as bars:
@@ -59,7 +59,7 @@ def warnings(inputs: Inputs) -> tuple[str, ...]:
     return tuple(about_code(inputs.spec, load(), inputs.context))
 
 
-def show(job: Wanted, made: ImageResult, seconds: float, output: Output) -> None:
+def show(job: ImageBuildRequest, made: ImageResult, seconds: float, output: Output) -> None:
     """Print the result to stdout."""
     if output is Output.text:
         print("\n".join(lines(job, made, seconds)))
@@ -85,7 +85,7 @@ def show(job: Wanted, made: ImageResult, seconds: float, output: Output) -> None
         print(as_yaml(data))
 
 
-def lines(job: Wanted, made: ImageResult, seconds: float) -> list[str]:
+def lines(job: ImageBuildRequest, made: ImageResult, seconds: float) -> list[str]:
     """Return the result as text."""
     image = job.image
     shown = [f"{'image':{LABEL}}{image.uri}"]

@@ -48,7 +48,7 @@ from launcher.jobs.job import Job
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Plan, Target
 from launcher.runs.endings import RunEnded, RunSucceeded
-from launcher.runs.identity import AllowedChange
+from launcher.runs.identity_check import AllowedChange
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
@@ -185,11 +185,11 @@ def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) 
     """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
 
     def ready(made: Plan) -> Plan:
-        from launcher.api.image import check_contents, create, wanted
+        from launcher.api.image import check_contents, create, image_build_request
         from launcher.cli.ui.progress_bars import progress, report
 
         made = after_preflight(made, cloud, options)
-        job = wanted(inputs, options.builder)
+        job = image_build_request(inputs, options.builder)
         with progress() as bars:
             if options.preflight:
                 check_contents(inputs, job.image, os.environ, bars.line)
@@ -223,7 +223,7 @@ def follow(
     """Follow a plan's run to its end and print its result. Raises LaunchError: see `drive`."""
     printer = EventPrinter(made)
     driver, watcher = open_driver(cloud, made, printer, ready, allowed, confirm)
-    with errors_shown(watcher, printer, made, made.run, output):
+    with report_errors(watcher, printer, made, made.run, output):
         printer.say(f"looking for jobs of {made.run}")  # the search may take a while
         try:
             job = driver.drive(fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
@@ -250,13 +250,13 @@ def follow_run(cloud: CloudContext, run: FoundRun, output: Output, *, watch_seco
         printer.say(f"its folder {why}; following this job only, without further attempts")
     storage = storage_of(run_folder_of(run.job))
     watcher = RunWatcher(cloud.of_run(storage), cloud, printer, storage)
-    with errors_shown(watcher, printer, None, run.id, output):
+    with report_errors(watcher, printer, None, run.id, output):
         job = watch_job(cloud, watcher, run.job, watch_seconds, refused)
         show_end(job, None, output)
 
 
 @contextmanager
-def errors_shown(
+def report_errors(
     watcher: RunWatcher, printer: EventPrinter, made: Plan | None, run: str, output: Output
 ) -> Iterator[None]:
     """Print the state of the job on a failure, and what continues after Ctrl-C, SIGTERM or SIGHUP."""

@@ -12,7 +12,7 @@ from launcher.errors import JobFailed, StillRunning, UsageError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.rehearsal.attempts import newest_attempt
 from launcher.rehearsal.folder_lock import is_taken
-from launcher.runs.logs.run_folder import TextLogReader
+from launcher.runs.logs.folder_logs import TextLogReader
 
 if TYPE_CHECKING:
     from launcher.api.find_local_run import LocalRun

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.plan.model import Plan
     from launcher.rehearsal.attempts import End
-    from launcher.rehearsal.request import Job
+    from launcher.rehearsal.request import ParsedJob
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def say_ended(end: End, *, has_plan: bool) -> None:
     say(f"this run finished on {when} UTC; nothing to do ({again} runs it again)")
 
 
-def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], request: Job, fingerprint: str) -> int:
+def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], request: ParsedJob, fingerprint: str) -> int:
     """Write the attempt's lock, the plan and the spec; return the attempt's number.
 
     Repeating the command asks for a retry, so a `terminal` file of an earlier attempt is reported and removed.
@@ -108,7 +108,7 @@ def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], reques
     return attempt
 
 
-def start_text(storage: Storage, request: Job) -> str:
+def start_text(storage: Storage, request: ParsedJob) -> str:
     """Return where the next attempt starts; a script decides that itself."""
     from launcher.rehearsal.attempts import newest_checkpoint
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from launcher.cli.flows.suggestions import Typed
     from launcher.plan.model import Plan
     from launcher.rehearsal.attempts import End
-    from launcher.rehearsal.request import Job
+    from launcher.rehearsal.request import ParsedJob
     from launcher.rehearsal.supervisor import Ended, Preemption
     from launcher.rehearsal.workdirs import WrittenFiles
     from launcher.runs.metrics.results import Results
@@ -114,12 +114,12 @@ def run(job: Rehearsal, output: Output) -> None:
             run_attempt(job, request, storage, attempt, output)
 
 
-def content(job: Rehearsal, request: Job) -> str:
+def content(job: Rehearsal, request: ParsedJob) -> str:
     """Return the identity of the code: its digest, or the images that contain it."""
     return " ".join(request.images) if job.docker and not job.plan else job.content
 
 
-def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: int, output: Output) -> None:
+def run_attempt(job: Rehearsal, request: ParsedJob, storage: Storage | None, attempt: int, output: Output) -> None:
     """Run one attempt (0 without a run folder), record its end, and print the result. Raises JobFailed."""
     from launcher.api.local_cancel import stopped_by_cancel
     from launcher.rehearsal.attempts import End
@@ -154,7 +154,7 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
         raise error
 
 
-def say_images(request: Job) -> None:
+def say_images(request: ParsedJob) -> None:
     """Print the images that run in containers."""
     for image in request.images:
         say(f"running in containers of {image}")
@@ -175,7 +175,7 @@ def say_substitutes(job: Rehearsal) -> None:
 
 
 def rehearse(
-    job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callable[[WrittenFiles], None]
+    job: Rehearsal, request: ParsedJob, printer: LinePrinter, on_left: Callable[[WrittenFiles], None]
 ) -> ReplicaExits:
     """Run the replicas and print their output to stderr; after Ctrl-C, name the run folder."""
     job_id = job.job_id or str(time.time_ns())
@@ -201,7 +201,9 @@ def rehearse(
 
 
 @contextmanager
-def starter(job: Rehearsal, request: Job, on_left: Callable[[WrittenFiles], None]) -> Iterator[Callable[..., Ended]]:
+def starter(
+    job: Rehearsal, request: ParsedJob, on_left: Callable[[WrittenFiles], None]
+) -> Iterator[Callable[..., Ended]]:
     """Yield the function that starts the replicas: as containers, or as processes with the user's code."""
     if job.docker:
         from launcher.rehearsal.in_docker import rehearse as in_containers
@@ -246,7 +248,13 @@ def left_data(left: WrittenFiles) -> dict[str, Any]:
 
 
 def page(
-    job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0, *, has_report: bool = False
+    job: Rehearsal,
+    request: ParsedJob,
+    end: End,
+    storage: Storage | None,
+    restarts: int = 0,
+    *,
+    has_report: bool = False,
 ) -> RunResult:
     """Return the result of a run; `restarts` counts this command's restarts and is used without a run folder.
     `has_report`: its report was written when it ended."""

@@ -14,7 +14,7 @@ from launcher.workspace.gcloud_config import account
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
     from launcher.ssh.session import Answer, Remote
 
 User = Annotated[
@@ -27,7 +27,7 @@ Tunnel = Annotated[bool, option(CONNECTION, "--iap", help="Connect through Ident
 
 def remote(
     compute: Compute,
-    machine: Machine,
+    machine: VmInstance,
     *,
     user: str | None = None,
     port: int = 22,
@@ -65,7 +65,7 @@ def remote(
     return Remote(machine, target, account(os.environ))
 
 
-def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
+def user_of(compute: Compute, machine: VmInstance, key: str | None) -> str:
     """Return our OS Login user; a given key is registered for that user."""
     from launcher.cli.ui.streams import say
     from launcher.ssh.oslogin import OsLogin
@@ -88,7 +88,7 @@ def check_access(compute: Compute) -> None:
         OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say).known_user()
 
 
-def host_keys(compute: Compute, machine: Machine) -> tuple[str, ...]:
+def host_keys(compute: Compute, machine: VmInstance) -> tuple[str, ...]:
     """Return the VM's host keys from its guest attributes; none if it publishes none."""
     from launcher.ssh.keys import HOST_KEYS
     from launcher.ssh.keys import host_keys as of_attributes
@@ -99,7 +99,7 @@ def host_keys(compute: Compute, machine: Machine) -> tuple[str, ...]:
         return ()
 
 
-def check(compute: Compute, machine: Machine) -> Answer:
+def check(compute: Compute, machine: VmInstance) -> Answer:
     """Ask the VM for its GPUs over SSH; `wait_ready` polls this."""
     from launcher.compute.wait_ready import CHECK
 

@@ -9,21 +9,21 @@ from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 if TYPE_CHECKING:
     from launcher.backend.base import CreateRefused
     from launcher.diagnosis import Diagnosis
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 
-def refusal_error(error: CreateRefused, machine: Machine) -> LaunchError:
+def refusal_error(error: CreateRefused, machine: VmInstance) -> LaunchError:
     """Return the error that a refusal stands for."""
-    from launcher.diagnosis import Tried, exit_code, of_refusal
+    from launcher.diagnosis import RequestContext, diagnose_refusal, exit_code
 
-    tried = Tried(
+    context = RequestContext(
         project=machine.project,
         region=machine.region,
         provisioning=machine.provisioning,
         zone=machine.zone,
         machine_type=machine.machine_type,
     )
-    diagnosis = of_refusal(error.refusal, tried)
+    diagnosis = diagnose_refusal(error.refusal, context)
     if diagnosis.kind == "stockout":
         return no_capacity(machine, diagnosis)
     kinds = (UsageError, NotAuthorised, NoCapacity)
@@ -31,7 +31,7 @@ def refusal_error(error: CreateRefused, machine: Machine) -> LaunchError:
     return kind(f"{machine.name}: {diagnosis.cause}", diagnosis.fix)
 
 
-def no_capacity(machine: Machine, diagnosis: Diagnosis) -> NoCapacity:
+def no_capacity(machine: VmInstance, diagnosis: Diagnosis) -> NoCapacity:
     """Return the error for a stockout: a stopped VM can only start in the zone of its disk."""
     named = f" (Compute Engine names {', '.join(diagnosis.zones)})" if diagnosis.zones else ""
     return NoCapacity(

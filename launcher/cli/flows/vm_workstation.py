@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.backend.router import Services
     from launcher.catalog import Price
     from launcher.jobs.job import Job
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
     from launcher.plan.model import Plan
     from launcher.runs.watch.loop import Line, Progress
 
@@ -130,7 +130,7 @@ def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, d
     return preflight(made, cloud.compute, printer.say, creates_repository=False)
 
 
-def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> Machine:
+def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> VmInstance:
     """Return the new VM, or the existing one. Raises UsageError: the existing VM has another type, or is stopped."""
     machine = cloud.compute.instance(job.place, job.id)
     if is_new:
@@ -149,7 +149,7 @@ def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPr
     return machine
 
 
-def wait_for_driver(cloud: CloudContext, machine: Machine, printer: EventPrinter) -> Machine:
+def wait_for_driver(cloud: CloudContext, machine: VmInstance, printer: EventPrinter) -> VmInstance:
     """Return the VM once its GPU driver answers over SSH. Raises LaunchError; the VM keeps running."""
     from launcher.backend.base import GoneError
     from launcher.cli.flows.ssh_access import check
@@ -182,7 +182,7 @@ def interrupted_text(job: Job | None, name: str) -> str:
     )
 
 
-def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
+def show(machine: VmInstance, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
     """Print the VM, its price and end, and how to connect to it."""
     if output is not Output.text:
         from launcher.cli.ui.data import machine_data

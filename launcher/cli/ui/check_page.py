@@ -13,7 +13,7 @@ from launcher.cli.ui.plan_page import COMMAND, WIDTH, wrapped
 from launcher.text import plural, usd_text
 
 if TYPE_CHECKING:
-    from launcher.api.checking import CheckedSpec, Finding
+    from launcher.api.checking import CheckedSpec, SpecFinding
 
 INDENT = "    "
 
@@ -53,7 +53,7 @@ def cost_text(one: CheckedSpec) -> str:
     return "-" if one.target == "local" else "unknown" if usd is None else usd_text(usd)
 
 
-def finding_lines(finding: Finding, label: str = "") -> Iterator[str]:
+def finding_lines(finding: SpecFinding, label: str = "") -> Iterator[str]:
     """Yield a finding with its position and hint, indented; lines with a command are not wrapped."""
     where = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
     for number, line in enumerate(f"{label}{where}: {finding.text}\n{finding.hint}".rstrip().split("\n")):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import Machine
-    from launcher.runs.attempts import Entry
+    from launcher.jobs.vm import VmInstance
+    from launcher.runs.attempts import AttemptEntry
     from launcher.runs.watch.loop import Progress
 
 
@@ -37,7 +37,7 @@ def job_data(run: str, job: Job) -> dict[str, Any]:
     }
 
 
-def attempt_data(entry: Entry) -> dict[str, Any]:
+def attempt_data(entry: AttemptEntry) -> dict[str, Any]:
     """Return an attempt for scripts."""
     import msgspec
 
@@ -57,7 +57,7 @@ def progress_data(progress: Progress | None) -> dict[str, Any] | None:
     return data
 
 
-def machine_data(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, Any]:
+def machine_data(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, Any]:
     """Return a VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
     from launcher.cli.ui.vm_text import ends_itself
     from launcher.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far

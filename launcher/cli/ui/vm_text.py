@@ -9,18 +9,18 @@ from launcher.text import hourly_price, rough_duration, usd_text
 
 if TYPE_CHECKING:
     from launcher.catalog import Price
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 STATES = {"TERMINATED": "STOPPED"}
 """Compute Engine's states that are shown under another name."""
 
 
-def state_text(machine: Machine) -> str:
+def state_text(machine: VmInstance) -> str:
     """Return the state as it is shown: `RUNNING`, `STOPPED` …"""
     return STATES.get(machine.status, machine.status)
 
 
-def price_and_end(machine: Machine, price: Price, now: float) -> str:
+def price_and_end(machine: VmInstance, price: Price, now: float) -> str:
     """Return a VM's price and end: `$2.00/h, at most $24.00, stops itself 22:40`.
 
     The upper bound counts from the last start to the limit that Google enforces. If the lease ends earlier, the cost at
@@ -41,7 +41,7 @@ def price_and_end(machine: Machine, price: Price, now: float) -> str:
     return ", ".join([*parts, ends])
 
 
-def end_after_start(machine: Machine) -> str:
+def end_after_start(machine: VmInstance) -> str:
     """Return when a VM that is not running will end after its next start: `stops itself 4 h after its start`."""
     own = machine.parameters.get("lease_seconds")
     known = [float(seconds) for seconds in (own, machine.limit_seconds) if seconds]
@@ -50,7 +50,7 @@ def end_after_start(machine: Machine) -> str:
     return f"{ends_itself(machine)} {rough_duration(min(known))} after its start"
 
 
-def ends_itself(machine: Machine) -> str:
+def ends_itself(machine: VmInstance) -> str:
     """Return what the VM does at the end of its lease: `stops itself` or `deletes itself`."""
     scheduling = machine.request.get("scheduling", {})
     how = machine.parameters.get("on_stop") or scheduling.get("instanceTerminationAction", "stop")

@@ -18,7 +18,7 @@ from launch_train.common.loopback import is_plain_loopback
 from launcher.images.registry.credentials import Credentials, SourceError, sources
 from launcher.images.registry.errors import RegistryError, denied, said
 from launcher.images.registry.http import Ask, Http
-from launcher.images.registry.retry import Passing, Patience, raise_if_passing
+from launcher.images.registry.retry import RetryPolicy, TransientError, raise_if_transient
 
 if TYPE_CHECKING:
     from requests import Response
@@ -54,10 +54,10 @@ class Grant:
 class Auth:
     """The credentials of one registry: the first ones that it accepts, by scope. Thread-safe."""
 
-    def __init__(self, host: str, environ: Mapping[str, str], http: Http, patience: Patience) -> None:
+    def __init__(self, host: str, environ: Mapping[str, str], http: Http, policy: RetryPolicy) -> None:
         self._host = host
         self._http = http
-        self._patience = patience
+        self._policy = policy
         self._sources = sources(host, environ)
         self._challenge: Challenge | None = None
         self._grants: dict[Scopes, Grant] = {}
@@ -75,7 +75,7 @@ class Auth:
         """
         with self._lock:
             grant = self._grants.get(scopes)
-            if self._challenge is None or (grant and self._patience.clock.now() < grant.until):
+            if self._challenge is None or (grant and self._policy.clock.now() < grant.until):
                 return grant.header if grant else None
             start = grant.source if grant else 0
             return self._grant(scopes, self._challenge, start, None, f"{what}: credentials are not accepted")
@@ -144,14 +144,14 @@ class Auth:
     def _token(self, scopes: Scopes, challenge: Challenge, index: int, found: Credentials | None) -> Grant | None:
         """Request a token from the token service. None: it refuses the credentials."""
         ask = _token_request(challenge, (*scopes, *challenge.scope.split()), found)
-        tries = self._patience.begin(f"{self._host}: ask for a token at {challenge.realm}")
+        tries = self._policy.begin(f"{self._host}: ask for a token at {challenge.realm}")
         while True:
-            begun = self._patience.clock.now()
+            begun = self._policy.clock.now()
             try:
                 response = self._http.send(ask)
-                raise_if_passing(response)
+                raise_if_transient(response)
                 break
-            except Passing as error:
+            except TransientError as error:
                 tries.wait(error)
         if response.status_code in (400, 401, 403, 404):
             self._note(index, "refused")

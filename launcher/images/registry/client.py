@@ -17,7 +17,7 @@ from launcher.clock import REAL, Clock
 from launcher.images.registry.errors import RegistryError, done
 from launcher.images.registry.http import Ask
 from launcher.images.registry.reference import is_digest, is_googles
-from launcher.images.registry.retry import Passing, Patience
+from launcher.images.registry.retry import RetryPolicy, TransientError
 from launcher.images.registry.session import RegistryCall, Wire, may_pull, may_push
 from launcher.images.registry.upload import CHUNK, Blob, Upload
 
@@ -67,7 +67,7 @@ class Registry:
         environ: Mapping[str, str],
         *,
         clock: Clock = REAL,
-        patience: Patience | None = None,
+        policy: RetryPolicy | None = None,
         chunk: int | None = CHUNK,
     ) -> None:
         """`chunk`: bytes per request of an upload. None: a blob is sent in one request.
@@ -79,7 +79,7 @@ class Registry:
         # "Artifact Registry does not support Docker chunked uploads":
         # https://cloud.google.com/artifact-registry/docs/reference/docker-api, read in 2026.
         self._chunk = None if is_googles(host) else chunk
-        self._wire = Wire(host, environ, patience or Patience(clock))
+        self._wire = Wire(host, environ, policy or RetryPolicy(clock))
 
     @property
     def sent(self) -> int:
@@ -230,11 +230,11 @@ class Registry:
 
     def _again(self, call: RegistryCall, read: Callable[[], T]) -> T:
         """Call `read` until its result is complete and undamaged, and return that."""
-        tries = self._wire.patience.begin(self._wire.words(call))
+        tries = self._wire.policy.begin(self._wire.words(call))
         while True:
             try:
                 return read()
-            except Passing as error:
+            except TransientError as error:
                 tries.wait(error)
 
     def _expect(self, response: Response, call: RegistryCall, status: int) -> None:
@@ -242,7 +242,7 @@ class Registry:
             raise self._wire.refusal(call, response)
 
     def _whole(self, response: Response, call: RegistryCall) -> bytes:
-        """Read the body of a response. Raises Passing: it was cut off."""
+        """Read the body of a response. Raises TransientError: it was cut off."""
         from requests.exceptions import RequestException
 
         pieces: list[bytes] = []
@@ -252,7 +252,7 @@ class Registry:
                 if sum(map(len, pieces)) > LARGEST:
                     raise RegistryError(f"{self._wire.words(call)}: it is larger than {LARGEST >> 20} MiB")
         except RequestException as error:
-            raise Passing(f"the answer was cut off: {error}") from error
+            raise TransientError(f"the answer was cut off: {error}") from error
         finally:
             response.close()
         return b"".join(pieces)
@@ -279,8 +279,8 @@ def digest_of(raw: bytes, algorithm: str = "sha256") -> str:
 
 
 def _checked(raw: bytes, digest: str | None) -> str:
-    """Return the digest of `raw`. Raises Passing: it is not `digest`, so the bytes were damaged in transit."""
+    """Return the digest of `raw`. Raises TransientError: it is not `digest`, so the bytes were damaged in transit."""
     found = digest_of(raw, digest.partition(":")[0] if digest else "sha256")
     if digest and found != digest:
-        raise Passing(f"damaged: it has the digest {found}, and should have {digest}")
+        raise TransientError(f"damaged: it has the digest {found}, and should have {digest}")
     return found

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.images.registry.reference import is_googles, place
+from launcher.images.registry.reference import artifact_repository, is_googles
 
 if TYPE_CHECKING:
     from requests import Response
@@ -42,7 +42,7 @@ def denied(host: str, problem: str, tried: str) -> NotAuthorised:
 
 
 def _create(host: str, repository: str) -> str:
-    found = place(host, repository)
+    found = artifact_repository(host, repository)
     if found is None:
         return "Create the repository first, or name another: image.repository"
     return (

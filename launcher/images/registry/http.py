@@ -12,7 +12,7 @@ from urllib.parse import urljoin, urlsplit
 from launch_train.common.loopback import is_loopback
 from launcher.errors import LaunchError
 from launcher.images.registry.errors import RegistryError
-from launcher.images.registry.retry import Passing
+from launcher.images.registry.retry import TransientError
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
@@ -94,7 +94,7 @@ class Http:
         """Return the response, whatever its status. Redirects of GET and HEAD are followed without credentials.
 
         Raises:
-            Passing: no response, but the same request may work later.
+            TransientError: no response, but the same request may work later.
             RegistryError: no response is possible.
         """
         response = self._once(ask)
@@ -168,7 +168,7 @@ class Http:
             if is_loopback(place):
                 hint = "Start the registry, or name another: image.repository"
             return RegistryError(f"{place}: the registry can't be reached: {_innermost(error)}", hint)
-        return Passing(_innermost(error))
+        return TransientError(_innermost(error))
 
 
 class _Authorization:

@@ -119,7 +119,7 @@ _REPOSITORY_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """https://cloud.google.com/artifact-registry/docs/docker/names and …/docs/repositories/create-repos, read in 2026."""
 
 
-class Place(NamedTuple):
+class ArtifactRepository(NamedTuple):
     """A repository in Artifact Registry. A project with a domain is example.com:my-project."""
 
     location: str
@@ -127,7 +127,7 @@ class Place(NamedTuple):
     repository: str
 
 
-def place(host: str, repository: str) -> Place | None:
+def artifact_repository(host: str, repository: str) -> ArtifactRepository | None:
     """Return the Artifact Registry repository of a name, or None if it is not in Artifact Registry.
 
     In names, a project with a domain (example.com:my-project) is written as example.com/my-project.
@@ -136,7 +136,7 @@ def place(host: str, repository: str) -> Place | None:
     domain = f"{parts.pop(0)}:" if "." in parts[0] else ""
     if not found or len(parts) < 2 or not _PROJECT.fullmatch(parts[0]) or not _REPOSITORY_ID.fullmatch(parts[1]):
         return None
-    return Place(found[1], domain + parts[0], parts[1])
+    return ArtifactRepository(found[1], domain + parts[0], parts[1])
 
 
 def check_repository(text: str) -> None:
@@ -154,7 +154,7 @@ def check_repository(text: str) -> None:
         )
     if _is_container_registry(reference.host):
         raise _no_writes(reference)
-    if reference.host.endswith("pkg.dev") and place(reference.host, reference.repository) is None:
+    if reference.host.endswith("pkg.dev") and artifact_repository(reference.host, reference.repository) is None:
         raise UsageError(
             f"image.repository: {reference.name} is not a repository of Artifact Registry",
             "It is LOCATION-docker.pkg.dev/PROJECT/REPOSITORY, such as us-docker.pkg.dev/my-project/launch",

@@ -14,7 +14,7 @@ from launcher.images.registry.errors import RegistryError, said
 if TYPE_CHECKING:
     from requests import Response
 
-PASSING: Final = (408, 429, 500, 502, 503, 504)
+TRANSIENT: Final = (408, 429, 500, 502, 503, 504)
 """Status codes after which the same request may work."""
 
 TRIES: Final = 5
@@ -27,7 +27,7 @@ LONGEST_ASKED: Final = 120.0
 """The longest Retry-After, in seconds, that is followed. A registry that asks for more is considered down."""
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """A transient failure: a status such as 503, or no response.
 
     `retry_after` is the registry's Retry-After in seconds.
@@ -39,7 +39,7 @@ class Passing(Exception):
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """The retry budget for transient failures. Its random numbers don't affect other generators."""
 
     clock: Clock = REAL
@@ -54,32 +54,32 @@ class Patience:
 class Tries:
     """Bounded tries, with exponential backoff."""
 
-    def __init__(self, what: str, patience: Patience) -> None:
+    def __init__(self, what: str, policy: RetryPolicy) -> None:
         self.what = what
         self.failed = 0
-        self._patience = patience
+        self._policy = policy
 
-    def wait(self, error: Passing) -> None:
+    def wait(self, error: TransientError) -> None:
         """Wait before the next try.
 
         Raises RegistryError: it was the last one, or the registry demands too long a wait.
         """
         self.failed += 1
-        if self.failed >= self._patience.tries or error.retry_after > LONGEST_ASKED:
+        if self.failed >= self._policy.tries or error.retry_after > LONGEST_ASKED:
             hint = "No image was changed. Try again later: uploaded layers are not sent again."
             raise RegistryError(f"{self.what}: {error} (tried {self.failed} times)", hint) from error
         bound = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** (self.failed - 1))
-        self._patience.clock.sleep(max(error.retry_after, bound * (0.5 + self._patience.jitter() / 2)))
+        self._policy.clock.sleep(max(error.retry_after, bound * (0.5 + self._policy.jitter() / 2)))
 
     def progressed(self) -> None:
         """Reset the number of failed tries, after progress that can't be lost."""
         self.failed = 0
 
 
-def raise_if_passing(response: Response) -> None:
-    """Raise Passing for a response after which the same request may work."""
-    if response.status_code in PASSING:
-        raise Passing(said(response), _retry_after(response))
+def raise_if_transient(response: Response) -> None:
+    """Raise TransientError for a response after which the same request may work."""
+    if response.status_code in TRANSIENT:
+        raise TransientError(said(response), _retry_after(response))
 
 
 def _retry_after(response: Response) -> float:

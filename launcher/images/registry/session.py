@@ -14,7 +14,7 @@ from launcher.images.registry.auth import Auth
 from launcher.images.registry.errors import refusal
 from launcher.images.registry.http import Ask, Http
 from launcher.images.registry.reference import HUB, scheme
-from launcher.images.registry.retry import Passing, Patience, raise_if_passing
+from launcher.images.registry.retry import RetryPolicy, TransientError, raise_if_transient
 
 if TYPE_CHECKING:
     from requests import Response
@@ -45,11 +45,11 @@ def may_push(repository: str) -> str:
 class Wire:
     """One registry. Thread-safe."""
 
-    def __init__(self, host: str, environ: Mapping[str, str], patience: Patience) -> None:
+    def __init__(self, host: str, environ: Mapping[str, str], policy: RetryPolicy) -> None:
         self.host = host
-        self.patience = patience
+        self.policy = policy
         self.http = Http(host)
-        self.auth = Auth(host, environ, self.http, patience)
+        self.auth = Auth(host, environ, self.http, policy)
         self._root = f"{scheme(host)}://{HUBS_API if host == HUB else host}"
 
     def url(self, path: str) -> str:
@@ -73,18 +73,18 @@ class Wire:
             NotAuthorised: no credentials are accepted.
             RegistryError: all tries failed, or the registry can't be reached.
         """
-        tries = self.patience.begin(self.words(call))
+        tries = self.policy.begin(self.words(call))
         while True:
             try:
                 return self.once(call)
-            except Passing as error:
+            except TransientError as error:
                 tries.wait(error)
 
     def once(self, call: RegistryCall) -> Response:
         """Send a request once, and again after renewing refused credentials.
 
         Raises:
-            Passing: no response, or a transient failure.
+            TransientError: no response, or a transient failure.
         """
         ours = self._is_ours(call.ask.url)
         header = self.auth.header(call.scopes, self.words(call)) if ours else None
@@ -93,7 +93,7 @@ class Wire:
             if response.status_code != 401 or not ours or not self._is_ours(str(response.url)):
                 break  # the registry's credentials are never sent to a host that it redirects to
             header = self.auth.renew(call.scopes, response, header, first=refused == 0, what=self.words(call))
-        raise_if_passing(response)
+        raise_if_transient(response)
         return response
 
     def _is_ours(self, url: str) -> bool:
@@ -101,7 +101,7 @@ class Wire:
 
     def unheeded(self, call: RegistryCall) -> None:
         """Send a request once and ignore errors, because its result does not matter. Credentials are not renewed."""
-        with suppress(Passing, LaunchError):
+        with suppress(TransientError, LaunchError):
             header = self.auth.header(call.scopes, self.words(call))
             self.http.send(replace(call.ask, authorization=header))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeVar
 
 from launcher.images.registry.errors import RegistryError, codes, done, said
 from launcher.images.registry.http import Ask, Http
-from launcher.images.registry.retry import Passing
+from launcher.images.registry.retry import TransientError
 from launcher.images.registry.session import RegistryCall, Wire, may_push
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Upload:
         self._damaged = False
         self._broken = False
         self._done = False
-        self._tries = wire.patience.begin(wire.words(self._call("POST", "")))
+        self._tries = wire.policy.begin(wire.words(self._call("POST", "")))
 
     def run(self) -> None:
         """Upload the blob. Raises as `Registry.upload` does."""
@@ -73,7 +73,7 @@ class Upload:
                     self._take_up()
                 else:
                     self._go_on()
-            except Passing as error:
+            except TransientError as error:
                 self._broken = True
                 self._tries.wait(error)
         self._on_bytes(self._blob.size)
@@ -119,7 +119,7 @@ class Upload:
         self._moved(response)
         reached = _end(response) or first + size
         if not first < reached <= first + size:
-            raise Passing(f"the registry has {reached} bytes, after {first} and a piece of {size}")
+            raise TransientError(f"the registry has {reached} bytes, after {first} and a piece of {size}")
         self._reached(reached)
 
     def _finish(self, location: str, first: int) -> None:
@@ -134,20 +134,22 @@ class Upload:
         self._done = True
 
     def _answer(self, call: RegistryCall) -> Response:
-        """Return a successful response. Raises Passing: the upload is at another position, or bytes were damaged."""
+        """Return a successful response.
+
+        Raises TransientError: the upload is at another position, or bytes were damaged."""
         response = self._wire.once(call)
         if done(response):
             return response
         problem = codes(response)
         if set(problem) & set(DAMAGED) and not self._damaged:
             self._damaged, self._location = True, None
-            raise Passing(said(response))
+            raise TransientError(said(response))
         if call.ask.method == "PATCH" and (response.status_code in (405, 501) or "UNSUPPORTED" in problem):
             self._chunk, self._location = None, None
-            raise Passing(said(response))
+            raise TransientError(said(response))
         if response.status_code in FORGOTTEN and "NAME_UNKNOWN" not in problem:
             self._location = self._location if response.status_code == 416 else None
-            raise Passing(said(response))
+            raise TransientError(said(response))
         raise self._wire.refusal(call, response)
 
     def _is_there(self) -> bool:
@@ -177,8 +179,8 @@ class Upload:
             self._tries.progressed()
         self._on_bytes(offset)
 
-    def _part(self, first: int, size: int) -> Callable[[], Part]:
-        return lambda: Part(self._blob.open, first, size, self._wire.http)
+    def _part(self, first: int, size: int) -> Callable[[], BlobRange]:
+        return lambda: BlobRange(self._blob.open, first, size, self._wire.http)
 
     def _call(
         self,
@@ -186,13 +188,13 @@ class Upload:
         path: str,
         headers: dict[str, str] | None = None,
         params: tuple[tuple[str, str], ...] = (),
-        body: bytes | Callable[[], Part] = b"",
+        body: bytes | Callable[[], BlobRange] = b"",
     ) -> RegistryCall:
         ask = Ask(method, self._wire.url(path), headers or {}, params, body)
         return RegistryCall(f"send {self._blob.digest}", self._blob.repository, (may_push(self._blob.repository),), ask)
 
 
-class Part:
+class BlobRange:
     """A range of a blob, read while it is sent."""
 
     def __init__(self, open: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:  # noqa: A002 - as in Blob

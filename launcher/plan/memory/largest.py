@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from launch_train.common.config import PRESETS, parse
 from launcher.errors import UsageError
+from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.need import CONTEXT, FRAGMENTATION, GB, GIB
-from launcher.plan.memory.sizes import sizes_of
 
 UNITS = {"": GB, "gb": GB, "g": GB, "gib": GIB, "gi": GIB, "mb": 10**6, "mib": 2**20, "tb": 10**12}
 ACTIVATIONS = 0.1

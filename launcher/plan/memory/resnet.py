@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from launcher.plan.memory.model import ModelSizes, Saved
+from launcher.plan.memory.model_sizes import ModelSizes, Saved
 
 STAGES = (3, 4, 6, 3)
 EXPANSION = 4

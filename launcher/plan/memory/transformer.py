@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from launcher.plan.memory.model import ModelSizes, Saved
+from launcher.plan.memory.model_sizes import ModelSizes, Saved
 
 FP32 = 4
 """Bytes. The residual stream and the inputs of norms stay in fp32 under autocast."""

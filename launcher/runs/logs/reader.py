@@ -12,8 +12,8 @@ from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError, status_of
 from launcher.jobs.job import Job
 from launcher.runs.logs.cloud_logging import CloudLogReader
+from launcher.runs.logs.folder_logs import TextLogReader
 from launcher.runs.logs.line import Line
-from launcher.runs.logs.run_folder import TextLogReader
 
 __all__ = ["Line", "LogReader"]
 

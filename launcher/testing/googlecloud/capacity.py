@@ -31,7 +31,7 @@ HELP = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Demand:
     """The capacity that a VM requires."""
 
     zone: str
@@ -65,7 +65,7 @@ class Shortage:
     times: int | None = None
     met: int = 0
 
-    def problem(self, project: str, wanted: Wanted) -> Problem:
+    def problem(self, project: str, wanted: Demand) -> Problem:
         """Return the operation's error."""
         where = f"The zone 'projects/{project}/zones/{wanted.zone}'"
         rest = (
@@ -82,7 +82,7 @@ class Shortage:
         text = f"{where} does not have enough resources available to fulfill the request.{rest}"
         return Problem(self.code, text, 503, details if self.code in CODES else ())
 
-    def _said(self, wanted: Wanted) -> dict[str, str]:
+    def _said(self, wanted: Demand) -> dict[str, str]:
         elsewhere = f"Consider trying your request in the {', '.join(self.available)} zone(s), which currently has "
         elsewhere += "capacity to accommodate your request. " if self.available else ""
         first = f"A {wanted.machine} VM instance is currently unavailable in the {wanted.zone} zone. "
@@ -108,11 +108,11 @@ class Capacity:
         """Remove all stockouts."""
         self.shortages.clear()
 
-    def meets(self, wanted: Wanted) -> Shortage | None:
+    def meets(self, wanted: Demand) -> Shortage | None:
         """Return the stockout that applies to a VM, or None."""
         return next((one for one in self.shortages if self._fits(one, wanted)), None)
 
-    def _fits(self, one: Shortage, wanted: Wanted) -> bool:
+    def _fits(self, one: Shortage, wanted: Demand) -> bool:
         over = (one.until is not None and self.now() >= one.until) or (one.times is not None and one.met >= one.times)
         pairs = ((wanted.zone, one.zone), (wanted.machine, one.machine), (wanted.model, one.model))
         return not over and all(fnmatchcase(value, pattern) for value, pattern in pairs)
@@ -139,7 +139,7 @@ EVERYWHERE = "GPUS_ALL_REGIONS"
 PER_FAMILY = "GPUS_PER_GPU_FAMILY"
 
 
-def metric(wanted: Wanted) -> str:
+def metric(wanted: Demand) -> str:
     """Return the quota that a VM's GPUs consume in its region. Empty: none."""
     if not wanted.gpus:
         return ""
@@ -164,7 +164,7 @@ class Quotas:
         self.limits["" if name == EVERYWHERE else region, name] = limit
         self.late = late
 
-    def exceeded(self, wanted: Iterable[Wanted], used: Iterable[Wanted]) -> Problem | None:
+    def exceeded(self, wanted: Iterable[Demand], used: Iterable[Demand]) -> Problem | None:
         """Return the problem if new VMs exceed a quota, given the existing VMs. None: they fit."""
         asked, there = list(wanted), list(used)
         for name in dict.fromkeys([*filter(None, map(metric, asked)), EVERYWHERE]):
@@ -174,13 +174,13 @@ class Quotas:
                 return _exceeded(name, region, most)
         return None
 
-    def usage(self, vms: Iterable[Wanted], region: str, name: str) -> float:
+    def usage(self, vms: Iterable[Demand], region: str, name: str) -> float:
         """Return the usage of a metric by VMs in a region."""
         if name == EVERYWHERE:
             return float(sum(vm.gpus for vm in vms))
         return float(sum(vm.gpus for vm in vms if vm.region == region and metric(vm) == name))
 
-    def shown(self, used: Iterable[Wanted], region: str) -> list[dict[str, Any]]:
+    def shown(self, used: Iterable[Demand], region: str) -> list[dict[str, Any]]:
         """Return regions.get's quotas[], or with an empty region projects.get's."""
         vms = list(used)
         classic = [*NAMED.values(), *(f"PREEMPTIBLE_{name}" for name in NAMED.values()), *PREEMPTIBLE_ONLY.values()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from launcher.testing.googlecloud.capacity import Wanted
+from launcher.testing.googlecloud.capacity import Demand
 from launcher.testing.googlecloud.compute_operations import stamp
 from launcher.testing.googlecloud.errors import ApiError
 from launcher.testing.googlecloud.instance_checks import last
@@ -43,14 +43,14 @@ class Vm:
         return str(self.body["status"])
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> Demand:
         """Return the capacity that the VM consumes."""
         machine = last(self.body["machineType"])
         found = shapes().get(machine)
         attached = (self.body.get("guestAccelerators") or [{}])[0]
         kind = last(attached.get("acceleratorType", "")) or (found.accelerator if found else "")
         gpus = int(attached.get("acceleratorCount", 0)) or (found.gpus if found else 0)
-        return Wanted(self.zone, machine, self.body["scheduling"]["provisioningModel"], kind, gpus)
+        return Demand(self.zone, machine, self.body["scheduling"]["provisioningModel"], kind, gpus)
 
     @property
     def items(self) -> dict[str, str]:

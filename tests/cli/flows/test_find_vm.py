@@ -11,13 +11,13 @@ from launcher.cli.ui.vm_text import price_and_end
 from launcher.compute.vm_cost import has_local_ssd, price_of, usd_so_far
 from launcher.errors import UsageError
 from launcher.gcp.api import UnreachableError
-from launcher.jobs.vm import Machine
+from launcher.jobs.vm import VmInstance
 from tests.cli.vms import HOUR, Vms
 
 NOW = 1_700_000_000.0
 """2023-11-14 22:13:20 UTC, a Tuesday."""
 TWO = Price(usd=2.0, approx=False, rule="", source="", date="", excludes=())
-DEV = Machine(
+DEV = VmInstance(
     id="7",
     name="dev",
     project="p",
@@ -105,7 +105,7 @@ def test_a_vm_in_an_unreadable_zone_is_not_called_missing(vms: Vms) -> None:
         ),
     ],
 )
-def test_price_and_end_in_a_line(vms: Vms, machine: Machine, price: Price, text: str) -> None:
+def test_price_and_end_in_a_line(vms: Vms, machine: VmInstance, price: Price, text: str) -> None:
     assert price_and_end(machine, price, NOW) == text
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher import catalog
-from launcher.api.image import wanted
+from launcher.api.image import image_build_request
 from launcher.cli.flows.plan import gather
 from launcher.cli.options import Flags
 from launcher.errors import LaunchError
@@ -199,7 +199,7 @@ def test_code_changed_during_the_build_gets_no_tag(job: Path, registry: OciRegis
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WORLD.items():
             patch.setenv(name, value)
-        made = wanted(gather("vertex", job, Flags(), image_only=True))
+        made = image_build_request(gather("vertex", job, Flags(), image_only=True))
     (job.parent / "mine.py").write_text("print(2)\n")
     with pytest.raises(LaunchError, match="the code was changed while its image was built"):
         pipeline.push(made, NO_ENGINE, Report())

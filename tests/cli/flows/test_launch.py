@@ -106,7 +106,7 @@ def test_a_closed_terminal_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stderr", Gone())
     with (
         pytest.raises(Stopped) as stop,
-        launch.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
+        launch.report_errors(blind(), EventPrinter(None), None, "job-1", Output.text),
     ):
         os.kill(os.getpid(), signal.SIGHUP)
     print("what Typer says", file=sys.stderr)
@@ -117,7 +117,7 @@ def test_a_closed_terminal_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_closed_stdout_ends_the_watch() -> None:
     with (
         pytest.raises(Stopped) as stop,
-        launch.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
+        launch.report_errors(blind(), EventPrinter(None), None, "job-1", Output.text),
     ):
         raise BrokenPipeError
     assert stop_code(stop.value) == 141
@@ -198,7 +198,7 @@ def test_an_unreadable_run_folder(job: Job) -> None:
 def test_a_failure_of_launch_shows_no_summary() -> None:
     with (
         pytest.raises(LaunchError, match="odd"),
-        launch.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.json),
+        launch.report_errors(blind(), EventPrinter(None), None, "job-1", Output.json),
     ):
         raise LaunchError("odd")
 

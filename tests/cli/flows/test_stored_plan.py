@@ -17,7 +17,7 @@ from launcher.compute.client import Compute
 from launcher.errors import LaunchError
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored
-from launcher.runs.identity import request_id
+from launcher.runs.identity_check import request_id
 from launcher.runs.ledger import BucketLedger
 from launcher.runs.stored_plan import is_bound
 from launcher.testing.googlecloud import FakeClock

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from launcher.clock import Clock
 from launcher.images.registry import Registry
-from launcher.images.registry.retry import Patience
+from launcher.images.registry.retry import RetryPolicy
 from launcher.testing.registry import FakeTime, OciRegistry, digest
 
 REPOSITORY = "my-project/launch/train"
@@ -24,8 +24,8 @@ def client(
     registry: OciRegistry, time: FakeTime, environ: Mapping[str, str] | None = None, chunk: int | None = 4 * MIB
 ) -> Iterator[Registry]:
     """A client whose waits take no time and have no jitter."""
-    patience = Patience(Clock(time.now, time.sleep), jitter=lambda: 1.0)
-    with Registry(registry.host, environ or {}, patience=patience, chunk=chunk) as made:
+    policy = RetryPolicy(Clock(time.now, time.sleep), jitter=lambda: 1.0)
+    with Registry(registry.host, environ or {}, policy=policy, chunk=chunk) as made:
         yield made
 
 

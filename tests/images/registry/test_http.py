@@ -17,7 +17,7 @@ from launcher.clock import Clock
 from launcher.errors import NotAuthorised
 from launcher.images.registry import Registry, RegistryError, RepositoryMissing
 from launcher.images.registry.http import Ask, Http
-from launcher.images.registry.retry import Patience
+from launcher.images.registry.retry import RetryPolicy
 from launcher.images.registry.session import Wire
 from launcher.testing.registry import AlterHeader, Bearer, FakeTime, Fault, OciRegistry, Refuse, digest
 from launcher.testing.registry.faults import Serve
@@ -137,7 +137,7 @@ def test_where_a_registry_leads_its_readers_nobody_gets_its_password(time: FakeT
 
 
 def test_an_address_that_a_registry_gives_is_reached_with_tls(time: FakeTime) -> None:
-    wire = Wire("registry.example.com", {}, Patience(Clock(time.now, time.sleep)))
+    wire = Wire("registry.example.com", {}, RetryPolicy(Clock(time.now, time.sleep)))
     assert wire.url("http://registry.example.com/v2/u?a=1") == "https://registry.example.com/v2/u?a=1"
     assert wire.url("https://storage.example.com/u") == "https://storage.example.com/u"
     for elsewhere in ("http://storage.example.com/u", "http://localhost@storage.example.com/u", "ftp://x/y"):

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.images.registry.reference import Place, Reference, check_repository, is_googles, parse, place
+from launcher.images.registry.reference import (
+    ArtifactRepository,
+    Reference,
+    artifact_repository,
+    check_repository,
+    is_googles,
+    parse,
+)
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -138,9 +145,11 @@ def test_repositories_that_are_refused(text: str, says: str) -> None:
 
 
 def test_the_place_of_an_image_in_artifact_registry() -> None:
-    assert place("us-docker.pkg.dev", "my-project/launch/train") == Place("us", "my-project", "launch")
-    assert place("us-docker.pkg.dev", "example.com/my-project/launch/train") == Place(
+    assert artifact_repository("us-docker.pkg.dev", "my-project/launch/train") == ArtifactRepository(
+        "us", "my-project", "launch"
+    )
+    assert artifact_repository("us-docker.pkg.dev", "example.com/my-project/launch/train") == ArtifactRepository(
         "us", "example.com:my-project", "launch"
     )
-    assert place("localhost:5000", "my-project/launch/train") is None
-    assert place("us-docker.pkg.dev", "example.com") is None
+    assert artifact_repository("localhost:5000", "my-project/launch/train") is None
+    assert artifact_repository("us-docker.pkg.dev", "example.com") is None

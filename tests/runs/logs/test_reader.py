@@ -16,10 +16,10 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
-from launcher.runs.logs import run_folder
+from launcher.runs.logs import folder_logs
+from launcher.runs.logs.folder_logs import decode_line
 from launcher.runs.logs.line import clean_text, split_lines
 from launcher.runs.logs.reader import Line, LogReader
-from launcher.runs.logs.run_folder import decode_line
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 
 LIST = "logging.entries.list"
@@ -219,9 +219,9 @@ def test_one_poll_reads_a_bounded_amount(cloud: GoogleCloud, said: Said, folder:
         part(folder, number, b"%d\n" % number)
     lines = open_lines(cloud, said, folder)
     assert [len(lines.read_new()) for _ in range(4)] == [
-        run_folder.PARTS_PER_POLL,
-        run_folder.PARTS_PER_POLL,
-        20 - 2 * run_folder.PARTS_PER_POLL,
+        folder_logs.PARTS_PER_POLL,
+        folder_logs.PARTS_PER_POLL,
+        20 - 2 * folder_logs.PARTS_PER_POLL,
         0,
     ]
 

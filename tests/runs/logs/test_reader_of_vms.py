@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
 from launch_train.node.gce_vm import log_source, machine_of
-from launch_train.telemetry.cloud_logging import Wire
+from launch_train.telemetry.cloud_logging import EntriesClient
 from launch_train.telemetry.log_entry import Chunk, Entries
 from launcher.clock import Clock
 from launcher.jobs.job import Job
@@ -61,7 +61,7 @@ def print_on(cloud: GoogleCloud, number: str, node: int, text: str, *, run: str 
     assert machine
     entries = Entries(f"{number}-{len(cloud.logs.entries)}")
     at = to_nanoseconds(cloud.logs.clock())
-    wire = Wire(log_source(machine, environ), environ)
+    wire = EntriesClient(log_source(machine, environ), environ)
     wire.send(list(entries.made([Chunk(at, 2 if err else 1, f"{text}\n".encode())], last=True)))
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from launch_train.bench import __main__ as program
-from launch_train.bench import amp, bandwidth, clock, collective, loader, matmul, suite
+from launch_train.bench import amp, bandwidth, clock, collective, loader_benchmark, matmul, suite
 from launch_train.bench.figures import PARTS, BenchFigure, Measured
 from launch_train.bench.report import Report
 from launch_train.common import contract
@@ -127,11 +127,11 @@ def test_what_is_mixed_and_tried_depends_on_the_gpu() -> None:
 
 
 def test_photographs_are_decoded_by_workers() -> None:
-    data = loader.Photographs(loader.photograph())
+    data = loader_benchmark.Photographs(loader_benchmark.photograph())
     assert len(data._jpeg) > 50_000
     assert (data[3].shape, data[3].dtype) == ((3, 224, 224), torch.float32)
     assert not torch.equal(data[3], data[4])
-    assert all(1 < loader.rate(data, workers, 0.1) < 1e5 for workers in (0, 1))
+    assert all(1 < loader_benchmark.rate(data, workers, 0.1) < 1e5 for workers in (0, 1))
 
 
 def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +141,9 @@ def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) 
         used.append(torch.get_num_threads())
         return 1.0
 
-    monkeypatch.setattr(loader, "rate", rate)
+    monkeypatch.setattr(loader_benchmark, "rate", rate)
     with matmul.threads(3):
-        loader.measure(0.0, quick=True)
+        loader_benchmark.measure(0.0, quick=True)
         assert torch.get_num_threads() == 3
     assert set(used) == {1}
 
@@ -153,7 +153,7 @@ def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) 
     [(1, False, (0, 1)), (2, True, (0, 2)), (6, False, (0, 1, 2, 4, 6)), (96, False, (0, 1, 2, 4, 8, 16))],
 )
 def test_numbers_of_workers(most: int, quick: bool, counts: tuple[int, ...]) -> None:
-    assert loader.counts(quick, most) == counts
+    assert loader_benchmark.counts(quick, most) == counts
 
 
 def test_a_part_that_fails_is_noted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

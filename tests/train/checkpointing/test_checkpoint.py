@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from launch_train import checkpoint
-from launch_train.checkpointing import loader, multipart_writer, retention
 from launch_train.checkpointing import manifest as manifests
+from launch_train.checkpointing import multipart_writer, resume_loader, retention
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.checkpointing.multipart_writer import CancelledError
 from launch_train.checkpointing.partition import assign_to_ranks, join, split
@@ -253,7 +253,9 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
 def test_a_run_of_another_kind_is_not_resumed(tmp_path: Path, about: dict[str, Any]) -> None:
     """Its checkpoints may be whole; what it says of itself is nothing that a run of ours could be held against."""
     with pytest.raises(UsageError) as caught:
-        loader.require_same_run(about, {"config": dict.fromkeys((*loader.FIXED, "data"), 1)}, "gs://b/run")
+        resume_loader.require_same_run(
+            about, {"config": dict.fromkeys((*resume_loader.FIXED, "data"), 1)}, "gs://b/run"
+        )
     assert "gs://b/run" in str(caught.value)
 
 
@@ -265,7 +267,7 @@ def foreign(folder: Path, written: Callable[[str], object]) -> None:
     content, name = file.read_bytes(), "rank-00000-0000.part"
     file.unlink()
     storage.write(f"{contract.checkpoint_folder(5, '0001-0000')}/{name}", content)
-    part = multipart_writer.Part(name, len(content), checksum(content))
+    part = multipart_writer.CheckpointPart(name, len(content), checksum(content))
     manifests.commit(storage, Manifest(5, "0001-0000", ((part,),), {"config": {}}))
 
 

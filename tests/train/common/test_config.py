@@ -15,7 +15,7 @@ from launch_train.common.config import (
     Checkpoint,
     Config,
     Data,
-    Foreign,
+    ExternalModel,
     Gpt,
     Loader,
     Profile,
@@ -95,9 +95,9 @@ def test_resnet_learns_from_synthetic_images_unless_said_otherwise() -> None:
 
 def test_models_of_others_keep_their_own_settings() -> None:
     config = parse({"model": {"name": "hf:llama", "hidden_size": 64, "pretrained": False}, "loss": "a.b:c"})
-    assert config.model == Foreign("hf:llama", {"hidden_size": 64})
+    assert config.model == ExternalModel("hf:llama", {"hidden_size": 64})
     assert (config.data.path, config.loss) == ("synthetic", "a.b:c")
-    assert parse({"model": "my_pkg.model:build"}).model == Foreign("my_pkg.model:build")
+    assert parse({"model": "my_pkg.model:build"}).model == ExternalModel("my_pkg.model:build")
     data = {"path": "my_pkg.data:build", "settings": {"length": 3}}
     assert parse({"data": data}).data == Data("my_pkg.data:build", settings={"length": 3})
     assert json.loads(json.dumps(as_data(parse({"data": data}))))["data"]["settings"] == {"length": 3}

@@ -22,8 +22,8 @@ from launch_train.common.errors import UsageError
 from launch_train.data import open_data
 from launch_train.data.image_index import holds_images, listed, scanned
 from launch_train.data.images import Pictures, centre, cut, decoded
-from launch_train.data.loader import Feed
-from launch_train.data.source import generator, share
+from launch_train.data.loader import BatchLoader
+from launch_train.data.sample_order import generator, share
 from launch_train.distributed.process_group import Ranks
 
 CPU = torch.device("cpu")
@@ -149,11 +149,11 @@ def test_shards_are_read_through_once(tmp_path: Path, cache: Path, monkeypatch: 
 
 
 def batches(source: Any, workers: int, rank: int = 0, world: int = 1, start: int = 1) -> list[Any]:
-    feed = Feed(source, share(4, rank, world), CPU, Loader(workers=workers))
+    batch_loader = BatchLoader(source, share(4, rank, world), CPU, Loader(workers=workers))
     try:
-        return [feed.train(step) for step in range(start, 8)] + [feed.held_out(0, 1)]
+        return [batch_loader.train(step) for step in range(start, 8)] + [batch_loader.held_out(0, 1)]
     finally:
-        feed.close()
+        batch_loader.close()
 
 
 def test_images_are_the_same_whatever_the_processes_the_ranks_and_the_start(tmp_path: Path) -> None:

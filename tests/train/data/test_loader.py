@@ -20,15 +20,15 @@ from launch_train.common.config import Loader
 from launch_train.common.errors import OutOfMemoryError, TrainError, UsageError
 from launch_train.data import cuda_prefetcher
 from launch_train.data.batch import move_to
-from launch_train.data.cuda_prefetcher import Ahead
-from launch_train.data.loader import Feed
+from launch_train.data.cuda_prefetcher import CudaPrefetcher
+from launch_train.data.loader import BatchLoader
 from launch_train.data.map_dataset import Samples
 from launch_train.data.masked_lm import Masked
-from launch_train.data.source import share
+from launch_train.data.sample_order import share
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
 from launch_train.data.text import Text, prepare
-from launch_train.data.user_dataset import Own, seeded
-from launch_train.data.workers import BatchKey, BatchOrder, Job, Pool, PreparedBatch
+from launch_train.data.user_dataset import UserDataset, seeded
+from launch_train.data.workers import BatchKey, BatchOrder, Pool, PreparedBatch, WorkerDataset
 
 CPU = torch.device("cpu")
 
@@ -54,22 +54,22 @@ class Numbers:
 
 
 def source(dataset: Numbers, batch_size: int = 4, held_out: int = 6) -> Samples:
-    train, rest = Own(dataset, "numbers", 7, 0), Own(Numbers(held_out), "rest", 7, 1)
+    train, rest = UserDataset(dataset, "numbers", 7, 0), UserDataset(Numbers(held_out), "rest", 7, 1)
     return Samples(train, rest, seed=7, batch_size=batch_size, facts={}, steps=10)
 
 
 @contextmanager
-def fed(dataset: Numbers, workers: int, part: slice = slice(0, 4), batch_size: int = 4) -> Iterator[Feed]:
-    feed = Feed(source(dataset, batch_size), part, CPU, Loader(workers=workers))
+def fed(dataset: Numbers, workers: int, part: slice = slice(0, 4), batch_size: int = 4) -> Iterator[BatchLoader]:
+    batch_loader = BatchLoader(source(dataset, batch_size), part, CPU, Loader(workers=workers))
     try:
-        yield feed
+        yield batch_loader
     finally:
-        feed.close()
+        batch_loader.close()
 
 
-def train(feed: Feed, steps: int) -> None:
+def train(batch_loader: BatchLoader, steps: int) -> None:
     for step in range(1, steps + 1):
-        feed.train(step)
+        batch_loader.train(step)
 
 
 def late() -> int:
@@ -83,19 +83,19 @@ def plain(batch: Any) -> list[Any]:
     return [{name: one.tolist() for name, one in inputs.items()}, targets.tolist()]
 
 
-def order_of_a_run(feed: Feed) -> list[Any]:
+def order_of_a_run(batch_loader: BatchLoader) -> list[Any]:
     """Training, an evaluation in between, and a jump."""
-    made = [plain(feed.train(step)) for step in (1, 2, 3)]
-    made += [plain(feed.held_out(index, 3)) for index in range(3)]
-    made += [plain(feed.train(step)) for step in (4, 5)]
-    return made + [plain(feed.train(step)) for step in (9, 10, 2)] + [plain(feed.held_out(2, 3))]
+    made = [plain(batch_loader.train(step)) for step in (1, 2, 3)]
+    made += [plain(batch_loader.held_out(index, 3)) for index in range(3)]
+    made += [plain(batch_loader.train(step)) for step in (4, 5)]
+    return made + [plain(batch_loader.train(step)) for step in (9, 10, 2)] + [plain(batch_loader.held_out(2, 3))]
 
 
 def test_any_number_of_processes_makes_the_same() -> None:
     runs = []
     for workers in (0, 1, 3):
-        with fed(Numbers(), workers) as feed:
-            runs.append(order_of_a_run(feed))
+        with fed(Numbers(), workers) as batch_loader:
+            runs.append(order_of_a_run(batch_loader))
     assert runs[0] == runs[1] == runs[2]
     targets = [batch[1] for batch in runs[0]]
     assert sorted(targets[0] + targets[1] + targets[2][:2]) == list(range(10))  # an epoch has each of them once
@@ -110,10 +110,10 @@ def test_each_epoch_has_an_order_of_its_own() -> None:
 
 
 def test_two_ranks_share_what_one_has() -> None:
-    whole, parts = Feed(source(Numbers()), share(4, 0, 1), CPU, Loader(workers=0)), []
+    whole, parts = BatchLoader(source(Numbers()), share(4, 0, 1), CPU, Loader(workers=0)), []
     for rank in range(2):
-        with fed(Numbers(), rank, share(4, rank, 2)) as feed:
-            parts.append([plain(feed.train(step))[1] for step in (1, 2, 3, 4)])
+        with fed(Numbers(), rank, share(4, rank, 2)) as batch_loader:
+            parts.append([plain(batch_loader.train(step))[1] for step in (1, 2, 3, 4)])
     both = [one + two for one, two in zip(*parts, strict=True)]
     assert both == [plain(whole.train(step))[1] for step in (1, 2, 3, 4)]
 
@@ -124,9 +124,9 @@ def test_what_training_draws_does_not_depend_on_who_makes_its_data() -> None:
         torch.manual_seed(3)
         np.random.seed(3)
         random.seed(3)
-        with fed(Numbers(), workers) as feed:
-            feed.train(1)
-            feed.held_out(0, 1)
+        with fed(Numbers(), workers) as batch_loader:
+            batch_loader.train(1)
+            batch_loader.held_out(0, 1)
             drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
     assert drawn[0] == drawn[1]
 
@@ -143,23 +143,23 @@ def test_a_sample_is_drawn_anew_in_each_epoch_and_alike_in_the_same() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_item_that_fails_is_named_in_one_line(workers: int) -> None:
     bad = late()
-    with fed(Numbers(bad=bad), workers) as feed, pytest.raises(UsageError) as caught:
-        train(feed, 5)
+    with fed(Numbers(bad=bad), workers) as batch_loader, pytest.raises(UsageError) as caught:
+        train(batch_loader, 5)
     assert f"numbers [{bad}] failed at" in str(caught.value)
     assert str(caught.value).endswith("ValueError: this one is broken")
     assert "\n" not in str(caught.value)
 
 
 def test_processes_that_hang_are_not_waited_for() -> None:
-    feed = Feed(source(Numbers(sleepy=late())), slice(0, 4), CPU, Loader(workers=1))
-    feed.train(1)
-    assert feed._pool is not None
-    pids = feed._pool.pids
+    batch_loader = BatchLoader(source(Numbers(sleepy=late())), slice(0, 4), CPU, Loader(workers=1))
+    batch_loader.train(1)
+    assert batch_loader._pool is not None
+    pids = batch_loader._pool.pids
     began = time.monotonic()
     while not _is_asleep(pids[0]) and time.monotonic() - began < 20:
         time.sleep(0.1)
     began = time.monotonic()
-    feed.close()
+    batch_loader.close()
     assert time.monotonic() - began < 10
     assert pids
     assert not any(_is_there(pid) for pid in pids)
@@ -177,12 +177,12 @@ def _is_there(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_an_error_in_words() -> None:
-    with fed(Numbers(deadly=late()), 2) as feed:
-        feed.train(1)
-        assert feed._pool is not None
-        pids = feed._pool.pids
+    with fed(Numbers(deadly=late()), 2) as batch_loader:
+        batch_loader.train(1)
+        assert batch_loader._pool is not None
+        pids = batch_loader._pool.pids
         with pytest.raises(TrainError, match="a loader process exited unexpectedly"):
-            train(feed, 4)
+            train(batch_loader, 4)
     assert len(pids) == 2
     assert not any(_is_there(pid) for pid in pids)
 
@@ -190,10 +190,10 @@ def test_a_process_that_dies_is_an_error_in_words() -> None:
 def test_a_dataset_that_can_not_travel_is_made_here(capsys: pytest.CaptureFixture[str]) -> None:
     dataset = Numbers()
     dataset.lock = lambda: None  # type: ignore[attr-defined]  # what can't be pickled
-    with fed(dataset, 2) as feed:
-        assert feed.choice.chosen == "main process"
-        assert feed.choice.why == "the dataset can't be pickled"
-        assert len(feed.train(1)[1]) == 4
+    with fed(dataset, 2) as batch_loader:
+        assert batch_loader.choice.chosen == "main process"
+        assert batch_loader.choice.why == "the dataset can't be pickled"
+        assert len(batch_loader.train(1)[1]) == 4
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("loader: the dataset can't be sent to a worker process: ")
 
@@ -203,8 +203,8 @@ def test_a_dataset_that_refuses_to_travel_in_its_own_words_is_made_here(capsys: 
         def __getstate__(self) -> Any:
             raise RuntimeError("there is an open connection")
 
-    with fed(Refusing(), 2) as feed:
-        assert feed.choice.why == "the dataset can't be pickled"
+    with fed(Refusing(), 2) as batch_loader:
+        assert batch_loader.choice.why == "the dataset can't be pickled"
     assert "worker process: there is an open connection" in capsys.readouterr().out
 
 
@@ -212,7 +212,7 @@ def test_a_gpu_that_is_full_is_not_taken_for_a_process_that_died() -> None:
     def copied(made: PreparedBatch) -> PreparedBatch:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    pool = Pool(Job(source(Numbers()), slice(0, 4)), 1, 1, ahead=lambda batches, wanted: map(copied, batches))
+    pool = Pool(WorkerDataset(source(Numbers()), slice(0, 4)), 1, 1, ahead=lambda batches, wanted: map(copied, batches))
     try:
         with pytest.raises(OutOfMemoryError, match="no memory for the next batch on the GPU: CUDA out of memory"):
             pool.get(BatchKey(1))
@@ -234,12 +234,12 @@ class Counted(Numbers):
 
 def test_a_batch_that_is_asked_for_again_is_made_once() -> None:
     dataset = Counted()
-    feed = Feed(source(dataset), slice(0, 4), CPU, Loader(workers=0))
+    batch_loader = BatchLoader(source(dataset), slice(0, 4), CPU, Loader(workers=0))
     dataset.asked.clear()
-    assert torch.equal(feed.once(1)[1], feed.once(1)[1])
+    assert torch.equal(batch_loader.once(1)[1], batch_loader.once(1)[1])
     assert len(dataset.asked) == 4
-    feed.train(1)
-    assert torch.equal(feed.once(2)[1], feed.train(2)[1])
+    batch_loader.train(1)
+    assert torch.equal(batch_loader.once(2)[1], batch_loader.train(2)[1])
 
 
 class Stream:
@@ -257,7 +257,12 @@ def test_what_comes_for_training_in_an_evaluation_stays_off_the_gpu(monkeypatch:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     monkeypatch.setattr(cuda_prefetcher, "move_to", lambda batch, device: copied.append(batch) or batch)  # type: ignore[func-returns-value]  # append gives None, and so the batch
-    pool = Pool(Job(source(Numbers()), slice(0, 4)), 2, 2, ahead=lambda batches, wanted: Ahead(batches, CPU, wanted))
+    pool = Pool(
+        WorkerDataset(source(Numbers()), slice(0, 4)),
+        2,
+        2,
+        ahead=lambda batches, wanted: CudaPrefetcher(batches, CPU, wanted),
+    )
     try:
         pool.get(BatchKey(1))
         before = len(copied)
@@ -320,12 +325,12 @@ def test_a_signal_to_the_group_takes_no_data_away_and_nothing_outlives_the_rank(
 
 
 def test_what_is_quickly_made_is_made_here() -> None:
-    feed = Feed(SyntheticTokens(100, 8, 1, 4, CPU), slice(0, 4), CPU, Loader(workers=4))
-    assert feed.choice == ("loader", "main process", "batches are cheap to prepare")
-    assert torch.equal(feed.train(3)[0], feed.once(3)[0])
-    assert feed.waited() > 0
-    assert feed.waited() == 0
-    feed.close()
+    batch_loader = BatchLoader(SyntheticTokens(100, 8, 1, 4, CPU), slice(0, 4), CPU, Loader(workers=4))
+    assert batch_loader.choice == ("loader", "main process", "batches are cheap to prepare")
+    assert torch.equal(batch_loader.train(3)[0], batch_loader.once(3)[0])
+    assert batch_loader.waited() > 0
+    assert batch_loader.waited() == 0
+    batch_loader.close()
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cuda", False), ("cpu", True), ("mps", True)])
@@ -360,14 +365,14 @@ def test_no_batch_waits_for_the_gpu(workers: int, tmp_path: Path) -> None:
     every: list[Any] = [text, tokens, Masked(text, 0.15, 1, 4, gpu), Masked(tokens, 0.15, 1, 4, gpu)]
     every += [SyntheticImages(3, 32, 1, 4, gpu), source(Numbers())]
     for one in every:
-        feed = Feed(one, slice(0, 4), gpu, Loader(workers=workers))
-        feed.train(1)
+        batch_loader = BatchLoader(one, slice(0, 4), gpu, Loader(workers=workers))
+        batch_loader.train(1)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            made = [feed.train(step) for step in (2, 3)] + [feed.held_out(0, 1), feed.train(4)]
+            made = [batch_loader.train(step) for step in (2, 3)] + [batch_loader.held_out(0, 1), batch_loader.train(4)]
         finally:
             torch.cuda.set_sync_debug_mode("default")
-            feed.close()
-        there = Feed(one, slice(0, 4), gpu, Loader(workers=0))
+            batch_loader.close()
+        there = BatchLoader(one, slice(0, 4), gpu, Loader(workers=0))
         assert torch.equal(made[3][1], there.train(4)[1])
         assert made[3][1].is_cuda

@@ -12,7 +12,8 @@ import torch
 from launch_train.common.config import parse
 from launch_train.common.errors import UsageError
 from launch_train.data import open_data
-from launch_train.data.source import HELD_OUT, ORDER, TRAIN, Source, draw, order, share
+from launch_train.data.sample_order import HELD_OUT, ORDER, TRAIN, draw, order, share
+from launch_train.data.source import Source
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
 from launch_train.data.text import STDLIB_CAP, Text, prepare, stdlib_files, unigram_entropy
 from launch_train.distributed.process_group import Ranks

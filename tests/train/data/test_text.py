@@ -21,7 +21,8 @@ from launch_train.common.errors import UnfitError, UsageError
 from launch_train.data import files, open_data
 from launch_train.data import tokenize as made
 from launch_train.data.masked_lm import Masked, MaskingRule, bits, hide
-from launch_train.data.source import IGNORED, MASK, share
+from launch_train.data.sample_order import MASK, share
+from launch_train.data.source import IGNORED
 from launch_train.data.synthetic import SyntheticTokens
 from launch_train.data.text import Text, prepare
 from launch_train.data.token_file import Corpus, count

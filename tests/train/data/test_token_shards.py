@@ -14,7 +14,8 @@ from launch_train.common.config import parse, problems
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import open_storage
 from launch_train.data import open_data
-from launch_train.data.source import Source, share
+from launch_train.data.sample_order import share
+from launch_train.data.source import Source
 from launch_train.data.token_file import Shard, Windows, split
 from launch_train.data.token_shards import holding, read_shard
 from launch_train.distributed.process_group import Ranks

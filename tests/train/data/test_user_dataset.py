@@ -14,7 +14,7 @@ from launch_train.common import contract
 from launch_train.common.config import Loader, parse
 from launch_train.common.errors import UsageError
 from launch_train.data import open_data, user_dataset
-from launch_train.data.loader import Feed
+from launch_train.data.loader import BatchLoader
 from launch_train.data.map_dataset import batch, size, tensor
 from launch_train.distributed import process_group
 from launch_train.distributed.process_group import Ranks
@@ -101,11 +101,13 @@ def test_a_dataset_of_ones_own(code: str) -> None:
 
 def test_processes_find_the_users_code_and_draw_the_same(code: str) -> None:
     def run(workers: int) -> list[Any]:
-        feed = Feed(open_data(config(f"{code}:build"), Ranks()), slice(0, 4), CPU, Loader(workers=workers))
+        batch_loader = BatchLoader(
+            open_data(config(f"{code}:build"), Ranks()), slice(0, 4), CPU, Loader(workers=workers)
+        )
         try:
-            made = [feed.train(step) for step in (1, 2, 3, 4)] + [feed.held_out(0, 2)]
+            made = [batch_loader.train(step) for step in (1, 2, 3, 4)] + [batch_loader.held_out(0, 2)]
         finally:
-            feed.close()
+            batch_loader.close()
         return [({name: one.tolist() for name, one in x.items()}, y.tolist()) for x, y in made]  # type: ignore[attr-defined]  # inputs are a mapping here
 
     assert run(0) == run(1)

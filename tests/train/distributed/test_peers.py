@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launch_train.common import contract
-from launch_train.common.process_exit import ShutdownSignal
+from launch_train.common.shutdown_signal import ShutdownSignal
 from launch_train.distributed import peers
 from launch_train.distributed.peers import Peers, Process, this_process
 from launch_train.distributed.process_group import Ranks

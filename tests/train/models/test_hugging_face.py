@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from launch_train.common import contract
-from launch_train.common.config import Foreign, parse
+from launch_train.common.config import ExternalModel, parse
 from launch_train.common.errors import UsageError
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
@@ -111,7 +111,7 @@ def test_an_encoder_is_for_masked_language_unless_asked_otherwise() -> None:
 def test_the_data_goes_by_the_head_that_is_chosen() -> None:
     """Shown what comes next, an encoder would only have to copy it."""
     config = resolve_task(parse({"model": MODELS["bert"], "data": {"path": "synthetic", "block_size": 16}}))
-    assert isinstance(config.model, Foreign)
+    assert isinstance(config.model, ExternalModel)
     assert config.model.task == "masked-lm"
     inputs, targets = open_data(config, Ranks()).train(1, slice(0, 24))
     assert (targets == -100).any()

@@ -10,21 +10,11 @@ from pathlib import Path
 import pytest
 
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import (
-    TORCHRUN,
-    Paths,
-    Task,
-    child_env,
-    command,
-    framework_env,
-    machine_env,
-    missing_target,
-    parse_args,
-    rehearsal_env,
-)
-from launch_train.node.control_store import Order
+from launch_train.node.command import TORCHRUN, Task, command, missing_target, parse_args
+from launch_train.node.control_store import GenerationSpec
+from launch_train.node.environment import Paths, child_env, framework_env, machine_env, rehearsal_env
 
-ORDER = Order(generation=4, attempt=2, port=31000, members=("aa", "bb"))
+ORDER = GenerationSpec(generation=4, attempt=2, port=31000, members=("aa", "bb"))
 PAIR = Cluster(("host-a:2222", "host-b:2222"), 1)
 
 

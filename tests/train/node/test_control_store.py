@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.errors import OutputError
-from launch_train.common.process_exit import PREEMPTION_SECONDS
+from launch_train.common.shutdown_signal import PREEMPTION_SECONDS
 from launch_train.common.storage import Buffer, LocalFolder, Storage, open_storage
 from launch_train.metrics import LAST_SECONDS
 from launch_train.node.control_store import (
+    GenerationSpec,
     HeartbeatMonitor,
     Member,
     MemoryStore,
-    Order,
     State,
     Store,
     StoreLostError,
@@ -90,11 +90,11 @@ class Crew:
         for node in nodes:
             self.members[node] = Member(self.store, node, FAST)
 
-    def ordered(self, generation: int) -> Order:
+    def ordered(self, generation: int) -> GenerationSpec:
         """The order of a generation, once every member has it."""
         until(lambda: all(self.state(n).generation == generation for n in self.members), f"order {generation}")
         until(lambda: all(self.state(n).phase in ("run", "stop") for n in self.members), "a run")
-        return Order.from_json(self.store.get(f"order/{generation}") or "")
+        return GenerationSpec.from_json(self.store.get(f"order/{generation}") or "")
 
     def state(self, node: int) -> State:
         return self.members[node].state()
@@ -406,8 +406,8 @@ def test_the_store_of_torch_is_one_too() -> None:
 
 
 def test_an_order_survives_the_store() -> None:
-    order = Order(3, 2, 12345, ("aa", "bb"))
-    assert Order.from_json(json.dumps(asdict(order))) == order
+    order = GenerationSpec(3, 2, 12345, ("aa", "bb"))
+    assert GenerationSpec.from_json(json.dumps(asdict(order))) == order
 
 
 def test_graces_nest() -> None:

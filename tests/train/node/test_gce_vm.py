@@ -12,7 +12,7 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.contract import Exit
-from launch_train.node.gce_vm import Machine, log_source, machine_of
+from launch_train.node.gce_vm import VmIdentity, log_source, machine_of
 from launcher.runs.metrics.results import results
 from launcher.testing.googlecloud import Fault, GoogleCloud, Stalled, Status
 from launcher.testing.googlecloud.logs import WRITE
@@ -80,7 +80,7 @@ def logged(cloud: GoogleCloud, instance: str = "4242") -> list[str]:
 
 def test_the_vm_of_the_environment() -> None:
     said: list[str] = []
-    assert machine_of({contract.MACHINE: json.dumps(TOLD)}, said.append) == Machine(*TOLD.values())
+    assert machine_of({contract.MACHINE: json.dumps(TOLD)}, said.append) == VmIdentity(*TOLD.values())
     assert machine_of({}, said.append) is None
     assert said == []
 
@@ -95,7 +95,7 @@ def test_one_that_cant_be_read_is_told_and_none(text: str) -> None:
 
 @pytest.mark.parametrize(("node", "task"), [(0, "workerpool0-0"), (1, "workerpool1-0"), (3, "workerpool1-2")])
 def test_what_its_entries_say(node: int, task: str) -> None:
-    machine = Machine(*TOLD.values())
+    machine = VmIdentity(*TOLD.values())
     source = log_source(machine, {contract.RUN: "demo-1", contract.CLUSTER_SPEC: cluster_spec(4, node, 2222)})
     assert source.labels == {
         "launch-run": "demo-1",
@@ -106,7 +106,9 @@ def test_what_its_entries_say(node: int, task: str) -> None:
 
 
 def test_a_cluster_that_cant_be_read_is_somebody_elses_word() -> None:
-    assert log_source(Machine("p", "z", "n", "1"), {contract.CLUSTER_SPEC: "{"}).labels["task_name"] == "workerpool0-0"
+    assert (
+        log_source(VmIdentity("p", "z", "n", "1"), {contract.CLUSTER_SPEC: "{"}).labels["task_name"] == "workerpool0-0"
+    )
 
 
 # --- Cloud Logging ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
 from launch_train.node import notify
 from launch_train.node.exit_status import End
-from launch_train.node.launch_round import StopRequest
+from launch_train.node.generation import StopRequest
 from launch_train.node.notify import CostMeter, Notifier, Settings, event_of, newest_row, post, slack
 from launcher.testing.googlecloud import GoogleCloud
 

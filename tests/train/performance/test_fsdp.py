@@ -27,7 +27,7 @@ from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
 from launch_train.common.text import si
 from launch_train.data import open_data
-from launch_train.data.loader import Feed
+from launch_train.data.loader import BatchLoader
 from launch_train.distributed import dtensor
 from launch_train.distributed.dtensor import Region, SavedTensor
 from launch_train.distributed.process_group import Ranks
@@ -315,11 +315,11 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch
             raise torch.OutOfMemoryError("no room")
 
     hook = models.blocks(shared)[-1].register_forward_pre_hook(scarce)
-    feed = Feed(open_data(config, group), slice(0, 8), group.device, config.loader)
+    batch_loader = BatchLoader(open_data(config, group), slice(0, 8), group.device, config.loader)
     found = warmup.probe_micro_batch(
-        shared, feed, group, memory.split_evenly(8, None, 1), FP32, compiling.CompilePlan("off", "")
+        shared, batch_loader, group, memory.split_evenly(8, None, 1), FP32, compiling.CompilePlan("off", "")
     )
-    feed.close()
+    batch_loader.close()
     hook.remove()
     assert (found.size, max(sizes)) == (2, 8)
     assert all(one.grad is None for one in shared.parameters())

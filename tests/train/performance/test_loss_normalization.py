@@ -24,7 +24,7 @@ from tests.train.trainer.test_train import events, read, steps
 WITHIN = 1e-5
 
 COSTLY = pytest.mark.slow(turn=1)
-"""Of tests that need the runs of `base`, some 50 s of CPU time. tests/train/checkpointing/test_loader.py always
+"""Of tests that need the runs of `base`, some 50 s of CPU time. tests/train/checkpointing/test_resume_loader.py always
 compares two micro-batches."""
 
 

@@ -19,7 +19,7 @@ from launch_train.common import contract
 from launch_train.common.config import Config, Profile, parse
 from launch_train.common.errors import PreemptedError
 from launch_train.common.storage import LocalFolder
-from launch_train.data.loader import Feed
+from launch_train.data.loader import BatchLoader
 from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring import alerts
 from launch_train.profiling import __main__, report
@@ -119,13 +119,13 @@ def test_the_numbers_do_not_change(tmp_path: Path) -> None:
 
 
 def test_slow_data_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = Feed.train
+    train = BatchLoader.train
 
-    def slow(feed: Feed, step: int) -> Any:
+    def slow(batch_loader: BatchLoader, step: int) -> Any:
         time.sleep(0.03)
-        return train(feed, step)
+        return train(batch_loader, step)
 
-    monkeypatch.setattr(Feed, "train", slow)
+    monkeypatch.setattr(BatchLoader, "train", slow)
     (said,) = run(tmp_path / "run")["profile"]
     assert (said["bound"], said["change"]) == ("input", "loader.workers")
 

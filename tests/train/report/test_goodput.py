@@ -13,7 +13,7 @@ from launch_train.common.storage import LocalFolder
 from launch_train.report import page
 from launch_train.report.goodput import PARTS, attempt_times, goodput, total_usd
 from launch_train.report.run_data import AttemptRecord, Columns, RunData, Start
-from launcher.runs.attempts import EntryEnd
+from launcher.runs.attempts import AttemptEnd
 from launcher.runs.ledger import BucketLedger
 from tests.train.report.folders import PLACE, T, preempted, read, rows, write
 
@@ -108,7 +108,7 @@ def test_the_end_that_a_launcher_records(tmp_path: Path) -> None:
         ],
     }
     write(tmp_path, parts)
-    end = EntryEnd(state="SUCCEEDED", kind="succeeded", scope="permanent", cause="", time=T + 20_000)
+    end = AttemptEnd(state="SUCCEEDED", kind="succeeded", scope="permanent", cause="", time=T + 20_000)
     ledger._note_end(1, replace(end, billed=3600.0, waited=600.0))
     (one,) = attempt_times(read(tmp_path), T + 99_999)
     assert one.parts["queue"] == pytest.approx(600)

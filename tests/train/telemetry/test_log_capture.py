@@ -15,7 +15,7 @@ import pytest
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder
 from launch_train.telemetry import log_capture
-from launch_train.telemetry.log_capture import BUFFER, PART, Buffer, Keeper
+from launch_train.telemetry.log_capture import BUFFER, PART, Buffer, LogWriter
 from tests.train.nodes import until
 
 
@@ -37,16 +37,16 @@ class Flaky(LocalFolder):
 
 
 class Kept(NamedTuple):
-    """A keeper over a local run folder."""
+    """A writer over a local run folder."""
 
     buffer: Buffer
-    keeper: Keeper
+    writer: LogWriter
     storage: Flaky
     said: list[str]
 
     def close(self, seconds: float = 20.0) -> None:
         end = time.monotonic() + seconds
-        self.keeper.close(lambda: end - time.monotonic())
+        self.writer.close(lambda: end - time.monotonic())
 
     def parts(self) -> dict[str, bytes]:
         return {name: self.storage.read(name) for name in self.storage.list("text/")}
@@ -55,7 +55,7 @@ class Kept(NamedTuple):
 def kept(folder: Path, *, every: float = 0.05, attempt: int = 2, node: int = 3, broken: bool = False) -> Kept:
     storage, buffer, said = Flaky(folder), Buffer(every), list[str]()
     storage.broken = broken
-    return Kept(buffer, Keeper(buffer, storage, attempt, node, None, said.append), storage, said)
+    return Kept(buffer, LogWriter(buffer, storage, attempt, node, None, said.append), storage, said)
 
 
 def test_parts_are_written_while_it_runs_and_the_rest_at_the_end(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_at_the_end_a_broken_folder_is_tried_once_more(tmp_path: Path) -> None:
 def test_a_keeper_that_is_dropped_says_nothing(tmp_path: Path) -> None:
     it = kept(tmp_path, broken=True, every=1000)
     it.buffer.add(b"one\n")
-    it.keeper.drop()
+    it.writer.drop()
     it.close()
     assert (it.said, it.parts()) == ([], {})
 

@@ -12,7 +12,7 @@ import pytest
 from launch_train.common import contract
 from launch_train.telemetry import logger_process, metric_sink
 from launch_train.telemetry.logger_process import LoggerProcess
-from launch_train.telemetry.metric_sink import Parts, open_sink
+from launch_train.telemetry.metric_sink import MetricsWriter, open_sink
 
 COPY = """
 import os, sys
@@ -78,11 +78,11 @@ def test_only_named_loggers_are_opened(tmp_path: Path, monkeypatch: pytest.Monke
     for names, board in (("tensorboard", True), ("wandb,mlflow", False), ("vertex,wandb", True), (None, True)):
         env = {contract.RUN_FOLDER: str(tmp_path), **({contract.LOGGERS: names} if names else {})}
         sink = open_sink(env)
-        assert isinstance(sink, Parts)
+        assert isinstance(sink, MetricsWriter)
         assert (sink._board is not None) is board
         sink.close()
     assert started == [["wandb", "mlflow"], ["wandb"]]
-    assert not isinstance(open_sink({**env, "RANK": "1", contract.LOGGERS: "wandb"}), Parts)
+    assert not isinstance(open_sink({**env, "RANK": "1", contract.LOGGERS: "wandb"}), MetricsWriter)
 
 
 def test_the_users_modules_do_not_hide_a_loggers_package() -> None:

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from launch_train.api import session
 from launch_train.checkpointing.async_saver import Saver, Snapshot
 from launch_train.checkpointing.interval import Interval
 from launch_train.checkpointing.partition import HostCopies
 from launch_train.common.config import Checkpoint
 from launch_train.common.storage import LocalFolder
 from launch_train.data import cuda_prefetcher
-from launch_train.data.cuda_prefetcher import Ahead
+from launch_train.data.cuda_prefetcher import CudaPrefetcher
 from launch_train.data.workers import BatchKey, PreparedBatch
 from launch_train.distributed.process_group import Ranks
 from launch_train.profiling.profiler import Recording
+from launch_train.script_api import session
 from launch_train.telemetry.metric_sink import Null
 from launch_train.trainer import shutdown
 
@@ -56,7 +56,7 @@ def test_batches_are_copied_to_the_gpu_of_their_rank(calls: Calls, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "stream", lambda _: noted(calls, "stream") and nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(cuda_prefetcher, "move_to", lambda batch, device: noted(calls, device) and batch)
-    batches = Ahead(iter([PreparedBatch(BatchKey(1), (torch.zeros(1), torch.zeros(1)))]), GPU, lambda _: True)
+    batches = CudaPrefetcher(iter([PreparedBatch(BatchKey(1), (torch.zeros(1), torch.zeros(1)))]), GPU, lambda _: True)
     next(batches)
     batches.stop()
     assert calls["batches to the GPU"][:3] == [GPU, "stream", GPU]

@@ -16,7 +16,7 @@ from launch_train.checkpointing.async_saver import Saver
 from launch_train.common import contract
 from launch_train.common.config import parse
 from launch_train.common.heartbeat import Heartbeat
-from launch_train.data.loader import Feed
+from launch_train.data.loader import BatchLoader
 from launch_train.distributed.process_group import Ranks
 from launch_train.trainer import train as loop
 from tests.train.trials import CONFIG, train
@@ -108,7 +108,7 @@ def test_only_steps_and_batches_of_evaluations_are_expected_soon(
                 "barrier",
             )
         ),
-        *((Feed, "train"), (Feed, "held_out"), (Saver, "begin"), (Saver, "save")),
+        *((BatchLoader, "train"), (BatchLoader, "held_out"), (Saver, "begin"), (Saver, "save")),
     ):
         noting(owner, name)
     train(tmp_path / "run", checkpoint={"minutes": 1e-6}, eval={"every": 6, "batches": 3})

@@ -73,13 +73,13 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from launch_train import models
-    from launch_train.common.config import Foreign, parse
+    from launch_train.common.config import ExternalModel, parse
     from launch_train.data.batch import map_tensors
     from launch_train.models.introspection import count_flops
     from launch_train.performance.activation_checkpointing import checkpoint_blocks
 
     config = parse(settings)
-    if isinstance(config.model, Foreign) and config.model.pretrained:
+    if isinstance(config.model, ExternalModel) and config.model.pretrained:
         raise UsageError(f"model: {config.model.name}: pretrained weights are not downloaded for an estimate")
     config = models.resolve_task(config)._replace(batch_size=max(SAMPLES))
     source = open_source(config)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from launch_train.bench.figures import SCHEMA, Measured, names, values
-from launch_train.bench.verdict import Finding, Mark, judge, marks
+from launch_train.bench.verdict import BenchFinding, Mark, judge, marks
 
 WIDTH: Final = 60
 
@@ -24,7 +24,7 @@ class Report(NamedTuple):
     seconds: float
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[BenchFinding]:
         return judge(self.ranks, self.asked)
 
     @property

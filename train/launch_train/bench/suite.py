@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from launch_train.bench import amp, bandwidth, collective, loader, matmul
+from launch_train.bench import amp, bandwidth, collective, loader_benchmark, matmul
 from launch_train.bench.figures import BenchFigure, Measured, Trouble
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError
@@ -63,7 +63,7 @@ def _part(part: str, ranks: Ranks, quick: bool) -> list[BenchFigure]:
         case "amp":
             return amp.measure(device, 2 * budget, quick)
         case _:
-            return loader.measure(2 * budget, quick) if first else []
+            return loader_benchmark.measure(2 * budget, quick) if first else []
 
 
 def _measured(

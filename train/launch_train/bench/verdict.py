@@ -32,7 +32,7 @@ MIXED: Final = 1.5
 """Expected speed-up of mixed precision on tensor cores."""
 
 
-class Finding(NamedTuple):
+class BenchFinding(NamedTuple):
     """`unfit`: the machine should be replaced. Otherwise the finding is for information."""
 
     unfit: bool
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
     floor: float
 
 
-def judge(ranks: Sequence[Measured], asked: Mapping[str, float | None] | None = None) -> list[Finding]:
+def judge(ranks: Sequence[Measured], asked: Mapping[str, float | None] | None = None) -> list[BenchFinding]:
     """Return all findings, the worst first. `asked`: the request's peaks, which take precedence over the table's."""
     found = [
         *(finding for rank in ranks for finding in _troubles(rank)),
@@ -89,20 +89,20 @@ def _largest(rank: Measured) -> str | None:
     return next((one.name for one in reversed(rank.figures) if one.name.startswith("all-reduce")), None)
 
 
-def _troubles(rank: Measured) -> Iterator[Finding]:
+def _troubles(rank: Measured) -> Iterator[BenchFinding]:
     """Yield parts that could not be measured: faults on a GPU, except the DataLoader, which runs on the host."""
     for part, why in rank.troubles:
-        yield Finding(rank.on_gpu and part != "loader", f"{_who(rank)}: {part} could not be measured: {why}")
+        yield BenchFinding(rank.on_gpu and part != "loader", f"{_who(rank)}: {part} could not be measured: {why}")
 
 
-def _below(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> Iterator[Finding]:
+def _below(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> Iterator[BenchFinding]:
     for rank in ranks:
         for name, mark in marks(ranks, rank, asked).items():
             value = rank.value(name)
             if value is not None and value < mark.floor * mark.peak and (rank.rank == 0 or not _shared(name)):
                 who = "" if _shared(name) else f"{_who(rank)}: "
                 share = _percent(value / mark.peak)
-                yield Finding(True, f"{who}{name} reaches {_few(value)} of {_few(mark.peak)}: {share}")
+                yield BenchFinding(True, f"{who}{name} reaches {_few(value)} of {_few(mark.peak)}: {share}")
 
 
 def _shared(name: str) -> bool:
@@ -110,7 +110,7 @@ def _shared(name: str) -> bool:
     return name.startswith("all-reduce")
 
 
-def _slower(ranks: Sequence[Measured]) -> Iterator[Finding]:
+def _slower(ranks: Sequence[Measured]) -> Iterator[BenchFinding]:
     """Yield the worst figure of each GPU that is slower than the others of its type."""
     for rank in ranks:
         others = [one for one in ranks if one.rank != rank.rank and one.device == rank.device and one.on_gpu]
@@ -121,10 +121,10 @@ def _slower(ranks: Sequence[Measured]) -> Iterator[Finding]:
         ]
         share, name = max(behind, default=(0.0, ""))
         if share >= SLOWER:
-            yield Finding(share >= TOO_SLOW, _slow(rank, share, name, len(others)))
+            yield BenchFinding(share >= TOO_SLOW, _slow(rank, share, name, len(others)))
         share, name = max(((_behind(rank, others, name), name) for name in _COPIES), default=(0.0, ""))
         if share >= COPIES_SLOWER:
-            yield Finding(False, _slow(rank, share, name, len(others)))
+            yield BenchFinding(False, _slow(rank, share, name, len(others)))
 
 
 _COPIES: Final = ("to GPU, pinned", "from GPU, pinned", "link to the next")
@@ -142,7 +142,7 @@ def _slow(rank: Measured, share: float, name: str, others: int) -> str:
     return f"{_who(rank)} is {_percent(share)} slower than the other{'s' if others > 1 else ''} ({name})"
 
 
-def _mixed(ranks: Sequence[Measured]) -> Iterator[Finding]:
+def _mixed(ranks: Sequence[Measured]) -> Iterator[BenchFinding]:
     """Yield mixed-precision speed-ups that are too small, of the slowest rank. Only on GPUs with tensor cores, that is
     with a peak well above fp32's."""
     for name in [name for name in names(ranks) if name.endswith("/fp32")]:
@@ -150,7 +150,7 @@ def _mixed(ranks: Sequence[Measured]) -> Iterator[Finding]:
         found = [rank for rank in ranks if rank.value(name) is not None and _has_tensor_cores(rank, kind)]
         slowest = min((rank.value(name) or 0.0 for rank in found), default=MIXED)
         if slowest < MIXED:
-            yield Finding(False, f"{name} is {slowest:.2f}; expected: {MIXED} or more")
+            yield BenchFinding(False, f"{name} is {slowest:.2f}; expected: {MIXED} or more")
 
 
 def _has_tensor_cores(rank: Measured, kind: str) -> bool:
@@ -159,11 +159,11 @@ def _has_tensor_cores(rank: Measured, kind: str) -> bool:
     return bool(mixed and plain and mixed > 2.5 * plain)
 
 
-def _unknown(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> Iterator[Finding]:
+def _unknown(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> Iterator[BenchFinding]:
     for device in sorted({rank.device for rank in ranks if rank.on_gpu}):
         card = peaks.of(device)
         if not any(asked.values()) and not (card and any(card.tflops.values())):
-            yield Finding(False, f"{device}: unknown peak, so matrix products can't be compared with it")
+            yield BenchFinding(False, f"{device}: unknown peak, so matrix products can't be compared with it")
 
 
 def _who(rank: Measured) -> str:

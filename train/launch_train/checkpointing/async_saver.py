@@ -20,7 +20,7 @@ from launch_train.checkpointing import retention
 from launch_train.checkpointing.interval import Interval
 from launch_train.checkpointing.lease import Lease
 from launch_train.checkpointing.manifest import Manifest
-from launch_train.checkpointing.multipart_writer import CancelledError, Part, write_shard
+from launch_train.checkpointing.multipart_writer import CancelledError, CheckpointPart, write_shard
 from launch_train.checkpointing.partition import HostCopies, State, coverage_checksum, rank_share, split
 from launch_train.checkpointing.store_messages import StoreMessages
 from launch_train.common import contract
@@ -246,7 +246,7 @@ class Saver:
         finally:
             save.ended = time.monotonic()
 
-    def _commit(self, save: Save, own: tuple[Part, ...]) -> None:
+    def _commit(self, save: Save, own: tuple[CheckpointPart, ...]) -> None:
         """Collect the other ranks' parts, then make durable, in this order: metrics, manifest, pointer."""
         assert self._lease is not None  # noqa: S101 - rank 0 has one
         others = [
@@ -258,7 +258,7 @@ class Saver:
                 f"step {save.step}: no checkpoint written: the ranks' states differ "
                 "(their saved parts don't add up to rank 0's state)"
             )
-        shards = (own, *(tuple(Part(*part) for part in parts) for _, parts in others))
+        shards = (own, *(tuple(CheckpointPart(*part) for part in parts) for _, parts in others))
         manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})
         self._flush_rows(save)
         self._lease.check(self._storage.within(save.left))

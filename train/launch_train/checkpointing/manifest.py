@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from launch_train.checkpointing.multipart_writer import Part
+from launch_train.checkpointing.multipart_writer import CheckpointPart
 from launch_train.common import contract
 from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.storage import Storage
@@ -36,7 +36,7 @@ class Manifest(NamedTuple):
 
     step: int
     start: str
-    shards: tuple[tuple[Part, ...], ...]
+    shards: tuple[tuple[CheckpointPart, ...], ...]
     about: dict[str, Any]
 
     @property
@@ -124,7 +124,7 @@ def read(storage: Storage, name: str) -> Manifest:
     if data.get("format", FORMAT) != FORMAT:
         raise UsageError(_other_version(name, data["format"]))
     try:
-        shards = tuple(tuple(Part(**part) for part in shard) for shard in data["shards"])
+        shards = tuple(tuple(CheckpointPart(**part) for part in shard) for shard in data["shards"])
         manifest = Manifest(data["step"], data["start"], shards, data["about"])
         wanted = contract.manifest(manifest.step, manifest.start)
     except (KeyError, TypeError, ValueError) as error:

@@ -23,7 +23,7 @@ class CancelledError(TrainError):
     """A save was cancelled for another one."""
 
 
-class Part(NamedTuple):
+class CheckpointPart(NamedTuple):
     """One object of a checkpoint."""
 
     name: str
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 def write_shard(
     storage: Storage, folder: str, rank: int, content: Any, *, deadline: float, cancelled: threading.Event
-) -> tuple[Part, ...]:
+) -> tuple[CheckpointPart, ...]:
     """Store what one rank saves (tensors and plain values) as parts, in parallel, and return them.
 
     `deadline` is a time.monotonic(). Raises OutputError, also at the deadline, and CancelledError once `cancelled` is
@@ -98,7 +98,7 @@ class _PartWriter:
         self._storage, self._stem, self._pool = storage, stem, pool
         self._deadline, self._cancelled = deadline, cancelled
         self._free = threading.Semaphore(WORKERS + 1)
-        self._parts: list[Future[Part]] = []
+        self._parts: list[Future[CheckpointPart]] = []
         self._buffer, self._filled = self._next_buffer(), 0
 
     def write(self, data: bytes | memoryview) -> int:
@@ -117,7 +117,7 @@ class _PartWriter:
     def flush(self) -> None:
         """Do nothing: parts are sent when they are full."""
 
-    def finish(self) -> tuple[Part, ...]:
+    def finish(self) -> tuple[CheckpointPart, ...]:
         """Return the parts once all are stored. Raises the error of a failed upload."""
         if self._filled and not self._has_failed():
             self._send()
@@ -138,12 +138,12 @@ class _PartWriter:
         name = f"{self._stem}-{len(self._parts):04d}.part"
         self._parts.append(self._pool.submit(self._store, name, self._buffer, self._filled))
 
-    def _store(self, name: str, buffer: bytearray, size: int) -> Part:
+    def _store(self, name: str, buffer: bytearray, size: int) -> CheckpointPart:
         try:
             data = memoryview(buffer)[:size]
             digest = checksum(data)
             self._write(name, data, digest)
-            return Part(name.rpartition("/")[2], size, digest)
+            return CheckpointPart(name.rpartition("/")[2], size, digest)
         finally:
             if len(_SPARE) <= WORKERS:
                 _SPARE.append(buffer)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
-from launch_train.checkpointing.multipart_writer import WORKERS, Part
+from launch_train.checkpointing.multipart_writer import WORKERS, CheckpointPart
 from launch_train.common.storage import Storage
 from launch_train.common.storage.sources import checksum
 
@@ -32,7 +32,7 @@ def fetch(storage: Storage, manifest: Manifest, folder: Path) -> list[Path]:
     return paths
 
 
-def _fetch_part(storage: Storage, folder: str, part: Part, path: Path, offset: int) -> None:
+def _fetch_part(storage: Storage, folder: str, part: CheckpointPart, path: Path, offset: int) -> None:
     try:
         data = storage.read(f"{folder}/{part.name}")
     except FileNotFoundError as error:

@@ -1,19 +1,15 @@
-"""Exit of a training process: shutdown signals, exit codes, and the exit itself."""
+"""Exit of a training process: exit codes, and the exit itself."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
-import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from threading import Thread
-from types import FrameType
 from typing import NoReturn
 
 from launch_train.common import contract, faults
@@ -21,84 +17,6 @@ from launch_train.common.contract import Exit
 from launch_train.common.errors import TrainError
 
 _DELIBERATE = frozenset(Exit) - {Exit.FAILED}
-
-
-PREEMPTION_SECONDS = 14.0
-"""Seconds from the notice of a preemption to a durable checkpoint: less than torchrun gives its processes (Timing)."""
-
-PEER_SECONDS = 3.0
-"""Time that a rank has to exit by itself once a peer has failed, before its watching thread ends it."""
-
-
-class ShutdownSignal:
-    """A request to stop this process: whether and when it came, and what it means."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self.signum = 0
-        self.at = 0.0
-        """time.monotonic() of the first signal."""
-        self.saving = False
-        """In the last piece of work: saving, or the end of the run."""
-        self.inside = True
-        """False once the loop is over."""
-        self._notice = env.get(contract.NOTICE)
-
-    @property
-    def preempted(self) -> bool:
-        """The whole machine must stop, so all ranks can save.
-
-        Without a node (no notice file) every signal means that. The node withdraws its notice when the processes of
-        another node have failed.
-        """
-        return bool(self.signum) and (not self._notice or Path(self._notice).exists())
-
-    def raise_if_peer_failed(self) -> None:
-        """Raise SystemExit if the signal means that a peer has failed: the ranks can no longer agree on anything."""
-        if self.signum and not self.preempted:
-            raise SystemExit(128 + self.signum)
-
-    def note(self, signum: int, _frame: FrameType | None) -> None:
-        """Handle the signal. A second one changes nothing."""
-        if not self.signum:
-            self.signum, self.at = signum, self.at or time.monotonic()
-
-
-@contextmanager
-def catch_sigterm(env: Mapping[str, str], on_signal: Callable[[ShutdownSignal], None]) -> Iterator[ShutdownSignal]:
-    """Record SIGTERM instead of exiting. It needs the main thread; in others nothing changes.
-
-    `on_signal` is called from a thread as soon as the signal comes, even while the main thread waits in native code for
-    a dead peer, where no Python handler runs.
-    """
-    shutdown = ShutdownSignal(env)
-    if threading.current_thread() is not threading.main_thread():
-        yield shutdown
-        return
-    before = signal.signal(signal.SIGTERM, shutdown.note)
-    listening, waking = socket.socketpair()
-    waking.setblocking(False)
-    fd_before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-    Thread(target=_listen, args=(listening, shutdown, on_signal), name="sigterm", daemon=True).start()
-    try:
-        yield shutdown
-    finally:
-        shutdown.inside = False
-        signal.set_wakeup_fd(fd_before)
-        waking.close()
-        signal.signal(signal.SIGTERM, before)
-
-
-def _listen(listening: socket.socket, shutdown: ShutdownSignal, on_signal: Callable[[ShutdownSignal], None]) -> None:
-    """Call `on_signal` at the first SIGTERM: CPython's C handler writes its number here at once.
-
-    Later signals are read too, until the socket is closed.
-    """
-    first = True
-    with listening:
-        while received := listening.recv(64):
-            if signal.SIGTERM in received and first:
-                first, shutdown.at = False, shutdown.at or time.monotonic()
-                on_signal(shutdown)
 
 
 def run_program(name: str, work: Callable[[], object], should_report: Callable[[BaseException], bool]) -> int:

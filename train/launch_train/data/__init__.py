@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch_train.common.config import Bert, Config, Foreign, Gpt, ResNet, Shape
+from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet, Shape
 from launch_train.common.errors import UsageError
 from launch_train.data import tables
 from launch_train.data.files import split_by_name
@@ -235,13 +235,13 @@ def _local(path: str, cache: Path) -> str:
 
 
 def _takes_images(model: Shape) -> bool:
-    return isinstance(model, ResNet) or (isinstance(model, Foreign) and model.task == "image-classification")
+    return isinstance(model, ResNet) or (isinstance(model, ExternalModel) and model.task == "image-classification")
 
 
 def _sees(config: Config, path: str) -> bool:
     """Return whether the data is images: by the model's task, or, for custom models, by the files at `path`."""
     model = config.model
-    if not isinstance(model, Foreign) or model.task != "auto":
+    if not isinstance(model, ExternalModel) or model.task != "auto":
         return _takes_images(model)
     from launch_train.data.image_index import holds_images
 
@@ -263,7 +263,9 @@ def _holds_tokens(config: Config, path: str) -> bool:
 
 def _hides(config: Config) -> bool:
     """Return whether the model predicts hidden tokens rather than the next token."""
-    return isinstance(config.model, Bert) or (isinstance(config.model, Foreign) and config.model.task == "masked-lm")
+    return isinstance(config.model, Bert) or (
+        isinstance(config.model, ExternalModel) and config.model.task == "masked-lm"
+    )
 
 
 def _hidden(config: Config, rows: Rows, ranks: Ranks) -> Source:
@@ -278,7 +280,7 @@ def _column(config: Config) -> str:
 def _image_size(config: Config) -> int:
     if isinstance(config.model, ResNet):
         return config.model.image_size
-    own = _number(config.model, IMAGE_SIZE, "image_size") if isinstance(config.model, Foreign) else IMAGE_SIZE
+    own = _number(config.model, IMAGE_SIZE, "image_size") if isinstance(config.model, ExternalModel) else IMAGE_SIZE
     return config.data.image_size or own
 
 
@@ -290,10 +292,10 @@ def _block_size(config: Config) -> int:
 
 
 def _vocab_size(model: Shape) -> int | None:
-    given = model.settings.get("vocab_size") if isinstance(model, Foreign) else getattr(model, "vocab_size", None)
+    given = model.settings.get("vocab_size") if isinstance(model, ExternalModel) else getattr(model, "vocab_size", None)
     return given if isinstance(given, int) else None
 
 
-def _number(model: Foreign, default: int, *names: str) -> int:
+def _number(model: ExternalModel, default: int, *names: str) -> int:
     found = (model.settings.get(name) for name in names)
     return next((one for one in found if isinstance(one, int)), default)

@@ -17,7 +17,7 @@ from launch_train.distributed.process_group import use_device
 POLL_SECONDS = 0.1
 
 
-class Ahead:
+class CudaPrefetcher:
     """An iterator over batches that are on the GPU, or being copied there while it computes.
 
     Batches that `wanted` rejects stay in host memory: training batches that arrive during an evaluation, possibly all

@@ -17,7 +17,8 @@ from launch_train.common.errors import UsageError
 from launch_train.data.batch import Tree
 from launch_train.data.image_index import Listing
 from launch_train.data.map_dataset import Samples
-from launch_train.data.source import AUGMENT, HELD_OUT_PART, HELD_OUT_SHARE, Batch, generator, order
+from launch_train.data.sample_order import AUGMENT, HELD_OUT_PART, generator, order
+from launch_train.data.source import HELD_OUT_SHARE, Batch
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's red, green and blue (range 0 to 1), as used by published models."""

@@ -19,7 +19,7 @@ from launch_train.common.text import plural, si
 from launch_train.data.batch import count_samples, map_tensors, move_to
 from launch_train.data.map_dataset import size
 from launch_train.data.source import Batch, Source
-from launch_train.data.workers import BatchKey, Job, Pool, pickling_error, prepare_batch, start_server
+from launch_train.data.workers import BatchKey, Pool, WorkerDataset, pickling_error, prepare_batch, start_server
 
 MOST = 8
 """Upper bound for the default number of worker processes per rank."""
@@ -28,7 +28,7 @@ SHM, SHM_PART = "/dev/shm", 0.8  # noqa: S108 - where processes share memory
 """Workers pass batches through shared memory. The rest of it is left for NCCL."""
 
 
-class Feed:
+class BatchLoader:
     """Provides this rank's share of each global batch. Slow data is prepared ahead by worker processes."""
 
     def __init__(self, source: Source, share: slice, device: torch.device, loader: Loader) -> None:
@@ -94,18 +94,18 @@ class Feed:
         if not self._workers:
             return
         start_server()
-        if problem := pickling_error(Job(self._source, self._share)):
+        if problem := pickling_error(WorkerDataset(self._source, self._share)):
             self._workers, self.choice = 0, Choice("loader", "main process", "the dataset can't be pickled")
             if first == 0:
                 print(f"loader: the dataset can't be sent to a worker process: {problem}", flush=True)
 
     def _started(self, step: int) -> Pool:
-        asked = Job(self._source, self._share), self._workers, self._prefetch, step
+        asked = WorkerDataset(self._source, self._share), self._workers, self._prefetch, step
         if self._device.type != "cuda":
             return Pool(*asked)
-        from launch_train.data.cuda_prefetcher import Ahead
+        from launch_train.data.cuda_prefetcher import CudaPrefetcher
 
-        return Pool(*asked, pin=True, ahead=lambda batches, wanted: Ahead(batches, self._device, wanted))
+        return Pool(*asked, pin=True, ahead=lambda batches, wanted: CudaPrefetcher(batches, self._device, wanted))
 
 
 def _check_sample(sample: Batch) -> None:

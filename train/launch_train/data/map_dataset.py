@@ -11,10 +11,11 @@ from torch import Tensor
 
 from launch_train.common.errors import UsageError
 from launch_train.data.batch import Tree, map_tensors
-from launch_train.data.source import ORDER, Batch, SourceDefaults, order
+from launch_train.data.sample_order import samples_of_step
+from launch_train.data.source import Batch, SourceDefaults
 
 
-class Items(Protocol):
+class MapDataset(Protocol):
     """A map-style dataset. It must be picklable, because worker processes read it."""
 
     name: str
@@ -31,15 +32,15 @@ class Items(Protocol):
 
 
 class Samples(SourceDefaults):
-    """A source of shuffled samples: sample k of a run (from 0) is number k mod n in the order of epoch k div n."""
+    """A source of shuffled samples, in the order of `launch_train.data.sample_order`."""
 
     unit = "samples"
     slow = True
 
     def __init__(
         self,
-        train: Items,
-        held_out: Items | None,
+        train: MapDataset,
+        held_out: MapDataset | None,
         *,
         seed: int,
         batch_size: int,
@@ -56,7 +57,7 @@ class Samples(SourceDefaults):
         }
 
     def train(self, step: int, share: slice) -> Batch:
-        return collated(self._train, self._places(step)[share])
+        return collated(self._train, self._samples(step)[share])
 
     def held_out(self, index: int, count: int, share: slice) -> Batch:
         """Return samples evenly spread over the held-out part; if it has too few, they repeat from the first."""
@@ -69,16 +70,14 @@ class Samples(SourceDefaults):
 
     def drawn(self, step: int) -> list[int]:
         """Return the indices into the dataset."""
-        return [index for index, _ in self._places(step)]
+        return [index for index, _ in self._samples(step)]
 
-    def _places(self, step: int) -> list[tuple[int, int]]:
+    def _samples(self, step: int) -> list[tuple[int, int]]:
         """Return index and epoch of each sample of a global batch."""
-        first, count = (step - 1) * self._batch_size, len(self._train)
-        numbers = (divmod(k, count) for k in range(first, first + self._batch_size))
-        return [(int(order(self._seed, ORDER, epoch, count)[at]), epoch) for epoch, at in numbers]
+        return samples_of_step(self._seed, step, self._batch_size, len(self._train))
 
 
-def collated(items: Items, places: list[tuple[int, int]]) -> Batch:
+def collated(items: MapDataset, places: list[tuple[int, int]]) -> Batch:
     """Read samples and stack them into one batch. Raises UsageError if their structures or shapes differ."""
     made = [items.item(index, epoch) for index, epoch in places]
     whole: Batch = batch(made, lambda number: items.where(places[number][0]))

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
 from launch_train.data.batch import to_tensor
-from launch_train.data.source import IGNORED, MASK, MASK_HELD_OUT, Batch, Source, SourceDefaults, philox
+from launch_train.data.sample_order import MASK, MASK_HELD_OUT, philox
+from launch_train.data.source import IGNORED, Batch, Source, SourceDefaults
 
 SHOWN_AS_MASK, SHOWN_AS_ANOTHER = 0.8, 0.1
 """Shares of the hidden tokens that are replaced by the mask and by a random token; the rest is left unchanged (Devlin

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from launch_train.data.batch import to_tensor
-from launch_train.data.source import HELD_OUT, HELD_OUT_SHARE, TRAIN, Batch, SourceDefaults, draw
+from launch_train.data.sample_order import HELD_OUT, TRAIN, draw
+from launch_train.data.source import HELD_OUT_SHARE, Batch, SourceDefaults
 
 
 class SyntheticTokens(SourceDefaults):

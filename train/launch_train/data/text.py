@@ -17,7 +17,8 @@ from launch_train.common.errors import UsageError
 from launch_train.data import jsonl, tables
 from launch_train.data.batch import to_tensor
 from launch_train.data.files import PACKED, PackedError, find_files, opened
-from launch_train.data.source import HELD_OUT_SHARE, TRAIN, Batch, SourceDefaults, draw
+from launch_train.data.sample_order import windows_of_step
+from launch_train.data.source import HELD_OUT_SHARE, Batch, SourceDefaults
 from launch_train.data.token_file import (
     BLOCK,
     Corpus,
@@ -57,19 +58,19 @@ class Text(SourceDefaults):
 
     def drawn(self, step: int) -> list[int]:
         """Return the offsets of the windows."""
-        return [int(start) for start in self._starts(step)]
+        return [int(start) for start in self._windows(step)]
 
     def train_rows(self, step: int, share: slice) -> NDArray[Any]:
         """Return windows of block_size + 1 tokens."""
-        return self._train.rows(self._starts(step)[share])
+        return self._train.rows(self._windows(step)[share])
 
     def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[Any]:
         """Return windows spread evenly over the held-out part, so that each evaluation reads the same text."""
         starts = np.linspace(0, len(self._held_out) - 1, count * self._batch_size).astype(np.int64)
         return self._held_out.rows(starts[index * self._batch_size :][: self._batch_size][share])
 
-    def _starts(self, step: int) -> NDArray[np.int64]:
-        return draw(self._seed, TRAIN, step, self._batch_size, len(self._train))
+    def _windows(self, step: int) -> NDArray[np.int64]:
+        return windows_of_step(self._seed, step, self._batch_size, len(self._train))
 
     def _batch(self, rows: NDArray[Any]) -> Batch:
         """Copy rows to the device in their compact type (1, 2 or 4 bytes per token), and convert to int64 there."""

@@ -16,14 +16,15 @@ from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.user_import import describe_error, load
 from launch_train.data.batch import Tree
 from launch_train.data.map_dataset import Samples, describe
-from launch_train.data.source import HELD_OUT, TRAIN, USER_DATASET, Batch, generator
+from launch_train.data.sample_order import HELD_OUT, TRAIN, USER_DATASET, generator
+from launch_train.data.source import Batch
 from launch_train.data.validation import BatchRequirements, unsuited
 from launch_train.distributed.process_group import Ranks, barrier, gather, run_once_per_node
 
 
 def open_own(
     name: str, settings: Mapping[str, Any], *, seed: int, batch_size: int, steps: int, ranks: Ranks
-) -> OwnSamples:
+) -> UserSamples:
     """Build the dataset with the user function `name` on each rank.
 
     The first process of each node builds first, so that the others find its downloads. UsageError is raised on all
@@ -42,10 +43,10 @@ def open_own(
         raise UsageError(f"data: {name} gives the ranks datasets of different lengths: {_listed(sizes)}")
     if held_out is None and ranks.rank == 0:
         print(f"data: {name} provides no held_out data ({why}); evaluation is off", flush=True)
-    return OwnSamples(train, held_out, seed=seed, batch_size=batch_size, facts={"data": name}, steps=steps)
+    return UserSamples(train, held_out, seed=seed, batch_size=batch_size, facts={"data": name}, steps=steps)
 
 
-class OwnSamples(Samples):
+class UserSamples(Samples):
     """A source of custom samples.
 
     Batches are validated against `requirements`, the inputs that the model accepts, set once the model is built.
@@ -53,7 +54,7 @@ class OwnSamples(Samples):
 
     requirements: BatchRequirements | None = None
 
-    def __init__(self, train: Own, held_out: Own | None, **settings: Any) -> None:
+    def __init__(self, train: UserDataset, held_out: UserDataset | None, **settings: Any) -> None:
         super().__init__(train, held_out, **settings)
         self.targets = train.targets
 
@@ -91,20 +92,20 @@ def _alike(ranks: Ranks, work: Callable[[], None]) -> None:
             raise theirs
 
 
-def _built(name: str, settings: Mapping[str, Any], seed: int) -> tuple[Own, Own | None, str]:
+def _built(name: str, settings: Mapping[str, Any], seed: int) -> tuple[UserDataset, UserDataset | None, str]:
     """Return the training part, and the held-out part or None with the reason why it is missing."""
     build = load(name, "data")
-    train = Own(build(split="train", **settings), name, seed, TRAIN)
+    train = UserDataset(build(split="train", **settings), name, seed, TRAIN)
     try:
         found = build.function(split="held_out", **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
         return train, None, describe_error(error)
     if found is None:
         return train, None, "it returns None"
-    return train, Own(found, f"{name}, held out", seed, HELD_OUT), ""
+    return train, UserDataset(found, f"{name}, held out", seed, HELD_OUT), ""
 
 
-class Own:
+class UserDataset:
     """A custom dataset whose random numbers depend on (seed, epoch, index) only."""
 
     def __init__(self, dataset: Any, name: str, seed: int, stream: int) -> None:

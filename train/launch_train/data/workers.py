@@ -102,7 +102,7 @@ class BatchOrder:
             return True
 
 
-class Job(Dataset[PreparedBatch]):
+class WorkerDataset(Dataset[PreparedBatch]):
     """The dataset that worker processes index by key."""
 
     def __init__(self, source: Source, share: slice) -> None:
@@ -120,7 +120,7 @@ class Pool:
 
     def __init__(
         self,
-        job: Job,
+        dataset: WorkerDataset,
         workers: int,
         prefetch: int,
         step: int = 1,
@@ -136,7 +136,7 @@ class Pool:
         self._plan, self._ready = BatchOrder(step), dict[BatchKey, PreparedBatch]()
         before = set(active_children())
         start_server()
-        iterator = _started(job, self._plan, workers, prefetch, pin)
+        iterator = _started(dataset, self._plan, workers, prefetch, pin)
         self._box: list[Any] = [iterator]
         self._workers: list[BaseProcess] = sorted(set(active_children()) - before, key=lambda one: one.pid or 0)
         self._evaluates = False
@@ -187,13 +187,15 @@ class Pool:
         ender.join(PATIENCE)
 
 
-def _started(job: Job, plan: BatchOrder, workers: int, prefetch: int, pin: bool) -> Iterator[PreparedBatch]:
+def _started(
+    dataset: WorkerDataset, plan: BatchOrder, workers: int, prefetch: int, pin: bool
+) -> Iterator[PreparedBatch]:
     """Return an iterator that serves the whole run with the same processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the spec may ask for more processes than cores
         return iter(
             DataLoader(
-                job,
+                dataset,
                 batch_size=None,
                 sampler=plan,
                 num_workers=workers,
@@ -207,10 +209,10 @@ def _started(job: Job, plan: BatchOrder, workers: int, prefetch: int, pin: bool)
         )
 
 
-def pickling_error(job: Job) -> str:
+def pickling_error(dataset: WorkerDataset) -> str:
     """Return why the job can't be pickled; empty if it can."""
     try:
-        ForkingPickler.dumps(job)
+        ForkingPickler.dumps(dataset)
     except Exception as error:  # noqa: BLE001 - custom __reduce__ may raise anything; shared memory may be full
         return _line(error) or type(error).__name__
     return ""

@@ -98,7 +98,7 @@ def _save_dcp(state: State, folder: Path) -> None:
 
 def _write_script(kind: str, manifest: Manifest, state: State, folder: Path, weights_only: bool) -> list[str]:
     """Write each state dict to a separate file; skip anything else."""
-    from launch_train.api.encoding import decode
+    from launch_train.script_api.encoding import decode
 
     decoded: State = decode(state)
     if kind == "dcp":

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launch_train.common.config import Bert, Config, Foreign, Gpt, ResNet
+from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet
 from launch_train.data.batch import map_tensors, move_to
 from launch_train.data.source import Source
 from launch_train.data.validation import BatchRequirements
@@ -24,7 +24,7 @@ def resolve_task(config: Config) -> Config:
     Raises UsageError if there is no such model type, or no head for it.
     """
     shape = config.model
-    if not isinstance(shape, Foreign) or not shape.name.startswith("hf:"):
+    if not isinstance(shape, ExternalModel) or not shape.name.startswith("hf:"):
         return config
     from launch_train.models import hugging_face
 
@@ -40,8 +40,8 @@ def build_model(config: Config, source: Source | None = None) -> nn.Module:
     Raises UsageError if the model can't be built, or doesn't fit the data.
     """
     shape, judges = config.model, config.loss is None
-    if isinstance(shape, Foreign):
-        return _foreign(shape, config, source)
+    if isinstance(shape, ExternalModel):
+        return _external(shape, config, source)
     if isinstance(shape, ResNet):
         check_samples_of(source, BatchRequirements(shape.name, "images", shape.num_classes, judges=judges))
         return _with_loss(resnet.resnet50(shape), config)
@@ -50,7 +50,7 @@ def build_model(config: Config, source: Source | None = None) -> nn.Module:
     return _with_loss(gpt.GPT(shape) if isinstance(shape, Gpt) else bert.BertForMasked(shape), config)
 
 
-def _foreign(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
+def _external(shape: ExternalModel, config: Config, source: Source | None) -> nn.Module:
     if not shape.name.startswith("hf:"):
         from launch_train.models import user_model
 
@@ -72,10 +72,10 @@ def _with_loss(model: nn.Module, config: Config) -> nn.Module:
 def describe(model: nn.Module) -> dict[str, Any]:
     """Return what a checkpoint says of a transformers model, so that it can be built again without the data and the
     hub: `hf`, with its class and its config. Empty for other models."""
-    from launch_train.models.hugging_face import Hugged
+    from launch_train.models.hugging_face import TransformersModel
 
     inner = getattr(model, "model", model)
-    found = next((each for each in (model, inner) if isinstance(each, Hugged)), None)  # inside a custom loss
+    found = next((each for each in (model, inner) if isinstance(each, TransformersModel)), None)  # inside a custom loss
     if found is None:
         return {}
     theirs: Any = found.model

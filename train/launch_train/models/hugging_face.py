@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from launch_train.common.config import Config, Foreign
+from launch_train.common.config import Config, ExternalModel
 from launch_train.common.errors import UsageError
 from launch_train.common.text import did_you_mean
 from launch_train.data.source import Source
@@ -33,7 +33,7 @@ NOT_THEIRS: Final = frozenset({"dtype", "architectures", "transformers_version",
 """Fields of every config that a spec may not set. Parameters are always float32, whatever the run's precision."""
 
 
-def build(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
+def build(shape: ExternalModel, config: Config, source: Source | None) -> nn.Module:
     """Build a transformers model with the head for its task.
 
     Raises UsageError if transformers isn't installed, doesn't know the type or a setting, has no such head for the
@@ -56,10 +56,10 @@ def build(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
         check_samples_of(source, BatchRequirements(shape.name, "tokens", vocabulary, most, config.loss is None))
     head = getattr(library, HEADS[task][0])
     model = _tried(shape, lambda: _made(head, name if shape.pretrained else None, theirs, cached))
-    return Hugged(model.train(), "pixel_values" if task == "image-classification" else "input_ids")
+    return TransformersModel(model.train(), "pixel_values" if task == "image-classification" else "input_ids")
 
 
-def task_of(shape: Foreign) -> str:
+def task_of(shape: ExternalModel) -> str:
     """Return the model's task, a key of HEADS.
 
     Raises UsageError like `build`, also for an unknown setting: before the data is prepared, which may take long.
@@ -70,7 +70,7 @@ def task_of(shape: Foreign) -> str:
     return _task(shape, kind)
 
 
-class Hugged(nn.Module):
+class TransformersModel(nn.Module):
     """A transformers model with the trainer's loss: targets are already shifted, and targets of -100 are ignored.
 
     Inputs are tokens [batch, time], images [batch, 3, height, width], or a mapping of the model's keyword arguments.
@@ -121,7 +121,7 @@ def _look_less() -> None:
     masking_utils.find_packed_sequence_indices = packed
 
 
-def _tried(shape: Foreign, work: Any) -> Any:
+def _tried(shape: ExternalModel, work: Any) -> Any:
     """Return the result of `work`. Its errors are raised as UsageError with transformers' message."""
     try:
         return work()
@@ -135,7 +135,7 @@ def _tried(shape: Foreign, work: Any) -> Any:
 # --- Config ---------------------------------------------------------------------------------------------------------
 
 
-def _is_of_hub(shape: Foreign) -> bool:
+def _is_of_hub(shape: ExternalModel) -> bool:
     """Return whether the name is a hub model rather than a type.
 
     Some hub models have no organisation (distilgpt2); `pretrained` tells them from types, which have no weights.
@@ -143,7 +143,7 @@ def _is_of_hub(shape: Foreign) -> bool:
     return shape.pretrained or "/" in shape.name
 
 
-def _found(shape: Foreign) -> tuple[bool, Any]:
+def _found(shape: ExternalModel) -> tuple[bool, Any]:
     """Return whether the model must be loaded from the local cache, and its config class. Queries the hub once."""
     name = shape.name.removeprefix("hf:")
     return _found_on_hub(name) if _is_of_hub(shape) else (False, _type(_transformers(), name))
@@ -169,7 +169,7 @@ def _type(library: Any, name: str) -> Any:
     return types[name]
 
 
-def _task(shape: Foreign, kind: Any) -> str:
+def _task(shape: ExternalModel, kind: Any) -> str:
     """Return the task of the model's head. Raises UsageError if the type has no such head.
 
     auto: masked-lm if available, else the first task. Encoders like BERT also have a causal-lm head, but with it each
@@ -192,7 +192,7 @@ def _types(task: str) -> Mapping[str, Any]:
     return table
 
 
-def known(shape: Foreign, kind: Any) -> dict[str, Any]:
+def known(shape: ExternalModel, kind: Any) -> dict[str, Any]:
     """Return the settings. Raises UsageError for an unknown one, which transformers would accept silently."""
     fields = {field.name: None for field in dataclasses.fields(kind) if field.name not in NOT_THEIRS}
     more = (*kind.attribute_map, "num_labels", *(LEGACY if "rope_parameters" in fields else ()))
@@ -212,14 +212,14 @@ def _from_data(task: str, config: Config, source: Source | None) -> dict[str, An
     return {**({"num_labels": classes} if classes else {}), **({"image_size": size} if size else {})}
 
 
-def _config(library: Any, shape: Foreign, kind: Any, settings: Mapping[str, Any], cached: bool) -> Any:
+def _config(library: Any, shape: ExternalModel, kind: Any, settings: Mapping[str, Any], cached: bool) -> Any:
     if not _is_of_hub(shape):
         return kind(**settings)
     name = shape.name.removeprefix("hf:")
     return library.AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False, **settings)
 
 
-def _prepare(shape: Foreign, theirs: Any, task: str) -> None:
+def _prepare(shape: ExternalModel, theirs: Any, task: str) -> None:
     """Set the config for training: no key-value cache; causal attention for causal-lm.
 
     Raises UsageError for encoder-decoder models.
@@ -235,7 +235,7 @@ def _prepare(shape: Foreign, theirs: Any, task: str) -> None:
         theirs.is_decoder = True
 
 
-def _long_enough(shape: Foreign, theirs: Any, source: Source | None) -> None:
+def _long_enough(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
     most = getattr(theirs, "max_position_embeddings", None)
     if source is not None and most is not None and source.per_sample > most:
         raise UsageError(
@@ -244,7 +244,7 @@ def _long_enough(shape: Foreign, theirs: Any, source: Source | None) -> None:
         )
 
 
-def _sees(shape: Foreign, theirs: Any, source: Source | None) -> None:
+def _sees(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
     classes, size = getattr(source, "num_classes", None), getattr(source, "image_size", None)
     if classes is not None and classes > theirs.num_labels:
         raise UsageError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from launch_train.common.errors import UsageError
 from launch_train.data.source import Source
-from launch_train.data.user_dataset import OwnSamples
+from launch_train.data.user_dataset import UserSamples
 from launch_train.data.validation import BatchRequirements
 
 
@@ -87,5 +87,5 @@ def check_vocabulary(vocabulary: int | None, source: Source | None) -> None:
 
 def check_samples_of(source: Source | None, requirements: BatchRequirements) -> None:
     """Make a custom dataset validate its samples: UsageError if the model doesn't accept one. Ignores other sources."""
-    if isinstance(source, OwnSamples):
+    if isinstance(source, UserSamples):
         source.requirements = requirements

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launch_train.common.config import Foreign
+from launch_train.common.config import ExternalModel
 from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.user_import import UserFunction, describe_error, load
 
@@ -16,7 +16,7 @@ Loss = Tensor | tuple[Tensor, Tensor]
 """The mean of a batch, or a sum and its count."""
 
 
-def build(shape: Foreign, loss: str | None) -> nn.Module:
+def build(shape: ExternalModel, loss: str | None) -> nn.Module:
     """Build a model with the user's function, such as `my_pkg.model:build`, and its settings.
 
     Raises UsageError if the function fails, or doesn't return a trainable model.

@@ -23,7 +23,7 @@ from launch_train.common.storage import open_storage
 from launch_train.monitoring.alerts import Alerts
 from launch_train.monitoring.bounded_call import BoundedCall
 from launch_train.monitoring.summary import MonitorSummary
-from launch_train.telemetry.metric_sink import Null, Parts, Sink, part_names
+from launch_train.telemetry.metric_sink import MetricsWriter, Null, Sink, part_names
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.throttled_warning import say
 from launch_train.telemetry.upload_queue import open_outbox
@@ -134,7 +134,7 @@ def _parts(
     if not env.get(contract.RUN_FOLDER):
         return Null()
     storage = open_storage(env[contract.RUN_FOLDER])
-    return Parts(storage, open_outbox(storage, env), part_names(env, name), seconds=seconds)
+    return MetricsWriter(storage, open_outbox(storage, env), part_names(env, name), seconds=seconds)
 
 
 class LazySink:

@@ -26,13 +26,14 @@ from launch_train.common.secrets import UnavailableError, read_secrets
 from launch_train.common.storage import LocalFolder, UnreachableError, open_storage
 from launch_train.node import gpu_benchmark, health_check, notify
 from launch_train.node.cluster import Cluster, parse
-from launch_train.node.command import Task, machine_env, missing_target, parse_args, rehearsal_env
-from launch_train.node.control_store import Member, MemoryStore, Order, State, Store, Timing, TorchStore
+from launch_train.node.command import Task, missing_target, parse_args
+from launch_train.node.control_store import GenerationSpec, Member, MemoryStore, State, Store, Timing, TorchStore
 from launch_train.node.coordinator import Coordinator
 from launch_train.node.discovery import find_store
+from launch_train.node.environment import machine_env, rehearsal_env
 from launch_train.node.exit_status import End, Outcome, end_from_outcomes
 from launch_train.node.gce_vm import watch_vm
-from launch_train.node.launch_round import LaunchPlan, StopRequest, run_generation
+from launch_train.node.generation import LaunchPlan, StopRequest, run_generation
 from launch_train.node.notify import CLOSE_SECONDS, Notifier
 from launch_train.node.process import adopt_orphans
 from launch_train.node.report_writer import LAST_SECONDS, ReportWriter
@@ -50,8 +51,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
     adopt_orphans()
     environ = dict(environ)
     task = parse_args(argv)
-    journal = watch_vm(environ, stop, say)
-    text = TextCapture(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say, journal=journal)
+    uploader = watch_vm(environ, stop, say)
+    text = TextCapture(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say, uploader=uploader)
     try:
         end = _run_node(task, environ, timing, stop, text)
         say(f"{end.reason} (exit code {end.code})" if end.code else end.reason)
@@ -300,7 +301,7 @@ class Node:
             return False
         return state.phase == "run" or not self._outcome.ok
 
-    def _run_generation(self, plan: LaunchPlan, order: Order, member: Member) -> Outcome:
+    def _run_generation(self, plan: LaunchPlan, order: GenerationSpec, member: Member) -> Outcome:
         """Run one generation and upload what its processes left, before reporting it: the coordinator then reads the
         run folder."""
         self._outcome = run_generation(plan, order, member, self._timing, self._stop, partial(self._keep_stacks, order))
@@ -312,7 +313,7 @@ class Node:
         self._sweep(self._timing.sweep)
         return self._outcome
 
-    def _keep_stacks(self, order: Order, stacks: bytes) -> None:
+    def _keep_stacks(self, order: GenerationSpec, stacks: bytes) -> None:
         name = contract.stacks(order.attempt, order.generation, self._cluster.node)
         try:
             self._record.within(self._timing.ask).write_stacks(name, stacks)

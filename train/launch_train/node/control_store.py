@@ -145,7 +145,7 @@ class TorchStore:
 
 
 @dataclass(frozen=True)
-class Order:
+class GenerationSpec:
     """One generation: what all nodes start together."""
 
     generation: int
@@ -154,12 +154,12 @@ class Order:
     members: tuple[str, ...]
 
     def to_json(self) -> str:
-        """Return the order as JSON, for the store."""
+        """Return it as JSON, for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Order:
-        """Parse an order from the store."""
+    def from_json(cls, text: str) -> GenerationSpec:
+        """Parse one from the store."""
         values = json.loads(text)
         return cls(**{**values, "members": tuple(values["members"])})
 
@@ -170,7 +170,7 @@ class State:
 
     phase: str
     generation: int = -1
-    order: Order | None = None
+    order: GenerationSpec | None = None
     end: End | None = None
 
 
@@ -197,11 +197,11 @@ class Member:
         silent = time.monotonic() - self._seen > self._timing.lost
         return State("lost") if silent and self._state.phase != "end" else self._state
 
-    def belongs(self, order: Order) -> bool:
+    def belongs(self, order: GenerationSpec) -> bool:
         """Return whether an order is for this connection, not for an earlier one of this node."""
         return order.members[self.node] == self.incarnation
 
-    def runs(self, order: Order) -> bool:
+    def runs(self, order: GenerationSpec) -> bool:
         """Return whether all nodes still run that generation, as far as this node knows."""
         state = self.state()
         return state.phase == "run" and state.generation == order.generation
@@ -241,7 +241,7 @@ class Member:
         if (phase, int(generation)) == (self._state.phase, self._state.generation):
             return self._state
         if phase == "run":
-            order = Order.from_json(self._store.get(f"order/{generation}") or "")
+            order = GenerationSpec.from_json(self._store.get(f"order/{generation}") or "")
             return State(phase, int(generation), order=order)
         if phase == "end":
             end = End(**json.loads(self._store.get("end") or ""))

@@ -13,7 +13,14 @@ from typing import TypeVar
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.common.errors import OutputError, TrainError
-from launch_train.node.control_store import HeartbeatMonitor, Order, Store, Timing, decode_outcome, reserve_port
+from launch_train.node.control_store import (
+    GenerationSpec,
+    HeartbeatMonitor,
+    Store,
+    Timing,
+    decode_outcome,
+    reserve_port,
+)
 from launch_train.node.exit_status import (
     End,
     Outcome,
@@ -155,12 +162,12 @@ class Coordinator:
         """Start a generation, and wait until it has ended on every node."""
         reserved, port = reserve_port()
         with reserved:
-            order = Order(generation, self._attempt, port, members)
+            order = GenerationSpec(generation, self._attempt, port, members)
             self._store.set(f"order/{generation}", json.dumps(asdict(order)))
             self._store.set("state", f"run:{generation}")
             return self._watch(order)
 
-    def _watch(self, order: Order) -> list[Outcome] | End:
+    def _watch(self, order: GenerationSpec) -> list[Outcome] | End:
         """Wait for the outcomes of all nodes; the first bad one stops the others."""
         outcomes: dict[int, Outcome] = {}
         stopping, since = False, float("inf")
@@ -177,7 +184,7 @@ class Coordinator:
             time.sleep(self._timing.tick)
         return [outcomes[node] for node in range(self._size)]
 
-    def _new_outcomes(self, order: Order, known: dict[int, Outcome]) -> dict[int, Outcome]:
+    def _new_outcomes(self, order: GenerationSpec, known: dict[int, Outcome]) -> dict[int, Outcome]:
         """Return the outcomes that arrived since, with bad ones for nodes that are lost."""
         present = self._pulse.members()
         news: dict[int, Outcome] = {}

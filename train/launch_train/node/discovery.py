@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from launch_train.node.cluster import Cluster
 from launch_train.node.control_store import Store, Timing, TorchStore
-from launch_train.node.launch_round import StopRequest
+from launch_train.node.generation import StopRequest
 
 
 def find_store(

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from launch_train.common import contract
 from launch_train.node.cluster import ClusterError, parse
-from launch_train.node.launch_round import StopRequest
+from launch_train.node.generation import StopRequest
 from launch_train.node.preemption import PreemptionListener
-from launch_train.telemetry.cloud_logging import Journal
+from launch_train.telemetry.cloud_logging import LogUploader
 from launch_train.telemetry.log_entry import LogSource
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Machine:
+class VmIdentity:
     """A VM. `instance` is its numeric id in Compute Engine, which is never reused."""
 
     project: str
@@ -26,8 +26,8 @@ class Machine:
     instance: str
 
 
-def watch_vm(environ: Mapping[str, str], stop: StopRequest, say: Say) -> Journal | None:
-    """On a VM, treat its preemption as SIGTERM and return a journal that writes to Cloud Logging.
+def watch_vm(environ: Mapping[str, str], stop: StopRequest, say: Say) -> LogUploader | None:
+    """On a VM, treat its preemption as SIGTERM and return the uploader of its log lines to Cloud Logging.
 
     Returns None without a VM, and without a run folder, where output isn't kept.
     """
@@ -37,10 +37,10 @@ def watch_vm(environ: Mapping[str, str], stop: StopRequest, say: Say) -> Journal
     PreemptionListener(environ, stop, say).start()
     if not environ.get(contract.RUN_FOLDER):
         return None
-    return Journal(log_source(machine, environ), environ, say)
+    return LogUploader(log_source(machine, environ), environ, say)
 
 
-def machine_of(environ: Mapping[str, str], say: Say) -> Machine | None:
+def machine_of(environ: Mapping[str, str], say: Say) -> VmIdentity | None:
     """Return the VM of contract.MACHINE; None if it isn't set, or can't be parsed. The latter only costs extras, so it
     is reported and doesn't end the run."""
     text = environ.get(contract.MACHINE)
@@ -48,14 +48,14 @@ def machine_of(environ: Mapping[str, str], say: Say) -> Machine | None:
         return None
     try:
         described = json.loads(text)
-        return Machine(*(str(described[name]) for name in ("project", "zone", "name", "instance")))
+        return VmIdentity(*(str(described[name]) for name in ("project", "zone", "name", "instance")))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         kind = type(error).__name__
         say(f"{contract.MACHINE} is invalid ({kind}: {error}): no preemption notices, no Cloud Logging")
         return None
 
 
-def log_source(machine: Machine, environ: Mapping[str, str]) -> LogSource:
+def log_source(machine: VmIdentity, environ: Mapping[str, str]) -> LogSource:
     """Return the resource and labels of this node's log entries."""
     try:
         node = parse(environ.get(contract.CLUSTER_SPEC), environ).node

@@ -17,7 +17,7 @@ from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import Task, command
-from launch_train.node.control_store import Order
+from launch_train.node.control_store import GenerationSpec
 from launch_train.node.process import Child
 
 LIMIT: Final = 180.0
@@ -95,7 +95,7 @@ def run_bench(
             "torchrun", "module", "launch_train.bench", ("--quick", "--strict", f"--only={parts}", f"--json={file}")
         )
         single = Cluster(("localhost:0",), 0)
-        argv = command(task, single, Order(0, 1, 0, ()), processes=processes, run="preflight", grace=GRACE)
+        argv = command(task, single, GenerationSpec(0, 1, 0, ()), processes=processes, run="preflight", grace=GRACE)
         code = _wait(Child(argv, _bench_env(env, node, gpus)), stopped, limit)
         report = file.read_bytes() if file.is_file() else b""
     return Result("" if code == 0 or stopped() else _describe_problem(code, report, limit), report)

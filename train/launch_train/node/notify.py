@@ -24,7 +24,7 @@ from launch_train.common.masking import mask_message
 from launch_train.common.secrets import SecretReader
 from launch_train.common.storage import Storage
 from launch_train.node.exit_status import End
-from launch_train.node.launch_round import StopRequest
+from launch_train.node.generation import StopRequest
 
 TICK: Final = 0.2
 """Poll interval of stop requests, in seconds."""

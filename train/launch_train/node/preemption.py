@@ -17,7 +17,7 @@ from http.client import HTTPException
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from launch_train.node.launch_round import StopRequest
+from launch_train.node.generation import StopRequest
 
 HOST: Final = "metadata.google.internal"
 WAIT_S: Final = 60

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launch_train.common.config import Config, Foreign
+from launch_train.common.config import Config, ExternalModel
 from launch_train.data.batch import count_samples
 from launch_train.data.source import IGNORED, Batch, Source
 from launch_train.distributed.dtensor import local_part
@@ -24,7 +24,9 @@ from launch_train.distributed.process_group import Ranks, mean
 def countable_targets(config: Config, source: Source) -> int:
     """Return the targets of one sample if they may have different weights: some are IGNORED, or a custom loss counts
     them. 0: all have the same weight, so a mean of means is right."""
-    custom = config.loss is not None or (isinstance(config.model, Foreign) and not config.model.name.startswith("hf:"))
+    custom = config.loss is not None or (
+        isinstance(config.model, ExternalModel) and not config.model.name.startswith("hf:")
+    )
     return source.targets or (source.per_sample if custom else 0)
 
 

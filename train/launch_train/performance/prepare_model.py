@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from launch_train.common.config import Config, Ddp, Foreign
+from launch_train.common.config import Config, Ddp, ExternalModel
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import Storage
@@ -86,7 +86,9 @@ def prepare(
     """
     plan = compiling.make_plan(model, config, ranks, accumulates=accumulates)
     ddp = ranks.world > 1 and not fsdp.is_sharded(model)
-    unused = _find_unused_parameters(model, ranks, trial_pass) if ddp and isinstance(config.model, Foreign) else []
+    unused = (
+        _find_unused_parameters(model, ranks, trial_pass) if ddp and isinstance(config.model, ExternalModel) else []
+    )
     wrap, ddp_choices = _plan_ddp(model, config, ranks, plan, accumulates, unused) if ddp else (lambda: model, ())
     evaluates = config.eval.every > 0
     compiled = compiling.compile_model(model, wrap, plan, ranks, trial_pass, storage, evaluates=evaluates)

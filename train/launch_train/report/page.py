@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from launch_train.report import samples, svg, sweep, tables
-from launch_train.report.charts import Chart, begin_of, charts
+from launch_train.report.chart_data import Chart, begin_of, charts
 from launch_train.report.events import clock_text, event_rows
 from launch_train.report.goodput import PARTS, AttemptTime, attempt_times
 from launch_train.report.run_data import Record, RunData, is_number
@@ -49,7 +49,7 @@ def page(runs: Sequence[RunData], now: float | None = None) -> str:
             _sweep(points) if points and points.settings else "",
             _differences(runs) if 1 < len(runs) <= MOST_DETAILED else "",
             "<div id=controls></div><div id=charts></div>",
-            f"<noscript><div class=grid>{''.join(svg.chart(chart, runs) for chart in found)}</div></noscript>",
+            f"<noscript><div class=grid>{''.join(svg.draw_chart(chart, runs) for chart in found)}</div></noscript>",
             *map(samples.section, detailed),
             *(_money(run, each) for run, each in zip(detailed, times, strict=False)),
             *map(_profile, detailed),
@@ -232,7 +232,7 @@ def _money(run: RunData, times: Sequence[AttemptTime]) -> str:
         if one.end:
             rows.append([str(one.number), one.place, f"ended: {one.end}", "", "", ""])
     table = tables.section(f"Where the time went{name}", ["attempt", "machine", "part", "time", "share", "cost"], rows)
-    return f"<section><h2>Timeline{name}</h2>{svg.timeline(times)}</section>{table}"
+    return f"<section><h2>Timeline{name}</h2>{svg.draw_timeline(times)}</section>{table}"
 
 
 def _differences(runs: Sequence[RunData]) -> str:

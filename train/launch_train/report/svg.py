@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from launch_train.report.charts import Chart, Curve
+from launch_train.report.chart_data import Chart, Curve
 from launch_train.report.downsampling import downsample
 from launch_train.report.goodput import PARTS, AttemptTime
 from launch_train.report.run_data import RunData
@@ -19,7 +19,7 @@ TIMELINE: Final = 900
 ROW: Final = 26
 
 
-def timeline(times: Sequence[AttemptTime]) -> str:
+def draw_timeline(times: Sequence[AttemptTime]) -> str:
     """Return the attempts as bars over time, a colour for each part."""
     spans = [span for one in times for span in one.spans]
     begin, end = min((span.begin for span in spans), default=0.0), max((span.end for span in spans), default=0.0)
@@ -47,7 +47,7 @@ def timeline(times: Sequence[AttemptTime]) -> str:
     return f"{picture}<ul class=legend>{legend}</ul>"
 
 
-def chart(found: Chart, runs: Sequence[RunData]) -> str:
+def draw_chart(found: Chart, runs: Sequence[RunData]) -> str:
     """Return a chart as an image, for a browser without JavaScript."""
     kind = "hours" if found.by_time else "step"
     drawn = [(curve, _points(curve, kind)) for curve in found.curves if curve.x.get(kind)]

@@ -47,7 +47,7 @@ class _RefusedError(Exception):
     """Cloud Logging rejects this request only."""
 
 
-class Journal:
+class LogUploader:
     """Queues output and sends it from a thread every `every` seconds. `add` never blocks."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Journal:
     ) -> None:
         self._say = say
         self._every = every
-        self._wire = Wire(source, environ)
+        self._client = EntriesClient(source, environ)
         self._entries = Entries(f"{source.instance}-{time.time_ns():x}")
         self._chunks: deque[Chunk] = deque()
         self._size = self._missed = 0
@@ -124,7 +124,7 @@ class Journal:
         began, again = time.monotonic(), AGAIN_S
         while True:
             try:
-                self._wire.send(batch)
+                self._client.send(batch)
                 return
             except _RefusedError as error:
                 self._complain(f"Cloud Logging refuses some lines: {error}")
@@ -153,7 +153,7 @@ class Journal:
         self._say(f"logging to Cloud Logging has stopped: {why}")
 
 
-class Wire:
+class EntriesClient:
     """Client of the entries.write method."""
 
     def __init__(self, source: LogSource, environ: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import Storage
-from launch_train.telemetry.cloud_logging import Journal
+from launch_train.telemetry.cloud_logging import LogUploader
 from launch_train.telemetry.recovery import prune
 from launch_train.telemetry.tee import Left, Tee
 from launch_train.telemetry.upload_queue import Outbox, open_outbox
@@ -43,17 +43,17 @@ _SLICE_S: Final = 2.0
 class TextCapture:
     """Captures output from construction on, and stores it once `keep` is called. Does nothing if not `wanted`."""
 
-    def __init__(self, *, wanted: bool, every: float, say: Say, journal: Journal | None = None) -> None:
-        """Write a part every `every` seconds. `journal` receives the same output."""
+    def __init__(self, *, wanted: bool, every: float, say: Say, uploader: LogUploader | None = None) -> None:
+        """Write a part every `every` seconds. `uploader` receives the same output."""
         self.heard = -math.inf
         """time.monotonic() of the newest output."""
         self.listener: Callable[[bytes], None] | None = None
         """Also receives the output; it must not wait."""
         self._say = say
-        self._journal = journal
+        self._uploader = uploader
         self._buffer = Buffer(every)
         self._tee: Tee | None = None
-        self._keeper: Keeper | None = None
+        self._writer: LogWriter | None = None
         self._spool: Path | None = None
         if wanted:
             with suppress(OSError):  # stdout or stderr is closed: nothing to capture
@@ -63,12 +63,12 @@ class TextCapture:
         """Start to write parts, including the output so far."""
         self._spool = spool
         if self._tee:
-            self._keeper = Keeper(self._buffer, storage, attempt, node, spool, self._say)
+            self._writer = LogWriter(self._buffer, storage, attempt, node, spool, self._say)
 
     def drop(self) -> None:
         """Discard all text without a message: the caller reports that the run folder is not writable."""
-        if self._keeper:
-            self._keeper.drop()
+        if self._writer:
+            self._writer.drop()
 
     def flush(self) -> None:
         """Write the buffered text now; called when the processes have exited."""
@@ -78,12 +78,12 @@ class TextCapture:
         """Restore stdout and stderr, write the rest in the time left, and remove the spool folder if it is empty."""
         if self._tee:
             self._tee.close(left)
-        if self._journal:
-            self._journal.end()
-        if self._keeper:
-            self._keeper.close(left)
-        if self._journal:
-            self._journal.close(left)
+        if self._uploader:
+            self._uploader.end()
+        if self._writer:
+            self._writer.close(left)
+        if self._uploader:
+            self._uploader.close(left)
         if self._spool:
             prune(self._spool)
 
@@ -92,12 +92,12 @@ class TextCapture:
         self._buffer.add(data)
         if listener := self.listener:
             listener(data)
-        if self._journal:
-            self._journal.add(data, number)
+        if self._uploader:
+            self._uploader.add(data, number)
 
 
 class Buffer:
-    """Queue between the pipes and the keeper. `add` never blocks."""
+    """Queue between the pipes and the writer. `add` never blocks."""
 
     def __init__(self, every: float, size: int = BUFFER) -> None:
         self._every = every
@@ -157,7 +157,7 @@ class Buffer:
         return bool(self._size) and (self._hurried or old or self._size >= PART)
 
 
-class Keeper:
+class LogWriter:
     """Thread that writes the parts."""
 
     def __init__(self, buffer: Buffer, storage: Storage, attempt: int, node: int, spool: Path | None, say: Say) -> None:

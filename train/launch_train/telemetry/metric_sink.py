@@ -91,7 +91,7 @@ def open_sink(env: Mapping[str, str], loggers: Sequence[str] | None = None) -> S
     if not {"tensorboard", "vertex"}.isdisjoint(names):
         board = open_board(storage, outbox, contract.start_name(attempt, generation))
     newest = None if isinstance(storage, LocalFolder) else NewestRow(outbox, attempt)
-    return Parts(storage, outbox, part_names(env), board, newest=newest, loggers=_open_loggers(names, env))
+    return MetricsWriter(storage, outbox, part_names(env), board, newest=newest, loggers=_open_loggers(names, env))
 
 
 def wanted_loggers(env: Mapping[str, str]) -> Sequence[str]:
@@ -140,7 +140,7 @@ class _Marker:
 Queue = SimpleQueue[Sequence[Row] | _Marker]
 
 
-class Parts:
+class MetricsWriter:
     """Writes rows from a thread: as create-only parts of JSON lines, to TensorBoard, to the loggers' process, and the
     `newest` one. One part holds the rows of `seconds` (default: FLUSH_SECONDS)."""
 

@@ -30,8 +30,8 @@ from launch_train.common.step_timer import Stopwatch, stopwatch
 from launch_train.common.storage import Storage, open_storage
 from launch_train.common.text import si
 from launch_train.data import Source, open_data
-from launch_train.data.loader import Feed
-from launch_train.data.source import draw, share
+from launch_train.data.loader import BatchLoader
+from launch_train.data.sample_order import draw, share
 from launch_train.distributed.consensus import Agreement
 from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring.monitor import Monitor, open_monitor
@@ -72,7 +72,7 @@ class Run:
     config: Config
     ranks: Ranks
     source: Source
-    feed: Feed
+    batch_loader: BatchLoader
     model: nn.Module
     forward: Any
     eval_forward: Any
@@ -135,7 +135,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     policy = precision.setup(config.precision, ranks.device)
     config = models.resolve_task(config)
     source = open_data(config, ranks)
-    feed = Feed(source, share(config.batch_size, ranks.rank, ranks.world), ranks.device, config.loader)
+    batch_loader = BatchLoader(source, share(config.batch_size, ranks.rank, ranks.world), ranks.device, config.loader)
     if not source.holds_out:
         config = config._replace(eval=config.eval._replace(every=0))
     config, sample_choices = unless_unsupported(config)
@@ -148,9 +148,9 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     optimizer = optim.build_optimizer(model, config.optimizer)
     optimizer_size = optim.numbers_per_parameter(optimizer, config.optimizer)
     micro_batches = warmup.choose_micro_batch(
-        model, config, feed, ranks, micro_batches, policy, storage, optimizer_size
+        model, config, batch_loader, ranks, micro_batches, policy, storage, optimizer_size
     )
-    try_pass = partial(trial_pass, model, feed, micro_batches.size, ranks, policy)
+    try_pass = partial(trial_pass, model, batch_loader, micro_batches.size, ranks, policy)
     accumulates = micro_batches.count > 1
     prepared = prepare(model, config, ranks, accumulates=accumulates, trial_pass=try_pass, storage=storage)
     watch = stopwatch(ranks.device)
@@ -164,7 +164,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         *memory_choices,
         *sharding_choices,
         *prepared.choices,
-        feed.choice,
+        batch_loader.choice,
         micro_batches.choice,
         *replica_check.choices,
         *sample_choices,
@@ -177,7 +177,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         config=config,
         ranks=ranks,
         source=source,
-        feed=feed,
+        batch_loader=batch_loader,
         model=model,
         forward=prepared.forward,
         eval_forward=prepared.eval_forward,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import reader
-from launch_train.checkpointing.loader import PATIENT_SECONDS, scratch_folder
 from launch_train.checkpointing.manifest import CheckpointError
 from launch_train.checkpointing.partition import REF
+from launch_train.checkpointing.resume_loader import PATIENT_SECONDS, scratch_folder
 from launch_train.common import contract
 from launch_train.common.config import InitFrom
 from launch_train.common.config.checks import kind_of_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from launch_train.checkpointing.loader import newest_manifest
+from launch_train.checkpointing.resume_loader import newest_manifest
 from launch_train.common import console
 from launch_train.common.errors import DisagreementError, NonFiniteError
 from launch_train.distributed.process_group import run_on_rank_0

@@ -11,7 +11,8 @@ from launch_train import models
 from launch_train.checkpointing import interval, rng_state
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing.async_saver import Saver, Snapshot
-from launch_train.checkpointing.loader import (
+from launch_train.checkpointing.manifest import Manifest
+from launch_train.checkpointing.resume_loader import (
     PATIENT_SECONDS,
     Resumed,
     describe_changes,
@@ -20,7 +21,6 @@ from launch_train.checkpointing.loader import (
     scratch_folder,
     take_over,
 )
-from launch_train.checkpointing.manifest import Manifest
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import Storage
 from launch_train.distributed.process_group import run_on_rank_0

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from launch_train.checkpointing import rng_state
-from launch_train.common.config import Config, Foreign, ResNet
+from launch_train.common.config import Config, ExternalModel, ResNet
 from launch_train.common.config.checks import no_samples_of
 from launch_train.common.decisions import Choice
 from launch_train.data import open_decoder
@@ -53,7 +53,7 @@ def unless_unsupported(config: Config) -> tuple[Config, tuple[Choice, ...]]:
 
     Only the trainer knows the task of a transformers model with `task: auto`; `launch` refuses the other cases.
     """
-    task = config.model.task if isinstance(config.model, Foreign) else "auto"
+    task = config.model.task if isinstance(config.model, ExternalModel) else "auto"
     why = no_samples_of(config.model.name, task) if config.eval.samples else ""
     if not why:
         return config, ()

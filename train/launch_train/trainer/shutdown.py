@@ -10,7 +10,8 @@ from threading import Thread
 from typing import NoReturn
 
 from launch_train.common.errors import OutputError, PreemptedError
-from launch_train.common.process_exit import PEER_SECONDS, PREEMPTION_SECONDS, ShutdownSignal, leave
+from launch_train.common.process_exit import leave
+from launch_train.common.shutdown_signal import PEER_SECONDS, PREEMPTION_SECONDS, ShutdownSignal
 from launch_train.distributed.peers import Peers
 from launch_train.distributed.process_group import use_device
 from launch_train.trainer.build import Run

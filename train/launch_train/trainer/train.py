@@ -19,7 +19,7 @@ from launch_train.checkpointing.async_saver import Saver
 from launch_train.common import console, contract, faults
 from launch_train.common.config import Config
 from launch_train.common.errors import DisagreementError, SupersededError, TrainError
-from launch_train.common.process_exit import ShutdownSignal, catch_sigterm
+from launch_train.common.shutdown_signal import ShutdownSignal, catch_sigterm
 from launch_train.data.batch import split
 from launch_train.data.source import Batch
 from launch_train.distributed.consensus import StepVote
@@ -101,7 +101,7 @@ def train_loop(run: Run, shutdown: ShutdownSignal) -> None:
         raise
     finally:
         run.heartbeat.expect(inf)
-        run.feed.close()
+        run.batch_loader.close()
         run.profiler.close()
         run.monitor.close()
     run.sink.close()
@@ -116,7 +116,7 @@ def warm_up(run: Run) -> None:
     """
     if run.ranks.world == 1:
         return
-    batch = run.feed.once(1)
+    batch = run.batch_loader.once(1)
     with without_side_effects(run.model):
         for _ in range(WARM_UP_STEPS):
             warm_up_pass(run, batch)
@@ -148,7 +148,7 @@ def train_step(run: Run) -> None:
     optimizer.set_learning_rate(run.optimizer, lr)
     set_deadline(run, MIN_DATA_SECONDS)
     with run.profiler.range("data"):
-        batch = run.feed.train(run.state["samples"] // run.config.batch_size + 1)
+        batch = run.batch_loader.train(run.state["samples"] // run.config.batch_size + 1)
     set_deadline(run)
     loss = forward_backward_with_retry(run, batch)
     with run.profiler.range("optimizer"):
@@ -156,7 +156,7 @@ def train_step(run: Run) -> None:
         grad_norm = optimizer_step(run)
     run.stopwatch.stop()
     timed = not run.profiler.records
-    run.recorder.add(StepRecord(step, lr, loss, grad_norm, run.feed.waited(), timed, run.micro_batches.size))
+    run.recorder.add(StepRecord(step, lr, loss, grad_norm, run.batch_loader.waited(), timed, run.micro_batches.size))
     run.profiler.stepped(step)
     run.state["step"] = step
     faults.record_step(step)
@@ -246,7 +246,7 @@ def evaluate(run: Run, shutdown: ShutdownSignal) -> None:
     for index in range(batches):
         if index:
             set_deadline(run, MIN_DATA_SECONDS)
-        batch = run.feed.held_out(index, batches)
+        batch = run.batch_loader.held_out(index, batches)
         if index:
             set_deadline(run)
         parts = split(batch, run.micro_batches.size)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from launch_train.checkpointing.loader import newest_manifest
 from launch_train.checkpointing.manifest import Manifest
+from launch_train.checkpointing.resume_loader import newest_manifest
 from launch_train.common.config import Config, as_data
 from launch_train.common.storage import Storage
 from launch_train.data.batch import split
-from launch_train.data.loader import Feed
+from launch_train.data.loader import BatchLoader
 from launch_train.distributed.process_group import Ranks, run_on_rank_0
 from launch_train.performance import compile as compiling
 from launch_train.performance import fsdp, loss_normalization, micro_batch, precision
@@ -30,7 +30,7 @@ SETTINGS = ("micro_batch_size", "precision", "parallel", "activation_checkpointi
 def choose_micro_batch(
     model: nn.Module,
     config: Config,
-    feed: Feed,
+    batch_loader: BatchLoader,
     ranks: Ranks,
     initial: MicroBatches,
     policy: precision.PrecisionPolicy,
@@ -48,7 +48,7 @@ def choose_micro_batch(
     if config.micro_batch_size is None and micro_batch.is_memory_bounded(ranks.device):
         plan = compiling.make_plan(model, config, ranks)
         saved = _from_checkpoint(config, ranks, initial, storage)
-        chosen = saved or probe_micro_batch(model, feed, ranks, initial, policy, plan, optimizer_size)
+        chosen = saved or probe_micro_batch(model, batch_loader, ranks, initial, policy, plan, optimizer_size)
     return chosen.at_most(limit, "an earlier start ran out of memory") if limit and limit < chosen.size else chosen
 
 
@@ -97,7 +97,7 @@ def _differences(manifest: Manifest, config: Config, ranks: Ranks) -> list[str]:
 
 def probe_micro_batch(
     model: nn.Module,
-    feed: Feed,
+    batch_loader: BatchLoader,
     ranks: Ranks,
     initial: MicroBatches,
     policy: precision.PrecisionPolicy,
@@ -109,7 +109,7 @@ def probe_micro_batch(
     The passes are compiled as in training (`plan`): compiled ones often need much less memory. `optimizer_size`:
     numbers that the optimizer keeps per parameter.
     """
-    batch = feed.once(1)
+    batch = batch_loader.once(1)
 
     def passes(forward: Forward, size: int) -> None:
         inputs, targets = split(batch, size)[0]
@@ -157,7 +157,7 @@ def _until_compiler_fails(attempt: Callable[[int], None]) -> Callable[[int], Non
 @contextmanager
 def trial_pass(
     model: nn.Module,
-    feed: Feed,
+    batch_loader: BatchLoader,
     size: int,
     ranks: Ranks,
     policy: precision.PrecisionPolicy,
@@ -169,7 +169,7 @@ def trial_pass(
 
     `evaluates`: run an evaluation pass instead, without gradients.
     """
-    inputs, targets = split(feed.once(1), size)[0]
+    inputs, targets = split(batch_loader.once(1), size)[0]
     with without_side_effects(model):
         with without_communication(model, forward), _evaluating(model) if evaluates else nullcontext():
             with precision.autocast(policy, ranks.device):

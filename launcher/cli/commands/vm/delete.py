@@ -11,7 +11,7 @@ from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 
 def vm_delete(
@@ -39,7 +39,7 @@ def vm_delete(
     print(f"{machine.name} was {delete(compute, machine)}")
 
 
-def check_ended(machine: Machine) -> None:
+def check_ended(machine: VmInstance) -> None:
     """Check that the VM does not run a job. Raises UsageError: it does; LaunchError: its run folder is unreadable."""
     from launcher.cli.flows.find_vm import check_workstation
     from launcher.compute.lifecycle import training_end
@@ -56,7 +56,7 @@ def check_ended(machine: Machine) -> None:
         check_workstation(machine, "it cannot be deleted separately")
 
 
-def question(machine: Machine) -> str:
+def question(machine: VmInstance) -> str:
     """Return the question, which names the disks that will be deleted and kept."""
     from launcher.cli.flows.confirm import other_owner
     from launcher.cli.ui.vm_text import state_text
@@ -79,7 +79,7 @@ def disk_text(disk: dict[str, object]) -> str:
     return f"{'boot disk' if disk.get('boot') else 'disk'}{size}"
 
 
-def delete(compute: Compute, machine: Machine) -> str:
+def delete(compute: Compute, machine: VmInstance) -> str:
     """Delete the VM; return `deleted` or `already deleted`. Raises LaunchError."""
     from launcher.backend.base import CreateRefused, GoneError
     from launcher.cli.flows.find_vm import explain_interrupt

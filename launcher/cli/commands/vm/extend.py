@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from launcher.compute.client import Compute
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 
 def vm_extend(
@@ -56,7 +56,7 @@ def vm_extend(
     show(move_lease(compute, machine, math.ceil(ends)), ends < wanted, now, output_format)
 
 
-def check_running(machine: Machine) -> Machine:
+def check_running(machine: VmInstance) -> VmInstance:
     """Return the VM if it is running. Raises UsageError: it is not, so it has no lease yet."""
     from launcher.jobs.vm import DOWN
 
@@ -122,7 +122,7 @@ def local(at: float) -> datetime:
     return datetime.fromtimestamp(at)  # noqa: DTZ006 - see the docstring
 
 
-def move_lease(compute: Compute, machine: Machine, ends: int) -> Machine:
+def move_lease(compute: Compute, machine: VmInstance, ends: int) -> VmInstance:
     """Set the new end; return the VM. Raises LaunchError."""
     from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import explain_interrupt
@@ -139,7 +139,7 @@ def move_lease(compute: Compute, machine: Machine, ends: int) -> Machine:
     return compute.instance(machine.zone, machine.id)
 
 
-def show(machine: Machine, short: bool, now: float, output: Output) -> None:
+def show(machine: VmInstance, short: bool, now: float, output: Output) -> None:
     """Print the VM with its new end. `short`: the limit cut the requested lease."""
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed

@@ -13,7 +13,7 @@ from launcher.cli.ui.text import column_widths, columns
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
     from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 WIDTH = 80
 """Columns of the list, unless the terminal is wider."""
@@ -56,7 +56,7 @@ def vm_list(
         printed({"machines": [machine_data(machine, disks, now) for machine in machines]}, output_format)
 
 
-def read_inventory(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
+def read_inventory(compute: Compute) -> tuple[Sequence[VmInstance], Sequence[Disk], float]:
     """Return launch's VMs, newest first, its disks, and Google's time; print what could not be read.
 
     Raises LaunchError: the VMs cannot be listed.
@@ -87,7 +87,7 @@ def read_inventory(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk],
 # --- The table -------------------------------------------------------------------------------------------------------
 
 
-def table(machines: Sequence[Machine], disks: Iterable[Disk], now: float, width: int) -> Iterator[str]:
+def table(machines: Sequence[VmInstance], disks: Iterable[Disk], now: float, width: int) -> Iterator[str]:
     """Yield the list in `width` columns, if the names are short enough."""
     if not machines:
         yield "No VMs."
@@ -113,7 +113,7 @@ def lines_of(rows: list[dict[str, str]]) -> list[list[str]]:
     return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
-def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
+def row(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, str]:
     """Return a VM's cells by column."""
     from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import price_of
@@ -132,7 +132,7 @@ def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
     }
 
 
-def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
+def cost_text(machine: VmInstance, disks: Iterable[Disk], now: float) -> str:
     """Return `≈$4.10` so far, or `$20/month` for the disk of a stopped VM."""
     from launcher.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
     from launcher.jobs.vm import DOWN
@@ -147,7 +147,7 @@ def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
     return "?" if usd is None else usd_text(usd, price.approx and usd > 0)
 
 
-def ends_text(machine: Machine, now: float) -> str:
+def ends_text(machine: VmInstance, now: float) -> str:
     """Return `22:40, in 3 h`, or `-` for a VM that is not running or has no end."""
     from launcher.cli.ui.text import clock_text
     from launcher.text import rough_duration

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from launcher.compute.client import Compute
     from launcher.compute.end_record import Record
     from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 
 class Orphan(Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Orphan(Struct, frozen=True, kw_only=True):
 
 
 def show_orphans(
-    compute: Compute, machines: Sequence[Machine], disks: Sequence[Disk], now: float, output: Output
+    compute: Compute, machines: Sequence[VmInstance], disks: Sequence[Disk], now: float, output: Output
 ) -> None:
     """Print the orphans. Raises LaunchError."""
     import msgspec
@@ -49,7 +49,7 @@ def show_orphans(
         printed({"orphans": [dict(msgspec.to_builtins(one)) for one in found]}, output)
 
 
-def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
+def ends_of(machines: Sequence[VmInstance]) -> dict[str, Record]:
     """Return how the jobs of VMs ended, by VM number; print the run folders that could not be read."""
     from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import training_end
@@ -67,7 +67,7 @@ def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
 
 
 def of_machines(
-    machines: Sequence[Machine], disks: Sequence[Disk], now: float, ends: Mapping[str, Record]
+    machines: Sequence[VmInstance], disks: Sequence[Disk], now: float, ends: Mapping[str, Record]
 ) -> Iterator[Orphan]:
     """Yield the orphaned VMs."""
     from launcher.cli.ui.vm_text import state_text
@@ -89,14 +89,14 @@ def of_machines(
             )
 
 
-def removal(machine: Machine, *, has_ended: bool) -> str:
+def removal(machine: VmInstance, *, has_ended: bool) -> str:
     """Return the command that removes a VM."""
     if machine.trains and not has_ended:
         return f"launch cancel {machine.run}"
     return f"launch vm delete {machine.name} --zone {machine.zone}"
 
 
-def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -> Iterator[Orphan]:
+def of_disks(disks: Sequence[Disk], machines: Sequence[VmInstance], project: str) -> Iterator[Orphan]:
     """Yield the orphaned disks."""
     from launcher.compute.vm_cost import disks_usd_per_month
     from launcher.jobs.orphans import without_vm

@@ -9,7 +9,7 @@ from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAno
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 NOTES = {
     "spot": "a Spot VM, which Compute Engine may preempt at any time",
@@ -44,7 +44,7 @@ def vm_start(
     show(compute, start(compute, machine), output_format, "is running")
 
 
-def start(compute: Compute, machine: Machine) -> Machine:
+def start(compute: Compute, machine: VmInstance) -> VmInstance:
     """Start the VM; return it when it is running. Raises NoCapacity: its zone has none; LaunchError."""
     from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import explain_interrupt
@@ -68,7 +68,7 @@ def start(compute: Compute, machine: Machine) -> Machine:
             raise refusal_error(error, machine) from error
 
 
-def forget_lease(compute: Compute, machine: Machine) -> None:
+def forget_lease(compute: Compute, machine: VmInstance) -> None:
     """Remove the end that launch vm extend set for the last lease. Raises LaunchError."""
     from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import begin_change, wait_for_operation
@@ -78,7 +78,7 @@ def forget_lease(compute: Compute, machine: Machine) -> None:
         wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, None)), say)
 
 
-def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
+def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> None:
     """Print the VM, its price, its new lease, and how to connect to it."""
     from launcher.cli.flows.find_vm import display_time
     from launcher.cli.ui.data import machine_data

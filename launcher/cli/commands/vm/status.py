@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from launcher.compute.client import Compute
     from launcher.compute.operations import Operation
     from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 SHOWN = 3
 """Most operations to show: the newest that failed or that Google started."""
@@ -21,7 +21,7 @@ SHOWN = 3
 class VmSnapshot(NamedTuple):
     """A snapshot of a VM."""
 
-    machine: Machine
+    machine: VmInstance
     price: Price
     disks: tuple[Disk, ...]
     says: Mapping[str, str]
@@ -54,7 +54,7 @@ def vm_status(
     printed({**data, "says": dict(snapshot.says), "operations": operations}, output_format)
 
 
-def read_snapshot(compute: Compute, machine: Machine) -> VmSnapshot:
+def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
     """Read the disks, guest attributes and operations of a VM; print and omit what cannot be read."""
     import time
 
@@ -164,7 +164,7 @@ def place(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     yield "address", f"{machine.internal_ip or 'none yet'}{external}"
 
 
-def gpus_text(machine: Machine) -> str:
+def gpus_text(machine: VmInstance) -> str:
     """Return ` (2 × NVIDIA L4)`, or an empty text for an unknown machine type."""
     from launcher import catalog
     from launcher.compute.vm_cost import shape_of

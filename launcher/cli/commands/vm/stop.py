@@ -10,7 +10,7 @@ from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAno
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
     from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import Machine
+    from launcher.jobs.vm import VmInstance
 
 STOPPED = frozenset({"STOPPED", "TERMINATED"})
 STOPPING = frozenset({"STOPPING", "PENDING_STOP"})
@@ -41,7 +41,7 @@ def vm_stop(
     show(compute, stop(compute, machine), output_format, "is stopped")
 
 
-def stop(compute: Compute, machine: Machine) -> Machine:
+def stop(compute: Compute, machine: VmInstance) -> VmInstance:
     """Stop the VM; return it when it has stopped. Raises LaunchError."""
     from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import explain_interrupt
@@ -64,7 +64,7 @@ def stop(compute: Compute, machine: Machine) -> Machine:
             raise refusal_error(error, machine) from error
 
 
-def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
+def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> None:
     """Print the VM, what it still costs, and how to start or delete it."""
     from launcher.cli.flows.find_vm import display_time
     from launcher.cli.ui.data import machine_data
@@ -80,7 +80,7 @@ def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     print(f"launch vm delete {machine.name}\n    deletes it and its disk")
 
 
-def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
+def disks_of(compute: Compute, machine: VmInstance) -> tuple[Disk, ...]:
     """Return the disks of a VM; print why if they cannot be read."""
     from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import list_disks

@@ -31,7 +31,7 @@ from launch_train.common.config.settings import (
     Data,
     Ddp,
     Eval,
-    Foreign,
+    ExternalModel,
     Gpt,
     InitFrom,
     Loader,
@@ -56,7 +56,7 @@ __all__ = [
     "Data",
     "Ddp",
     "Eval",
-    "Foreign",
+    "ExternalModel",
     "Gpt",
     "InitFrom",
     "Loader",
@@ -157,7 +157,7 @@ def _model(given: Mapping[str, Any]) -> Shape:
     name = given.get("name", "gpt")
     if is_foreign(name):
         own = {key: given[key] for key in FOREIGN_OWN if key in given}
-        return Foreign(name, {key: value for key, value in given.items() if key not in ("name", *own)}, **own)
+        return ExternalModel(name, {key: value for key, value in given.items() if key not in ("name", *own)}, **own)
     return kind_of(name)(**{**PRESETS[name], **given, "name": name})
 
 

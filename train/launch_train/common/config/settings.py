@@ -54,7 +54,7 @@ class ResNet(NamedTuple):
     width: int = 64
 
 
-class Foreign(NamedTuple):
+class ExternalModel(NamedTuple):
     """An external model and its settings: one of transformers, by the type of its config (`hf:llama`) or its name on
     the hub, or a user function (`my_pkg.model:build`)."""
 
@@ -66,7 +66,7 @@ class Foreign(NamedTuple):
     """For transformers: the head; auto: masked-lm for encoders, else the first of these that its type has."""
 
 
-Shape = Gpt | Bert | ResNet | Foreign
+Shape = Gpt | Bert | ResNet | ExternalModel
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "gpt": {},
@@ -229,4 +229,4 @@ class Config(NamedTuple):
 DEFAULT: Final = Config()
 """The settings of an empty config."""
 
-SECTIONS: Final = (Gpt, Bert, ResNet, Foreign, Data, Ddp, Loader, Optimizer, Eval, Checkpoint, Profile, InitFrom)
+SECTIONS: Final = (Gpt, Bert, ResNet, ExternalModel, Data, Ddp, Loader, Optimizer, Eval, Checkpoint, Profile, InitFrom)

@@ -77,7 +77,7 @@ def script(blow: Blow | None, *, ddp: bool = False, every: float = 1e-6) -> None
 
 def _under_way() -> None:
     """Wait for the save that is: a blow finds one checkpoint there, if there can be one."""
-    from launch_train.api import session as script
+    from launch_train.script_api import session as script
 
     if script._script:
         script._script.finish(30)
@@ -92,7 +92,9 @@ def note(state: Mapping[str, Any]) -> None:
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["launch_train.api.session", "tests.train.api.user_script", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(
+    ["launch_train.script_api.session", "tests.train.script_api.user_script", "torch._dynamo"]
+)
 
 
 def _child(env: Mapping[str, str], blow: Blow | None, ddp: bool, every: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.command import ROOT
 from tests.train import trials
-from tests.train.api.user_script import run, run_ranks
+from tests.train.script_api.user_script import run, run_ranks
 
 SECTION = (ROOT / "docs/scripts.md").read_text().partition("### Epochs")[2].partition("\n## ")[0]
 LOOP, DATASET = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)

@@ -17,11 +17,12 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.monitoring import monitor
-from launch_train.node import launch_round
+from launch_train.node import generation
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import Paths, Task
-from launch_train.node.control_store import Member, MemoryStore, Order, Timing
-from launch_train.node.launch_round import LaunchPlan, StopRequest, give_notice, prepare_notice, run_generation
+from launch_train.node.command import Task
+from launch_train.node.control_store import GenerationSpec, Member, MemoryStore, Timing
+from launch_train.node.environment import Paths
+from launch_train.node.generation import LaunchPlan, StopRequest, give_notice, prepare_notice, run_generation
 from tests.train.alone import alone
 
 TIMING = Timing(grace=22, last=3)
@@ -99,14 +100,14 @@ def _told(signum: int) -> StopRequest:
 def test_the_node_looks_at_the_machine_where_the_trainer_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int, task: Task, looks: bool
 ) -> None:
-    monkeypatch.setattr(launch_round, "MONITOR_SECONDS", 0.01)
-    monkeypatch.setattr(launch_round, "CLOSE_SECONDS", 20)
+    monkeypatch.setattr(generation, "MONITOR_SECONDS", 0.01)
+    monkeypatch.setattr(generation, "CLOSE_SECONDS", 20)
     folder, secret = tmp_path / "run", {"TOKEN": "never told"}
     env = {**os.environ, contract.RUN_FOLDER: str(folder)}
     cluster = Cluster(("localhost:1", "localhost:2"), node)
     plan = LaunchPlan(task, cluster, env, 1, 0, tmp_path, "demo-1", secrets=secret)
     member = Member(MemoryStore(), node, TIMING)
-    order = Order(2, 1, 0, (member.incarnation,) * 2)
+    order = GenerationSpec(2, 1, 0, (member.incarnation,) * 2)
     member.state = lambda: SimpleNamespace(phase="run", generation=2)  # type: ignore[method-assign,assignment,return-value]
     assert run_generation(plan, order, member, TIMING, StopRequest()).code == 0
     member.close()
@@ -133,7 +134,7 @@ def test_the_node_does_not_monitor_the_trainer_too(
     task = Task("torchrun", "module", module, ())
     plan = LaunchPlan(task, Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1")
     paths = Paths(tmp_path, tmp_path / "exit", tmp_path / "notice", spool=None, watch=tmp_path, faults=tmp_path)
-    with launch_round._monitored(plan, Order(0, 1, 0, ()), paths):
+    with generation._monitored(plan, GenerationSpec(0, 1, 0, ()), paths):
         pass
     assert bool(opened) == monitored
 
@@ -159,7 +160,9 @@ def test_a_machine_that_starts_nothing_for_now_is_an_outcome(
         Task("python", "command", "", ("true",)), Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1"
     )
     member = Member(MemoryStore(), 0, TIMING)
-    outcome = run_generation(plan, Order(0, 1, 0, (member.incarnation,)), member, TIMING, _told(signal.SIGTERM))
+    outcome = run_generation(
+        plan, GenerationSpec(0, 1, 0, (member.incarnation,)), member, TIMING, _told(signal.SIGTERM)
+    )
     member.close()
     assert (outcome.code, outcome.signum, outcome.ok) == (1, signal.SIGTERM, False)
     assert str(outcome) == f"node 0: the command could not be started: {fault.strerror}"

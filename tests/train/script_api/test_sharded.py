@@ -10,7 +10,7 @@ import pytest
 from launch_train import checkpoint
 from launch_train.common.storage import LocalFolder
 from tests.train import trials
-from tests.train.api.user_script import Said, run_ranks
+from tests.train.script_api.user_script import Said, run_ranks
 
 SHARDED = """
 from torch.distributed.fsdp import fully_shard

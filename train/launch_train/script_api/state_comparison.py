@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
-from launch_train.api import encoding as plain
 from launch_train.checkpointing.partition import REF, split
 from launch_train.common.errors import SupersededError, TrainError, UsageError
 from launch_train.distributed import dtensor
 from launch_train.distributed.process_group import Ranks, wait_for_keys
+from launch_train.script_api import encoding as plain
 
 T = TypeVar("T")
 

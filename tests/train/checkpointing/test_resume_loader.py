@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from launch_train import checkpoint
-from launch_train.checkpointing import lease, loader, rng_state
+from launch_train.checkpointing import lease, resume_loader, rng_state
 from launch_train.checkpointing import manifest as manifests
 from launch_train.common import contract
 from launch_train.common.config import as_data, parse
@@ -290,8 +290,8 @@ def test_a_checkpoint_from_before_a_setting_was_there_is_the_same_spec() -> None
     before["optimizer"] = {key: value for key, value in now["optimizer"].items() if key != "fused"}
     before["data"] = {key: value for key, value in now["data"].items() if value is not None}
     before = json.loads(json.dumps(before))
-    loader.require_same_run({"config": before}, {"config": now}, "gs://b/runs/a")
-    assert loader.describe_changes({"config": before}, {"config": now}) == []
+    resume_loader.require_same_run({"config": before}, {"config": now}, "gs://b/runs/a")
+    assert resume_loader.describe_changes({"config": before}, {"config": now}) == []
 
 
 def test_another_micro_batch_goes_on_and_says_so(

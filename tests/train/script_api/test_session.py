@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch_train import checkpoint
-from launch_train.api import encoding, state_dict
 from launch_train.checkpointing.partition import join, split
 from launch_train.common import contract, heartbeat
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
+from launch_train.script_api import encoding, state_dict
 from tests.train import trials
-from tests.train.api.user_script import STEPS, Blow, environment, run, start
+from tests.train.script_api.user_script import STEPS, Blow, environment, run, start
 
 ROOT = Path(contract.__file__).parents[3]
 
@@ -150,7 +150,7 @@ from pathlib import Path
 from launch_train import checkpoint
 from launch_train.common import heartbeat
 from launch_train.checkpointing.async_saver import Saver
-from launch_train.api import session as script
+from launch_train.script_api import session as script
 
 def expected():
     beat = heartbeat.newest(Path(os.environ["LAUNCH_WATCH"]))
@@ -259,8 +259,8 @@ def test_other_nodes_read_and_leave_saving_to_the_first(tmp_path: Path) -> None:
 def test_a_forked_child_keeps_nothing_of_it(tmp_path: Path) -> None:
     """A worker that is told to end does so, with a handler of its own or none; its parent doesn't take it to itself."""
     text = (
-        "import os, signal, time, launch_train.api.signals\nfrom launch_train import checkpoint as c\n"
-        "c.restore({}); launch_train.api.signals.PEER_SECONDS = 0\nreading, writing = os.pipe()\n"
+        "import os, signal, time, launch_train.script_api.signals\nfrom launch_train import checkpoint as c\n"
+        "c.restore({}); launch_train.script_api.signals.PEER_SECONDS = 0\nreading, writing = os.pipe()\n"
         "for own in (True, False):\n"
         "    child = os.fork()\n"
         "    if not child:\n"
@@ -275,8 +275,9 @@ def test_a_forked_child_keeps_nothing_of_it(tmp_path: Path) -> None:
 def test_a_preemption_in_the_middle_of_native_code_is_one(tmp_path: Path) -> None:
     """The thread that hears of it is before the handler."""
     text = (
-        "import os, signal, threading, time, launch_train.api.signals\nfrom launch_train import checkpoint as c\n"
-        "c.restore({}); launch_train.api.signals.PEER_SECONDS = 0\n"
+        "import os, signal, threading, time, launch_train.script_api.signals\n"
+        "from launch_train import checkpoint as c\n"
+        "c.restore({}); launch_train.script_api.signals.PEER_SECONDS = 0\n"
         "threading.Timer(0.2, os.kill, (os.getpid(), 15)).start()\n"
         "import ctypes; ctypes.CDLL(None).usleep(600_000)\n"
         "time.sleep(0.3); print(c.due(1), c.preempted())"
@@ -288,9 +289,10 @@ def test_a_preemption_in_the_middle_of_native_code_is_one(tmp_path: Path) -> Non
 def test_a_notice_that_the_node_takes_back_ends_a_script_that_waits(tmp_path: Path) -> None:
     """Another node's processes have failed, and this one waits for them."""
     text = (
-        "import os, pathlib, signal, threading, time, launch_train.api.signals\n"
+        "import os, pathlib, signal, threading, time, launch_train.script_api.signals\n"
         "from launch_train import checkpoint as c\n"
-        "c.restore({}); launch_train.api.signals.PEER_SECONDS = 0\nnotice = pathlib.Path(os.environ['LAUNCH_NOTICE'])\n"
+        "c.restore({}); launch_train.script_api.signals.PEER_SECONDS = 0\n"
+        "notice = pathlib.Path(os.environ['LAUNCH_NOTICE'])\n"
         "notice.touch(); threading.Timer(0.2, os.kill, (os.getpid(), 15)).start()\n"
         "threading.Timer(0.5, notice.unlink).start()\n"
         "time.sleep(20); print('waited')"

@@ -8,7 +8,7 @@ import pytest
 
 from launch_train import checkpoint
 from launch_train.common.storage import LocalFolder
-from tests.train.api.user_script import run, run_ranks
+from tests.train.script_api.user_script import run, run_ranks
 
 NANOGPT = """
 from launch_train import checkpoint
@@ -136,7 +136,7 @@ def test_the_comparison_costs_one_word_a_save(tmp_path: Path) -> None:
     """Known differences are not exchanged again, and nothing piles up in the store."""
     text = """
 from launch_train import checkpoint
-from launch_train.api import state_comparison as comparison
+from launch_train.script_api import state_comparison as comparison
 rounds = []
 real = comparison.Comparison._exchange
 comparison.Comparison._exchange = lambda self, word: rounds.append(len(word)) or real(self, word)

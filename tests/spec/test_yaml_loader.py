@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.spec.loader import load
 from launcher.spec.nodes import Map, plain
 from launcher.spec.scalars import resolve
+from launcher.spec.yaml_loader import load
 from tests.spec.helpers import SMALL, lines, spec
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from launcher.spec.reader import read
-from launcher.workspace import ignored_files
-from launcher.workspace.code_files import code
-from launcher.workspace.ignored_files import mentioned, named_but_ignored, named_outside
+from launcher.workspace import mentioned_files
+from launcher.workspace.code_files import collect_code
+from launcher.workspace.mentioned_files import mentioned, named_but_ignored, named_outside
 from tests.workspace.test_user_functions import planned
 
 HEAD = "name: a\nmachine: {type: l4}\nregions: any\n"
@@ -34,7 +34,7 @@ def project(folder: Path, run: str, ignore: str, **files: str) -> Path:
 
 
 def found(file: Path) -> list[str]:
-    names = [one.name for one in code(file.parent, frozenset([file])).files]
+    names = [one.name for one in collect_code(file.parent, frozenset([file])).files]
     spec = read(file)
     folder = file.parent
     return sorted(named_but_ignored(mentioned(spec, folder, names), spec, folder, names, ["job.yaml"]))
@@ -124,7 +124,7 @@ def test_what_is_named(tmp_path: Path, run: str, ignore: str, files: dict[str, s
 def test_paths_that_lead_out_of_the_code(tmp_path: Path, run: str, script: str, expected: list[str]) -> None:
     """A job's working directory is /workspace, and only root may write above it."""
     file = project(tmp_path, run, "", src___main__py=script)
-    names = [one.name for one in code(tmp_path, frozenset([file])).files]
+    names = [one.name for one in collect_code(tmp_path, frozenset([file])).files]
     assert named_outside(mentioned(read(file), tmp_path, names)) == tuple(expected)
 
 
@@ -135,7 +135,7 @@ def test_the_search_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (tmp_path / "deep" / str(number)).mkdir(parents=True)
         (tmp_path / "deep" / str(number) / "train.bin").touch()
     assert len(found(file)) == 21
-    monkeypatch.setattr(ignored_files, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(mentioned_files, "MOST_ENTRIES", 5)
     assert found(file) == ["train.bin (train.py:5)"]
 
 

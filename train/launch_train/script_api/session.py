@@ -20,19 +20,20 @@ import torch
 import torch.distributed as dist
 
 from launch_train import metrics
-from launch_train.api import state_dict
-from launch_train.api.signals import close_rows, handle_sigterm, listen_for_shutdown
-from launch_train.api.state_comparison import ComparedValue, Comparison, Layout
 from launch_train.checkpointing import interval, rng_state
 from launch_train.checkpointing.async_saver import LIMIT_SECONDS, Saver, Snapshot
-from launch_train.checkpointing.loader import FIXED, describe_changes, resume, scratch_folder, take_over
+from launch_train.checkpointing.resume_loader import FIXED, describe_changes, resume, scratch_folder, take_over
 from launch_train.common import contract, faults
 from launch_train.common.config import Checkpoint
 from launch_train.common.errors import OutputError, PreemptedError, SupersededError, TrainError, UsageError
-from launch_train.common.process_exit import PREEMPTION_SECONDS, ShutdownSignal, leave
+from launch_train.common.process_exit import leave
+from launch_train.common.shutdown_signal import PREEMPTION_SECONDS, ShutdownSignal
 from launch_train.common.storage import Storage, open_storage
 from launch_train.distributed.consensus import VOTE_SECONDS, Agreement, StepVote
 from launch_train.distributed.process_group import Ranks, barrier, gather, joined, should_report
+from launch_train.script_api import state_dict
+from launch_train.script_api.signals import close_rows, handle_sigterm, listen_for_shutdown
+from launch_train.script_api.state_comparison import ComparedValue, Comparison, Layout
 from launch_train.telemetry.metric_sink import Null
 
 P = ParamSpec("P")

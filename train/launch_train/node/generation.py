@@ -17,8 +17,9 @@ from launch_train.common import contract, faults
 from launch_train.common.config import DEFAULT
 from launch_train.common.contract import Exit
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import Paths, Task, child_env, command, framework_env
-from launch_train.node.control_store import Member, Order, Timing
+from launch_train.node.command import Task, command
+from launch_train.node.control_store import GenerationSpec, Member, Timing
+from launch_train.node.environment import Paths, child_env, framework_env
 from launch_train.node.exit_status import Outcome
 from launch_train.node.hang_detection import NEAR_S, HangDetector
 from launch_train.node.process import Child, Helper
@@ -109,7 +110,7 @@ class StopRequest:
 
 def run_generation(
     plan: LaunchPlan,
-    order: Order,
+    order: GenerationSpec,
     member: Member,
     timing: Timing,
     stop: StopRequest,
@@ -167,7 +168,7 @@ def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:
     return (last._replace(permanent=False),) if time.time() - when < LATELY_SECONDS else ()
 
 
-def _start(plan: LaunchPlan, order: Order, paths: Paths, timing: Timing) -> Child:
+def _start(plan: LaunchPlan, order: GenerationSpec, paths: Paths, timing: Timing) -> Child:
     prepare_notice(paths.notice)
     inner = timing.grace - timing.report
     argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
@@ -176,7 +177,7 @@ def _start(plan: LaunchPlan, order: Order, paths: Paths, timing: Timing) -> Chil
 
 
 @contextmanager
-def _monitored(plan: LaunchPlan, order: Order, paths: Paths) -> Iterator[None]:
+def _monitored(plan: LaunchPlan, order: GenerationSpec, paths: Paths) -> Iterator[None]:
     """Monitor this machine (launch_train.monitoring) during a script or command; the trainer monitors by itself.
 
     Closing takes little time: the end of the processes may be that of the machine, and the data of the last minute is
@@ -199,7 +200,7 @@ def _monitored(plan: LaunchPlan, order: Order, paths: Paths) -> Iterator[None]:
 
 
 @contextmanager
-def _collected(plan: LaunchPlan, order: Order, paths: Paths, stop: StopRequest) -> Iterator[None]:
+def _collected(plan: LaunchPlan, order: GenerationSpec, paths: Paths, stop: StopRequest) -> Iterator[None]:
     """Collect the metrics that a script prints or writes to event files, if the spec asks for it (node/collector.py).
 
     What the collector has not uploaded at the end is on the disk: the node uploads it next.
@@ -225,7 +226,13 @@ class _MonitoredNode(NamedTuple):
 
 
 def _watch(
-    child: Child, order: Order, member: Member, timing: Timing, stop: StopRequest, notice: Path, hangs: HangDetector
+    child: Child,
+    order: GenerationSpec,
+    member: Member,
+    timing: Timing,
+    stop: StopRequest,
+    notice: Path,
+    hangs: HangDetector,
 ) -> tuple[int, str, bytes]:
     """Return the command's exit code, why it was ended (empty: it ended by itself), and its stacks if it hung."""
     while (code := child.poll()) is None:
@@ -242,7 +249,9 @@ def _watch(
     return code, "", b""
 
 
-def _stop_preempted(child: Child, order: Order, member: Member, timing: Timing, stop: StopRequest, notice: Path) -> int:
+def _stop_preempted(
+    child: Child, order: GenerationSpec, member: Member, timing: Timing, stop: StopRequest, notice: Path
+) -> int:
     """Let the processes save and exit; return the exit code. Once another node has reported that its processes failed,
     nothing can be saved: the notice is removed, so that nobody waits for them."""
 

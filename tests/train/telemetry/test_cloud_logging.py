@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch_train.telemetry import cloud_logging, log_entry
-from launch_train.telemetry.cloud_logging import Journal
+from launch_train.telemetry.cloud_logging import LogUploader
 from launch_train.telemetry.log_entry import Chunk, Entries, LogSource, batches, rfc3339
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
 from launcher.testing.googlecloud.logs import WRITE
@@ -24,21 +24,21 @@ LONG = 30.0
 
 
 class Writer:
-    """A journal, and what it says."""
+    """An uploader, and what it says."""
 
     def __init__(self, cloud: GoogleCloud) -> None:
         self.cloud = cloud
         self.said: list[str] = []
-        self.journal = Journal(SOURCE, cloud.environ(), self.said.append, every=0.05)
+        self.uploader = LogUploader(SOURCE, cloud.environ(), self.said.append, every=0.05)
 
     def write(self, text: str, number: int = 1) -> None:
-        self.journal.add(text.encode(), number)
+        self.uploader.add(text.encode(), number)
 
     def close(self, seconds: float = LONG) -> float:
         """How long it took."""
         began = time.monotonic()
         until_ = began + seconds
-        self.journal.close(lambda: until_ - time.monotonic())
+        self.uploader.close(lambda: until_ - time.monotonic())
         return time.monotonic() - began
 
     def texts(self) -> list[str]:
@@ -124,7 +124,7 @@ def test_what_is_closed_is_told_once_and_left_alone(writer: Writer, effect: Stat
     [line] = writer.said
     assert line.startswith("logging to Cloud Logging has stopped: ")
     assert line.endswith(hint)
-    assert not writer.journal._chunks
+    assert not writer.uploader._chunks
 
 
 def test_the_loopback_refuses_who_may_not_write(writer: Writer) -> None:
@@ -186,7 +186,7 @@ def test_memory_is_bounded_and_the_oldest_lines_go(writer: Writer, monkeypatch: 
 
 
 def test_a_bug_ends_the_journal_and_not_the_run(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer.journal._wire, "send", lambda entries: 1 / 0)
+    monkeypatch.setattr(writer.uploader._client, "send", lambda entries: 1 / 0)
     writer.write("a\n")
     until(lambda: bool(writer.said), "the word", limit=10)
     assert writer.said == ["logging to Cloud Logging has stopped: ZeroDivisionError: division by zero"]

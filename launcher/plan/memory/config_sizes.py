@@ -1,13 +1,13 @@
-"""The sizes of the model of a `run.config`, if its architecture is known."""
+"""The sizes of the model that a `run.config` names, if its architecture is known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from launch_train.common.config import Bert, Config, Foreign, Gpt, ResNet
+from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet
 from launcher.plan.memory import transformer
-from launcher.plan.memory.model import ModelSizes
+from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.plan.memory.transformer import Transformer
 
 
@@ -50,7 +50,7 @@ def of_builtin(model: Gpt | Bert) -> Transformer:
 # --- Hugging Face ---------------------------------------------------------------------------------------------------
 
 
-def of_family(model: Foreign, tokens: int | None) -> Transformer | None:
+def of_family(model: ExternalModel, tokens: int | None) -> Transformer | None:
     """Return the shape of a config of a known type, or None: a custom model, one of the hub, another type or head, or
     a setting that may change the sizes."""
     kind = model.name.removeprefix("hf:")

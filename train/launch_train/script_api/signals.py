@@ -11,7 +11,8 @@ from functools import partial
 from types import FrameType
 
 from launch_train import metrics
-from launch_train.common.process_exit import PEER_SECONDS, ShutdownSignal, catch_sigterm, leave
+from launch_train.common.process_exit import leave
+from launch_train.common.shutdown_signal import PEER_SECONDS, ShutdownSignal, catch_sigterm
 
 ROWS_SECONDS = 1.5
 """Seconds for the last rows when this process exits."""

@@ -21,7 +21,7 @@ PARTS_PER_POLL: Final = 8
 ANSWER_SECONDS: Final = 20.0
 
 
-class Part(NamedTuple):
+class LogPart(NamedTuple):
     """One object with output of one node. Sorts in reading order: all nodes' first parts, then their second ones.
 
     `variant` is above 0 where the name without it had been taken.
@@ -77,24 +77,24 @@ class TextLogReader:
         """Return whether nothing (more) can be read. Raises as `read_new` does."""
         return not self._unread_parts()
 
-    def _unread_parts(self) -> Sequence[Part]:
+    def _unread_parts(self) -> Sequence[LogPart]:
         with read_errors():
             names = self._folder.list(self._prefix)
         return sorted(part for name in names if name not in self._read and (part := parse_part_name(name)))
 
-    def _lines(self, part: Part) -> Iterator[Line]:
+    def _lines(self, part: LogPart) -> Iterator[Line]:
         data = self._bytes(part)
         self._read.add(part.name)
         return self._complete_lines(part, data)
 
-    def _bytes(self, part: Part) -> bytes:
+    def _bytes(self, part: LogPart) -> bytes:
         with read_errors():
             try:
                 return self._folder.read(part.name)
             except FileNotFoundError:  # deleted since it was listed
                 return b""
 
-    def _complete_lines(self, part: Part, data: bytes) -> Iterator[Line]:
+    def _complete_lines(self, part: LogPart, data: bytes) -> Iterator[Line]:
         """Return the complete lines, and keep what follows the last newline until the next part."""
         stream = (part.attempt, part.node)
         *complete, rest = (self._partial_lines.pop(stream, b"") + data).split(b"\n")
@@ -108,13 +108,13 @@ class TextLogReader:
         return (decode_line(node, rest) for (_, node), rest in sorted(partial.items()))
 
 
-def parse_part_name(name: str) -> Part | None:
+def parse_part_name(name: str) -> LogPart | None:
     """Parse an object's name; None: the object is no part."""
     found = NAME.fullmatch(name)
     if not found:
         return None
     attempt, node, part, variant = map(int, found.groups("0"))
-    return Part(attempt, part, variant, node, name)
+    return LogPart(attempt, part, variant, node, name)
 
 
 def decode_line(node: int, line: bytes) -> Line:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launch_train.api import encoding
-from launch_train.api.state_comparison import Layout, layout_of, tensors_of
 from launch_train.checkpointing import rng_state
-from launch_train.checkpointing.loader import Resumed
 from launch_train.checkpointing.partition import Split, join, split
+from launch_train.checkpointing.resume_loader import Resumed
 from launch_train.common.errors import UsageError
 from launch_train.distributed import dtensor
 from launch_train.distributed.process_group import Ranks
+from launch_train.script_api import encoding
+from launch_train.script_api.state_comparison import Layout, layout_of, tensors_of
 
 State = MutableMapping[str, Any]
 """Objects with `state_dict` and `load_state_dict`, torch's generators, and plain values."""

@@ -15,7 +15,7 @@ from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
-    from launch_train.common.config import Data, Foreign
+    from launch_train.common.config import Data, ExternalModel
 
 TOKENS = ("causal-lm", "masked-lm")
 """The tasks whose data is text."""
@@ -29,11 +29,11 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
     """
     if not spec.run.is_builtin:
         return
-    from launch_train.common.config import Foreign, parse
+    from launch_train.common.config import ExternalModel, parse
 
     config = parse(spec.run.config)
     model = config.model
-    if not isinstance(model, Foreign):
+    if not isinstance(model, ExternalModel):
         return
     name = model.name.removeprefix("hf:")
     is_type = name != model.name and "/" not in name and not model.pretrained
@@ -69,7 +69,7 @@ def check_type(name: str, task: str, tasks: tuple[str, ...] | None, catalog: Cat
         )
 
 
-def is_text(model: Foreign, data: Data, tasks: tuple[str, ...] | None) -> bool:
+def is_text(model: ExternalModel, data: Data, tasks: tuple[str, ...] | None) -> bool:
     """Return whether the model certainly takes tokens. `tasks` are those of its type; None if unknown."""
     task = model.task if model.task != "auto" or not tasks else tasks[0]
     if task != "auto":

@@ -1,0 +1,117 @@
+"""The environment of the processes that a node starts: variables for the generation, for frameworks, and for the
+machine. Pure but for the NCCL script of the machine's image."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from launch_train.common import contract
+from launch_train.node.cluster import Cluster
+from launch_train.node.command import Task
+from launch_train.node.control_store import GenerationSpec
+
+SITECUSTOMIZE: Final = str(Path(__file__).with_name("sitecustomize"))
+"""A folder that contains only sitecustomize.py, which keeps the lines of processes whole."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Files and folders that the node shares with the processes of one generation (see contract).
+
+    `code` is the user's; its modules come after the standard library (sitecustomize/sitecustomize.py). `spool` is None
+    without a run folder.
+    """
+
+    code: Path
+    exit_file: Path
+    notice: Path
+    spool: Path | None
+    watch: Path
+    faults: Path
+
+
+def child_env(
+    environ: Mapping[str, str], order: GenerationSpec, node: int, *, gpus: int, paths: Paths
+) -> dict[str, str]:
+    """Return the environment of the processes of one generation; `gpus` are visible on this node."""
+    return {
+        **environ,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (SITECUSTOMIZE, environ.get("PYTHONPATH")))),
+        contract.ATTEMPT: str(order.attempt),
+        contract.GENERATION: str(order.generation),
+        contract.NODE: str(node),
+        contract.VISIBLE_GPUS: str(gpus),
+        contract.CODE: str(paths.code),
+        contract.EXIT_FILE: str(paths.exit_file),
+        contract.NOTICE: str(paths.notice),
+        contract.WATCH: str(paths.watch),
+        contract.FAULTS: str(paths.faults),
+        **({contract.SPOOL: str(paths.spool)} if paths.spool else {}),
+    }
+
+
+def framework_env(task: Task, cluster: Cluster, order: GenerationSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which TensorFlow and JAX find the nodes, for a program that is started once per node.
+
+    TF_CONFIG is what tf.distribute.cluster_resolver.TFConfigClusterResolver reads: one worker per node, none for a
+    single node. JAX_COORDINATOR_ADDRESS is read by jax.distributed.initialize (jax/_src/distributed.py); JAX has no
+    names for the other two, which a script passes to it. Workers listen on the ports of CLUSTER_SPEC, which on node 0
+    the control store has: worker 0 takes the generation's. A user's own coordinator is kept.
+    """
+    if task.launcher == "torchrun" or not all(cluster.nodes):
+        return {}
+    host = cluster.nodes[0].rpartition(":")[0] if cluster.size > 1 else "localhost"
+    first = f"{host}:{order.port}"
+    found: dict[str, str] = {}
+    if "JAX_COORDINATOR_ADDRESS" not in environ:
+        found["JAX_COORDINATOR_ADDRESS"] = first
+        found |= {"JAX_NUM_PROCESSES": str(cluster.size), "JAX_PROCESS_ID": str(cluster.node)}
+    if cluster.size > 1:
+        workers = [first, *cluster.nodes[1:]]
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": cluster.node}}
+        found["TF_CONFIG"] = json.dumps(config)
+    return found
+
+
+def rehearsal_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return `environ` without the settings for the cloud's network, and a line about it, or ""."""
+    settings = [name for name in environ if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")]
+    settings += [name for name in (contract.NCCL_SCRIPT, contract.LIBRARY_PATH) if name in environ]
+    env = {name: value for name, value in environ.items() if name not in settings}
+    line = f"local run: ignored cloud network settings ({', '.join(settings)})"
+    return env, line if settings else ""
+
+
+def machine_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return `environ` with the settings of the machine's image (NCCL script and libraries), and a warning, or "".
+
+    a3-mega, a4 and others need NCCL settings that a script in the image sets.
+    """
+    env, warning = _sourced(environ)
+    if folders := environ.get(contract.LIBRARY_PATH):
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (folders, env.get("LD_LIBRARY_PATH"))))
+    return env, warning
+
+
+def _sourced(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    script = environ.get(contract.NCCL_SCRIPT, "")
+    if not script or not Path(script).is_file():
+        return dict(environ), ""
+    shell = ["bash", "-c", 'source "$1" >&2 && exec env -0', "bash", script]
+    try:
+        result = subprocess.run(shell, env=dict(environ), capture_output=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return dict(environ), f"{script} could not be sourced ({error}): NCCL may be slow"
+    if result.returncode:
+        last = os.fsdecode(result.stderr).strip().rpartition("\n")[2]
+        return dict(environ), f"{script} failed with code {result.returncode} ({last}): NCCL may be slow"
+    pairs = (pair.partition("=") for pair in os.fsdecode(result.stdout).split("\0") if pair)
+    shell_variables = {"_", "SHLVL", "PWD", "OLDPWD"}
+    return {name: value for name, _, value in pairs if name not in shell_variables or name in environ}, ""
