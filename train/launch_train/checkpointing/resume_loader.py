@@ -43,7 +43,7 @@ class Resumed(NamedTuple):
         """Return the state that all ranks share; of sharded tensors only this rank's parts, and no more of them is
         read.
 
-        `like` returns the tensor of this run whose sharding a path takes, or None (see state.layout).
+        `like` returns the tensor of this run whose sharding a path takes, or None (see trainer.state_dict.layout).
         """
         # Copies: the optimizer keeps these tensors, and would keep the file open.
         tensors = {
