@@ -280,7 +280,7 @@ RANK = """
 import os, sys, time
 from tests.train.data.test_loader import *
 if __name__ == "__main__":
-    feed = Feed(source(Numbers()), slice(0, 4), CPU, Loader(workers=2))
+    feed = BatchLoader(source(Numbers()), slice(0, 4), CPU, Loader(workers=2))
     feed.train(1)
     print(*feed._pool.pids, flush=True)
     for line in sys.stdin:
