@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.api import gather
+from launcher.cli.flows.suggestions import PROJECT, in_project
 from launcher.workspace import code_files, content, gcloud_config
 from tests.clients import MODULES, missing
 from tests.command import ROOT, SPECS, WORLD, launch
@@ -234,3 +235,12 @@ def test_an_unknown_command_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran.code == 2
     assert "vertex" in ran.err
     assert "WSL" not in ran.err
+
+
+def test_a_suggested_command_sets_the_project_in_both_shells_of_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT", raising=False)
+    monkeypatch.setenv("APPDATA", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert in_project("launch check") == f'cmd /c "set CLOUDSDK_CORE_PROJECT={PROJECT}&& launch check"'

@@ -89,7 +89,11 @@ def in_project(command: str) -> str:
     """Return a command with a project before it, if gcloud has none."""
     from launcher.workspace.gcloud_config import setting
 
-    return command if setting("core/project", os.environ) else f"CLOUDSDK_CORE_PROJECT={PROJECT} {command}"
+    if setting("core/project", os.environ):
+        return command
+    if sys.platform == "win32":  # cmd.exe and PowerShell both take this
+        return f'cmd /c "set CLOUDSDK_CORE_PROJECT={PROJECT}&& {command}"'
+    return f"CLOUDSDK_CORE_PROJECT={PROJECT} {command}"
 
 
 def shell(*argv: str) -> str:
