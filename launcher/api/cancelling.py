@@ -68,10 +68,10 @@ def jobs_being_created(cloud: CloudContext, service: Services, run: FoundRun, sa
     creates none, or its lock expires."""
     if not (folder := request.run_folder(run.job.request)):
         return []
-    ledger = BucketLedger.open(folder, cloud.clock, project=cloud.project)  # block_next says what cannot be written
-    known = {job.name for job in run.jobs}
-    waited = False
+    known, waited = {job.name for job in run.jobs}, False
     try:
+        # without `say`: block_next reports a folder that cannot be written
+        ledger = BucketLedger.open(folder, cloud.clock, project=cloud.project)
         while (entry := next(reversed(ledger.entries()), None)) and entry.round and entry.is_open:
             if entry.job:
                 return [] if entry.job in known or (job := service.get(entry.job)).is_over else [job]

@@ -1,4 +1,4 @@
-"""Google's client packages, of which only the services that are used are imported.
+"""Import only the services in use of Google's client packages.
 
 Importing aiplatform_v1 or compute_v1 imports the clients of all their services: 1.6 and 2.5 s of CPU time, of which
 launch needs 0.5 and 0.8 (google-cloud-aiplatform 2.7, google-cloud-compute 1.57, Python 3.11). From Python 3.15 on the
@@ -12,10 +12,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from threading import RLock
 from types import ModuleType
 from typing import Any, Final
 
 PACKAGES: Final = ("google.cloud.aiplatform_v1", "google.cloud.compute_v1")
+OWN: Final = ("__all__", "__version__")
+"""Names that begin with underscores and that the packages themselves define."""
 
 
 class LazyPackageFinder:
@@ -34,13 +37,25 @@ class LazyPackageLoader(SourceFileLoader):
     """Loads a package that imports each service, type or module when its name is first used."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute nothing; only a name that is none of these has the package's own code executed."""
+        """Defer the package's own code: it runs only for a name that is not a service, type or module."""
+        lock, executed = RLock(), False
 
         def find(name: str) -> Any:
-            if name.startswith("__") or (found := attribute(module, name)) is None:
-                vars(module).pop("__getattr__", None)
-                super(LazyPackageLoader, self).exec_module(module)
-                return getattr(module, name)
+            """Return an attribute that the module does not have yet. Raises AttributeError. Thread-safe."""
+            nonlocal executed
+            found = None if name.startswith("__") else attribute(module, name)
+            if found is None and (name in OWN or not name.startswith("__")):  # inspect and others probe for __wrapped__
+                with lock:
+                    if not executed:
+                        executed = True  # the package itself may ask for a name that it lacks
+                        try:
+                            super(LazyPackageLoader, self).exec_module(module)
+                        except BaseException:
+                            executed = False
+                            raise
+                found = vars(module).get(name)
+            if found is None:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             setattr(module, name, found)
             return found
 
@@ -60,10 +75,11 @@ def attribute(package: ModuleType, name: str) -> Any:
     if name.endswith("Client"):
         service = re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Client")).lower()
         return getattr(submodule(f"services/{service}"), name, None)
-    return getattr(submodule("types"), name, None)
+    found = getattr(submodule("types"), name, None)
+    return None if isinstance(found, ModuleType) else found
 
 
 def import_services_lazily() -> None:
-    """Have both packages import their services when they are used, in this process. It may be called again."""
+    """Make both packages import services on first use, in this process. Idempotent."""
     if sys.version_info < (3, 15) and LazyPackageFinder not in sys.meta_path:
         sys.meta_path.insert(0, LazyPackageFinder)

@@ -195,7 +195,7 @@ def applies_to(tried: AttemptEntry, attempt: Attempt) -> bool:
 
 
 def place_of(attempt: Attempt) -> tuple[str, str | None, str]:
-    """Return an attempt's placement, comparable with `Entry.place`."""
+    """Return an attempt's placement, comparable with `AttemptEntry.place`."""
     return attempt.region, attempt.zone, attempt.provisioning
 
 

@@ -207,7 +207,7 @@ def endpoint_of(region: str, environ: Mapping[str, str]) -> str:
 
 
 def import_client_library() -> None:
-    """Import Google's client, which takes half a second: for a thread, while other services' answers are awaited."""
+    """Import Google's client, which takes half a second. Call it on a thread while waiting for other services."""
     with suppress(Exception):  # open_jobs raises it, where it is told
         from google.cloud.aiplatform_v1 import JobServiceClient  # noqa: F401 - open_jobs finds it imported
 

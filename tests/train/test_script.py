@@ -70,6 +70,7 @@ def test_importing_the_package_loads_no_torch() -> None:
 def test_alone_it_gives_the_same_numbers_each_time(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "work.py").write_text(SCRIPT)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("LAUNCH_", "RANK", "WORLD"))}
+    environ["OMP_NUM_THREADS"] = "1"  # as where it is forked
     first = subprocess.run(
         [sys.executable, "work.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False
     )

@@ -30,7 +30,7 @@ from launch_train.telemetry.throttled_warning import say
 __all__ = ["Null", "Parts", "Sink", "event", "log", "open_sink", "part_names"]
 
 Parts = MetricsWriter
-"""Its name in this module, which scripts may import."""
+"""Former name of MetricsWriter, for scripts that import it."""
 
 LAST_SECONDS = 10.0
 """Time that a script gets to write its rows after SIGTERM."""

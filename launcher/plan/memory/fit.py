@@ -10,7 +10,7 @@ from launcher.catalog import Catalog, MachineType
 from launcher.errors import PlanRefused
 from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.model_sizes import ModelSizes
-from launcher.plan.memory.need import MemoryPart, Need, Setup, largest_micro_batch, need, setup_of
+from launcher.plan.memory.need import MemoryItem, Need, Setup, largest_micro_batch, need, setup_of
 from launcher.plan.model import Chosen, Context
 from launcher.plan.placement import SERVICE
 from launcher.spec.models import JobSpec
@@ -89,7 +89,7 @@ def check_memory(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chos
     )
 
 
-def by_size(part: MemoryPart) -> int:
+def by_size(part: MemoryItem) -> int:
     """Sort the largest first."""
     return -part.size
 

@@ -63,7 +63,7 @@ class Setup(NamedTuple):
         return int(min(self.memory_gb * GIB, self.limit_bytes or float("inf")) * self.fills)
 
 
-class MemoryPart(NamedTuple):
+class MemoryItem(NamedTuple):
     """A part of the memory, in bytes. `what` is its name in a table."""
 
     name: str
@@ -75,7 +75,7 @@ class Need(NamedTuple):
     """The peak of one GPU at a micro-batch."""
 
     micro_batch: int
-    parts: tuple[MemoryPart, ...]
+    parts: tuple[MemoryItem, ...]
     sure: int
     """Bytes that the run needs at least."""
 
@@ -85,7 +85,7 @@ class Need(NamedTuple):
         return sum(part.size for part in self.parts)
 
     @property
-    def largest(self) -> MemoryPart:
+    def largest(self) -> MemoryItem:
         """Return the largest part."""
         return max(self.parts, key=lambda part: part.size)
 
@@ -117,13 +117,13 @@ def need(model: ModelSizes, setup: Setup, micro_batch: int) -> Need:
     parts = [*tensors(model, setup, micro_batch)]
     torchs = sum(part.size for part in parts)
     parts += [
-        MemoryPart("fragmentation", int(FRAGMENTATION * torchs), f"{100 * FRAGMENTATION:.0f} % of the above; assumed"),
-        MemoryPart("CUDA", CONTEXT + (NCCL if setup.world > 1 else 0), "its context, libraries and NCCL; assumed"),
+        MemoryItem("fragmentation", int(FRAGMENTATION * torchs), f"{100 * FRAGMENTATION:.0f} % of the above; assumed"),
+        MemoryItem("CUDA", CONTEXT + (NCCL if setup.world > 1 else 0), "its context, libraries and NCCL; assumed"),
     ]
     return Need(micro_batch, tuple(parts), at_least(model, setup, micro_batch))
 
 
-def tensors(model: ModelSizes, setup: Setup, micro_batch: int) -> Iterator[MemoryPart]:
+def tensors(model: ModelSizes, setup: Setup, micro_batch: int) -> Iterator[MemoryItem]:
     """Yield the parts that torch allocates. Their sum is the peak of a step.
 
     `start`: when the backward pass begins, all activations exist, or those of a block that is computed again. `end`:
@@ -141,21 +141,21 @@ def tensors(model: ModelSizes, setup: Setup, micro_batch: int) -> Iterator[Memor
     end = (saved.block + saved.work) * micro_batch
     keeps_gradients = setup.world > 1 or micro_batch < setup.share
     peak = shard + start + in_half if keeps_gradients else max(start + in_half, shard + end)
-    yield MemoryPart("weights", shard, f"fp32; 1/{setup.world} on each GPU" if setup.sharded else "fp32")
-    yield MemoryPart("gradients", shard, "fp32")
-    yield MemoryPart("optimizer", shard * setup.numbers, f"{setup.numbers} numbers for each parameter, fp32")
-    yield MemoryPart("activations", start - scores, f"activation_checkpointing: {setup.checkpointing}")
-    yield MemoryPart("logits", scores, "with the loss and their gradients")
+    yield MemoryItem("weights", shard, f"fp32; 1/{setup.world} on each GPU" if setup.sharded else "fp32")
+    yield MemoryItem("gradients", shard, "fp32")
+    yield MemoryItem("optimizer", shard * setup.numbers, f"{setup.numbers} numbers for each parameter, fp32")
+    yield MemoryItem("activations", start - scores, f"activation_checkpointing: {setup.checkpointing}")
+    yield MemoryItem("logits", scores, "with the loss and their gradients")
     if in_half:
-        yield MemoryPart("copies", in_half, "weights in half precision (autocast)")
+        yield MemoryItem("copies", in_half, "weights in half precision (autocast)")
     if setup.sharded:
-        yield MemoryPart("gathered", gathered(model, setup, micro_batch), "parameters of blocks in use (FSDP)")
+        yield MemoryItem("gathered", gathered(model, setup, micro_batch), "parameters of blocks in use (FSDP)")
     elif setup.world > 1:
-        yield MemoryPart("buckets", size, "of DDP, while it rebuilds them")
+        yield MemoryItem("buckets", size, "of DDP, while it rebuilds them")
     if (update := shard + shard * setup.step_numbers - peak) > 0:
-        yield MemoryPart("update", update, "copies that an unfused optimizer makes")
+        yield MemoryItem("update", update, "copies that an unfused optimizer makes")
     if (overlap := peak - shard - start - in_half) < 0:
-        yield MemoryPart("overlap", overlap, "activations are freed as gradients appear")
+        yield MemoryItem("overlap", overlap, "activations are freed as gradients appear")
 
 
 def early(model: ModelSizes) -> int:

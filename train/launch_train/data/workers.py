@@ -210,7 +210,7 @@ def _started(
 
 
 def pickling_error(dataset: WorkerDataset) -> str:
-    """Return why the job can't be pickled; empty if it can."""
+    """Return why the dataset can't be pickled; empty if it can."""
     try:
         ForkingPickler.dumps(dataset)
     except Exception as error:  # noqa: BLE001 - custom __reduce__ may raise anything; shared memory may be full

@@ -154,12 +154,12 @@ class GenerationSpec:
     members: tuple[str, ...]
 
     def to_json(self) -> str:
-        """Return it as JSON, for the store."""
+        """Return the generation as JSON, for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> GenerationSpec:
-        """Parse one from the store."""
+        """Parse a generation from the store."""
         values = json.loads(text)
         return cls(**{**values, "members": tuple(values["members"])})
 

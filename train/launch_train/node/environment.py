@@ -1,5 +1,5 @@
 """The environment of the processes that a node starts: variables for the generation, for frameworks, and for the
-machine. Pure but for the NCCL script of the machine's image."""
+machine. Pure, except that it runs the image's NCCL script."""
 
 from __future__ import annotations
 

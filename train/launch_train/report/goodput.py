@@ -139,7 +139,7 @@ def _split(
     marks = sorted((min(time, latest) for time in evaluated if time), reverse=True)
     first = True
     for place, (ended, length) in enumerate(zip(rows.times, durations, strict=False)):
-        if ended != ended:  # noqa: PLR0124 - true for NaN alone; a million calls of math.isnan would show
+        if ended != ended:  # noqa: PLR0124 - true only for NaN; a million math.isnan calls are slow
             continue
         time = ended if ended < latest else latest
         while marks and marks[-1] <= time:

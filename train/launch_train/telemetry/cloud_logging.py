@@ -61,7 +61,7 @@ class LogUploader:
         self._size = self._missed = 0
         self._closed = self._off = self._complained = False
         self._news = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="log upload", daemon=True)
         self._thread.start()
 
     def add(self, data: bytes, number: int) -> None:
