@@ -10,7 +10,7 @@ from launch_train.common.contract import Exit
 from launcher.diagnosis.api_error import LONGEST, diagnose_by_rules
 from launcher.diagnosis.capacity import stockout
 from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope
-from launcher.diagnosis.permissions import number
+from launcher.diagnosis.permissions import project_number
 from launcher.diagnosis.text import first, plain
 from launcher.diagnosis.vm_end import HTTP, diagnose_vm_end
 from launcher.jobs.job import GONE, Job, command
@@ -89,7 +89,7 @@ def diagnose_message(job: Job, context: RequestContext) -> Diagnosis | None:
     if found is None or found.kind == "busy":
         return None
     known = first(r"^projects/(\d+)/", job.name)
-    return replace(found, fix=found.fix.replace(number(context), known)) if known else found
+    return replace(found, fix=found.fix.replace(project_number(context), known)) if known else found
 
 
 def its_words(job: Job) -> str:

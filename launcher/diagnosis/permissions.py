@@ -97,10 +97,10 @@ def diagnose_acting(refusal: Refusal, context: RequestContext) -> Diagnosis | No
         return None
     account = either(first(EMAIL, text), context.account, "ACCOUNT")
     cause = f"you have no permission to act as {account}, or it does not exist"
-    return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=acting(account, context.project))
+    return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=act_as_command(account, context.project))
 
 
-def acting(account: str, project: str) -> str:
+def act_as_command(account: str, project: str) -> str:
     """Return the grant of roles/iam.serviceAccountUser on an account, in the project that its name ends with."""
     home = first(r"@([\w-]+)\.iam\.gserviceaccount\.com$", account) or project
     return (
@@ -143,21 +143,21 @@ ROLES = {
 def diagnose_permission(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose a missing permission; the fix grants it on the smallest resource that the message names."""
     text = refusal.message
-    permission = refusal.metadata.get("permission", "") or named(text)
+    permission = refusal.metadata.get("permission", "") or named_permission(text)
     if refusal.reason == "USER_PROJECT_DENIED":
         permission = "serviceusage.services.use"
     if not permission:
         return None
     role = next((role for begin, role in ROLES.items() if permission.startswith(begin)), "ROLE")
     who = principal(permission, text, context)
-    fix = f"{binding(text + refusal.metadata.get('resource', ''), context)} --member={who} --role={role}"
+    fix = f"{binding_command(text + refusal.metadata.get('resource', ''), context)} --member={who} --role={role}"
     if role == "ROLE":
         fix += f", where ROLE contains {permission}"
     cause = f"{principal_text(who)} lacks the permission {permission} (or the resource does not exist)"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
 
 
-def named(text: str) -> str:
+def named_permission(text: str) -> str:
     """Return the permission that a message names; empty if none."""
     found = re.search(PERMISSION, text, re.IGNORECASE)
     return either(*(group or "" for group in found.groups())) if found else ""
@@ -168,9 +168,9 @@ def principal(permission: str, text: str, context: RequestContext) -> str:
     if email := first(EMAIL, text):
         return member(email)
     if permission.startswith("artifactregistry."):
-        return member(puller(context))
+        return member(pulling_account(context))
     if permission.startswith(("storage.", "secretmanager.")):
-        return member(context.account or puller(context))
+        return member(context.account or pulling_account(context))
     return LAUNCHER
 
 
@@ -179,15 +179,15 @@ def member(email: str) -> str:
     return f"{'serviceAccount' if email.endswith('.gserviceaccount.com') else 'user'}:{email}"
 
 
-def puller(context: RequestContext) -> str:
+def pulling_account(context: RequestContext) -> str:
     """Return the account that pulls the image: Vertex AI's custom code service agent, which also runs jobs without an
     account; on Compute Engine the VM's own account."""
     if context.zone:
-        return context.account or f"{number(context)}-compute@developer.gserviceaccount.com"
-    return f"service-{number(context)}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+        return context.account or f"{project_number(context)}-compute@developer.gserviceaccount.com"
+    return f"service-{project_number(context)}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 
 
-def number(context: RequestContext) -> str:
+def project_number(context: RequestContext) -> str:
     """Return the project's number, as a shell expression."""
     return f'$(gcloud projects describe {context.project} --format="value(projectNumber)")'
 
@@ -200,7 +200,7 @@ def principal_text(who: str) -> str:
     return agent if "gcp-sa-aiplatform-cc" in who else who.partition(":")[2]
 
 
-def binding(text: str, context: RequestContext) -> str:
+def binding_command(text: str, context: RequestContext) -> str:
     """Return the command that grants on the resource in a message, otherwise on the project."""
     for wording, command in RESOURCES:
         if found := re.search(wording, text):

@@ -46,8 +46,8 @@ def diagnose_quota(refusal: Refusal, context: RequestContext) -> Diagnosis | Non
     return Diagnosis(
         scope=reach(quota),
         kind="quota",
-        cause=f"quota {names} {where} is too low for {context.provisioning}{figures(quota, context)}",
-        fix=fix(quota, context),
+        cause=f"quota {names} {where} is too low for {context.provisioning}{need_and_limit(quota, context)}",
+        fix=quota_fix(quota, context),
     )
 
 
@@ -99,7 +99,7 @@ def known_id(name: str) -> str:
     return next((f"CustomModelTraining{kind}{one}GPUsPerProjectPerRegion" for one in ids if one), "")
 
 
-def figures(quota: Exceeded, context: RequestContext) -> str:
+def need_and_limit(quota: Exceeded, context: RequestContext) -> str:
     """Return `: 8 are needed, the limit is 0`, without the unknown parts."""
     needed = f"{context.gpus} are needed" if context.gpus and "gpu" in quota.names[0].lower() else ""
     limit = f"the limit is {quota.limit}" if quota.limit else ""
@@ -107,15 +107,15 @@ def figures(quota: Exceeded, context: RequestContext) -> str:
     return f": {figures}" if figures else ""
 
 
-def fix(quota: Exceeded, context: RequestContext) -> str:
+def quota_fix(quota: Exceeded, context: RequestContext) -> str:
     """Return how to raise the quota, and the command that shows it."""
     if quota.service == "compute":
-        return f"{raising(quota, context)}; current quota: {reading(quota, context)}"
+        return f"{increase_command(quota, context)}; current quota: {show_command(quota, context)}"
     more = f"Request {context.gpus} or more" if context.gpus and "gpu" in quota.names[0].lower() else "Request more"
-    return f"{more}: {CONSOLE.format(project=context.project)}; current quota: {reading(quota, context)}"
+    return f"{more}: {CONSOLE.format(project=context.project)}; current quota: {show_command(quota, context)}"
 
 
-def raising(quota: Exceeded, context: RequestContext) -> str:
+def increase_command(quota: Exceeded, context: RequestContext) -> str:
     """Return the command that requests more of a Compute Engine quota. Google may take minutes or days to answer."""
     gpus = context.gpus if "GPU" in quota.names[0].upper() else 0
     limit = int(first(r"^(\d{1,9})(?:\.\d*)?$", quota.limit) or 0)
@@ -129,7 +129,7 @@ def raising(quota: Exceeded, context: RequestContext) -> str:
     )
 
 
-def reading(quota: Exceeded, context: RequestContext) -> str:
+def show_command(quota: Exceeded, context: RequestContext) -> str:
     """Return the command that shows the quota."""
     service = f"--service={quota.service}.googleapis.com --project={context.project}"
     if quota.quota_id:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
-from launcher.diagnosis.permissions import LAUNCHER, acting
+from launcher.diagnosis.permissions import LAUNCHER, act_as_command
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import LOG_IN, UnreachableError, words
 from launcher.jobs.vm import last_url_part
@@ -136,7 +136,7 @@ def check_acting(needs: Needs, found: Found) -> Iterator[Check]:
         yield Check(name="actAs", status="failed", text=text, fix=fix)
     elif "iam.serviceAccounts.actAs" not in have:
         text = f"you have no permission to act as {needs.account}"
-        yield Check(name="actAs", status="failed", text=text, fix=acting(needs.account, needs.project))
+        yield Check(name="actAs", status="failed", text=text, fix=act_as_command(needs.account, needs.project))
     else:
         yield Check(name="actAs", status="ok", text=f"you can act as {needs.account}")
 
@@ -381,7 +381,7 @@ def check_repository(needs: Needs, found: Found) -> Iterator[Check]:
         return
     number = str((answer(found, "project") or {}).get("projectNumber", ""))
     if found.get("access image") == "CANNOT_ACCESS":
-        who = needs.puller(number)
+        who = needs.pulling_account(number)
         text = f"{'Vertex AI' if needs.service == 'vertex' else who} can't pull from {short}"
         fix = fixes.grant_on_repository(needs.repository, f"serviceAccount:{who}")
         status = refused(needs) if needs.service == "vm" else "unknown"  # as in `refused`

@@ -111,7 +111,7 @@ class Needs(Struct, frozen=True, kw_only=True):
         default = agent if self.service == "vertex" else default_account
         return self.account or (default(number) if number else "")
 
-    def puller(self, number: str) -> str:
+    def pulling_account(self, number: str) -> str:
         """Return the account that pulls a job's image; empty: unknown. VMs pull it themselves."""
         return self.job_account(number) if self.service == "vm" else agent(number) if number else ""
 

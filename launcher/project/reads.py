@@ -231,10 +231,10 @@ def access_calls(rest: Rest, needs: Needs, found: Found) -> dict[str, Call]:
         resource = f"//secretmanager.googleapis.com/{secret.rpartition('/versions/')[0]}"
         permission = "secretmanager.versions.access"
         calls[f"access {secret}"] = partial(troubleshoot, rest, account, resource, permission)
-    if needs.repository and needs.puller(number):
+    if needs.repository and needs.pulling_account(number):
         resource = f"//artifactregistry.googleapis.com/{needs.repository}"
         permission = "artifactregistry.repositories.downloadArtifacts"
-        calls["access image"] = partial(troubleshoot, rest, needs.puller(number), resource, permission)
+        calls["access image"] = partial(troubleshoot, rest, needs.pulling_account(number), resource, permission)
     return calls
 
 

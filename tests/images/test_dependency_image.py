@@ -26,7 +26,7 @@ def wanted(host: str, builder: str = "auto") -> ImageBuildRequest:
         wheel="cu126",
         min_driver=None,
     )
-    return ImageBuildRequest(image=image, source=Source(), stamp=Stamp({}, ""), builder=builder)  # type: ignore[arg-type]  # text
+    return ImageBuildRequest(image=image, source=Source(), stamp=Stamp({}, ""), builder=builder)  # type: ignore[arg-type]  # a plain str
 
 
 @pytest.mark.parametrize(
