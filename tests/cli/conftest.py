@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.clock import Clock
+from launcher.errors import LaunchError
 
 if TYPE_CHECKING:  # Google's libraries cost seconds: only the tests that use them pay
     from launcher.testing.googlecloud import FakeClock, GoogleCloud
@@ -22,10 +24,18 @@ def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytes
     from launcher.testing.registry import OciRegistry, put_image
     from tests.cli.cloudjobs import WELL, Job
 
-    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.advance))
+    over = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        if over.is_set():  # a watch of a test that has ended would ask its closed cloud for ever, without a pause
+            raise LaunchError("the test has ended")
+        clock.advance(seconds)
+
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     cloud.jobs.script = WELL
     with OciRegistry() as registry:
         yield Job(tmp_path, cloud, f"{registry.host}/p/train@{put_image(registry, 'p/train')}")
+    over.set()
 
 
 @pytest.fixture

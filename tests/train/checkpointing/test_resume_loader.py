@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from launch_train.common.config import as_data, parse
 from launch_train.common.errors import OutOfMemoryError, PreemptedError, SupersededError, UsageError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed import process_group
+from launch_train.telemetry import metric_sink
 from launch_train.trainer import state_dict
 from launch_train.trainer import train as loop
 from launch_train.trainer.build import Run
@@ -248,6 +250,22 @@ def test_a_folder_of_another_spec_is_refused(tmp_path: Path, changed: dict[str, 
     assert "belongs to another spec" in str(refused.value)
     assert words in str(refused.value)
     assert "--new" in str(refused.value)
+
+
+def test_a_refused_start_writes_nothing_and_starts_no_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder belongs to another run: its rows, its samples of the machine and its W&B run do too."""
+    preempted(tmp_path / "run", 3)
+    monkeypatch.setattr(metric_sink, "LoggerProcess", None)
+    before, threads = contents(tmp_path / "run"), set(threading.enumerate())
+    with pytest.raises(UsageError, match="seed"):
+        train(tmp_path / "run", generation=1, seed=2, loggers=["wandb"])
+    assert not set(threading.enumerate()) - threads
+    assert contents(tmp_path / "run") == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files of a run folder, by name."""
+    return {name: (folder / name).read_bytes() for name in LocalFolder(folder).list("")}
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:

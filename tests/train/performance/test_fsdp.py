@@ -115,6 +115,8 @@ def test_one_rank_reads_what_two_have_shared_out(session: Path, tmp_path: Path) 
     env = {contract.RUN_FOLDER: str(folder), contract.ATTEMPT: "1", contract.GENERATION: "7"}
     with sharing.gained():
         run = resume.resume_or_start(setup(parse(CONFIG), Ranks(), env), env)
+    run.monitor.close()
+    run.sink.close()
     for name, tensor in run.model.state_dict().items():
         assert torch.equal(tensor, state["model"][name])
     moments, saved = run.optimizer.state_dict()["state"], state["optimizer"]["state"]

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -34,14 +34,14 @@ from launch_train.data.loader import BatchLoader
 from launch_train.data.sample_order import draw, share
 from launch_train.distributed.consensus import Agreement
 from launch_train.distributed.process_group import Ranks
-from launch_train.monitoring.monitor import Monitor, open_monitor
+from launch_train.monitoring.monitor import Monitor, NoMonitor, open_monitor
 from launch_train.performance import attention, fsdp, loss_normalization, precision
 from launch_train.performance import micro_batch as memory
 from launch_train.performance import optimizer as optim
 from launch_train.performance.grad_guard import GradGuard
 from launch_train.performance.micro_batch import MicroBatches
 from launch_train.performance.prepare_model import apply_memory_settings, prepare
-from launch_train.profiling.profiler import Profiler, open_profiler
+from launch_train.profiling.profiler import NoProfiler, Profiler, open_profiler
 from launch_train.telemetry.metric_sink import Null, Sink, open_sink
 from launch_train.trainer import warmup
 from launch_train.trainer.metrics_buffer import Recorder
@@ -85,7 +85,6 @@ class Run:
     """As `loss_normalization.countable_targets`."""
     stopwatch: Stopwatch
     recorder: Recorder
-    sink: Sink
     storage: Storage | None
     micro_batches: MicroBatches
     facts: dict[str, Any]
@@ -93,10 +92,11 @@ class Run:
     sampler: Sampler
     guard: GradGuard
     replica_check: ReplicaCheck
-    profiler: Profiler
-    monitor: Monitor
     heartbeat: Heartbeat
     """Active in one process per node."""
+    sink: Sink = field(default_factory=Null)
+    profiler: Profiler = field(default_factory=NoProfiler)
+    monitor: Monitor = field(default_factory=NoMonitor)
     saver: Saver | None = None
     resumed: Manifest | None = None
     state: dict[str, Any] = field(default_factory=lambda: dict(INITIAL_STATE))
@@ -125,7 +125,7 @@ class Run:
 
 
 def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
-    """Build the run and print its setup.
+    """Build the run and print its setup. Nothing is written before `open_outputs`.
 
     Raises, on all ranks: UsageError if config, data and processes don't fit together; OutOfMemoryError if not even one
     sample fits.
@@ -172,7 +172,6 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     facts["choices"] = [choice._asdict() for choice in choices]
     if ranks.rank == 0:
         _print_setup(facts, source, choices)
-    sink = open_sink(env, config.loggers) if ranks.rank == 0 else Null()
     run = Run(
         config=config,
         ranks=ranks,
@@ -190,7 +189,6 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         recorder=_recorder(
             config, ranks, source, flops, watch, micro_batches.size, _peak_flops(env, policy, facts["device"])
         ),
-        sink=sink,
         storage=storage,
         micro_batches=micro_batches,
         facts=facts,
@@ -198,12 +196,18 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         sampler=Sampler(config, source, policy, ranks.device),
         guard=GradGuard(config.non_finite, masked=loss_normalization.countable_targets(config, source) > 0),
         replica_check=replica_check,
-        profiler=open_profiler(config, ranks, env, sink, facts, accumulates=accumulates),
-        monitor=open_monitor(config.monitor, ranks, env, sink),
         heartbeat=Heartbeat({} if ranks.local_rank else env),
     )
     seed(config, ranks)
     return run
+
+
+def open_outputs(run: Run, env: Mapping[str, str]) -> Run:
+    """Return the run with its sink, profiler and monitor open. Raises OutputError."""
+    sink = open_sink(env, run.config.loggers) if run.ranks.rank == 0 else Null()
+    accumulates = run.micro_batches.count > 1
+    profiler = open_profiler(run.config, run.ranks, env, sink, run.facts, accumulates=accumulates)
+    return replace(run, sink=sink, profiler=profiler, monitor=open_monitor(run.config.monitor, run.ranks, env, sink))
 
 
 def seed(config: Config, ranks: Ranks, step: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Attach a start to its run folder: take the lease, restore the newest checkpoint, create the saver."""
+"""Attach a start to its run folder: take the lease, restore the newest checkpoint, open the outputs and the saver."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from launch_train.common.errors import UsageError
 from launch_train.common.storage import Storage
 from launch_train.distributed.process_group import run_on_rank_0
 from launch_train.trainer import state_dict
-from launch_train.trainer.build import Run, seed
+from launch_train.trainer.build import Run, open_outputs, seed
 from launch_train.trainer.init_from import initialize
 
 
 def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
-    """Return the run at its newest checkpoint, or at the beginning, with a saver for new checkpoints.
+    """Return the run at its newest checkpoint, or at the beginning, with its outputs open and a saver for checkpoints.
 
     Raises, on all ranks: UsageError (the folder belongs to another spec), SupersededError, OutputError.
     """
     storage = run.storage
     if storage is None:
         initialize(run, env)
-        return run
+        return open_outputs(run, env)
     claim = take_over(run.ranks, storage, manifest_fields(run), env)
     resumed = resume(run.ranks, storage, manifest_fields(run), lambda found: _restore(run, found), scratch_folder(env))
     if resumed is None:
@@ -45,6 +45,8 @@ def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
     if run.ranks.rank == 0:
         _print_start(run, storage, resumed)
     run.replica_check.start(run.state["step"])
+    best = _best_metrics(run, storage, resumed)
+    run = open_outputs(run, env)  # last: a start that is refused writes nothing and starts no logger
     saver = Saver(
         run.ranks,
         storage,
@@ -54,7 +56,7 @@ def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
         lease=claim.lease,
         interval=interval.from_settings(run.config.checkpoint, env),
     )
-    saver.best = _best_metrics(run, storage, resumed)
+    saver.best = best
     return replace(run, saver=saver, resumed=resumed, started=time.monotonic())
 
 
