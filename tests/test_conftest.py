@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -154,6 +155,17 @@ def test_without_a_part_no_slow_test_runs() -> None:
     )
     conftest.pytest_collection_modifyitems(config, cast(list[pytest.Item], kept))
     assert [item.nodeid for item in kept] == ["tests/test_a.py::quick"]
+
+
+def test_each_part_of_the_container_tests_has_some() -> None:
+    """pytest fails where it runs no test at all, and so would CI at that commit."""
+    root = CONFTEST.parent.parent
+    of = re.search(r'e2e-containers PART="\$\(part (\d+)\)"', (root / ".ci/run").read_text())
+    files = re.search(r"^ENGINE := (.*)$", (root / "Makefile").read_text(), re.MULTILINE)
+    assert of
+    assert files
+    turns = re.findall(r"slow\(turn=(\d+)\)", "".join((root / file).read_text() for file in files[1].split()))
+    assert {int(turn) for turn in turns} == set(range(int(of[1])))
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2"])

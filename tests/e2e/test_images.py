@@ -208,7 +208,7 @@ def test_a_spec_trains_in_its_own_image(job: Job, pushed: dict[str, Any], tmp_pa
     assert plan["image"]["uri"] == pushed["reference"]
 
 
-@pytest.mark.slow(turn=5)
+@pytest.mark.slow(turn=4)
 @pytest.mark.parametrize("name", shapes.RUNS)
 def test_a_script_gives_the_same_result_in_processes_and_in_containers(
     job: Job, pushed: dict[str, Any], tmp_path: Path, name: str
@@ -227,7 +227,7 @@ def test_a_script_gives_the_same_result_in_processes_and_in_containers(
     assert results[0] == results[1]
 
 
-@pytest.mark.slow(turn=5)
+@pytest.mark.slow(turn=4)
 def test_vertex_runs_by_its_digest_what_it_has_pushed(job: Job, pushed: dict[str, Any], tmp_path: Path) -> None:
     """One command from an edited file to two nodes that train in a bucket; the registry's digest is what is run."""
     edited = job.other(tmp_path / "vertex", "appended")
@@ -245,7 +245,7 @@ def test_vertex_runs_by_its_digest_what_it_has_pushed(job: Job, pushed: dict[str
     assert any(f"in containers of {found['image']}" in line for line in logged)
 
 
-@pytest.mark.slow(turn=5)
+@pytest.mark.slow(turn=4)
 def test_what_only_an_engine_can_make_stays_here_until_it_is_pushed(
     job: Job, pushed: dict[str, Any], api: Any, tmp_path: Path
 ) -> None:
@@ -261,7 +261,7 @@ def test_what_only_an_engine_can_make_stays_here_until_it_is_pushed(
     assert manifest_of(sent["reference"]).body["layers"][-1] == manifest_of(pushed["reference"]).body["layers"][-1]
 
 
-@pytest.mark.slow(turn=5)
+@pytest.mark.slow(turn=4)
 def test_a_vm_runs_by_its_digest_what_was_pushed_and_deletes_itself(
     job: Job, pushed: dict[str, Any], tmp_path: Path
 ) -> None:
