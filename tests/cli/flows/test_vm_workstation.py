@@ -76,7 +76,8 @@ def test_the_preflight_output_fits_the_screen(vms: Vms) -> None:
 
 
 def test_sigterm_reports_what_keeps_running(vms: Vms, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tools / "ssh-keygen").write_text(f"#!/bin/sh\nkill -TERM {os.getpid()}\nsleep 5\n")
+    read = "head -c 200000 /dev/zero"  # more than a pipe holds: launch is past starting the process, and reads
+    (tools / "ssh-keygen").write_text(f"#!/bin/sh\n{read}\nkill -TERM {os.getpid()}\nsleep 5\n")
     ran = vms.launch(*MAKE, "--no-preflight", code=143)
     assert "the VM keeps running" in ran.err
     assert "launch vm delete dev deletes it" in ran.err
