@@ -83,11 +83,12 @@ def test_one_line_the_right_code_and_no_process_left(name: str, ended: Ended, he
     out = here / f"out-{list(CASES).index(name)}"
     said = [line for text in end["errors"] for line in text.splitlines()]
     expected = case.line.replace("{here}", str(here)).replace("{run}", str(out / "run"))
-    # Ranks that come to the same error more than dist.MOMENT apart, as on a machine that is very busy, may both say it.
+    # Ranks that meet the same error more than process_group.REPORT_SECONDS apart, on a busy machine, may both print it.
     assert len(set(said)) == 1, "\n".join(end["errors"])
     assert re.fullmatch("train: " + re.escape(expected).replace("…", ".*"), said[0]), said[0]
     assert case.exit in end["codes"]
-    assert set(end["codes"]) <= {int(case.exit), *TERMINATED}, end["codes"]
+    # A rank whose peer has exited ends with 1 by itself, if nothing ends it within the second of process_exit.leave.
+    assert set(end["codes"]) <= {int(case.exit), int(contract.Exit.FAILED), *TERMINATED}, end["codes"]
     assert end["after"] < GONE
     marks = (out / "exit").read_text().split() if (out / "exit").exists() else []
     assert set(marks) == ({str(int(case.exit))} if case.exit != contract.Exit.FAILED else set())
