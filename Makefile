@@ -15,11 +15,11 @@ EXAMPLES ?= 4000
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "launch needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Set it: make PYTHON=python3.11 …")'
 	@echo "Installing into .venv (once; some minutes, mostly PyTorch) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "torch==2.13.0" -e ".[dev]"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c dev.lock "torch==2.13.0" -e ".[dev]"
 	@$(BIN)/python -c "import torch._dynamo, google.cloud.aiplatform_v1, google.cloud.compute_v1" # byte code of what all need
 	@touch $@
 
@@ -54,7 +54,7 @@ $(JUDGES)/.installed: $(INSTALLED)
 	@$(BIN)/python -m venv --without-pip --clear $(JUDGES)
 	@$(BIN)/python -c 'import sys; print(*(path for path in sys.path if path.endswith("site-packages")), sep="\n")' \
 	  > $$(echo $(JUDGES)/lib/python3*/site-packages)/parent.pth
-	@$(BIN)/python -m pip --python $(JUDGES)/bin/python install --quiet --disable-pip-version-check --no-compile -e ".[judges]"
+	@$(BIN)/python -m pip --python $(JUDGES)/bin/python install --quiet --disable-pip-version-check --no-compile -c dev.lock -e ".[judges]"
 	@touch $@
 
 fuzz: $(INSTALLED) ## Generated specs, EXAMPLES for each kind, and more trials of submitting one run twice
@@ -75,8 +75,10 @@ lint: $(INSTALLED) ## Format, lint, types, architecture
 golden: $(INSTALLED) ## Renew what is recorded: golden files, recipes, the schema
 	$(BIN)/python -m tests.golden.renew
 
-lock: $(INSTALLED) ## Renew the training image's locks: base digests, packages with hashes
+lock: $(INSTALLED) ## Renew the locks: the image's base digests and packages with hashes, the packages of .venv
 	$(BIN)/python -m containers.lock
+	$(BIN)/python -m uv pip compile --quiet --no-config --upgrade --universal --python-version 3.11 --no-header --no-annotate \
+	  --no-emit-package pip --extra dev --extra judges --output-file dev.lock pyproject.toml
 
 audit: $(INSTALLED) ## Known vulnerabilities in what is locked (asks PyPI)
 	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r containers/requirements.lock -r containers/torch-cu130.lock

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from containers import lock
 from launcher.images.registry import parse
 from launcher.workspace import content
 
 HERE = Path(lock.__file__).parent
+ROOT = HERE.parent
 LOCKS = ("requirements.lock", "torch-cu130.lock", "node.lock")
 
 LOCKED = """\
@@ -30,7 +33,7 @@ torchmetrics==1.0 \\
 
 def packages(name: str) -> dict[str, str]:
     """Name -> version of a lock's packages."""
-    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", (HERE / name).read_text(encoding="utf-8"), re.MULTILINE))
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;\n]+)", (HERE / name).read_text(encoding="utf-8"), re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -94,6 +97,21 @@ def test_the_nodes_packages_are_locked_without_torch_and_are_not_in_the_default_
     assert not [name for name in packages("node.lock") if re.match(r"torch$|triton|nvidia-(?!ml-py)|cuda-", name)]
     assert "node.lock" not in {file.name for file in content.recipe()}
     assert {"node.lock", "requirements.lock", "torch-cu130.lock"} <= {file.name for file in content.locks()}
+
+
+def test_a_release_of_another_project_does_not_change_what_the_tests_install() -> None:
+    installs = re.findall(r"pip .*install .*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert len(installs) == 2
+    assert all(" -c dev.lock " in command for command in installs)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    texts = sum(
+        (extras[extra] for extra in ("dev", "judges", *Requirement(extras["dev"][0]).extras)), project["dependencies"]
+    )
+    wanted = [requirement for requirement in map(Requirement, texts) if requirement.name != project["name"]]
+    assert len(wanted) > 40
+    locked = packages("../dev.lock")
+    assert not [str(one) for one in wanted if not one.specifier.contains(locked[one.name.lower().replace(".", "-")])]
 
 
 @pytest.mark.slow

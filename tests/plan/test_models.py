@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,14 @@ def test_what_needs_no_block_size_or_may_need_none(config: dict[str, Any]) -> No
     plan_of(**config)
 
 
-def test_the_table_is_of_the_locked_transformers() -> None:
-    lock = (ROOT / "containers/requirements.lock").read_text()
+@pytest.mark.parametrize("name", ["containers/requirements.lock", "dev.lock"])
+def test_the_table_is_of_the_locked_transformers(name: str) -> None:
+    lock = (ROOT / name).read_text()
     table = (Path(catalog.__file__).parent / "data/transformers_types.csv").read_text()
     version = table.splitlines()[1].split(",")[2].removeprefix("TRANSFORMERS ")
-    assert f"\ntransformers=={version} " in lock, "run python -m tools.catalog.transformers_types"
+    assert re.search(rf"^transformers=={re.escape(version)}\b", lock, re.MULTILINE), (
+        "run python -m tools.catalog.transformers_types"
+    )
 
 
 def test_the_table_is_what_transformers_has() -> None:
