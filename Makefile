@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "launch needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Set it: make PYTHON=python3.11 …")'
 	@echo "Installing into .venv (once; some minutes, mostly PyTorch) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c dev.lock "torch==2.13.0" -e ".[dev]"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c dev.lock -e ".[dev]"
 	@$(BIN)/python -c "import torch._dynamo, google.cloud.aiplatform_v1, google.cloud.compute_v1" # byte code of what all need
 	@touch $@
 
@@ -75,7 +75,8 @@ lint: $(INSTALLED) ## Format, lint, types, architecture
 golden: $(INSTALLED) ## Renew what is recorded: golden files, recipes, the schema
 	$(BIN)/python -m tests.golden.renew
 
-lock: $(INSTALLED) ## Renew the locks: the image's base digests and packages with hashes, the packages of .venv
+# dev.lock is without pip, which would replace itself while it installs.
+lock: $(INSTALLED) ## Renew the locks: the image's digests and packages, the tests' packages
 	$(BIN)/python -m containers.lock
 	$(BIN)/python -m uv pip compile --quiet --no-config --upgrade --universal --python-version 3.11 --no-header --no-annotate \
 	  --no-emit-package pip --extra dev --extra judges --output-file dev.lock pyproject.toml
