@@ -6,6 +6,7 @@ prints them; SDK errors are turned into these in `launcher.gcp` and the packages
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 MOST_PROBLEMS: Final = 19
@@ -41,6 +42,12 @@ class UsageError(LaunchError):
     """An invalid flag or argument."""
 
     exit_code = 2
+
+
+def refuse_with(other: str, flags: Mapping[str, object], hint: str = "Remove one of them.") -> None:
+    """Raise UsageError if one of these flags was given: it cannot be combined with `other`."""
+    if flag := next((name for name, value in flags.items() if value), None):
+        raise UsageError(f"{flag} cannot be combined with {other}", hint)
 
 
 class Problem(NamedTuple):

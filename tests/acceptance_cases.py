@@ -42,6 +42,22 @@ def compiled(mode: str, **choices: str) -> Case:
     return good, broken | ({"no graphs": {"choices": {"compile": mode}}} if choices else {})
 
 
+def killed(chosen: str, *, compiled: bool) -> Case:
+    good = {"codes": [-9, 0], "steps": 4, "resumed": [2], "losses": LOSSES, "reference": LOSSES, "said": ""}
+    broken: dict[str, dict[str, Any]] = {
+        "one bit of one loss": {"losses": [*LOSSES[:3], 2.5000000000000004]},
+        "it was not killed": {"codes": [0, 0]},
+        "from the beginning": {"resumed": []},
+    }
+    more = {"not compiled": {"compile": ["false", True]}} if compiled else {}
+    return {**good, "sha256": ["ab", "ab"], "compile": [chosen, compiled]}, broken | more
+
+
+def two_ranks(backend: str) -> Case:
+    good = {"backend": backend, "world_size": 2, "expected": [backend, 2], "losses": NEAR, "reference": LOSSES}
+    return good, {**LEARNS, "no DDP": {"backend": "no DDP"}, "one rank only": {"world_size": 1}}
+
+
 def activations() -> Case:
     good = {"losses": LOSSES, "reference": LOSSES, "without_gb": 2.0, "with_gb": 1.0}
     return good, {"no less memory": {"with_gb": 1.9}, "other losses": {"losses": NEAR}}
@@ -251,6 +267,18 @@ PART_1: dict[str, Case] = {
             "steps are missing": {"losses": LOSSES[:3], "reference": LOSSES[:3]},
         },
     ),
+    "killed and resumed": killed("false", compiled=False),
+    "compiled, killed and resumed": killed("regional", compiled=True),
+    **{f"two ranks on one GPU, {name}": two_ranks(name.lower()) for name in ("gloo", "NCCL")},
+    "cuda sanitizer": (
+        {"races": 0, "steps": 60, "gpus": 1},
+        {"a race": {"races": 1}, "steps are missing": {"steps": 9}},
+    ),
+    "cuda graphs out of memory": (
+        {"error": "rank 0 is out of memory …; set run.config.micro_batch_size: 8, which …", "half": 8},
+        {"it went on": {"error": ""}, "another size": {"half": 4}},
+    ),
+    "cuda graphs with evaluations": compiled("whole", **{"cuda graphs": "true"}),
     "checkpoint beside training": (
         {
             "gpus": 1,
@@ -348,7 +376,13 @@ PART_2: dict[str, Case] = {
             "does not learn": {"losses": FLAT, "reference": FLAT},
         },
     ),
-    **{f"gpt micro-batch {micro}": rate() for micro in (4, 8, 16, 32, 64)},
+    **{f"gpt micro-batch {micro}": rate() for micro in (4, 8, 16, 64)},
+    "gpt micro-batch 32": (rate()[0], {**rate()[1], "a low MFU": {"mfu": 0.2}}),
+    "gpt 1.3B fsdp": (
+        rate(choices={"parallel": "fsdp"})[0],
+        {"no speed": {"per_s": 0.0}, "not sharded": {"choices": {"parallel": "none"}}},
+    ),
+    "resnet50 JPEGs beside synthetic": ({"JPEGs": 2e3, "synthetic": 2.5e3, "gpus": 1}, {"starved": {"JPEGs": 5e2}}),
     "gpt micro-batch auto": (_auto, {**_auto_broken, "far slower than the best": {"best": ["32", 6e5]}}),
     **{f"precision {model}": precisions() for model in ("gpt", "resnet50", "bert-large")},
     "metrics and monitor": (_overhead, {**_overhead_broken, "a tenth slower": {"loops": _dear}}),

@@ -19,6 +19,7 @@ WORLD = {
     "CLOUDSDK_CORE_ACCOUNT": "me@example.com",
     "CLOUDSDK_CONFIG": str(ROOT / "no-such-folder"),
     "XDG_CONFIG_HOME": "/proc/settings",  # nobody can write there: tests that need a home have one of their own
+    "XDG_CACHE_HOME": "/proc/cache",
     "NO_GCE_CHECK": "true",  # google-auth would look for a metadata server off this machine
     "no_proxy": "127.0.0.1",  # as in conftest.py
     "PATH": os.environ.get("PATH", ""),

@@ -16,7 +16,6 @@ from benchmarks.tables import Loop, Measured, Step, Turn
 from benchmarks.turns import Amount
 from launch_train.common.config import parse
 from launcher import catalog
-from launcher.catalog import Service
 
 
 def test_a_measured_process_keeps_its_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,15 +33,6 @@ def test_bytecode_is_there_before_the_first_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(startup, "commands", list)
     startup.measure(1)
     assert len(list(tmp_path.rglob("*.pyc"))) == len(startup.PACKAGES)
-
-
-@pytest.mark.parametrize("service", prices.SERVICES)
-def test_nearly_every_machine_region_and_provisioning_model_has_a_price_or_bound(service: Service) -> None:
-    every = list(prices.triples(catalog.load(), service))
-    unknown = {one.machine.name for one in every if one.unknown}
-    assert len(every) > 1400
-    assert sum(one.unknown for one in every) <= 0.05 * len(every)
-    assert unknown <= {"a4x-highgpu-4g", "a4x-maxgpu-4g-metal"}  # no SKU in any source
 
 
 def test_the_check_totals_of_the_list_prices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.spec.reader import read_text
 from tests.command import ROOT
 
 PAGES = [
@@ -93,6 +94,11 @@ def wide_lines(text: str) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/vertex.md"])
+def test_the_consoles_name_of_vertex_ai_is_found(page: str) -> None:
+    assert "Gemini Enterprise Agent Platform" in " ".join(prose((ROOT / page).read_text()).split())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=short)
 def test_quoted_files_and_functions_exist(page: Path) -> None:
     assert missing_names(page.read_text()) == []
@@ -119,6 +125,16 @@ def test_the_checks_notice_what_is_wrong() -> None:
         "no.md",
     ]
     assert wide_lines(f"```sh\n{'x' * 81}\n```\n```text\n{'y' * 81}\n```\n") == ["x" * 81]
+
+
+def test_public_repositories_need_five_lines_each() -> None:
+    _, block = next(fence for fence in FENCE.findall((ROOT / "docs/coming-from.md").read_text()) if fence[0] == "yml")
+    specs = re.findall(r"^# .*: ([\w.]+)\n((?:(?!#).*\n)+)", block, re.MULTILINE)
+    assert len(specs) >= 10
+    for name, text in specs:
+        assert len(text.splitlines()) <= 5
+        assert max(map(len, text.splitlines())) <= 120
+        assert read_text(f"name: a\n{text}".encode(), name).run.args or "command:" in text
 
 
 def test_the_architecture_walks_through_functions() -> None:

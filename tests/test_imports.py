@@ -58,8 +58,18 @@ def test_a_dry_run_loads_nothing_heavy(target: str, spec: Path, output: str) -> 
     assert "launcher.plan.build" in loaded
     assert not heavy(loaded)
     assert "rich" not in loaded, "Typer's help needs rich; a plan does not"
+    assert "packaging.specifiers" not in loaded, "without requirements no version is parsed"
+    assert "dataclasses" not in loaded, "they take 1 ms each to define"
+    unused = {"launcher.cli.flows.image", "launcher.plan.cpu", "launcher.spec.syntax"}
+    assert not unused & loaded, "those of other commands, and for invalid YAML"
     effects = tuple(f"launcher.{one}." for one in ("gcp", "vertex", "compute", "images", "ssh", "runs", "rehearsal"))
     assert {name for name in loaded if name.startswith(effects)} == {"launcher.images.source_files"}, "no effects"
+
+
+def test_a_dry_run_of_a_local_job_without_code_looks_at_no_packages() -> None:
+    loaded = modules_of_launch("local", str(JOB_SPECS / "quickstart.yaml"), "--dry-run")
+    assert not heavy(loaded)
+    assert "importlib.metadata" not in loaded
 
 
 @pytest.mark.parametrize("command", [("vertex", "--dry-run"), ("check",), ("estimate",)], ids=" ".join)

@@ -59,7 +59,7 @@ def rows(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     tests, gpus = results("selftest", folder), results("gpu-acceptance", folder)
     for target, title in SERVICES.items():
         yield title, _service(tests, target)
-    for gpu in tables.gpus().values():
+    for gpu in (gpu for gpu in tables.gpus().values() if not gpu.shut_down):
         yield f"{gpu.title} (`{gpu.name}`)", _gpu(gpus, gpu.name)
 
 

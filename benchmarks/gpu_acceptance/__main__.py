@@ -29,6 +29,9 @@ from benchmarks.gpu_acceptance.log import Log, Row
 from benchmarks.gpu_acceptance.running import Running
 from benchmarks.gpu_acceptance.tasks import Place, Task, Verdict
 
+FIRST = ("1 facts", "2 gpt micro-batch 32", "2 gpt beside a plain loop", "1 killed and resumed")
+"""The most valuable rows of all parts."""
+
 SPARE = 8.0
 """Seconds of the budget that are reserved for the report."""
 
@@ -54,6 +57,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=float, default=8.0, help="start no row that can't finish in time (default: 8)"
     )
     parser.add_argument("--out", type=Path, help="write results here; rows in it are not repeated")
+    parser.add_argument("--carry", type=Path, metavar="FILE", help="continue the rows.jsonl of an earlier command")
     parser.add_argument("--only", default="", metavar="TEXT", help="run only rows with TEXT in their names")
     parser.add_argument(
         "--share", type=_share, default=(1, 1), metavar="N/OF", help="run every OF-th row from the N-th, and its needs"
@@ -89,7 +93,8 @@ def tasks(parts: Iterable[int]) -> list[Task]:
     """Return the rows of these parts, the most valuable first."""
     from benchmarks.gpu_acceptance import ablation, checks, speed
 
-    return [task for part in parts for task in {1: checks.TASKS, 2: speed.TASKS, 3: ablation.TASKS}[part]]
+    rows = [task for part in parts for task in {1: checks.TASKS, 2: speed.TASKS, 3: ablation.TASKS}[part]]
+    return sorted(rows, key=lambda task: FIRST.index(task.key) if task.key in FIRST else len(FIRST))
 
 
 def _row(key: str, file: str) -> int:
@@ -119,7 +124,8 @@ class Session:
 
     def mine(self, row: Mapping[str, Any]) -> bool:
         """Return whether a row of the log belongs to this commit and device."""
-        same = (row.get("commit"), row.get("device"), row.get("tiny")) == (self.commit, self.device.key, self.tiny)
+        mine = {"commit": self.commit, "device": self.device.key, "tiny": self.tiny, "torch": machine.torch_version()}
+        same = all(row.get(name) == value for name, value in mine.items())
         return same and "key" in row
 
 
@@ -160,6 +166,9 @@ def opened(options: argparse.Namespace) -> Session:
         scratch=scratch,
         jobs=options.jobs or (2 if options.tiny else 3),
     )
+    if options.carry and not session.log.rows():
+        for row in Log(options.carry.resolve().parent).rows():
+            session.log.add(row)
     session.rows = log.newest(row for row in session.log.rows() if session.mine(row))
     session.log.add({"machine": {**machine.described(device), "command": _command(options), "commit": session.commit}})
     _load(tiny=options.tiny)
@@ -342,6 +351,7 @@ def _write(session: Session, task: Task, row: Row, seconds: float) -> None:
     head = {"key": task.key, "part": task.part, "name": task.name, "about": task.about}
     tail = {"seconds": round(seconds, 1), "time": datetime.now(UTC).isoformat(timespec="seconds")}
     which = {"commit": session.commit, "device": session.device.key, "tiny": session.tiny}
+    which |= {"torch": machine.torch_version()}
     cpu = {"cpu": task.on_cpu} if task.on_cpu and not session.device.gpus else {}
     whole = log.clean({**head, **row, **tail, **which, **cpu, "try": before["try"] + 1 if before else 1})
     session.rows[task.key] = whole

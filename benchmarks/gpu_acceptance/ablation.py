@@ -47,7 +47,7 @@ GLOBAL: Final = 64
 
 FACTORS: Final[dict[str, tuple[Any, ...]]] = {
     "attention": ("flash", "cudnn", "efficient", "math"),
-    "compile": ("whole", "off", "graphs"),
+    "compile": ("whole", "autotune", "off", "graphs"),
     "loss": ("chunked",),
     "micro_batch": (32, 64, 8),
     "residual": ("bf16",),
@@ -69,7 +69,7 @@ def variants() -> list[Variant]:
 
 def _tried(place: Place, variant: Variant) -> Measured:
     """Train 50 steps; the reference is the default's loss if it was measured before."""
-    if not place.gpus and (variant.attention in ("efficient", "cudnn") or variant.compile == "graphs"):
+    if not place.gpus and (variant.attention in ("efficient", "cudnn") or variant.compile in ("graphs", "autotune")):
         raise SkipRow("needs a GPU")
     from launch_train.performance import micro_batch as memory
 
@@ -315,21 +315,29 @@ def _compiled(model: Any, forward: Callable[..., Any], variant: Variant, *, gpu:
     if variant.compile == "regional":
         for block in (*model.blocks, model.loss):
             block.compile(backend=backend)
-    if variant.compile in ("whole", "graphs"):
-        mode = "reduce-overhead" if variant.compile == "graphs" else None
-        return torch.compile(forward, backend=backend, mode=mode)
+    modes = {"whole": None, "graphs": "reduce-overhead", "autotune": "max-autotune-no-cudagraphs"}
+    if variant.compile in modes:
+        return torch.compile(forward, backend=backend, mode=modes[variant.compile])
     return forward
 
 
 def _seconds(variant: Variant) -> float:
-    return 60 if variant.compile in ("whole", "graphs") else 45 if variant.attention == "math" else 30
+    return (
+        200
+        if variant.compile == "autotune"
+        else 60
+        if variant.compile in ("whole", "graphs")
+        else 45
+        if variant.attention == "math"
+        else 30
+    )
 
 
 def _task(variant: Variant) -> Task:
     about = f"GPT-2 124M, {batch_of(variant)} × 1024 tokens a step, bf16, 50 steps"
     work, before = partial(_tried, variant=variant), () if variant == Variant() else ("3 ablation default",)
     return Task(
-        *(3, f"ablation {variant.name}", about, work, judge, _seconds(variant), 240),
+        *(3, f"ablation {variant.name}", about, work, judge, _seconds(variant), 360),
         on_cpu="tiny",
         alone=True,
         needs=before,

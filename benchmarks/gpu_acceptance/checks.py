@@ -11,7 +11,17 @@ _ORDER: Final = (
     *("facts", "imports", "health", "nvml", "fp32", "bf16", "tf32", "fp16"),
     *("attention flash", "attention efficient", "attention cudnn", "attention math"),
     *("activation checkpointing selective", "activation checkpointing full", "fsdp on one GPU"),
-    *("memory probe", "out of memory", "nccl", "resume", "compile regional", "compile whole", "cuda graphs"),
+    *("killed and resumed", "two ranks on one GPU, gloo", "two ranks on one GPU, NCCL", "cuda graphs out of memory"),
+    *(
+        "compiled, killed and resumed",
+        "memory probe",
+        "out of memory",
+        "nccl",
+        "resume",
+        "compile regional",
+        "compile whole",
+        "cuda graphs",
+    ),
     *("ddp", "script", "checkpoint beside training", "verdict input", "verdict launch_overhead", "verdict compute"),
     *("bench", "gpu tests collected", "pytest tests/train/test_gpu.py"),
 )

@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks.gpu_acceptance.machine import versions
 from benchmarks.gpu_acceptance.running import program, torchrun
 from benchmarks.gpu_acceptance.small import all_of, check
-from benchmarks.gpu_acceptance.tasks import Measured, Place, Task, Verdict
+from benchmarks.gpu_acceptance.tasks import Measured, Place, SkipRow, Task, Verdict
 
 QUERY: Final = ("name", "memory.total", "driver_version", "pstate", "mig.mode.current", "compute_mode")
 
@@ -242,6 +242,8 @@ def judge_bench(measured: Measured) -> Verdict:
 def _nccl(place: Place) -> Measured:
     """Run one process per GPU (on a CPU two, over gloo): sums, gathers and broadcasts with known results."""
     world = place.gpus or 2
+    if world == 1:
+        raise SkipRow("skipped: one GPU exchanges nothing; see two ranks on one GPU")
     env = {"GPU_ACCEPTANCE_OUT": str(place.folder / "ranks.json")}
     program([*torchrun(world), "-m", "benchmarks.gpu_acceptance.ranks"], place, 200, **env)
     found: dict[str, Any] = json.loads((place.folder / "ranks.json").read_text())

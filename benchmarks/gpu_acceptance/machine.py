@@ -96,6 +96,10 @@ def versions() -> dict[str, str]:
     return found
 
 
+def torch_version() -> str:
+    return version("torch")
+
+
 def described(found: Device) -> dict[str, Any]:
     """Return the machine's facts for the report, without its name."""
     return {

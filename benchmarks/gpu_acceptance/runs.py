@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.gpu_acceptance.running import last, program, torchrun
+from benchmarks.gpu_acceptance.running import PRINTED, last, program, torchrun
 from benchmarks.gpu_acceptance.small import TINY_GPT, all_of, check, config, read, trained, typical
-from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, Task, Verdict
+from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task, Verdict
 
 PREEMPTED: Final = 75
 """Exit code of a run that was preempted after a save (launch_train.common.contract.Exit)."""
@@ -115,19 +115,52 @@ def resumable(place: Place, steps: int) -> dict[str, Any]:
     return config(place, steps=steps, model=model, deterministic=True, log_every=5, **batch)
 
 
-def judge_resumed(measured: Measured) -> Verdict:
+def judge_resumed(measured: Measured, *, killed: bool = False) -> Verdict:
     """Check all steps, each loss and the parameters to the last bit."""
+    expected = [-signal.SIGKILL if killed else PREEMPTED, 0]
     codes, steps, resumed = measured["codes"], measured["steps"], measured["resumed"]
     pairs = list(zip(measured["losses"], measured["reference"], strict=False))
     differ = [number for number, (one, other) in enumerate(pairs, start=1) if one != other]
     return all_of(
-        check(codes == [PREEMPTED, 0], f"exit codes {codes}, not {[PREEMPTED, 0]}: {measured['said']}"),
+        check(codes == expected, f"exit codes {codes}, not {expected}: {measured['said']}"),
         check(len(resumed) == 1 and 0 < resumed[0] < steps, f"resumed from the steps {resumed} of {steps}"),
         check(len(pairs) == steps, f"{len(pairs)} of {steps} steps are in both runs"),
         check(not differ, f"the losses of {len(differ)} steps differ, first in step {differ[:1]}"),
         check(len({*measured["sha256"], ""}) == 2, f"the parameters differ: {measured['sha256']}"),
         Verdict(True, f"resumed from step {resumed} of {steps}: all losses and parameters are the same bits"),
     )
+
+
+def _killed(place: Place, compiled: bool = False) -> Measured:
+    """Kill a run (SIGKILL) after an asynchronous save, resume it, and compare it with an uninterrupted one."""
+    steps = 200 if place.tiny else 400
+    settings = {**resumable(place, steps), "compile": compiled}
+    run = place.folder / "run"
+    first = Node(place, "run", {**settings, "checkpoint": {"minutes": 0.002 if place.tiny else 0.02}})
+    until = time.monotonic() + place.within(180)
+    while (
+        first.process.poll() is None and time.monotonic() < until and not [*run.glob("checkpoints/*/*/manifest.json")]
+    ):
+        time.sleep(0.005)
+    first.process.kill()
+    codes = [first.ended(place.within(60)), Node(place, "run", settings).ended(place.within(240))]
+    ours, theirs = read(run), trained(place, "whole", **settings)
+    return {
+        "codes": codes,
+        "steps": steps,
+        "resumed": ours["resumed"],
+        "losses": ours["losses"],
+        "reference": theirs["losses"],
+        "sha256": [ours["parameters_sha256"], theirs["parameters_sha256"]],
+        "compile": [ours["choices"].get("compile"), compiled],
+        "said": last(first.text, 3),
+    }
+
+
+def judge_killed(measured: Measured) -> Verdict:
+    chosen, compiled = measured["compile"]
+    found = check(not compiled or chosen in ("regional", "whole"), f"compile is {chosen}: nothing was compiled")
+    return all_of(found, judge_resumed(measured, killed=True))
 
 
 # --- A checkpoint beside training -------------------------------------------------------------------------------------
@@ -264,6 +297,8 @@ def judge_bound(measured: Measured) -> Verdict:
 def _ddp(place: Place) -> Measured:
     """Compare torchrun with one process per GPU (on a CPU two, over gloo) with a single process."""
     world = place.gpus or 2
+    if world == 1:
+        raise SkipRow("skipped: one GPU makes no DDP; see two ranks on one GPU")
     settings = config(
         place, deterministic=True, precision="fp32", micro_batch_size=config(place)["batch_size"] // world
     )
@@ -275,6 +310,23 @@ def _ddp(place: Place) -> Measured:
     return {**kept, "reference": alone["losses"], "expected": ["nccl" if place.gpus else "gloo", world]}
 
 
+def _two_ranks(place: Place, backend: str) -> Measured:
+    """Compare two ranks with DDP on one GPU (on a CPU over gloo) with a single process."""
+    settings = config(place, deterministic=True, precision="fp32", micro_batch_size=config(place)["batch_size"] // 2)
+    env = {"LAUNCH_CONFIG": json.dumps(settings), "LAUNCH_RUN_FOLDER": str(place.folder / "ddp")}
+    try:
+        program([*torchrun(2), "-m", "benchmarks.gpu_acceptance.one_gpu", backend], place, 240, **env)
+    except RuntimeError as error:
+        if backend == "nccl" and "Duplicate GPU" in (place.folder / PRINTED).read_text(errors="replace"):
+            raise SkipRow("skipped: this NCCL refuses two ranks on one GPU") from error
+        raise
+    alone = trained(place, "alone", **{**settings, "micro_batch_size": settings["batch_size"]})
+    found = read(place.folder / "ddp")
+    kept = {name: found[name] for name in ("losses", "world_size")}
+    used = "ddp" in found["choices"]
+    return {**kept, "backend": backend if used else "no DDP", "reference": alone["losses"], "expected": [backend, 2]}
+
+
 def judge_ddp(measured: Measured) -> Verdict:
     from benchmarks.gpu_acceptance.small import learns_alike
 
@@ -284,6 +336,36 @@ def judge_ddp(measured: Measured) -> Verdict:
 
 
 TASKS: Final = (
+    Task(
+        *(
+            1,
+            "killed and resumed",
+            "SIGKILL after an asynchronous save, `deterministic: true`, beside an uninterrupted run",
+        ),
+        *(_killed, judge_killed),
+        seconds=60,
+        limit=300,
+        on_cpu="",
+    ),
+    Task(
+        *(1, "compiled, killed and resumed", "the same, compiled"),
+        *(partial(_killed, compiled=True), judge_killed),
+        seconds=100,
+        limit=400,
+    ),
+    Task(
+        *(1, "two ranks on one GPU, gloo", "DDP beside a single process"),
+        *(partial(_two_ranks, backend="gloo"), judge_ddp),
+        seconds=35,
+        limit=300,
+        on_cpu="two processes",
+    ),
+    Task(
+        *(1, "two ranks on one GPU, NCCL", "DDP beside a single process; NCCL_HOSTID differs"),
+        *(partial(_two_ranks, backend="nccl"), judge_ddp),
+        seconds=35,
+        limit=300,
+    ),
     Task(
         *(1, "resume", "preempted by SIGTERM and resumed, `deterministic: true`, beside an uninterrupted run"),
         *(_resumed, judge_resumed),

@@ -31,6 +31,8 @@ class Sizes:
     pixels: tuple[int, int]
     bert: Mapping[str, Any]
     bert_batch: int
+    large: Mapping[str, int]
+    large_batch: int
     steps: int
     compiles: bool = True
 
@@ -48,6 +50,8 @@ REAL: Final = Sizes(
     pixels=(500, 375),
     bert={"name": "bert-large"},
     bert_batch=32,
+    large={"n_layer": 24, "n_head": 16, "n_embd": 2048, "block_size": 1024, "vocab_size": 50304},  # 1.3B, GPT-3 XL
+    large_batch=8,
     steps=40,
 )
 """GPT-2 124M, and ResNet-50 on images of ImageNet's typical size."""
@@ -65,6 +69,8 @@ SHRUNK: Final = Sizes(
     pixels=(100, 75),
     bert={"name": "bert", "n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 16},
     bert_batch=4,
+    large={"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "vocab_size": 320},
+    large_batch=4,
     steps=8,
     compiles=False,
 )

@@ -18,8 +18,9 @@ from typing import Any, Final
 from benchmarks import jobs
 from benchmarks.gpu_acceptance.running import program
 from benchmarks.gpu_acceptance.sizes import FORMULA, Sizes, flops_per_token, peak, pictures, sizes
-from benchmarks.gpu_acceptance.small import all_of, apart, check, trained, typical
-from benchmarks.gpu_acceptance.tasks import Measured, Place, Task, Verdict
+from benchmarks.gpu_acceptance.small import all_of, apart, check, chosen, trained, typical
+from benchmarks.gpu_acceptance.tasks import Measured, Place, SkipRow, Task, Verdict
+from benchmarks.gpu_acceptance.techniques import forced_fsdp
 from benchmarks.tables import Loop, Step, cost_table, more_wall, speed, steps_table, wall
 from benchmarks.turns import Amount, measure
 
@@ -175,6 +176,19 @@ def _gpt(place: Place, batch: int, micro: int | str, name: str = "gpt", **more: 
     return _rate(trained(place, name, **settings), batch * of.gpt["block_size"])
 
 
+def _large(place: Place) -> Measured:
+    """Train a GPT of 1.3B parameters with FSDP on one rank."""
+    of = sizes(tiny=place.tiny)
+    settings = {"model": {"name": "gpt", **of.large}, "batch_size": of.large_batch, "micro_batch_size": of.large_batch}
+    settings |= {"precision": "bf16", "compile": of.compiles, "parallel": "fsdp", "steps": max(8, of.steps // 2)}
+    with forced_fsdp(place):
+        return _rate(trained(place, "large", **settings), of.large_batch * of.large["block_size"])
+
+
+def judge_large(measured: Measured) -> Verdict:
+    return all_of(chosen(measured, "parallel", "fsdp"), judge_rate(measured))
+
+
 def _micro_batch(place: Place, micro: int) -> Measured:
     """Train with one micro-batch per step."""
     from launch_train.common.errors import OutOfMemoryError
@@ -198,6 +212,28 @@ def judge_rate(measured: Measured) -> Verdict:
         check("failed" not in compiler, f"not compiled: {compiler}"),
         Verdict(True, text),
     )
+
+
+LEAST_MFU: Final = 0.3
+"""Of GPT-2 124M with micro-batch 32 in bf16, compiled, on an H100 or H200."""
+
+
+def judge_mfu(measured: Measured) -> Verdict:
+    mfu = measured.get("mfu")
+    return all_of(check(mfu is None or mfu >= LEAST_MFU, f"MFU {mfu} is below {LEAST_MFU}"), judge_rate(measured))
+
+
+def _jpegs_beside_synthetic(place: Place) -> Measured:
+    rows = {name: place.known.get(f"resnet50 {name}", {}) for name in ("synthetic", "JPEGs")}
+    if not all("per_s" in row for row in rows.values()):
+        raise SkipRow("skipped: resnet50 was not measured with both")
+    return {name: row["per_s"] for name, row in rows.items()} | {"gpus": place.gpus}
+
+
+def judge_jpegs(measured: Measured) -> Verdict:
+    share = measured["JPEGs"] / measured["synthetic"]
+    slow = check(not measured["gpus"] or share > 0.3, f"JPEGs reach only {share:.0%} of synthetic images' speed")
+    return all_of(slow, Verdict(True, f"{measured['JPEGs']:,.0f}/s: {share:.0%} of synthetic images' speed"))
 
 
 def _auto(place: Place) -> Measured:
@@ -446,7 +482,8 @@ def _rate_task(name: str, about: str, work: Callable[[Place], Measured], seconds
 
 def _micro_task(micro: int) -> Task:
     about = f"GPT-2 124M at 1024 tokens, bf16, compiled. {FORMULA}"
-    return _rate_task(f"gpt micro-batch {micro}", about, partial(_micro_batch, micro=micro), 30)
+    found = _rate_task(f"gpt micro-batch {micro}", about, partial(_micro_batch, micro=micro), 30)
+    return replace(found, judge=judge_mfu) if micro == 32 else found
 
 
 def _precision_task(model: str) -> Task:
@@ -481,6 +518,17 @@ TASKS: Final = (
         "resnet50 synthetic", "ResNet-50, bf16, images made on the GPU", partial(_images, source="synthetic"), 25
     ),
     _rate_task("resnet50 JPEGs", "ResNet-50, bf16, JPEGs decoded meanwhile", partial(_images, source="jpegs"), 35),
+    replace(
+        _rate_task("gpt 1.3B fsdp", "1.3B parameters at 1024 tokens, bf16, compiled, FSDP on one rank", _large, 90),
+        judge=judge_large,
+    ),
+    Task(
+        *(2, "resnet50 JPEGs beside synthetic", "the share of the speed that decoding leaves"),
+        *(_jpegs_beside_synthetic, judge_jpegs),
+        seconds=1,
+        on_cpu="tiny",
+        needs=("2 resnet50 synthetic", "2 resnet50 JPEGs"),
+    ),
     _rate_task("bert-large", "BERT-large at 512 tokens, bf16, compiled", _bert, 50),
     _task("checkpoints", "what they cost in percent", _checkpoints, judge_checkpoints, 60),
     *(_precision_task("resnet50"), _precision_task("bert-large")),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
 
+from benchmarks.gpu_acceptance.running import program
 from benchmarks.gpu_acceptance.small import (
     TINY_GPT,
     all_of,
@@ -15,6 +18,7 @@ from benchmarks.gpu_acceptance.small import (
     config,
     learns_alike,
     limited,
+    read,
     replaced,
     trained,
 )
@@ -161,15 +165,15 @@ def _same(measured: Measured, most: float) -> Verdict:
     return check(found <= most, f"losses differ by {found:.3%}", f"losses within {found:.2g}")
 
 
-def _fsdp(place: Place) -> Measured:
-    """Train with `parallel: fsdp` on one rank, which must be forced: the trainer would not use it."""
+@contextmanager
+def forced_fsdp(place: Place) -> Iterator[None]:
+    """Inside, `parallel: fsdp` shards on one rank, where the trainer would not use it."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
     from launch_train.performance import fsdp
 
     device = place.device
-    reference = trained(place, "reference", precision="fp32")
 
     def place_model(model: Any, _config: Any, ranks: Any, numbers: Any, blocks: Any) -> Any:
         return model, fsdp.shard_model(model, ranks, numbers, blocks, moments=2)
@@ -178,9 +182,15 @@ def _fsdp(place: Place) -> Measured:
     dist.init_process_group("nccl" if place.gpus else "gloo", store=HashStore(), rank=0, world_size=1, **given)
     try:
         with replaced(fsdp, place_model=place_model):
-            found = trained(place, "fsdp", parallel="fsdp", precision="fp32")
+            yield
     finally:
         dist.destroy_process_group()
+
+
+def _fsdp(place: Place) -> Measured:
+    reference = trained(place, "reference", precision="fp32")
+    with forced_fsdp(place):
+        found = trained(place, "fsdp", parallel="fsdp", precision="fp32")
     return _kept(found, reference=reference["losses"])
 
 
@@ -280,6 +290,53 @@ def _pretended(place: Place) -> Iterator[None]:
         yield
 
 
+def _sanitized(place: Place) -> Measured:
+    """Train with torch's sanitizer of CUDA streams, with loader processes and asynchronous checkpoints."""
+    slow = {"count": 1000, "width": TINY_GPT["block_size"], "seconds": 0.001}
+    data = {"path": "benchmarks.gpu_acceptance.runs:slow_data", "settings": slow}
+    settings = config(place, model=TINY_GPT, data=data, loader={"workers": 2}, checkpoint={"minutes": 0.005}, steps=60)
+    env = {"LAUNCH_CONFIG": json.dumps(settings), "LAUNCH_RUN_FOLDER": str(place.folder / "sanitized")}
+    if place.gpus:
+        env["TORCH_CUDA_SANITIZER"] = "1"
+    done = program([sys.executable, "-m", "launch_train"], place, 200, **env)
+    found = read(place.folder / "sanitized")
+    return {"races": done.stdout.count("CSAN detected"), "steps": len(found["steps"]), "gpus": place.gpus}
+
+
+def judge_sanitized(measured: Measured) -> Verdict:
+    return all_of(
+        check(measured["races"] == 0, f"{measured['races']} possible data races between streams"),
+        check(measured["steps"] == 60, f"{measured['steps']} of 60 steps", "60 steps, no data race"),
+    )
+
+
+def _graphs_out_of_memory(place: Place) -> Measured:
+    """Run out of memory with CUDA graphs, which allow no smaller micro-batch; simulated on a CPU."""
+    from launch_train.common.decisions import Choice
+    from launch_train.common.errors import OutOfMemoryError
+    from launch_train.trainer import build
+
+    real = build.prepare  # type: ignore[attr-defined]  # the name by which build calls it
+
+    def prepare(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        return found._replace(choices=(*found.choices, Choice("cuda graphs", "true", "pretended")))
+
+    pretended = nullcontext() if place.gpus else replaced(build, prepare=prepare)
+    graphs = {"compile": True, "cuda_graphs": True} if place.gpus else {}
+    try:
+        with pretended, (_filled if place.gpus else _pretended)(place):
+            trained(place, "full", steps=8, **graphs)
+    except OutOfMemoryError as error:
+        return {"error": str(error), "half": config(place)["micro_batch_size"] // 2}
+    return {"error": "", "half": config(place)["micro_batch_size"] // 2}
+
+
+def judge_graphs_out_of_memory(measured: Measured) -> Verdict:
+    wanted = f"run.config.micro_batch_size: {measured['half']}"
+    return check(wanted in measured["error"], f"ended with {measured['error']!r}", f"ended with: set {wanted}")
+
+
 def judge_out_of_memory(measured: Measured) -> Verdict:
     micro, count = measured["micro"], measured["steps"]
     return all_of(
@@ -325,6 +382,26 @@ TASKS: Final = (
             on_cpu="backend aot_eager",
         )
         for mode in ("regional", "whole")
+    ),
+    Task(
+        *(1, "cuda sanitizer", "TORCH_CUDA_SANITIZER: no data race between streams", _sanitized, judge_sanitized),
+        seconds=60,
+        limit=240,
+        on_cpu="without the sanitizer",
+    ),
+    Task(
+        *(1, "cuda graphs out of memory", "ends with the micro-batch to set"),
+        *(_graphs_out_of_memory, judge_graphs_out_of_memory),
+        seconds=40,
+        limit=240,
+        on_cpu="pretended",
+    ),
+    Task(
+        *(1, "cuda graphs with evaluations", "evaluations between graphed steps, beside eager"),
+        partial(_compiled, mode="whole", cuda_graphs=True, eval={"every": 10, "batches": 2}),
+        judge_graphs,
+        seconds=50,
+        limit=240,
     ),
     Task(
         *(

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.api.gather import GatherOptions, Inputs, collect_context, folder_of, refuse_python, with_defaults
+from launcher.api.gather import GatherOptions, collect_context, folder_of, refuse_python, with_defaults
 from launcher.api.planning import planned
 from launcher.errors import LaunchError, UsageError
 from launcher.plan.model import Plan, Target
@@ -83,16 +83,18 @@ def yaml_files(folder: Path) -> Iterator[Path]:
     and run folders."""
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(
-            name for name in folders if not (name.startswith(".") or name in NEVER or is_generated(f"{path}/{name}"))
+            name
+            for name in folders
+            if not (
+                name.startswith(".")
+                or name in NEVER
+                or os.path.lexists(f"{path}/{name}/pyvenv.cfg")
+                or is_run_folder(f"{path}/{name}")
+            )
         )
         yield from (
             Path(path) / name for name in sorted(names) if name.endswith((".yaml", ".yml")) and name != PROJECT_FILE
         )
-
-
-def is_generated(folder: str) -> bool:
-    """Return whether a folder is a virtual environment or a run folder."""
-    return os.path.lexists(f"{folder}/pyvenv.cfg") or is_run_folder(folder)
 
 
 def is_spec(file: Path) -> bool:
@@ -108,8 +110,9 @@ def check_specs(
 ) -> list[CheckedSpec]:
     """Plan specs and return what was found; problems are data, not errors.
 
-    `target` is by default what each spec is written for (`target_of`); a spec that Vertex AI cannot run is also tried
-    as a run on VMs. `project` takes precedence over gcloud's; without either, STAND_IN is used.
+    `target` is by default what each spec is written for (`target_of`), and also this machine if its output is a folder
+    here; a spec that Vertex AI cannot run is also tried as a run on VMs. `project` takes precedence over gcloud's;
+    without either, STAND_IN is used.
     """
     cache = CodeCache()
     return [check_spec(path, target, project, cache) for path in paths]
@@ -122,7 +125,15 @@ def check_spec(path: Path, target: Target | None, project: str | None, cache: Co
         located = read_located(path)
     except LaunchError as error:
         return CheckedSpec(path=str(path), target=target, problems=tuple(problems_of(error, str(path))))
-    wanted = target or target_of(located.spec)
+    output, wanted = located.spec.output, target or target_of(located.spec)
+    if target is None and output and not output.startswith("gs://"):
+        here = check_target(located, path, "local", project, cache)
+        if here.plan is None:
+            return here
+        cloud_spec = replace(located.spec, output=f"gs://{project or STAND_IN}-launch/runs")
+        cloud = check_target(replace(located, spec=cloud_spec), path, wanted, project, cache)
+        text = f"output: {output} is a folder on this machine; a launch in the cloud needs --output gs://BUCKET/PATH"
+        return replace(cloud, warnings=(warning(text, located), *cloud.warnings))
     checked = check_target(located, path, wanted, project, cache)
     if checked.plan or target or wanted != "vertex":
         return checked
@@ -134,26 +145,26 @@ def check_spec(path: Path, target: Target | None, project: str | None, cache: Co
 
 
 def target_of(spec: JobSpec) -> Target:
-    """Return the target of a spec: local if its output is a folder on this machine, vm if it has settings that only VMs
-    have, else vertex."""
-    if spec.output and not spec.output.startswith("gs://"):
-        return "local"
+    """Return the target of a spec in the cloud: vm if it has settings that only VMs have, else vertex."""
     of_vms = spec.vm != Vm() or spec.zones or spec.machine.local_ssds or spec.identity.subnetwork
     return "vm" if of_vms and spec.vertex == Vertex() else "vertex"
 
 
 def check_target(located: Located, path: Path, target: Target, project: str | None, cache: CodeCache) -> CheckedSpec:
     """Plan a spec for one target."""
-    training = target != "vm" or is_program(located.spec)
+    spec = located.spec
+    training = target != "vm" or spec.run != Run() or bool(spec.output or spec.secrets)  # else a workplace VM
     options = GatherOptions(training=training, project_id=project, stand_in=STAND_IN, cache=cache)
     beside = folder_of(path)
     try:
         located, settings = with_defaults(located, target, path, beside, training=training)
         with located.naming_places():
             inputs = collect_context(located, target, path, beside, settings, options)
-        missing_region = has_no_region(inputs)
+        spec = inputs.spec
+        has_place = bool(spec.regions is not None or spec.zones or inputs.context.default_regions)
+        missing_region = target != "local" and not has_place  # a launch from here would be refused
         if missing_region:
-            inputs = inputs._replace(spec=replace(inputs.spec, regions="any"))
+            inputs = replace(inputs, spec=replace(spec, regions="any"))
         plan = planned(inputs)
     except LaunchError as error:
         return CheckedSpec(path=str(path), target=target, problems=tuple(problems_of(error, located.source)))
@@ -161,17 +172,6 @@ def check_target(located: Located, path: Path, target: Target, project: str | No
     return CheckedSpec(
         path=str(path), target=target, plan=plan, warnings=tuple(warning(text, located) for text in texts)
     )
-
-
-def is_program(spec: JobSpec) -> bool:
-    """Return whether a spec has a program to run. A spec for VMs without one is for workplace VMs."""
-    return spec.run != Run() or bool(spec.output or spec.secrets)
-
-
-def has_no_region(inputs: Inputs) -> bool:
-    """Return whether neither the spec nor gcloud sets a region, so that a launch from here would be refused."""
-    spec, context = inputs.spec, inputs.context
-    return context.target != "local" and spec.regions is None and not (spec.zones or context.default_regions)
 
 
 def problems_of(error: LaunchError, source: str) -> Iterator[SpecFinding]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.common.scratch import temporary_folder
 from launcher.api.checking import CheckedSpec, SpecFinding, check_specs, find_specs
 from launcher.errors import UsageError
 from launcher.plan.changes import PlanChanges, compare_plans
@@ -43,7 +43,7 @@ def compare_specs(
     Raises UsageError: `paths` are not in one git repository, `ref` is not a commit of it, or there is no spec.
     """
     top = checkout_of(paths)
-    with tempfile.TemporaryDirectory(prefix="launch-check-") as folder:
+    with temporary_folder("check") as folder:
         copy = Path(os.path.realpath(folder))
         git.export_commit(top, ref, copy)
         former = [copy / relative(path, top) for path in paths]
@@ -115,20 +115,14 @@ def pair_and_compare(before: Mapping[str, CheckedSpec], after: Mapping[str, Chec
 
 def find_renames(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> dict[str, str]:
     """Return new path -> former path for each `name` that exactly one new and one removed spec have."""
-    old, new = (
-        {name: paths[0] for name, paths in paths_by_name(one, other).items() if len(paths) == 1}
-        for one, other in ((before, after), (after, before))
-    )
-    return {new[name]: old[name] for name in new if name in old}
-
-
-def paths_by_name(specs: Mapping[str, CheckedSpec], others: Mapping[str, CheckedSpec]) -> dict[str, list[str]]:
-    """Return name -> paths of the specs whose path the other side lacks."""
-    found: dict[str, list[str]] = {}
-    for path, one in specs.items():
-        if path not in others and one.plan:
-            found.setdefault(one.plan.spec["name"], []).append(path)
-    return found
+    paths: list[dict[str, list[str]]] = []
+    for specs, others in ((before, after), (after, before)):
+        paths.append({})
+        for path, checked in specs.items():
+            if path not in others and checked.plan:
+                paths[-1].setdefault(checked.plan.spec["name"], []).append(path)
+    removed, added = paths
+    return {added[name][0]: removed[name][0] for name in added if len(added[name]) == len(removed.get(name, ())) == 1}
 
 
 def compare_versions(path: str, before: CheckedSpec, after: CheckedSpec, renamed_from: str) -> SpecChange:

@@ -14,21 +14,6 @@ if TYPE_CHECKING:
     from launcher.project.model import Check, Needs
 
 
-def check_machine(environ: Mapping[str, str]) -> tuple[Check, ...]:
-    """Return the result of every check of this machine."""
-    from launcher.machine.checks import evaluate
-    from launcher.machine.reads import read
-
-    return evaluate(read(environ))
-
-
-def check_plan(plan: Plan, environ: Mapping[str, str]) -> tuple[Check, ...]:
-    """Return the result of every check of a plan's project, for Vertex AI or VMs."""
-    from launcher.project.needs import needs_of
-
-    return check_vms(plan, needs_of(plan), environ) if plan.target == "vm" else check_needs(needs_of(plan), environ)
-
-
 def check_project(
     project: str, regions: tuple[str, ...], environ: Mapping[str, str], *, vms: bool = False
 ) -> tuple[Check, ...]:

@@ -27,6 +27,7 @@ def export_checkpoint(
     *,
     step: int | Literal["best"] | None = None,
     weights_only: bool = False,
+    tokenizer: str | None = None,
     say: Callable[[str], None],
 ) -> Exported:
     """Export a checkpoint of a run to `target` (default: a folder here, named after it). Raises LaunchError."""
@@ -37,7 +38,7 @@ def export_checkpoint(
     with train_errors():
         manifest = find_checkpoint(folder, step)
         where = target or str(Path(f"{run}-step-{manifest.step}-{kind}").absolute())
-        return export(folder, manifest, kind, where, weights_only=weights_only, say=say)
+        return export(folder, manifest, kind, where, weights_only=weights_only, tokenizer=tokenizer, say=say)
 
 
 @contextmanager

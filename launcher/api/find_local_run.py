@@ -41,22 +41,18 @@ def exact_run(text: str) -> LocalRun | None:
         if is_run_folder(path):
             return LocalRun(path.resolve())
     if "/" in text or text in (".", "..", RUNS):
-        raise UsageError(*no_run_folder(Path(text)))
+        path = Path(text)
+        inside = runs_below(path) or runs_below(path.parent)
+        problem = f"{path} is not a run folder" if path_exists(path) else f"folder {path} does not exist"
+        if inside:
+            raise UsageError(problem, f"Name one of these runs:\n{listed(inside)}")
+        raise UsageError(problem, "Name a run folder (OUTPUT/RUN), or a run: launch runs lists the runs.")
     return None
 
 
 def named_runs(name: str) -> tuple[LocalRun, ...]:
     """Return the runs with a name in ./runs, newest first."""
     return tuple(one for one in runs_below(Path(RUNS)) if is_named(one.id, name))
-
-
-def no_run_folder(path: Path) -> tuple[str, str]:
-    """Return the error text and the hint for a path that is not a run folder."""
-    inside = runs_below(path) or runs_below(path.parent)
-    problem = f"{path} is not a run folder" if path_exists(path) else f"folder {path} does not exist"
-    if not inside:
-        return problem, "Name a run folder (OUTPUT/RUN), or a run: launch runs lists the runs."
-    return problem, f"Name one of these runs:\n{listed(inside)}"
 
 
 def is_named(run: str, text: str) -> bool:

@@ -58,7 +58,13 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
         LaunchError: no region could be read.
     """
     if text.startswith("gs://"):
-        return (of_folder(cloud, text),)
+        run = in_folder(cloud, text.rstrip("/"))
+        if run is None:
+            raise UsageError(
+                f"{text} is not a run folder, or its run never had a job",
+                "A run folder is OUTPUT/RUN, with a plan.json.",
+            )
+        return (run,)
     if RESOURCE.fullmatch(text):
         job = cloud.service.get(text)
         wanted, regions = f'labels.{RUN_LABEL}="{job.run}"', [job.region, *regions]
@@ -131,15 +137,6 @@ def only_one(runs: Sequence[FoundRun]) -> FoundRun | None:
     """Return the only run, or the only active one; None: there are several."""
     active = [run for run in runs if run.is_active]
     return (active or runs)[0] if len(runs) == 1 or len(active) == 1 else None
-
-
-def of_folder(cloud: CloudContext, folder: str) -> FoundRun:
-    """Return the run of a folder. Raises UsageError: it is not a run folder; LaunchError."""
-    if run := in_folder(cloud, folder.rstrip("/")):
-        return run
-    raise UsageError(
-        f"{folder} is not a run folder, or its run never had a job", "A run folder is OUTPUT/RUN, with a plan.json."
-    )
 
 
 def in_default_folder(cloud: CloudContext, text: str) -> FoundRun | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 from launcher import __version__
 from launcher.errors import UsageError
@@ -20,11 +23,13 @@ from launcher.spec.checks import custom_functions, data_paths
 from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
 from launcher.spec.project_file import Origin, Settings, read_project_file, with_settings
 from launcher.spec.reader import Located, Override, from_data, read_located
+from launcher.spec.services import NO_LOCAL
 from launcher.workspace import content, gcloud_config
 from launcher.workspace.user_settings import read_user_settings
 
 if TYPE_CHECKING:
     from launcher.workspace.code_files import CodeCache
+    from launcher.workspace.interpreter import Interpreter
 
 STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
 """The startup script of every VM."""
@@ -35,7 +40,7 @@ PROJECT_ID = re.compile(r"(([-a-z0-9]{1,63}\.)*([a-z]([-a-z0-9]{0,61}[a-z0-9])?)
 """What gcloud accepts as core/project (Google Cloud SDK 528.0.0, core/properties.py: _VALID_PROJECT_REGEX)."""
 
 
-class Inputs(NamedTuple):
+class Inputs(Struct, frozen=True):
     """The inputs of a plan: the spec, its context, the folder with the user's code (or None), and the image's files."""
 
     spec: JobSpec
@@ -44,9 +49,11 @@ class Inputs(NamedTuple):
     source: Source
     located: Located
     settings: AppliedSettings
+    python: Interpreter | None = None
+    """The Python that runs the job on this machine; None: it runs elsewhere, or in a container."""
 
 
-class AppliedSettings(NamedTuple):
+class AppliedSettings(Struct, frozen=True):
     """The settings files of a spec, and the fields that they set."""
 
     files: tuple[Settings, ...] = ()
@@ -59,7 +66,7 @@ class AppliedSettings(NamedTuple):
         found = find_project(os.environ, self.files)
         if named or target == "local" or found is None or found.where not in [one.place("id") for one in self.files]:
             return self
-        return self._replace(origins=(Origin("project", found.where), *self.origins))
+        return msgspec.structs.replace(self, origins=(Origin("project", found.where), *self.origins))
 
     @property
     def usd_cap(self) -> tuple[float, str] | None:
@@ -77,7 +84,7 @@ class AppliedSettings(NamedTuple):
         return next((file.project.owner_label for file in self.files if file.project.owner_label), "hashed")
 
 
-class GatherOptions(NamedTuple):
+class GatherOptions(Struct, frozen=True):
     """Options of `gather`."""
 
     run_id: str | None = None
@@ -90,6 +97,16 @@ class GatherOptions(NamedTuple):
     """Google's default service account may be used."""
     in_place: bool = False
     """The processes start in the code's own folder."""
+    docker: bool = False
+    """A job on this machine runs in containers of its image."""
+    dry_run: bool = False
+    """The job is planned only."""
+    setup: bool = False
+    """The lines of image.setup are run on this machine."""
+    python: str | None = None
+    """The interpreter of a job on this machine; takes precedence over local.python."""
+    earlier_python: str | None = None
+    """Path of the Python that ran the run's earlier attempts; None or empty: unknown."""
     project_id: str | None = None
     """Takes precedence over gcloud's project."""
     stand_in: str | None = None
@@ -125,14 +142,14 @@ def gather_data(
     changes: Sequence[Override] = (),
     *,
     folder: Path | None = None,
-    run_id: str | None = None,
+    options: GatherOptions = GatherOptions(),  # noqa: B008 - immutable
 ) -> Inputs:
     """Return the inputs of a plan from a spec's fields; `folder` is what its paths are relative to, `source` names it
     in errors. Raises as `gather` does."""
     beside = folder.resolve() if folder else None
     located, settings = with_defaults(from_data(data, source, changes), target, None, beside)
     with located.naming_places():
-        return collect_context(located, target, None, beside, settings, GatherOptions(run_id=run_id))
+        return collect_context(located, target, None, beside, settings, options)
 
 
 def with_defaults(
@@ -161,28 +178,71 @@ def collect_context(
     relative to. Raises UsageError."""
     training = options.training
     spec = located.spec
-    if target == "local":
-        spec = with_local_output(spec)
+    if target == "local" and not (spec.output or "").startswith("gs://"):  # the processes run in another folder
+        spec = msgspec.structs.replace(spec, output=full_path(spec.output or "runs"))
     spec = with_builtin(spec, beside)
     folder = code_folder(spec, beside) if training else None
-    left_out = excluded_paths(spec, path, beside, target)
+    # Not code: the spec and its launch.yaml (a new limit is the same run), the local output.
+    left_out = [path.resolve(), path.parent.resolve() / path.name] if path else []  # the spec may be a link
+    left_out += [beside / caps.NAME] if beside else []
+    if target == "local" and spec.output and not spec.output.startswith("gs://"):
+        left_out.append(Path(spec.output))
     cache = options.cache if target != "local" else None  # the output, which is no code, may be a folder
-    code = user_code(spec, folder, left_out, cache) if folder else UserCode()
+    packages = packages_of(spec, beside) if training else Packages()
+    if folder is None and packages.projects and not spec.image.uri:
+        raise UsageError(
+            f"{packages.projects[0].where} installs a project of yours, but the job has no code",
+            "Name the folder that contains it: --set image.code=.",
+            field="image.requirements",
+        )
+    code = user_code(spec, folder, frozenset(left_out), cache, packages) if folder else UserCode()
     if training and not options.image_only and data_paths(spec.run):
         from launcher.workspace.data_files import check_data
 
         check_data(spec, folder, code.names, target, in_place=options.in_place)
-    own = Source(code=code.files, digest=code.content.digest)
+    setting = None
+    if target == "local" and spec.local.python and not options.python:
+        setting = below(beside, "local.python", os.path.expanduser(spec.local.python))  # noqa: PTH111 -- it is text
+    spec = msgspec.structs.replace(spec, local=NO_LOCAL)  # it is no part of a request, a plan or a run ID
+    own = Source(code=code.files, digest=code.content.digest, installed=code.installed)
     source = with_image(own, spec, beside) if training else own
+    python = None
+    if target == "local" and not options.docker:
+        from launcher.workspace.interpreter import Wanted, find_interpreter, needs_of
+
+        wanted = Wanted(tuple(needs_of(spec)), is_dry=options.dry_run)
+        if training and not (spec.run.is_builtin and folder is None):
+            from launcher.api.user_code import wanted_packages
+
+            wanted = wanted_packages(wanted, spec, folder or Path(), code, source.requirements)
+        python = find_interpreter(
+            wanted, os.environ, option=options.python, setting=setting, earlier=options.earlier_python
+        )
+        if python.error and python.error.field:
+            python.error.locate(located.place(python.error.field))
+    not_run = []
+    if python and spec.image.setup and not options.setup:
+        lines = "; ".join(spec.image.setup)
+        not_run.append(f"image.setup is not run on this machine: {lines}. To run it here: launch local --setup")
+    project_id = project(
+        "local" if options.image_only and (spec.image.repository or spec.image.uri) else target,
+        os.environ,
+        options.project_id,
+        settings.files if target != "local" else (),
+        options.stand_in,
+    )
+    code_warnings: tuple[str, ...] = ()
+    if training and (folder or spec.run.args or not spec.run.is_builtin):  # the built-in trainer alone has none
+        from launcher.api.user_code import warnings
+
+        code_warnings = warnings(spec, located, target, folder, beside, code, source.requirements, python)
+    if source.requirements:
+        requirements = content.of_text(source.requirements)
+    else:
+        requirements = content.content(source.project) if source.project else EMPTY
     context = Context(
         target=target,
-        project=project(
-            "local" if options.image_only and (spec.image.repository or spec.image.uri) else target,
-            os.environ,
-            options.project_id,
-            settings.files if target != "local" else (),
-            options.stand_in,
-        ),
+        project=project_id,
         owner=owner(os.environ),
         owner_label=owner_value(gcloud_config.person(os.environ), settings.owner_label),
         version=__version__,
@@ -192,17 +252,18 @@ def collect_context(
         trainer=content.own_content(source.trainer) if training else EMPTY,
         base=content.base_image() if training else "",
         code=code.content,
-        requirements=requirements_content(source),
-        packages=packages_of(spec, beside) if training else Packages(),
+        requirements=requirements,
+        packages=packages,
+        installed=content.of_text(json.dumps([*code.installed.items()])) if code.installed else EMPTY,
         own_base=own_base(source, code.content) if source.base_dockerfile else EMPTY,
         torch=content.single("image.torch", source.torch) if source.torch else EMPTY,
         secret_files=code.secret_files,
-        packaged_functions=code.packaged_functions,
-        syntax_warnings=code.syntax_warnings,
+        packaged_functions=() if python else code.packaged_functions,
+        syntax_warnings=() if python and python.version[:2] > sys.version_info[:2] else code.syntax_warnings,
         ignored_files=code.ignored_files,
         outside_paths=code.outside_paths,
         code_growth=code.growth,
-        code_warnings=program_warnings(spec, located, target, folder, beside, code, source) if training else (),
+        code_warnings=(*not_run, *code_warnings),
         run_id=options.run_id,
         training=training,
         allow_default_account=options.allow_default_account,
@@ -210,38 +271,16 @@ def collect_context(
         startup=STARTUP.read_text(encoding="utf-8") if target == "vm" else "",
         mount_script=MOUNT_SCRIPT.read_text(encoding="utf-8") if target == "vm" and spec.mounts else "",
     )
-    return Inputs(spec, context, folder, source, located, settings.with_project(target, options.project_id))
+    return Inputs(spec, context, folder, source, located, settings.with_project(target, options.project_id), python)
 
 
-def user_code(spec: JobSpec, folder: Path, left_out: frozenset[Path], cache: CodeCache | None) -> UserCode:
+def user_code(
+    spec: JobSpec, folder: Path, left_out: frozenset[Path], cache: CodeCache | None, packages: Packages
+) -> UserCode:
     """Return the code in a folder. `left_out` are paths in it that are not code. Raises UsageError."""
     from launcher.api.user_code import read_code
 
-    return read_code(spec, folder, left_out, cache)
-
-
-def program_warnings(
-    spec: JobSpec,
-    located: Located,
-    target: Target,
-    folder: Path | None,
-    beside: Path | None,
-    code: UserCode,
-    source: Source,
-) -> tuple[str, ...]:
-    """Return the warnings about the user's program; the built-in trainer alone has none. Raises UsageError."""
-    if spec.run.is_builtin and not (folder or spec.run.args):
-        return ()
-    from launcher.api.user_code import warnings
-
-    return warnings(spec, located, target, folder, beside, code, source.requirements)
-
-
-def requirements_content(source: Source) -> Content:
-    """Return the content of `image.requirements`: a text for pip, or the files of uv or conda."""
-    if source.requirements:
-        return content.of_text(source.requirements)
-    return content.content(source.project) if source.project else EMPTY
+    return read_code(spec, folder, left_out, cache, packages)
 
 
 def refuse_python(path: Path | None) -> None:
@@ -254,12 +293,22 @@ def refuse_python(path: Path | None) -> None:
 
 
 def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
-    """Return the user's code with launch's own files of the image. Raises UsageError: a file does not exist."""
-    return own._replace(
+    """Return the user's code with launch's own files of the image. Raises UsageError: a file does not exist, or
+    contains a secret."""
+    project = project_files(spec, beside)
+    dockerfile = below(beside, "image.dockerfile", spec.image.dockerfile)
+    base_dockerfile = read_dockerfile(dockerfile)
+    if project or dockerfile:  # requirements.txt is checked line by line
+        from launcher.workspace.code_files import without_secrets
+
+        own_dockerfile = [File(dockerfile.name, dockerfile)] if dockerfile else []
+        without_secrets([*project, *own_dockerfile], spec.image.allow_secrets)
+    return msgspec.structs.replace(
+        own,
         recipe=content.recipe(),
-        base_dockerfile=read_dockerfile(below(beside, "image.dockerfile", spec.image.dockerfile)),
+        base_dockerfile=base_dockerfile,
         locks=content.locks(),
-        project=project_files(spec, beside),
+        project=project,
         trainer=content.trainer(),
         requirements=own_requirements(spec, beside),
         torch=None if spec.image.torch == "base" else below(beside, "image.torch", spec.image.torch),
@@ -270,14 +319,6 @@ def built_in(target: Target, *, training: bool) -> Path:
     """Return the path of the default spec."""
     name = "default.yaml" if training or target != "vm" else "vm-default.yaml"
     return content.data_folder("job_specs") / name
-
-
-def with_local_output(spec: JobSpec) -> JobSpec:
-    """Return the spec with a local output as a full path (default: ./runs): the processes run in another folder."""
-    output = spec.output or "runs"
-    if output.startswith("gs://"):
-        return spec
-    return msgspec.structs.replace(spec, output=full_path(output))
 
 
 def full_path(output: str) -> str:
@@ -349,8 +390,11 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
         return Path(os.path.realpath(folder))
     beside_it = {field: path for field, path in data_paths(spec.run).items() if not path.startswith(("/", "~"))}
     own = {**({"run.script": spec.run.script} if spec.run.script else {}), **custom_functions(spec.run), **beside_it}
-    if spec.run.module and beside and module_beside(spec, beside):
-        own["run.module"] = spec.run.module
+    if spec.run.module and not spec.run.is_builtin and beside:
+        from launcher.workspace.python_project import module_roots, read_projects
+
+        if module_beside(spec, beside, module_roots(spec, read_projects(beside))):
+            own["run.module"] = spec.run.module
     if not own or (spec.image.uri and spec.run.node != "append"):
         return None
     if beside is None:
@@ -363,20 +407,33 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
     return beside
 
 
-def module_beside(spec: JobSpec, folder: Path) -> bool:
-    """Return whether `run.module` is a file in a folder."""
-    path = (spec.run.module or "").replace(".", "/")
-    return not spec.run.is_builtin and any((folder / f"{path}{end}").is_file() for end in (".py", "/__main__.py"))
+def module_beside(spec: JobSpec, folder: Path, roots: Sequence[str] = ("",)) -> bool:
+    """Return whether `run.module` is a file in a folder, or in one of `roots` below it."""
+    paths = [folder / root / (spec.run.module or "").replace(".", "/") for root in roots]
+    return not spec.run.is_builtin and any(Path(f"{path}{end}").is_file() for path in paths for end in MODULE_ENDS)
+
+
+MODULE_ENDS = (".py", "/__main__.py")
+
+
+def requirements_file(spec: JobSpec, beside: Path | None) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the path in `image.requirements`, or None, and its extras and dependency groups. Raises UsageError."""
+    if spec.image.requirements is None:
+        return None, ()
+    from launcher.workspace.requirements import split_names
+
+    name, extras = split_names(spec.image.requirements)
+    return below(beside, "image.requirements", name), extras
 
 
 def own_requirements(spec: JobSpec, beside: Path | None) -> str:
     """Return the text of `image.requirements`, or an empty text. Raises UsageError."""
-    path = below(beside, "image.requirements", spec.image.requirements)
+    path, extras = requirements_file(spec, beside)
     if path is None or is_project(path):
         return ""
     from launcher.workspace.requirements import requirements
 
-    return requirements(path)
+    return requirements(path, extras)
 
 
 def read_dockerfile(path: Path | None) -> str:
@@ -407,7 +464,7 @@ def is_project(path: Path) -> bool:
 
 def project_files(spec: JobSpec, beside: Path | None) -> tuple[File, ...]:
     """Return uv.lock with its pyproject.toml, or environment.yml. Raises UsageError."""
-    path = below(beside, "image.requirements", spec.image.requirements)
+    path, _ = requirements_file(spec, beside)
     if path is None or not is_project(path):
         return ()
     if path.name != "uv.lock":
@@ -424,12 +481,15 @@ def project_files(spec: JobSpec, beside: Path | None) -> tuple[File, ...]:
 
 def packages_of(spec: JobSpec, beside: Path | None) -> Packages:
     """Return what `image.requirements` asks of the image's recipe. Raises UsageError."""
-    path = below(beside, "image.requirements", spec.image.requirements)
+    path, extras = requirements_file(spec, beside)
     if path is None:
         return Packages()
+    from launcher.plan.torch_build import python_of_tag
     from launcher.workspace.packages import wanted_packages
 
-    return wanted_packages(path)
+    image = spec.image
+    is_own = not (image.base or image.dockerfile)
+    return wanted_packages(path, extras, image.python or (None if is_own else python_of_tag(image.base or "")))
 
 
 def below(beside: Path | None, field: str, name: str | None) -> Path | None:
@@ -449,15 +509,7 @@ def below(beside: Path | None, field: str, name: str | None) -> Path | None:
     return (beside or Path("/")) / name
 
 
-def excluded_paths(spec: JobSpec, path: Path | None, beside: Path | None, target: Target) -> frozenset[Path]:
-    """Return paths that are not code: the spec and its launch.yaml (a new limit is the same run), the local output."""
-    spec_files = [path.resolve(), path.parent.resolve() / path.name] if path else []  # it may be a link
-    output = [Path(spec.output)] if target == "local" and spec.output and not spec.output.startswith("gs://") else []
-    project_file = [beside / caps.NAME] if beside else []
-    return frozenset([*spec_files, *project_file, *output])
-
-
-class FoundProject(NamedTuple):
+class FoundProject(Struct, frozen=True):
     """A project's ID, and where it is set."""
 
     value: str

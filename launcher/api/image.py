@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 import launcher.clock
 from launcher.errors import LaunchError, UsageError
 
@@ -29,7 +31,7 @@ def image_build_request(inputs: Inputs, builder: str = "auto") -> ImageBuildRequ
     made = planned_image(inputs)
     return ImageBuildRequest(
         image=made,
-        source=inputs.source._replace(dockerfile=made.dockerfile or ""),
+        source=replace(inputs.source, dockerfile=made.dockerfile or ""),
         stamp=stamp(inputs),
         builder=known,
         project=inputs.context.project,

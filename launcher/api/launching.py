@@ -170,8 +170,11 @@ def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[
     """Return the plan under the next free run ID, or under the ID of its newest fresh run while that is active."""
     identity = identity_of(made.attempts[0])
     found = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
-    same = (job for job in reversed(found.jobs) if job.labels.get(IDENTITY_LABEL) == identity)
-    newest = {number_of(job.run, made.run): job for job in same}
+    newest = {}
+    for job in reversed(found.jobs):
+        match = re.fullmatch(rf"{re.escape(made.run)}(?:-(\d+))?", job.run)
+        if match and job.labels.get(IDENTITY_LABEL) == identity:
+            newest[int(match[1] or 1)] = job
     newest.pop(0, None)  # set by --run-id
     number = max(newest, default=0)
     if number < 2 or newest[number].is_over:
@@ -180,7 +183,7 @@ def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[
             say(f"{job.run} is {job.state} in {job.place}; starting another run")
         number = next(one for one in count(number + 1) if is_free(made, numbered_id(made.run, one), cloud))
     run_id = numbered_id(made.run, number)
-    return planned(inputs._replace(context=replace(inputs.context, run_id=run_id)))
+    return planned(replace(inputs, context=replace(inputs.context, run_id=run_id)))
 
 
 def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
@@ -196,12 +199,6 @@ def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
 def numbered_id(run: str, number: int) -> str:
     """Return RUN, RUN-2, RUN-3 …"""
     return run if number == 1 else f"{run}-{number}"
-
-
-def number_of(run: str, first: str) -> int:
-    """Return 1 for the run itself, N for RUN-N, 0 for anything else."""
-    found = re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", run)
-    return int(found[1] or 1) if found else 0
 
 
 def check_run_exists(made: Plan, cloud: CloudContext) -> None:

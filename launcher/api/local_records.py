@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -18,14 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from launch_train.common import contract
-from launcher.api.find_local_run import HIDDEN, is_run_folder
+from launcher.api.find_local_run import HIDDEN, LocalRun, is_run_folder
 from launcher.rehearsal.attempts import End, state_of
 from launcher.rehearsal.folder_lock import is_taken
 from launcher.runs.metrics.progress import Progress, logged_steps, summarize_rows
 
 T = TypeVar("T")
 
-LOCK: Final = re.compile(r"(\d{4,})\.json")
 TAIL_BYTES: Final = 16_384
 """Bytes read from the end of a part of the metrics, where its newest row is."""
 HEAD_BYTES: Final = 16_384
@@ -104,13 +102,22 @@ def read_record(folder: Path) -> LocalRecord | None:
         )
 
 
+def last_start(run: LocalRun) -> float:
+    """Return when the newest attempt of a run started, in Unix seconds; 0: unknown."""
+    record = read_record(run.folder)
+    return record.started or 0.0 if record else 0.0
+
+
 def read_files(folder: Path) -> LocalRecord:
     """Return the state of a run. Raises OSError and ValueError: a file is unreadable."""
-    numbers = [int(found[1]) for name in names_in(folder / contract.ATTEMPTS) if (found := LOCK.fullmatch(name))]
+    names = (f"{contract.ATTEMPTS}/{name}" for name in names_in(folder / contract.ATTEMPTS))
+    numbers = [int(lock[1]) for name in names if (lock := contract.ATTEMPT_LOCK.match(name))]
     last = max(numbers, default=0)
     facts = read_json(folder, contract.attempt_lock(last), dict[str, Any]) if last else {}
     first = read_json(folder, contract.attempt_lock(min(numbers)), dict[str, Any]) if len(numbers) > 1 else facts
     end = read_json(folder, contract.attempt_end(last), End) if last else None
+    if last and time_of(facts) is None:
+        raise ValueError(f"{contract.attempt_lock(last)}: it has no time, so it is not the lock of an attempt")
     status, is_running = folder.stat(), is_taken(folder)
     is_cancelled = (folder / contract.attempt_cancel(last)).exists()
     return LocalRecord(
@@ -118,7 +125,7 @@ def read_files(folder: Path) -> LocalRecord:
         state=state_of(last, end, is_running=is_running, is_cancelled=is_cancelled),
         attempts=last,
         created=time_of(first),
-        started=time_of(facts) or status.st_mtime,
+        started=time_of(facts) if last else status.st_mtime,
         end=None if is_running else end,
         facts=facts or {},
         labels=labels_of(folder, facts or {}),
@@ -146,7 +153,8 @@ def read_progress(folder: Path) -> Progress | None:
         )
         if row := next((one for one in newest if "event" not in one and type(one.get("step")) is int), None):
             first = next(other for other in names if other.startswith(f"{found[1]}-{found[2]}-"))
-            starts = contract.records(first_bytes(folder / contract.METRICS / first))
+            with (folder / contract.METRICS / first).open("rb") as file:
+                starts = contract.records(file.read(HEAD_BYTES))
             counts = (logged_steps(one) for one in starts if one.get("event") == "start")
             return summarize_rows((row,), next(filter(None, counts), None), None)
     return None
@@ -159,12 +167,6 @@ def last_lines(path: Path) -> list[bytes]:
         file.seek(max(0, size - TAIL_BYTES))
         text = file.read()
     return (text if size <= TAIL_BYTES else text.partition(b"\n")[2]).splitlines()
-
-
-def first_bytes(path: Path) -> bytes:
-    """Return the first HEAD_BYTES of a file."""
-    with path.open("rb") as file:
-        return file.read(HEAD_BYTES)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from launcher.api import find_local_run
 from launcher.api.code_growth import modification_time, stored_plan
 from launcher.api.find_local_run import LocalRun, is_named, runs_below, shown
 from launcher.api.find_sweep import local_points
-from launcher.api.local_records import LocalRecord, read_record
+from launcher.api.local_records import LocalRecord, last_start, read_record
 from launcher.backend import request
 from launcher.errors import UsageError
 from launcher.text import listed, plural
@@ -88,8 +88,9 @@ def request_of(made: Plan) -> dict[str, Any]:
     return made.attempts[0].request
 
 
-def find_local(text: str) -> LocalRun:
-    """Return the run on this machine with an ID, name or path. Raises UsageError: there is none, or several."""
+def find_local(text: str, *, last: bool) -> LocalRun:
+    """Return the run on this machine with an ID, name or path; with `last`, of several the one that started last.
+    Raises UsageError: there is none, or several."""
     found = (one,) if (one := find_local_run.exact_run(text)) else find_local_run.named_runs(text)
     if not found and (points := local_points(text)):
         count = plural(len(points.values) or len(points.runs), "point")
@@ -98,7 +99,9 @@ def find_local(text: str) -> LocalRun:
         ids = (run.id for run in runs_below(Path(find_local_run.RUNS)))
         fix = find_local_run.similar_names(text, ids) or "launch runs --local lists the runs."
         raise UsageError(f"no run {text} in ./{find_local_run.RUNS}", fix)
-    if len(found) > 1:
-        names = "\n".join(f"--resume {shown(run)}" for run in found[: find_local_run.SHOWN])
-        raise UsageError(f"{len(found)} runs match {text}", names)
-    return found[0]
+    if len(found) > 1 and not last:
+        names = [f"--resume {shown(run)}" for run in found[: find_local_run.SHOWN]]
+        raise UsageError(
+            f"{len(found)} runs match {text}", "\n".join([*names, f"--resume {text} --last  # the newest"])
+        )
+    return max(found, key=last_start)

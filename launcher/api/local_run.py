@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,11 +20,15 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from launch_train.common import contract
+from launch_train.common.scratch import temporary_folder
 from launcher.api.run_folder import read_results, storage_of
 from launcher.errors import JobFailed, LaunchError, UsageError
+from launcher.images.source_files import write_installed
 from launcher.rehearsal.workdirs import copy
 
 if TYPE_CHECKING:
+    from launcher.api.gather import Inputs
     from launcher.api.planning import Plan
     from launcher.runs.metrics.results import Results
 
@@ -64,18 +67,31 @@ def local(plan: Plan, *, on_line: OnLine | None = None, preempt_after: str | Non
     """
     if plan.target != "local":
         raise UsageError(f"the plan's target is {plan.target}, not local", 'Plan it for this machine: target="local"')
-    with tempfile.TemporaryDirectory(prefix="launch-") as name:
+    with temporary_folder("request") as name:
         request, code = Path(name) / "request.json", Path(name) / "code"
         request.write_text(json.dumps(plan.requests[0]), encoding="utf-8")
         copy(plan.inputs.source.code, code)
+        installed = write_installed(plan.inputs.source.installed, Path(name) / "project")
+        environ = {contract.PROJECT: str(Path(name) / "project")} if installed else {}
         words = ["local", "--request", str(request), "--code", str(code), "-o", "json"]
-        words += ["--preempt-after", preempt_after] if preempt_after else []
-        shown, code_of_exit = run_child(words, on_line or (lambda _replica, _text: None))
+        words += python_words(plan.inputs) + (["--preempt-after", preempt_after] if preempt_after else [])
+        shown, code_of_exit = run_child(words, on_line or (lambda _replica, _text: None), environ=environ)
     if code_of_exit:
         raise error_of(shown, code_of_exit)
     return LocalResult(
         run=shown["run"], seconds=shown["seconds"], exit_codes=shown["exit_codes"], folder=shown["run_folder"]
     )
+
+
+def python_words(inputs: Inputs) -> list[str]:
+    """Return the flag that names the plan's interpreter, if the spec does. Raises UsageError: it can't run the job.
+
+    Another one is chosen by the child, by the same rules: a run's earlier attempts come before the environment.
+    """
+    python = inputs.python
+    if python and python.error:
+        raise python.error
+    return ["--python", python.path] if python and python.is_named else []
 
 
 def run_child(

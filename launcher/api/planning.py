@@ -92,11 +92,12 @@ def plan(
         UsageError: no project is set, or a file that the spec names does not exist.
     """
     own = [Override(path, value, f"changes[{path!r}]") for path, value in (changes or {}).items()]
+    options = GatherOptions(run_id=run_id)
     if isinstance(spec, Mapping | JobSpec):
         fields = msgspec.to_builtins(spec)
-        inputs = gather_data(target, fields, SPEC, own, folder=Path(folder) if folder else None, run_id=run_id)
+        inputs = gather_data(target, fields, SPEC, own, folder=Path(folder) if folder else None, options=options)
     else:
-        inputs = gather(target, Path(spec) if spec else None, own, GatherOptions(run_id=run_id))
+        inputs = gather(target, Path(spec) if spec else None, own, options)
     return Plan(data=planned(inputs), inputs=inputs)
 
 

@@ -61,6 +61,8 @@ def without_failed(plan: Plan, checks: tuple[Check, ...], on_checks: OnChecks) -
     if not attempts:
         raise refusal(checks)
     on_checks(checks)
+    ends = {check.provisioning: check.ends for check in checks if check.ends}
+    attempts = tuple(replace(attempt, ends=ends.get(attempt.provisioning, attempt.ends)) for attempt in attempts)
     return replace(plan, attempts=attempts)
 
 

@@ -31,14 +31,6 @@ DELETERS: Final = 16
 """Objects deleted in parallel."""
 DELETING: Final = ".tmp-rm-"
 """Prefix of a local run folder that is being deleted; lists of runs skip it."""
-OWN_NAMES: Final = frozenset(
-    {
-        *(contract.METRICS, contract.MONITOR, contract.CHECKPOINTS, contract.LOGS, contract.TEXT, contract.PROFILE),
-        *(contract.ATTEMPTS, contract.NODES, contract.MACHINES, contract.PLAN, contract.SPEC, contract.REPORT),
-        *(contract.TERMINAL, contract.BENCH, contract.PROGRESS, contract.NOTIFIED, "stacks", "wandb", "workdirs"),
-    }
-)
-"""Names of the files and folders that launch creates directly in a run folder."""
 
 
 class Removable(Struct, frozen=True, kw_only=True):
@@ -59,7 +51,7 @@ class Removable(Struct, frozen=True, kw_only=True):
     @property
     def user_files(self) -> tuple[str, ...]:
         """Return the objects that launch did not write, such as a script's own files."""
-        names = (name for name in self.objects if name.partition("/")[0] not in OWN_NAMES)
+        names = (name for name in self.objects if name.partition("/")[0] not in contract.OWN_NAMES)
         return tuple(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 

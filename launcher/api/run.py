@@ -229,12 +229,13 @@ class Run:
         step: int | Literal["best"] | None = None,
         output: str | Path | None = None,
         weights_only: bool = False,
+        tokenizer: str | Path | None = None,
     ) -> Exported:
         """Write a checkpoint in a format that other programs load, and return its folder and files.
 
         `format` is safetensors, hf, torch or dcp. `step` is a number or best (lowest held-out loss); default: newest.
         `output` is a new folder, here or gs://…; default: ./RUN-step-N-FORMAT. `weights_only` leaves out the
-        optimizer's state (hf, dcp).
+        optimizer's state (hf, dcp). `tokenizer` is a tokenizer.json (here or gs://…) to write next to the weights.
 
         Raises UsageError: invalid format, `output` is not empty, or a package is missing; LaunchError: no such
         checkpoint, it is damaged, PyTorch is missing, or nothing can be written.
@@ -244,7 +245,14 @@ class Run:
         folder = open_run_folder(self.id, self.folder)
         target = str(output) if output is not None else None
         return export_checkpoint(
-            self.id, folder, format, target, step=step, weights_only=weights_only, say=self._cloud.notice
+            self.id,
+            folder,
+            format,
+            target,
+            step=step,
+            weights_only=weights_only,
+            tokenizer=str(tokenizer) if tokenizer is not None else None,
+            say=self._cloud.notice,
         )
 
     def wait(self, timeout: float | None = None, *, on_event: OnEvent | None = None) -> RunStatus:

@@ -173,7 +173,7 @@ def list_runs(
     """Return the runs that a filter asks for, as `runs` does."""
     if target == "cloud":
         return RunList(runs=tuple(list_cloud(open_cloud(), wanted, regions)))
-    here = list_local(folder, wanted)
+    here = [run for record in read_records(folder) if wanted.matches(run := from_record(record))]
     if target == "local":
         return RunList(runs=tuple(newest_first(here)))
     from launcher.gcp.parallel import together
@@ -203,11 +203,6 @@ def group_key(run: ListedRun) -> tuple[str, bool]:
 
 
 # --- This machine ----------------------------------------------------------------------------------------------------
-
-
-def list_local(folder: Path, wanted: RunFilter) -> list[ListedRun]:
-    """Return the runs in a folder, unsorted."""
-    return [run for record in read_records(folder) if wanted.matches(run := from_record(record))]
 
 
 def from_record(record: LocalRecord) -> ListedRun:

@@ -23,6 +23,8 @@ LONG_WAIT = 600.0
 """Seconds of waiting after which the advice says what the user can do about it."""
 TAIL = 200
 """Number of last output lines that are searched for the cause of a failure."""
+LAST_LINES = 3
+"""Number of them that are shown of a program that has left nothing."""
 
 
 class RunStory(NamedTuple):
@@ -39,8 +41,10 @@ def cloud_story(found: RunStatus, *, whole: bool = False) -> RunStory:
     from launcher.api.run_folder import storage_of
     from launcher.backend import request
 
-    run = read(storage_of(request.run_folder(found.job.request)), whole=whole)
-    return story_of_job(run, found.run, found.job, found.attempts, time.time())
+    storage = storage_of(request.run_folder(found.job.request))
+    run = read(storage, whole=whole)
+    story = story_of_job(run, found.run, found.job, found.attempts, time.time())
+    return with_output(story, storage, found.job.handle) if storage else story
 
 
 def story_of_job(run: RunData | None, name: str, job: Job, entries: Sequence[AttemptEntry], now: float) -> RunStory:
@@ -61,6 +65,7 @@ def story_of_job(run: RunData | None, name: str, job: Job, entries: Sequence[Att
 def local_story(run: LocalRun, *, is_running: bool, number: int, whole: bool = False) -> RunStory:
     """Return the story of a run on this machine. Raises LaunchError: its folder is unreadable."""
     from launch_train.report import read_run
+    from launcher.api.find_local_run import shown
     from launcher.gcp.storage import open_folder, read_errors
 
     storage = open_folder(str(run.folder))
@@ -73,7 +78,8 @@ def local_story(run: LocalRun, *, is_running: bool, number: int, whole: bool = F
     found = summarize_attempts(records, time.time(), live)
     if found and found[-1].kind == "failed" and (cause := cause_in_text(storage, found[-1].number)):
         found = (*found[:-1], replace(found[-1], cause=cause))
-    return RunStory(found, None, local_advice(run, storage, found[-1]) if found and not is_running else "", records)
+    advice = local_advice(run, storage, found[-1]) if found and not is_running else ""
+    return with_output(RunStory(found, None, advice, records), storage, shown(run))
 
 
 def read(storage: Storage | None, *, whole: bool = False) -> RunData | None:
@@ -88,6 +94,20 @@ def read(storage: Storage | None, *, whole: bool = False) -> RunData | None:
             return read_run(storage, ends_only=not whole)
     except LaunchError:
         return None
+
+
+def with_output(story: RunStory, storage: Storage, run: str) -> RunStory:
+    """Return a story with the program's last lines as advice if the last attempt has left nothing."""
+    from launcher.runs.logs.folder_logs import TextLogReader
+
+    if not story.chapters or not story.chapters[-1].left_nothing:
+        return story
+    try:
+        lines = TextLogReader(storage, story.chapters[-1].number).read_tail(TAIL)
+    except LaunchError:
+        lines = []
+    texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(("launch: ", "train: "))]
+    return story._replace(advice="\n".join([f"see why it took no step: launch logs {run}", *texts[-LAST_LINES:]]))
 
 
 def cause_in_text(storage: Storage, attempt: int) -> str:

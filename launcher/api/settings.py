@@ -63,8 +63,9 @@ def all_settings(located: Located, settings: AppliedSettings) -> Iterator[Settin
         name="project", value=project.value if project else None, origin=project.where if project else NOT_SET
     )
     yield regions(located)
-    yield field(located, "image.repository", spec.image.repository, project and default_repository(project.value))
-    yield field(located, "output", spec.output, project and default_output(project.value))
+    repository = default_repository(project.value) if project else None
+    yield field(located, "image.repository", spec.image.repository, repository)
+    yield field(located, "output", spec.output, default_output(project.value) if project else None)
     for key, value in spec.labels.items():
         yield Setting(name=f"labels.{key}", value=value, origin=located.place(f"labels.{key}"))
     yield field(located, "limits.usd", spec.limits.usd, None)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-import launcher.clock
 from launcher.errors import LaunchError
 from launcher.gcp.rest import Rest
 from launcher.project.reads import RESOURCES
-from launcher.project.setup import apply, missing_permissions, pending
+from launcher.project.setup import missing_permissions, pending
 from launcher.project.steps import QuotaRequest, SetupTarget, Step, steps
 from launcher.workspace.gcloud_config import account
 
@@ -53,11 +52,6 @@ def read_setup(
     missing = missing_permissions(left, rest) if left else []
     done = tuple(one for one in every if one not in left)
     return Setup(target=target, done=done, pending=tuple(left), missing=tuple(missing))
-
-
-def apply_setup(setup: Setup, say: Callable[[str], None]) -> None:
-    """Do the pending steps; `say` receives a line for each. Raises LaunchError."""
-    apply(setup.pending, launcher.clock.REAL, say)
 
 
 def project_number(rest: Rest) -> str:

@@ -237,8 +237,11 @@ class CloudSweep:
         self._cancel_late_jobs()
         if self._failure and not any(run.state == "active" for run in self.runs):
             raise self._failure
-        if alike := same_refusal(self.runs):
-            raise alike
+        # All points were refused with the same error before any had a job, such as a missing bucket.
+        errors = [run.error for run in self.runs if run.state == "failed" and run.job is None and run.error]
+        is_refused = len(errors) == len(self.runs) and not isinstance(errors[0], RunEnded)
+        if is_refused and len({cause_of(run) for run in self.runs}) == 1:
+            raise errors[0]
         for run in due:
             if run.has_ended:
                 self._read_cause(run)
@@ -405,14 +408,6 @@ def is_rate_limited(driver: RunDriver | None) -> bool:
         return False
     end = entries[-1].end if entries else None
     return end is not None and end.state is None and end.is_transient
-
-
-def same_refusal(runs: Sequence[PointRun]) -> LaunchError | None:
-    """Return the error if all points were refused with the same one before any had a job, such as a missing bucket."""
-    errors = [run.error for run in runs if run.state == "failed" and run.job is None and run.error]
-    if len(errors) < len(runs) or isinstance(errors[0], RunEnded):
-        return None
-    return errors[0] if len({cause_of(run) for run in runs}) == 1 else None
 
 
 def storage_client() -> object:

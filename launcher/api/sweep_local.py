@@ -9,7 +9,6 @@ import json
 import os
 import queue
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,14 +17,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from launch_train.common import contract
+from launch_train.common.scratch import temporary_folder
 from launch_train.common.storage import LocalFolder
 from launcher.api.local_cancel import is_attempt_cancelled, request_cancel
-from launcher.api.local_run import STOP_SECONDS, error_of, run_child
+from launcher.api.local_run import STOP_SECONDS, error_of, python_words, run_child
 from launcher.api.sweep_events import OnEvent, PointChanged, PointRun
 from launcher.api.sweep_plan import SweepPlan
 from launcher.api.sweep_record import mark_version, write_record
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
+from launcher.images.source_files import write_installed
 from launcher.rehearsal.attempts import End, newest_attempt, read_end, read_facts
 from launcher.rehearsal.folder_lock import is_taken
 from launcher.rehearsal.on_host import visible_gpus
@@ -58,6 +59,7 @@ class LocalSweep:
         self.plan = plan
         self.runs = [PointRun(point=point) for point in plan.points]
         self._on_event, self._retry = on_event, retry_failed
+        self._python = python_words(plan.points[0].inputs)
         need = max(one.plan.machine.gpus * one.plan.machine.nodes for one in plan.points)
         shares = gpu_shares(visible_gpus(environ), need)
         self._slots = [shares[slot % len(shares)] for slot in range(max_parallel or len(shares))]
@@ -75,7 +77,7 @@ class LocalSweep:
         the code cannot be used.
         """
         self._record()
-        with tempfile.TemporaryDirectory(prefix="launch-sweep-") as name:
+        with temporary_folder("sweep") as name:
             code = self._copy_code(Path(name))
             try:
                 while not all(run.has_ended for run in self.runs):
@@ -114,6 +116,8 @@ class LocalSweep:
         if inputs.code is None:
             return None
         copy(inputs.source.code, folder / "code")
+        if write_installed(inputs.source.installed, folder / "project"):
+            self._slots = [{**slot, contract.PROJECT: str(folder / "project")} for slot in self._slots]
         return folder / "code"
 
     def _start_points(self, folder: Path, code: Path | None) -> None:
@@ -133,6 +137,7 @@ class LocalSweep:
             request = folder / f"{run.point.run}.json"
             request.write_text(json.dumps(run.point.plan.attempts[0].request), encoding="utf-8")
             words = ["local", "--request", str(request), "-o", "json", *(["--code", str(code)] if code else [])]
+            words += self._python
             run.state, slot = "active", self._slots.pop(0)
             threading.Thread(target=self._run_point, args=(run, words, slot), daemon=True).start()
             self._on_event(PointChanged(run=run, kind="started"))

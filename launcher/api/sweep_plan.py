@@ -47,12 +47,7 @@ class SweepPoint(Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """Return `lr=0.0001 batch_size=16`."""
-        return " ".join(f"{name}={value}" for name, value in self.settings.items())
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Return the values as text, by the settings' shortest names that differ: `lr` for run.config.optimizer.lr."""
-        return settings_text(self.values)
+        return " ".join(f"{name}={value}" for name, value in point_settings([self.values])[0].items())
 
 
 class SweepPlan(Struct, frozen=True, kw_only=True):
@@ -143,7 +138,8 @@ def plan_points(gather: Gather, chosen: Sequence[Point], name: str, what: str, *
         try:
             inputs = gather(point)
             label = label or sweep_name(name, inputs.spec.name, planned(inputs, offline=offline).run, what)
-            inputs = with_sweep_label(inputs, label)
+            labels = {**inputs.spec.labels, SWEEP_LABEL: label}  # labels leave the run ID as it is
+            inputs = replace(inputs, spec=replace(inputs.spec, labels=labels))
             plan = planned(inputs, offline=offline)
         except LaunchError as error:
             refused.append((number, error))
@@ -202,12 +198,6 @@ def sweep_name(given: str, spec_name: str, run: str, what: str) -> str:
     return given
 
 
-def with_sweep_label(inputs: Inputs, name: str) -> Inputs:
-    """Return the inputs with the sweep's label, which leaves the run ID as it is."""
-    spec = inputs.spec
-    return inputs._replace(spec=replace(spec, labels={**spec.labels, SWEEP_LABEL: name}))
-
-
 def check_budget(sweep: SweepPlan) -> None:
     """Check that the points together cost at most `limits.usd`. Raises PlanRefused."""
     limit, total = sweep.usd_limit, sweep.usd_at_most
@@ -242,9 +232,20 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return found
 
 
-def settings_text(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as text, by the settings' shortest names that differ."""
-    return dict(zip(short_names([*values]), map(value_text, values.values()), strict=True))
+def point_settings(points: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return each point's values as text, by the settings' shortest names that differ: `lr` for
+    run.config.optimizer.lr. Of several values of `run.args`, only the arguments that differ."""
+    texts = [{name: value_text(value) for name, value in values.items()} for values in points]
+    if len(points) > 1 and all(isinstance(values.get("run.args", 0), list) for values in points):
+        from launch_train.report.settings import argument_settings
+
+        arguments = [argument_settings([*map(str, values["run.args"])]) for values in points]
+        names = dict.fromkeys(name for point in arguments for name in point)
+        differing = [name for name in names if len({point.get(name) for point in arguments}) > 1]
+        for settings, point in zip(texts, arguments, strict=True):
+            del settings["run.args"]
+            settings |= {name: point.get(name, "") for name in differing}
+    return [dict(zip(short_names([*settings]), settings.values(), strict=True)) for settings in texts]
 
 
 def value_text(value: Any) -> str:

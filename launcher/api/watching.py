@@ -391,12 +391,3 @@ class DetailedView:
             if found is None:  # else the progress, which is not read twice, would be lost
                 raise
         return found
-
-
-def watched_run(found: LocalRun | FoundRun, cloud: CloudContext | None, say: Callable[[str], None]) -> WatchedRun:
-    """Return a run that was found, ready to be watched. `say` receives messages for the user."""
-    if isinstance(found, LocalRun):
-        return WatchedLocalRun(found)
-    if cloud is None:
-        raise ValueError("a run in the cloud needs its context")
-    return WatchedCloudRun(cloud, found, say)

@@ -22,7 +22,6 @@ from launcher.catalog.model import (
     MachineType,
     Nccl,
     Price,
-    PriceBound,
     PriceTable,
     Quota,
     Rate,
@@ -30,6 +29,7 @@ from launcher.catalog.model import (
     Service,
     Throughput,
     TorchRelease,
+    Zone,
 )
 
 __all__ = [
@@ -72,7 +72,7 @@ class Catalog:
         self._priced: dict[tuple[str, str, int, str, str, str], Price] = {}
         self._prices: dict[str, Mapping[str, RegionPrices]] = {}
         self._components: dict[str, Mapping[str, Component]] = {}
-        self._n1_regions: dict[str, tuple[str, ...]] = {}
+        self._zones: dict[str, tuple[Zone, ...]] = {}
         self._n1_prices: dict[tuple[str, str, int, str], RegionPrices | None] = {}
 
     @cached_property
@@ -111,7 +111,8 @@ class Catalog:
         host, slash, _ = name.partition("/")
         if not slash or not ("." in host or ":" in host or host == "localhost"):  # as Docker reads short names
             name = f"docker.io/{name}" if slash else f"docker.io/library/{name}"
-        return max((one for one in tables.base_images() if name.startswith(one.name)), key=_length, default=None)
+        known = (base for base in tables.base_images() if name.startswith(base.name))
+        return max(known, key=lambda base: len(base.name), default=None)
 
     @cached_property
     def transformers_types(self) -> Mapping[str, tuple[str, ...]]:
@@ -125,11 +126,11 @@ class Catalog:
 
     def interruptions(self, provisioning: str) -> Interruptions | None:
         """Return how often a node is interrupted; `None` if unknown."""
-        return self._interruptions.get(provisioning.partition(":")[0])
+        return tables.interruptions().get(provisioning.partition(":")[0])
 
     def throughput(self, model: str, gpu: str) -> Throughput | None:
         """Return the measured speed of a published model on a GPU; `None` if unknown."""
-        return self._throughput.get((model, gpu))
+        return tables.throughput().get((model, gpu))
 
     def gpu(self, name: str) -> Gpu:
         """Return a GPU by its name, ignoring case. Raises CatalogError."""
@@ -154,29 +155,25 @@ class Catalog:
         return machine_choice.find(self._stock, machine_choice.MachineQuery(known, gpus, accelerator, service))
 
     def regions(self, machine: MachineType) -> tuple[str, ...]:
-        """Return the regions where Compute Engine lists the machine; () if unknown."""
-        return self._regions.get(machine.name, ())
+        """Return the regions where Compute Engine has the machine, those with uncertain zones only last."""
+        return tuple(dict.fromkeys(zone.region for zone in self._zones_of(machine.zones)))
 
-    def regions_with_gpu(self, machine: MachineType) -> tuple[str, ...]:
-        """Return the regions where the machine's GPUs exist: as `regions`, and for N1 those whose GPU has a current
-        Spot price (tools/catalog/sources/README.md), which only regions with such GPUs have."""
-        if machine.family != "n1":
-            return self.regions(machine)
-        if machine.gpu not in self._n1_regions:
-            units = tables.components(machine.gpu)  # the shipped table: Google's own list has all regions
-            self._n1_regions[machine.gpu] = tuple(region for region, unit in units.items() if unit.spot is not None)
-        return self._n1_regions[machine.gpu]
+    @cached_property
+    def n1_regions(self) -> frozenset[str]:
+        """The regions that have N1 machines."""
+        return frozenset(zone.region for zone in self._zones_of("n1"))
 
     def vertex_regions(self, machine: MachineType) -> tuple[str, ...]:
-        """Return the machine's regions with Vertex AI training; () if Vertex AI does not offer it, or if unknown."""
+        """Return the regions where Vertex AI trains on the machine's GPU; () if it does not offer the machine."""
         if not machine.on_vertex:
             return ()
-        return tuple(region for region in self.regions(machine) if region in self._vertex_regions)
+        listed = set(self.training_regions).intersection(self.regions(machine))
+        return tuple(region for region in self._vertex_gpus.get(machine.gpu, ()) if region in listed)
 
     @cached_property
     def training_regions(self) -> tuple[str, ...]:
         """The regions with Vertex AI training, for any machine."""
-        return tuple(sorted(self._vertex_regions))
+        return tuple(sorted(row["region"] for row in tables.rows("vertex_regions")))
 
     @cached_property
     def gpu_regions(self) -> tuple[str, ...]:
@@ -185,9 +182,18 @@ class Catalog:
         return tuple(sorted({region for shape in shapes for region in self.vertex_regions(shape)}))
 
     def zones(self, machine: MachineType, region: str | None = None) -> tuple[str, ...]:
-        """Return the zones known to have the machine, in one region or in all; () if unknown."""
-        zones = self._zones.get(machine.name, ())
-        return zones if region is None else tuple(zone for zone in zones if zone.rpartition("-")[0] == region)
+        """Return the zones that have the machine, in one region or in all, uncertain ones last; () if unknown."""
+        zones = self._zones_of(machine.zones)
+        return tuple(zone.name for zone in zones if zone.name and region in (None, zone.region))
+
+    def doubt(self, machine: MachineType, place: str) -> str:
+        """Return why it is uncertain that a zone has the machine; empty if it is certain, or nothing is known."""
+        return next((zone.doubt for zone in self._zones_of(machine.zones) if place == zone.name), "")
+
+    def _zones_of(self, machines: str) -> tuple[Zone, ...]:
+        if machines not in self._zones:
+            self._zones[machines] = tables.zones(machines)
+        return self._zones[machines]
 
     def price(self, machine: MachineType, service: Service, provisioning: str, place: str) -> Price:
         """Return the price of a node and hour in a region or zone; prices are equal in all zones of a region."""
@@ -200,7 +206,7 @@ class Catalog:
         return self._priced[key]
 
     def component(self, name: str, place: str) -> Component | None:
-        """Return the price of a unit of local-ssd-gib, n1-vcpu, n1-ram-gib, p4, p100, t4 or v100 in a region or zone;
+        """Return the price of a unit of local-ssd-gib, n1-vcpu, n1-ram-gib, p4, t4 or v100 in a region or zone;
         `None` if unknown."""
         if name not in self._components:
             self._components[name] = tables.components(name, self._price_folder)
@@ -208,17 +214,17 @@ class Catalog:
 
     def after_limit(self, service: Service, provisioning: str) -> AfterLimit:
         """Return the seconds that may be billed after a time limit, and the service's own restarts."""
-        return self._after_limit[service, provisioning.partition(":")[0]]
+        return tables.after_limit()[service, provisioning.partition(":")[0]]
 
     def disk_price(self, kind: str, region: str) -> Rate | None:
         """Return the price of a GB and month of a disk type, whether its VM runs or not; `None` if unknown."""
-        return self._disk_prices.get((kind, region))
+        return tables.disk_prices().get((kind, region))
 
     def disk_price_at_most(self, kind: str, region: str) -> float | None:
         """Return USD per GB and month, or an upper bound: hyperdisk-balanced costs less than pd-ssd."""
-        bounded = kind in self._price_bounds
-        found = self.disk_price(kind, region) or (self.disk_price("pd-ssd", region) if bounded else None)
-        return None if found is None else found.usd
+        substitute = "pd-ssd" if kind in tables.price_bounds() else kind
+        rate = self.disk_price(kind, region) or self.disk_price(substitute, region)
+        return rate.usd if rate else None
 
     def warnings(self, machine: MachineType, service: Service, provisioning: str) -> tuple[str, ...]:
         """Return notes on the machine with this service and provisioning model."""
@@ -228,7 +234,7 @@ class Catalog:
 
     def nccl(self, machine: MachineType, service: Service) -> Nccl:
         """Return the NCCL settings of this machine for several nodes."""
-        return self._nccl.get((machine.name, service), PLAIN)
+        return tables.nccl().get((machine.name, service), PLAIN)
 
     def quota(self, machine: MachineType, service: Service, provisioning: str) -> Quota | None:
         """Return the GPU quota that a node needs; `None` if its name is unknown."""
@@ -245,20 +251,16 @@ class Catalog:
         `None` if no family for its CPU is known.
         """
         gpu = self.gpus[machine.gpu]
+        least, most = int(gpu.min_driver or 0), int(gpu.max_driver or 9999)
         fitting = (image for image in self.image_families if image.default and image.arch == machine.arch)
-        return max(fitting, key=lambda image: _drives(image.driver, gpu), default=None)
+        return max(fitting, key=lambda image: least <= int(image.driver) <= most, default=None)
 
     @cached_property
-    def _regions(self) -> Mapping[str, tuple[str, ...]]:
-        return tables.places("regions")
-
-    @cached_property
-    def _zones(self) -> Mapping[str, tuple[str, ...]]:
-        return tables.places("zones")
-
-    @cached_property
-    def _vertex_regions(self) -> frozenset[str]:
-        return tables.vertex_regions()
+    def _vertex_gpus(self) -> Mapping[str, tuple[str, ...]]:
+        regions: dict[str, tuple[str, ...]] = {}
+        for row in tables.rows("vertex_gpus"):
+            regions[row["gpu"]] = (*regions.get(row["gpu"], ()), row["region"])
+        return regions
 
     def _region_prices(self, machine: MachineType, region: str) -> RegionPrices | None:
         if machine.family == "n1":
@@ -274,47 +276,13 @@ class Catalog:
 
     @cached_property
     def _tariff(self) -> prices.Tariff:
-        return prices.Tariff(tables.price_rules(), self._price_bounds, self.rates["vertex-fee"])
-
-    @cached_property
-    def _after_limit(self) -> Mapping[tuple[str, str], AfterLimit]:
-        return tables.after_limit()
-
-    @cached_property
-    def _price_bounds(self) -> Mapping[str, PriceBound]:
-        return tables.price_bounds()
-
-    @cached_property
-    def _disk_prices(self) -> Mapping[tuple[str, str], Rate]:
-        return tables.disk_prices()
-
-    @cached_property
-    def _interruptions(self) -> Mapping[str, Interruptions]:
-        return tables.interruptions()
-
-    @cached_property
-    def _throughput(self) -> Mapping[tuple[str, str], Throughput]:
-        return tables.throughput()
+        return prices.Tariff(tables.price_rules(), tables.price_bounds(), self.rates["vertex-fee"])
 
     @cached_property
     def _stock(self) -> machine_choice.Stock:
         return machine_choice.Stock(self.gpus, self.machines)
 
-    @cached_property
-    def _nccl(self) -> Mapping[tuple[str, str], Nccl]:
-        return tables.nccl()
-
 
 def region_of(place: str) -> str:
     """Return the region of a zone (us-central1-a), or the region itself."""
     return place.rpartition("-")[0] if place.count("-") > 1 else place
-
-
-def _drives(driver: str, gpu: Gpu) -> bool:
-    """Return whether a driver branch supports the GPU and its CUDA wheel."""
-    least, most = int(gpu.min_driver or 0), int(gpu.max_driver or 9999)
-    return least <= int(driver) <= most
-
-
-def _length(base: BaseImage) -> int:
-    return len(base.name)

@@ -50,6 +50,7 @@ def find(stock: Stock, query: MachineQuery) -> MachineType:
         return _by_machine(stock, query)
     if query.type not in stock.gpus:
         raise unknown(query.type, stock, "machine.type")
+    check_offered(stock.gpus[query.type], "machine.type")
     if query.accelerator is not None and _gpu(stock, query.accelerator).name != query.type:
         raise CatalogError(
             f"machine.type {query.type} and machine.accelerator {query.accelerator} are different GPUs",
@@ -59,9 +60,17 @@ def find(stock: Stock, query: MachineQuery) -> MachineType:
     return _by_gpu(stock, query)
 
 
+def check_offered(gpu: Gpu, field: str) -> None:
+    """Raise CatalogError if Google has shut the GPU down."""
+    if gpu.shut_down:
+        why = f"Google shut down {gpu.title} on {gpu.shut_down}: no job or VM can use it"
+        raise CatalogError(why, "Use another GPU: --type t4, or --type l4", field=field)
+
+
 def unknown(name: str, stock: Stock, field: str) -> CatalogError:
     """Return the error for a name in `field` that is neither a GPU nor a machine type."""
-    every = f"Use a GPU: {' '.join(stock.gpus)}\nor a machine type such as a3-highgpu-2g"
+    offered = " ".join(gpu.name for gpu in stock.gpus.values() if not gpu.shut_down)
+    every = f"Use a GPU: {offered}\nor a machine type such as a3-highgpu-2g"
     low = name[:80].lower()
     if re.fullmatch(NOT_NVIDIA, low):
         return CatalogError(f"{name[:80]} is not supported: launch needs NVIDIA GPUs", every, field=field)
@@ -141,6 +150,7 @@ def _gpu(stock: Stock, accelerator: str) -> Gpu:
     """Return a GPU by any of its names: t4, nvidia-tesla-t4, NVIDIA_TESLA_T4. Raises CatalogError."""
     for gpu in stock.gpus.values():
         if accelerator in (gpu.accelerator, gpu.vertex_accelerator) or accelerator.lower() == gpu.name:
+            check_offered(gpu, "machine.accelerator")
             return gpu
     raise unknown(accelerator, stock, "machine.accelerator")
 

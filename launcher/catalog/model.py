@@ -24,8 +24,9 @@ class Gpu(Struct, frozen=True, gc=False):
 
     `peak_tflops` is dense (without sparsity), with keys bf16, fp16, tf32 and fp32; `None` if the GPU lacks the format
     or the figure is unknown. `sm` is its compute capability (9.0). `min_driver` is the oldest driver for `wheel`
-    (NVIDIA's CUDA compatibility table), `max_driver` the newest branch known to support this GPU. `notes` become
-    warnings, `vm_notes` on VMs only. launcher.catalog.quotas composes quota names from `quota_names`.
+    (NVIDIA's CUDA compatibility table), `max_driver` the newest branch known to support this GPU. `shut_down`: the day
+    on which Google ended it (2026-09-15); empty for all others. `notes` become warnings, `vm_notes` on VMs only.
+    launcher.catalog.quotas composes quota names from `quota_names`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Gpu(Struct, frozen=True, gc=False):
     wheel: str
     min_driver: str | None
     max_driver: str | None
+    shut_down: str
     notes: tuple[str, ...]
     vm_notes: tuple[str, ...]
     source: str
@@ -84,11 +86,12 @@ class MachineType(Struct, frozen=True, gc=False):
 
     `memory_gb` and `local_ssd_gib` are of the whole machine; `gbps` is its egress bandwidth in Gbit/s. `share` is a
     fractional type's part of one GPU ("1/8"). `local_ssd_auto`: the machine includes the disks, and the request must
-    not list them. `default`: a spec selects this shape by GPU name and count.
+    not list them. `default`: a spec selects this shape by GPU name and count. `zones`: its key in zones.csv.
     """
 
     name: str
     family: str
+    zones: str
     gpu: str
     gpus: int
     share: str | None
@@ -122,6 +125,15 @@ class MachineType(Struct, frozen=True, gc=False):
     def provisioning_default(self, service: Service) -> tuple[str, ...]:
         """Return the default provisioning models, in fallback order."""
         return self.vertex_default if service == "vertex" else self.compute_default
+
+
+class Zone(Struct, frozen=True, gc=False):
+    """A zone that has a machine. `name` is empty if only its region is known. `doubt`: why that is uncertain; empty if
+    it is not."""
+
+    name: str
+    region: str
+    doubt: str
 
 
 class Price(Struct, frozen=True, gc=False):
@@ -214,8 +226,8 @@ class Throughput(Struct, frozen=True, gc=False):
 
 
 class PriceRule(Struct, frozen=True, gc=False):
-    """Origin of a figure. kind: exact, derived, bound (an upper bound of the true price), or reported (by a third
-    party, so no bound is based on it)."""
+    """Origin of a figure. kind: exact, derived, bound (an upper bound of the true price), or estimate (by a third party
+    or by analogy, so no bound is based on it)."""
 
     kind: str
     text: str

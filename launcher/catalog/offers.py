@@ -41,6 +41,8 @@ class Offer(Struct, frozen=True, kw_only=True):
     region: str | None
     """The region of this offer; None: all of `regions`."""
     prices: dict[str, PriceRange]
+    cheapest: dict[str, str] = {}
+    """Provisioning model -> the region with the lowest known price, for an offer in several regions."""
 
     @property
     def lowest(self) -> float:
@@ -101,7 +103,7 @@ def places(
     """Yield each GPU, with a region if the query is for regions, and its machines there."""
     groups: dict[tuple[str, str | None], list[MachineType]] = {}
     for shape in shapes:
-        regions = catalog.regions_with_gpu(shape)
+        regions = catalog.regions(shape)
         wanted = regions if "any" in query.regions else [one for one in query.regions if one in regions]
         for region in wanted if query.regions else [None]:
             groups.setdefault((shape.gpu, region), []).append(shape)
@@ -112,12 +114,18 @@ def places(
 def by_gpu(catalog: Catalog, shapes: Iterable[MachineType], query: OfferQuery) -> Iterator[Offer]:
     """Yield the offers of these machines."""
     for gpu, region, group in places(catalog, shapes, query):
-        everywhere = sorted({one for shape in group for one in catalog.regions_with_gpu(shape)})
+        everywhere = sorted({one for shape in group for one in catalog.regions(shape)})
+        cheapest: dict[str, str] = {}
+        for model in query.models if region is None else ():
+            prices = [(price_range(catalog, group, model, place), place) for place in everywhere]
+            if known := [(price.low, place) for price, place in prices if price.low is not None and not price.bound]:
+                cheapest[model] = min(known)[1]
         yield Offer(
             gpu=catalog.gpus[gpu],
             machines=tuple(group),
             regions=tuple(everywhere),
             region=region,
+            cheapest=cheapest,
             prices={
                 model: price_range(catalog, group, model, region)
                 for model in query.models
@@ -134,7 +142,7 @@ def price_range(catalog: Catalog, shapes: Iterable[MachineType], model: str, reg
     found = [
         (catalog.price(shape, "compute", model, place), gpus)
         for shape, gpus in ((one, float(one.gpus * share(one))) for one in shapes if model in one.compute_provisioning)
-        for place in ([region] if region else catalog.regions_with_gpu(shape))
+        for place in ([region] if region else catalog.regions(shape))
     ]
     known = [(price.usd / gpus, price) for price, gpus in found if price.usd is not None]
     if known:

@@ -53,7 +53,9 @@ def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | No
         return found
     listed, fee_base, text = most
     usd = (known and _base(known, query.model)[0]) or 0.0
-    ceiling, hard = (tariff.bounds[key] for key in _bound_keys(query, tariff))
+    older = query.model == "flex-start" and query.machine.gpu in tariff.bounds["flex-older"].gpus
+    hard = tariff.bounds["flex-older" if older else "at-list"]
+    ceiling = tariff.bounds["spot-ceiling"] if query.model == "spot" else hard
     fee = tariff.vertex_fee.usd * (listed if query.model == "standard" else fee_base)
     on_top = fee if query.service == "vertex" else 0.0
     return structs.replace(
@@ -70,20 +72,12 @@ def _list_at_most(
 ) -> tuple[float, float, str] | None:
     """Return the list price or its upper bound, the part that Vertex AI's fee applies to, and a name; None if no rule
     covers the machine."""
-    if known and known.listed is not None and tariff.rules[known.list_rule].kind != "reported":
+    if known and known.listed is not None and tariff.rules[known.list_rule].kind != "estimate":
         return known.listed, known.listed - known.local_ssds, "list price"
     if home is None or home.listed is None:
         return None
     most = tariff.bounds["unknown-list"].factor * home.listed
     return most, most, tariff.bounds["unknown-list"].text
-
-
-def _bound_keys(query: PriceQuery, tariff: Tariff) -> tuple[str, str]:
-    """Return the rules of the expected ceiling and of the hard bound."""
-    if query.model == "spot":
-        return "spot-ceiling", "at-list"
-    older = query.model == "flex-start" and query.machine.gpu in tariff.bounds["flex-older"].gpus
-    return ("flex-older", "flex-older") if older else ("at-list", "at-list")
 
 
 def _expected(query: PriceQuery, known: RegionPrices | None, tariff: Tariff) -> Price:
@@ -103,7 +97,7 @@ def _expected(query: PriceQuery, known: RegionPrices | None, tariff: Tariff) -> 
         date=known.date,
         excludes=_excludes(query),
     )
-    return _on_vertex(bare, query, known, tariff.vertex_fee) if query.service == "vertex" else bare
+    return _on_vertex(bare, query, known, tariff) if query.service == "vertex" else bare
 
 
 def of_components(
@@ -137,18 +131,19 @@ def _base(known: RegionPrices, model: str) -> tuple[float | None, str]:
     return known.listed, known.list_rule
 
 
-def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices, fee: Rate) -> Price:
+def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices, tariff: Tariff) -> Price:
     """Return Vertex AI's price, given Compute Engine's."""
-    share = _share(fee)
+    fee, share = tariff.vertex_fee, _share(tariff.vertex_fee)
     if known.listed is None or compute.usd is None:
         return _unknown(query, f"Vertex AI adds {share} of the list price, which is unknown in {known.region}")
     # For standard the fee includes the local SSDs: the bills of 2025 do not cover that case, so this is an upper bound.
     on_top = fee.usd * (compute.usd if query.model == "standard" else known.listed - known.local_ssds)
+    estimated = "estimated " if tariff.rules[known.list_rule].kind == "estimate" else ""
     return structs.replace(
         compute,
         usd=compute.usd + on_top,
         approx=True,
-        rule=f"{compute.rule}, plus {share} of the list price (Vertex AI)",
+        rule=f"{compute.rule}, plus {share} of the {estimated}list price (Vertex AI)",
         source=_sources(compute.source, fee.source),
     )
 

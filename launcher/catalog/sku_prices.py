@@ -60,10 +60,11 @@ class Rates(Struct):
 
     def add(self, sku: Sku) -> None:
         """Add a SKU if a machine needs it. A price of 0, another unit, or two prices for one part make it unknown."""
-        found = pattern().match(sku.description)
-        if found is None or found.lastgroup is None or sku.usage_type not in ("OnDemand", "Preemptible"):
+        pattern, names = sku_patterns()
+        match = pattern.match(sku.description)
+        if match is None or match.lastgroup is None or sku.usage_type not in ("OnDemand", "Preemptible"):
             return
-        component, kind = names()[found.lastgroup]
+        component, kind = names[match.lastgroup]
         unit = units()[component]
         if sku.unit != unit or not sku.usd > 0:
             why = "has no price" if sku.unit == unit else f"is priced per {sku.unit}, not {unit}"
@@ -90,16 +91,11 @@ class PriceTables(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def pattern() -> re.Pattern[str]:
-    """Return one pattern of all SKUs; the name of the matching group is a key of `names`."""
-    texts = {f"k{n}": row[kind] for n, (row, kind) in enumerate(sku_cells())}
-    return re.compile("|".join(f"(?P<{name}>{text})" for name, text in texts.items()))
-
-
-@cache
-def names() -> dict[str, tuple[str, str]]:
-    """Group name -> component and kind."""
-    return {f"k{n}": (row["component"], kind) for n, (row, kind) in enumerate(sku_cells())}
+def sku_patterns() -> tuple[re.Pattern[str], dict[str, tuple[str, str]]]:
+    """Return one pattern of all SKUs, and the component and kind of each of its groups."""
+    cells = [(row, kind) for row in tables.rows("price_skus") for kind in KINDS if row[kind]]
+    text = "|".join(f"(?P<k{n}>{row[kind]})" for n, (row, kind) in enumerate(cells))
+    return re.compile(text), {f"k{n}": (row["component"], kind) for n, (row, kind) in enumerate(cells)}
 
 
 @cache
@@ -112,11 +108,6 @@ def units() -> dict[str, str]:
 def hosts() -> dict[str, str]:
     """Machine family -> the prefix of the components of its vCPUs and memory."""
     return {row["family"]: row["host"] for row in tables.rows("price_hosts")}
-
-
-def sku_cells() -> list[tuple[Mapping[str, str], str]]:
-    """Return the rows of price_skus.csv with each kind that they have."""
-    return [(row, kind) for row in tables.rows("price_skus") for kind in KINDS if row[kind]]
 
 
 def price_tables(catalog: Catalog, rates: Rates, date: str) -> PriceTables:
@@ -224,20 +215,16 @@ def component_rows(rates: Rates, date: str) -> Iterator[dict[str, str]]:
         yield {
             "component": name,
             "region": region,
-            "list_usd": rate(listed),
-            "spot_usd": kept if spot is None else rate(spot),
+            "list_usd": usd(listed, 9),
+            "spot_usd": kept if spot is None else usd(spot, 9),
             "source": f"{SOURCE}; {old['source']}" if kept and old else SOURCE,
             "date": f"{date}; {old['date']}" if kept and old else date,
             "certainty": "A",
         }
 
 
-def usd(price: float) -> str:
-    return f"{price:.6f}".rstrip("0").rstrip(".")
-
-
-def rate(price: float) -> str:
-    return f"{price:.9f}".rstrip("0").rstrip(".")
+def usd(price: float, digits: int = 6) -> str:
+    return f"{price:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> str:

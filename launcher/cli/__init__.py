@@ -53,7 +53,7 @@ def run(argv: list[str] | None = None) -> int:
 
     words = sys.argv[1:] if argv is None else argv
     try:
-        app(argv)
+        app(argv, prog_name="launch")
     except SystemExit as end:
         code = stop_code(end) or (end.code if isinstance(end.code, int) else int(end.code is not None))
         if code:
@@ -98,19 +98,13 @@ def causes(end: BaseException | None) -> Iterator[BaseException]:
 
 
 def show_exit(words: Sequence[str], end: BaseException, code: int) -> None:
-    """With `-o json`, print the usage error, or the notes of the KeyboardInterrupt that stopped the command."""
+    """With `-o json`, print the notes of the KeyboardInterrupt that stopped the command."""
     for cause in causes(end):
         if isinstance(cause, KeyboardInterrupt):
             from signal import Signals
 
             notes = "\n".join(getattr(cause, "__notes__", ()))
             show_failure(words, f"interrupted ({Signals(code - 128).name})", notes, code)
-            return
-        if (
-            message := getattr(cause, "format_message", None)
-        ) is not None:  # Typer's own error, already printed as text
-            context = getattr(cause, "ctx", None)
-            show_failure(words, message(), f"{context.command_path} --help" if context else "", code)
             return
 
 
@@ -130,10 +124,12 @@ MOST_LINES: Final = 40
 
 def show_error(error: LaunchError) -> None:
     """Print the problem and the hint to stderr."""
+    from launcher.cli.style import styled
     from launcher.cli.ui.plan_page import fitted
 
     hint = first_lines(fitted(error.hint), MOST_LINES // 2) if error.hint else []
     problem = first_lines(fitted(f"error: {error.problem}"), MOST_LINES - len(hint))
+    problem[0] = styled("error:", "1;31", sys.stderr) + problem[0].removeprefix("error:")
     print(*problem, *hint, sep="\n", file=sys.stderr)
 
 

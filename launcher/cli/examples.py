@@ -138,7 +138,7 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
         "launch config job.yaml -o json",
     ),
     "estimate": (
-        "launch estimate job.yaml --type l4 --gpus 2",
+        "launch estimate hf:llama --type h100 --gpus 8",
         "launch estimate --vram 24GB",
     ),
     "schema": (

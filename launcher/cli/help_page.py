@@ -11,6 +11,8 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand
 
+from launcher.cli.style import styled
+
 RUN: Final = "What to run"
 MACHINE: Final = "Machine"
 WHERE: Final = "Where"
@@ -51,7 +53,7 @@ def write_groups(params: Iterable[Any], ctx: Any, formatter: Any) -> None:
     width = max((len(name) for rows in groups.values() for name, _ in rows if len(name) <= COLUMN), default=0)
     for name, rows in groups.items():
         if rows:
-            with formatter.section(name):
+            with formatter.section(styled(name, "1")):
                 formatter.write_dl([(first.ljust(width), second) for first, second in rows], col_max=width)
 
 
@@ -59,15 +61,10 @@ def write_examples(ctx: Any, formatter: Any) -> None:
     """Write the command's examples."""
     from launcher.cli.examples import EXAMPLES
 
-    with formatter.section("Examples"):
-        for line in EXAMPLES[command_of(ctx)]:
-            formatter.write(f"  {line}\n")
-
-
-def command_of(ctx: Any) -> str:
-    """Return `vm list` for `launch vm list`; empty for `launch` itself."""
-    names: list[str] = []
+    names: list[str] = []  # vm, list for `launch vm list`; none for `launch` itself
     while ctx.parent is not None:
         names.insert(0, ctx.info_name)
         ctx = ctx.parent
-    return " ".join(names)
+    with formatter.section(styled("Examples", "1")):
+        for line in EXAMPLES[" ".join(names)]:
+            formatter.write(f"  {line}\n")

@@ -7,7 +7,8 @@ Typer has its own copy of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -17,19 +18,29 @@ import typer
 from typer.core import TyperGroup
 
 from launcher.cli.help_page import Command, write_examples, write_groups
+from launcher.cli.style import styled
 
 MAKE = "make"
 """The default command of `launch vm`. A spec file with the name of a command is written ./list."""
 
-COMMANDS = (
-    *("vertex", "vm", "ssh", "push-code", "local", "sweep"),
-    *("runs", "status", "watch", "follow", "logs", "metrics", "report", "compare", "cancel", "rm", "export"),
-    *("bench", "build", "push", "gpus", "prices", "estimate", "init", "check", "config", "schema"),
-    *("doctor", "setup", "selftest"),
-)
-"""In the order of the help. `push-code` is the function push_code of commands/push_code.py."""
+COMMAND_GROUPS = {
+    "Get started": ("init", "check", "estimate", "gpus", "prices", "schema"),
+    "Run jobs": ("local", "vertex", "sweep", "follow", "cancel", "build", "push"),
+    "Inspect runs": ("runs", "status", "watch", "logs", "metrics", "report", "compare", "export", "rm"),
+    "VMs": ("vm", "ssh", "push-code"),
+    "Project": ("doctor", "setup", "config", "bench", "selftest"),
+}
+"""The commands in the order of the help, by heading."""
+COMMANDS = tuple(name for names in COMMAND_GROUPS.values() for name in names)
+"""`push-code` is the function push_code of commands/push_code.py."""
 MODULES = {"vm": "vm.create", "push": "build"}
 """The modules of commands whose module has another name."""
+PLAIN_WORDS = {
+    "Got unexpected extra argument(s)": "unexpected argument",
+    "a valid int": "a whole number",
+    "a valid float": "a number",
+}
+"""Typer's words in usage errors, and ours."""
 WITH_FLAGS = ("vertex", "vm", "local", "sweep", "build", "push", "estimate")
 """Commands with the flags that override the spec."""
 PLANNED = ("vertex", "vm", "local", "sweep")
@@ -73,6 +84,16 @@ class Commands(LazyGroup):
             else load_command(cmd_name, cmd_name)
         )
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the options of `launch` itself. Raises UsageError."""
+        with usage_errors(info_name or "launch"):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the command's arguments and run it. Raises LaunchError."""
+        with usage_errors(f"{ctx.command_path} {(ctx._protected_args or [''])[0]}"):
+            return super().invoke(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the whole command line. Raises UsageError: a value is empty, or the command needs POSIX."""
         refuse_empty(args)
@@ -90,13 +111,40 @@ class Commands(LazyGroup):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, then the options."""
-        self.format_commands(ctx, formatter)
+        """Write the commands by group, then the options."""
+        for heading, names in COMMAND_GROUPS.items():
+            with formatter.section(styled(heading, "1")):
+                rows = [(f"{name:9}", self.get_command(ctx, name).get_short_help_str(65)) for name in names]
+                formatter.write_dl(rows)
         write_groups(self.get_params(ctx), ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""
         write_examples(ctx, formatter)
+
+
+@contextmanager
+def usage_errors(command: str) -> Iterator[None]:
+    """Convert Typer's usage errors to UsageError, so that they are printed like all others. `command` is named where
+    Typer's error has no context."""
+    try:
+        yield
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # Typer's classes are private
+        if message is None or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        from launcher.errors import UsageError
+        from launcher.text import did_you_mean
+
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else command
+        problem, _, hint = message().removesuffix(".").partition(". ")
+        for words, plain in PLAIN_WORDS.items():
+            problem = problem.replace(words, plain)
+        if name := getattr(error, "option_name", "") if type(error).__name__ == "NoSuchOption" else "":
+            problem, hint = f"{command} has no option {name}", did_you_mean(getattr(error, "possibilities", None) or ())
+        lines = [hint, f"{command} --help"] if hint else [f"{command} --help"]
+        raise UsageError(problem[:1].lower() + problem[1:], "\n".join(lines)) from error
 
 
 @cache
@@ -194,7 +242,7 @@ def make_command() -> type[Command]:
         def format_options(self, ctx: Any, formatter: Any) -> None:
             """Write the options, then the group's other commands."""
             super().format_options(ctx, formatter)
-            with formatter.section("Commands (launch vm COMMAND --help)"):
+            with formatter.section(styled("Commands (launch vm COMMAND --help)", "1")):
                 made = [load_command(name, f"vm-{name}") for name in VM_COMMANDS]
                 formatter.write_dl([(each.name, each.get_short_help_str(66)) for each in made])
 

@@ -1,11 +1,10 @@
 """The options that several commands share, and the spec overrides they stand for."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: Typer would compile the annotations at every start, twice.
 
-from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -37,14 +36,25 @@ Regions = Annotated[
     list[str] | None,
     option(WHERE, "--region", help="Search only this region; repeatable.", metavar="REGION"),
 ]
+Last = Annotated[bool, option(WHERE, "--last", help="Take the newest of several runs with that name.")]
 Mine = Annotated[bool, option(WHERE, "--mine", help="Only those of gcloud's account.")]
 AllRuns = Annotated[bool, option(OUTPUT, "--all", help="Print all runs, not only the newest 30.")]
 DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Print the plan; submit nothing.")]
+Explain = Annotated[bool, option(OUTPUT, "--explain", help="Print the plan with all its reasons; submit nothing.")]
 Offline = Annotated[bool, option(COST, "--offline", help="Use the prices shipped with launch.")]
 Yes = Annotated[bool, option(COST, "--yes", "-y", help="Submit without the question about the cost.")]
 WatchFor = Annotated[
     str | None,
     option(OUTPUT, "--watch-for", help="Stop watching after this time (30m, 2h); exit code 6.", metavar="TIME"),
+]
+
+BuilderFlag = Annotated[
+    str,
+    option(RUN, "--builder", help="auto, append (needs no Docker), docker or cloud-build.", metavar="BUILDER"),
+]
+CreateRepository = Annotated[
+    bool,
+    option(RUN, "--create-repository", help="Create the Artifact Registry repository first."),
 ]
 
 YesForAnother = Annotated[
@@ -57,8 +67,7 @@ InZone = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(NamedTuple):
     """Flags that override the spec. None and empty change nothing."""
 
     type: Annotated[str | None, option(MACHINE, "--type", help="GPU (h100, l4 …) or machine type.", metavar="TYPE")] = (
@@ -99,7 +108,7 @@ class Flags:
     run_id: Annotated[str | None, option(RUN, "--run-id", help="Set the run ID.", metavar="ID")] = None
     set: Annotated[
         list[str] | None, option(RUN, "--set", help="Set any field; VALUE is YAML; repeatable.", metavar="A.B=VALUE")
-    ] = field(default=None)
+    ] = None
 
 
 FIELDS = {
@@ -115,7 +124,7 @@ FIELDS = {
 """Flag -> the spec field that it sets unchanged."""
 
 
-def overrides(flags: Flags) -> list[Override]:
+def overrides(flags: Flags) -> "list[Override]":
     """Return the flags as overrides of the spec: the fields they clear, then `--set`, then the other flags, which win.
 
     Raises:
@@ -133,14 +142,15 @@ def overrides(flags: Flags) -> list[Override]:
         changes.append(Override("image", {"uri": flags.image}, "--image"))
     models = provisioning(flags)
     if models:
-        changes.append(Override("provisioning", models, provisioning_flag(flags)))
+        short = "--flex-start" if flags.flex_start else "--spot"
+        changes.append(Override("provisioning", models, "--provisioning" if flags.provisioning else short))
     return [*changes, *place_overrides(flags)]
 
 
 def words(flags: Flags) -> list[str]:
     """Return the flags as command-line arguments, without `--output`."""
     typed: list[str] = []
-    for name, value in asdict(flags).items():
+    for name, value in flags._asdict().items():
         flag = f"--{name.replace('_', '-')}"
         if name != "output" and value not in (None, False):
             values = value if isinstance(value, list) else [value]
@@ -148,7 +158,7 @@ def words(flags: Flags) -> list[str]:
     return typed
 
 
-def cleared_fields(flags: Flags) -> list[Override]:
+def cleared_fields(flags: Flags) -> "list[Override]":
     """Return overrides that clear fields of the spec which do not fit the value of a flag."""
     from launcher import catalog
     from launcher.spec.reader import Override
@@ -170,12 +180,7 @@ def provisioning(flags: Flags) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def provisioning_flag(flags: Flags) -> str:
-    """Return the flag to name in an error about provisioning."""
-    return "--provisioning" if flags.provisioning else "--flex-start" if flags.flex_start else "--spot"
-
-
-def place_overrides(flags: Flags) -> list[Override]:
+def place_overrides(flags: Flags) -> "list[Override]":
     """Return the overrides of `--region` and `--zone`; `--zone` alone also sets the regions.
 
     Raises:

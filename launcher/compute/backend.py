@@ -25,12 +25,13 @@ from launcher.compute.create import VmCreator
 from launcher.compute.end_record import Record
 from launcher.compute.job_state import (
     CREATE_KINDS,
+    RUNNING,
+    WAITING,
     creation_of,
-    is_going_down,
     job_of,
     job_of_deleted_vm,
-    job_of_record,
     time_limit_of,
+    unseen_job,
     with_record,
 )
 from launcher.compute.node_set import is_head, nodes_of, remaining_vms, vms_of_job
@@ -212,7 +213,7 @@ class Vms:
         base = job_of(machine) if machine else self._created.get(number)
         folder = self._folder_of(request.run_folder(base.request) if base else None)
         if folder and (record := end_record.read(folder, number)):
-            return with_record(base or job_of_record(name, record), record)
+            return with_record(base or unseen_job(name, record.name, record.started or 0.0), record)
         operations = self.compute.operations_of(zone, number)
         creation = creation_of(operations)
         if creation and creation.group:
@@ -287,7 +288,7 @@ class Vms:
             if status_of(error) not in (400, 409, 412):
                 raise
             with suppress(GoneError):
-                if not is_going_down(self.compute.instance(machine.zone, machine.id)):
+                if self.compute.instance(machine.zone, machine.id).status in WAITING | RUNNING | DOWN:
                     raise
 
     def _report_reason(self, machine: VmInstance) -> None:

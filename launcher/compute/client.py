@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from launcher.backend.base import GoneError
 from launcher.clock import REAL, Clock
-from launcher.compute.messages import RestClient, as_json, message_of, origin_only, with_item
+from launcher.compute.messages import RestClient, as_json, message_of, origin_only
 from launcher.compute.operations import Operation, operation_of
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import Api, Service, UnreachableError, answer_behind, open_client, open_session, status_of
@@ -130,8 +130,13 @@ class Compute:
         """
         for attempt in range(MAX_CHANGES):
             now = self.instance(machine.zone, machine.id)
+            metadata = now.request.get("metadata", {})
+            items = [item for item in metadata.get("items", ()) if item.get("key") != key]
+            if value is not None:
+                items.append({"key": key, "value": value})
+            fingerprint = {"fingerprint": metadata["fingerprint"]} if "fingerprint" in metadata else {}
             try:
-                resource = self._message("Metadata", with_item(now.request.get("metadata", {}), key, value))
+                resource = self._message("Metadata", {**fingerprint, "items": items})
                 return self._change(machine, "set_metadata_unary", metadata_resource=resource)
             except LaunchError as error:
                 if status_of(error) != 412 or attempt == MAX_CHANGES - 1:

@@ -46,7 +46,12 @@ class VmCreator:
         send = self._compute.bulk_insert if is_bulk else self._compute.insert
         try:
             operation = require_success(send(zone, body, request_id))
-            return self._wait_for_head(operation, attempt, body) if is_bulk else job_of_insert(operation, attempt, body)
+            if is_bulk:
+                return self._wait_for_head(operation, attempt, body)
+            if not operation.target or operation.target_name not in ("", body.get("name")):
+                raise UnreachableError(f"Compute Engine answered about another VM: {operation.target_name!r}")
+            name = f"projects/{operation.project}/zones/{zone}/instances/{operation.target}"
+            return pending_job(name, operation.inserted, attempt, body)
         except CreateRefused as error:
             if error.refusal.reason not in NAME_TAKEN:
                 raise
@@ -102,15 +107,6 @@ def require_success(operation: Operation) -> Operation:
     if operation.failed:
         raise CreateRefused(f"Compute Engine: {operation.refusal.message}", operation.refusal)
     return operation
-
-
-def job_of_insert(operation: Operation, attempt: Attempt, body: Mapping[str, Any]) -> Job:
-    """Return the job of one VM. Raises UnreachableError: the operation is about another VM."""
-    if not operation.target or operation.target_name not in ("", body.get("name")):
-        raise UnreachableError(f"Compute Engine answered about another VM: {operation.target_name!r}")
-    project = operation.project
-    name = f"projects/{project}/zones/{attempt.zone}/instances/{operation.target}"
-    return pending_job(name, operation.inserted, attempt, body)
 
 
 def pending_job(name: str, created: float, attempt: Attempt, body: Mapping[str, Any]) -> Job:

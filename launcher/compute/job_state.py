@@ -91,11 +91,6 @@ def time_limit_of(machine: VmInstance) -> float | None:
     return machine.started + machine.limit_seconds
 
 
-def is_going_down(machine: VmInstance) -> bool:
-    """Return whether the VM is being stopped or deleted."""
-    return machine.status not in WAITING | RUNNING | DOWN
-
-
 # --- A record ---------------------------------------------------------------------------------------------------------
 
 
@@ -109,11 +104,10 @@ def with_record(job: Job, record: Record) -> Job:
     return replace(job, state="FAILED", error=failure_of(record))
 
 
-def job_of_record(name: str, record: Record) -> Job:
-    """Return a job of which only its VM's record is known."""
+def unseen_job(name: str, machine: str, created: float) -> Job:
+    """Return a job of which only its VM's record is known, or only the creation of its VM. `machine`: the VM's name."""
     zone = name.split("/")[3]
-    labels = {RUN_LABEL: run_of_vm(record.name)} if record.name else {}
-    created = record.started or 0.0
+    labels = {RUN_LABEL: run_of_vm(machine)} if machine else {}
     return Job(name=name, region=zone.rpartition("-")[0], state="PENDING", created=created, labels=labels)
 
 
@@ -140,7 +134,8 @@ def job_of_deleted_vm(
     end, creation = end_of(operations, time_limit), creation_of(operations)
     if end is None:
         return None
-    job = base or job_of_operation(name, creation or operations[-1])
+    first = creation or operations[-1]
+    job = base or unseen_job(name, first.target_name, first.inserted)
     started = job.started or (creation.ended if creation and creation.done and not creation.failed else None)
     return replace(job, state=end.state, error=end.failure, started=started, ended=end.ended)
 
@@ -152,7 +147,11 @@ def end_of(operations: Sequence[Operation], time_limit: float | None) -> End | N
     """
     failures = (one for one in operations if one.kind in CREATE_KINDS and one.failed)
     if failed := next((one for one in failures if one.refusal.reason != CREATE_CANCELLED), None):
-        return End("FAILED", failure_of_operation(failed), failed.ended)
+        refusal = failed.refusal
+        code = CODES.get(refusal.code, 3 if refusal.code < 500 else 13)
+        reason = refusal.reason or "UNKNOWN"
+        failure = Failure(code=code, message=refusal.message, reason=reason, metadata=refusal.metadata)
+        return End("FAILED", failure, failed.ended)
     creation = creation_of(operations)
     if creation and not creation.done and len(operations) == 1:
         return End("PENDING", None, None)
@@ -170,24 +169,9 @@ def creation_of(operations: Sequence[Operation]) -> Operation | None:
     return next((one for one in operations if one.kind in CREATE_KINDS), None)
 
 
-def failure_of_operation(operation: Operation) -> Failure:
-    """Return the error of a failed operation."""
-    refusal = operation.refusal
-    code = CODES.get(refusal.code, 3 if refusal.code < 500 else 13)
-    reason = refusal.reason or "UNKNOWN"
-    return Failure(code=code, message=refusal.message, reason=reason, metadata=refusal.metadata)
-
-
 def vm_stopped_failure(reason: str) -> Failure:
     """Return the error of a VM that stopped while its container ran."""
     return Failure(code=14, message=f"the VM stopped: {reason}", reason=reason)
-
-
-def job_of_operation(name: str, creation: Operation) -> Job:
-    """Return a job of which only the creation of its VM is known."""
-    zone = name.split("/")[3]
-    labels = {RUN_LABEL: run_of_vm(creation.target_name)} if creation.target_name else {}
-    return Job(name=name, region=zone.rpartition("-")[0], state="PENDING", created=creation.inserted, labels=labels)
 
 
 def run_of_vm(machine: str) -> str:

@@ -54,14 +54,6 @@ class RestClient:
         return page
 
 
-def with_item(metadata: Mapping[str, Any], key: str, value: str | None) -> dict[str, Any]:
-    """Return an Instance's metadata with one item set, or removed (None), and the fingerprint it was read with."""
-    others = [item for item in metadata.get("items", ()) if item.get("key") != key]
-    items = others if value is None else [*others, {"key": key, "value": value}]
-    fingerprint = {"fingerprint": metadata["fingerprint"]} if "fingerprint" in metadata else {}
-    return {**fingerprint, "items": items}
-
-
 def message_of(kind: Any, body: Mapping[str, Any]) -> Any:
     """Convert JSON to one of compute_v1's messages. Raises LaunchError: the client does not know one of its fields."""
     from google.protobuf.json_format import ParseDict, ParseError

@@ -101,21 +101,19 @@ def error_of(error: Mapping[str, Any]) -> OperationError:
     details = error.get("errorDetails", ())
     info: Mapping[str, Any] = next((each["errorInfo"] for each in details if "errorInfo" in each), {})
     quota: Mapping[str, Any] = next((each["quotaInfo"] for each in details if "quotaInfo" in each), {})
+    # A QuotaExceededInfo under the names that a refused request's ErrorInfo uses for the same values.
+    quota_facts = {
+        **quota.get("dimensions", {}),
+        "quota_metric": quota.get("metricName"),
+        "quota_limit": quota.get("limitName"),
+        "quota_limit_value": f"{quota['limit']:g}" if "limit" in quota else None,
+    }
     return OperationError(
         code=error.get("code", ""),
         message=error.get("message", ""),
         reason=info.get("reason", ""),
-        metadata={**texts(info.get("metadatas", {})), **of_quota(quota)},
+        metadata={**texts(info.get("metadatas", {})), **texts(quota_facts)},
     )
-
-
-def of_quota(quota: Mapping[str, Any]) -> dict[str, str]:
-    """Return a QuotaExceededInfo under the names that a refused request's ErrorInfo uses for the same values."""
-    if not quota:
-        return {}
-    quota_facts = {"quota_metric": quota.get("metricName"), "quota_limit": quota.get("limitName")}
-    limit = {"quota_limit_value": f"{quota['limit']:g}"} if "limit" in quota else {}
-    return {**texts(quota.get("dimensions", {})), **texts(quota_facts), **limit}
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:

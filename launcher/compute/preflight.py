@@ -24,9 +24,6 @@ from launcher.compute.preflight_checks import (
     check_node_traffic,
     check_outbound_access,
     has_external_ip,
-    missing_image,
-    missing_machine_type,
-    missing_subnetwork,
     network_of,
 )
 from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
@@ -53,21 +50,16 @@ def check(compute: Compute, plan: Plan) -> tuple[VmFinding, ...]:
     unread = {key: each for key, each in found.items() if isinstance(each, LaunchError) and key not in missing}
     answers = {key: None if key in missing else each for key, each in found.items() if key not in unread}
     findings = evaluate(compute.project, plan, answers)
-    unchecked = [not_checked(unread)] if unread else []
-    return tuple(sorted(dict.fromkeys([*findings, *unchecked]), key=lambda one: one.scope != "refusal"))
+    if unread:
+        problem = words(next(iter(unread.values())).problem)
+        findings.append(VmFinding("warning", f"not checked: {', '.join(unread)} ({problem})"))
+    return tuple(sorted(dict.fromkeys(findings), key=lambda one: one.scope != "refusal"))
 
 
 def allowed(plan: Plan, findings: tuple[VmFinding, ...]) -> tuple[Attempt, ...]:
     """Return the attempts to which no refusal applies."""
     refusals = [one for one in findings if one.scope == "refusal"]
     return tuple(one for one in plan.attempts if not any(each.applies_to(one) for each in refusals))
-
-
-def not_checked(unread: Mapping[str, Any]) -> VmFinding:
-    """Return a warning that names what could not be read, and the first reason."""
-    names = ", ".join(unread)
-    problem = words(next(iter(unread.values())).problem)
-    return VmFinding("warning", f"not checked: {names} ({problem})")
 
 
 # --- API calls --------------------------------------------------------------------------------------------------------
@@ -155,9 +147,17 @@ def evaluate(project: str, plan: Plan, answers: Answers) -> list[VmFinding]:
         )
     for attempt in first_per_place(plan, lambda attempt: attempt.zone):
         if attempt.zone and machine_key(attempt) in answers and answers[machine_key(attempt)] is None:
-            found.append(missing_machine_type(attempt.machine_type, attempt.zone, project))
+            machine, where = attempt.machine_type, f"--project={project}"
+            fix = f'gcloud compute machine-types list {where} --filter="name={machine}" --format="value(zone)"'
+            problem = f"machine type {machine} is not available in {attempt.zone}"
+            found.append(VmFinding("refusal", problem, fix, attempt.zone))
     if "image" in answers and answers["image"] is None:
-        found.append(missing_image(source_image(first)))
+        source = source_image(first)
+        owner = match[1] if (match := re.search(r"projects/([^/]+)/", source)) else ""
+        kind = "image family" if "/family/" in source else "image"
+        problem = f"{kind} {last_url_part(source)} does not exist in project {owner}"
+        fix = f'gcloud compute images list --project={owner} --no-standard-images --format="value(family)"'
+        found.append(VmFinding("refusal", problem, fix))
     return [each for each in found if each is not None]
 
 
@@ -167,7 +167,9 @@ def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> VmFinding | N
         return None
     subnetwork = answers[subnetwork_key(net)]
     if subnetwork is None:
-        return missing_subnetwork(net)
+        problem = f"subnetwork {net.subnetwork} does not exist in {net.region} of project {net.project}"
+        fix = f"gcloud compute networks subnets list --project={net.project} --filter=region:{net.region}"
+        return VmFinding("refusal" if net.is_named else "warning", problem, fix, net.region)
     image = read(plan.attempts[0].request).image if plan.image else None
     return check_outbound_access(net, subnetwork, answers.get(f"routers of {net.region}"), image)
 

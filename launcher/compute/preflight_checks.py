@@ -107,13 +107,6 @@ def check_outbound_access(
     return VmFinding("refusal", problem, fix, net.region)
 
 
-def missing_subnetwork(net: VmNetwork) -> VmFinding:
-    """Return the finding for a subnetwork that does not exist."""
-    problem = f"subnetwork {net.subnetwork} does not exist in {net.region} of project {net.project}"
-    list_command = f"gcloud compute networks subnets list --project={net.project} --filter=region:{net.region}"
-    return VmFinding("refusal" if net.is_named else "warning", problem, list_command, net.region)
-
-
 def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether Cloud NAT on a router of the region covers the subnetwork."""
     network = net.network or last_url_part(subnetwork.get("network", ""))
@@ -236,17 +229,3 @@ def check_compute_quota_limit(
         return VmFinding("warning", problem, "", region, provisioning)
     problem = f"quota {use.metric} {where} is too low for {provisioning}: limit {limit:g}, {use.units} needed"
     return VmFinding("refusal", problem, "", region, provisioning if region else "")
-
-
-def missing_machine_type(machine: str, zone: str, project: str) -> VmFinding:
-    """Return the finding for a zone without the machine type."""
-    fix = f'gcloud compute machine-types list --project={project} --filter="name={machine}" --format="value(zone)"'
-    return VmFinding("refusal", f"machine type {machine} is not available in {zone}", fix, zone)
-
-
-def missing_image(source: str) -> VmFinding:
-    """Return the finding for a boot image that does not exist."""
-    project = first[1] if (first := re.search(r"projects/([^/]+)/", source)) else ""
-    kind = "image family" if "/family/" in source else "image"
-    list_command = f'gcloud compute images list --project={project} --no-standard-images --format="value(family)"'
-    return VmFinding("refusal", f"{kind} {last_url_part(source)} does not exist in project {project}", list_command)

@@ -41,8 +41,13 @@ def order_by_capacity(plan: Plan, compute: Compute) -> tuple[Plan, tuple[str, ..
     found = together({zone: partial(score, compute, plan, zone) for zone in zones})
     scores = {zone: each for zone, each in found.items() if isinstance(each, float)}
     if not scores:
-        return plan, (no_scores_text(found),)
-    lines = (scores_text(scores),) if len(set(scores.values())) > 1 else ()
+        error = next((each for each in found.values() if isinstance(each, LaunchError)), None)
+        reason = words(error.problem, 160) if error else "not available for this machine"
+        return plan, (f"no advice on Spot capacity: {reason}",)
+    best = sorted(scores.items(), key=lambda each: -each[1])[:SHOWN]
+    text = ", ".join(f"{zone} {likelihood:.2g}" for zone, likelihood in best)
+    line = f"Spot capacity now, according to Google (1 = best): {text}"
+    lines = (line,) if len(set(scores.values())) > 1 else ()
     return replace(plan, attempts=order_by_score(plan.attempts, scores)), lines
 
 
@@ -62,18 +67,6 @@ def order_by_score(attempts: Sequence[Attempt], scores: Mapping[str, float]) -> 
 def group_key(attempt: Attempt) -> tuple[str, float | None, str]:
     """Return the properties that attempts must share to be reordered."""
     return attempt.provisioning, attempt.usd_per_hour, attempt.machine_type
-
-
-def scores_text(scores: Mapping[str, float]) -> str:
-    """Return a line with the best scores."""
-    best = sorted(scores.items(), key=lambda one: -one[1])[:SHOWN]
-    return "Spot capacity now, according to Google (1 = best): " + ", ".join(f"{zone} {n:.2g}" for zone, n in best)
-
-
-def no_scores_text(found: Mapping[str, float | LaunchError | None]) -> str:
-    """Return a line that says why there are no scores."""
-    error = next((each for each in found.values() if isinstance(each, LaunchError)), None)
-    return f"no advice on Spot capacity: {words(error.problem, 160) if error else 'not available for this machine'}"
 
 
 def score(compute: Compute, plan: Plan, zone: str) -> float | None:

@@ -234,7 +234,7 @@ stop() {
   [[ -n $STARTED ]] || leave 75 "the VM was told to stop before its container ran"
   log "told to stop"
   STOPPED=yes
-  docker stop -t 25 launch >/dev/null &
+  docker stop -t 28 launch >/dev/null &
 }
 
 pull() {
@@ -271,7 +271,7 @@ start() {
   mapfile -d '' -t words <"$STATE/words"
   # --ipc=host: Docker's own 64 MB of shared memory end NCCL and DataLoader workers with a bus error. The log is kept
   # short here: the job ships it itself.
-  docker run --detach --name launch --gpus all --ipc=host --network host --ulimit memlock=-1 --stop-timeout 25 \
+  docker run --detach --name launch --gpus all --ipc=host --network host --ulimit memlock=-1 --stop-timeout 28 \
     --log-driver json-file --log-opt max-size=50m --log-opt max-file=2 "${words[@]}" >"$STATE/said" 2>&1
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -28,7 +27,8 @@ def diagnose_stockout(refusal: Refusal, context: RequestContext) -> Diagnosis | 
     """Diagnose missing capacity."""
     if refusal.reason not in STOCKOUT_REASONS and not re.search(STOCKOUT, refusal.message, re.IGNORECASE):
         return None
-    return stockout(context, zones_of(refusal.metadata, context))
+    named = re.findall(rf"\b{ZONE}\b", refusal.metadata.get("zonesAvailable", ""))  # of ErrorInfo
+    return stockout(context, tuple(zone for zone in dict.fromkeys(named) if zone != context.zone))
 
 
 def stockout(context: RequestContext, zones: tuple[str, ...] = ()) -> Diagnosis:
@@ -41,12 +41,6 @@ def stockout(context: RequestContext, zones: tuple[str, ...] = ()) -> Diagnosis:
         fix=elsewhere(context),
         zones=zones,
     )
-
-
-def zones_of(metadata: Mapping[str, str], context: RequestContext) -> tuple[str, ...]:
-    """Return the zones with capacity in the metadata (ErrorInfo) of a stockout: `us-central1-b,us-central1-c`."""
-    named = re.findall(rf"\b{ZONE}\b", metadata.get("zonesAvailable", ""))
-    return tuple(zone for zone in dict.fromkeys(named) if zone != context.zone)
 
 
 def elsewhere(context: RequestContext) -> str:

@@ -143,7 +143,9 @@ ROLES = {
 def diagnose_permission(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Diagnose a missing permission; the fix grants it on the smallest resource that the message names."""
     text = refusal.message
-    permission = refusal.metadata.get("permission", "") or named_permission(text)
+    permission = refusal.metadata.get("permission", "")
+    if not permission and (named := re.search(PERMISSION, text, re.IGNORECASE)):
+        permission = either(*(group or "" for group in named.groups()))
     if refusal.reason == "USER_PROJECT_DENIED":
         permission = "serviceusage.services.use"
     if not permission:
@@ -155,12 +157,6 @@ def diagnose_permission(refusal: Refusal, context: RequestContext) -> Diagnosis 
         fix += f", where ROLE contains {permission}"
     cause = f"{principal_text(who)} lacks the permission {permission} (or the resource does not exist)"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
-
-
-def named_permission(text: str) -> str:
-    """Return the permission that a message names; empty if none."""
-    found = re.search(PERMISSION, text, re.IGNORECASE)
-    return either(*(group or "" for group in found.groups())) if found else ""
 
 
 def principal(permission: str, text: str, context: RequestContext) -> str:

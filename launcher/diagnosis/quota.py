@@ -43,10 +43,14 @@ def diagnose_quota(refusal: Refusal, context: RequestContext) -> Diagnosis | Non
         return None
     names = " and ".join(quota.names)
     where = "in all regions together" if quota.everywhere else f"in {context.region}"
+    needed = f"{context.gpus} are needed" if context.gpus and "gpu" in quota.names[0].lower() else ""
+    limit = f"the limit is {quota.limit}" if quota.limit else ""
+    figures = [figure for figure in (needed, limit) if figure]
+    known = f": {', '.join(figures)}" if figures else ""
     return Diagnosis(
         scope=reach(quota),
         kind="quota",
-        cause=f"quota {names} {where} is too low for {context.provisioning}{need_and_limit(quota, context)}",
+        cause=f"quota {names} {where} is too low for {context.provisioning}{known}",
         fix=quota_fix(quota, context),
     )
 
@@ -97,14 +101,6 @@ def known_id(name: str) -> str:
     ids = (gpu.quota_names["vertex_quota_id"] for gpu in gpus if gpu.quota_names["vertex_quota_metric"] == found[2])
     kind = "Preemptible" if found[1] else ""
     return next((f"CustomModelTraining{kind}{one}GPUsPerProjectPerRegion" for one in ids if one), "")
-
-
-def need_and_limit(quota: Exceeded, context: RequestContext) -> str:
-    """Return `: 8 are needed, the limit is 0`, without the unknown parts."""
-    needed = f"{context.gpus} are needed" if context.gpus and "gpu" in quota.names[0].lower() else ""
-    limit = f"the limit is {quota.limit}" if quota.limit else ""
-    figures = ", ".join(filter(None, (needed, limit)))
-    return f": {figures}" if figures else ""
 
 
 def quota_fix(quota: Exceeded, context: RequestContext) -> str:

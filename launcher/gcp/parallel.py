@@ -35,19 +35,14 @@ class TolerantApi(Api):
         try:
             return super().once(method, **request)
         except LaunchError as error:
-            if not is_rate(error):
-                raise
-            raise UnreachableError(error.problem, "Try again in a moment.") from answer_behind(error)
+            answer: Any = answer_behind(error)
+            if status_of(error) == 403 and {older_reason(answer), str(answer.reason)} & BUSY:  # a rate limit
+                raise UnreachableError(error.problem, "Try again in a moment.") from answer
+            raise
         except Exception as error:
             if not is_torn(error):
                 raise
             raise UnreachableError(f"{self.service.title}'s answer can't be read: {words(str(error))}") from error
-
-
-def is_rate(error: LaunchError) -> bool:
-    """Return whether a refusal is a rate limit."""
-    answer: Any = answer_behind(error)
-    return status_of(error) == 403 and bool({older_reason(answer), str(answer.reason)} & BUSY)
 
 
 def is_torn(error: BaseException) -> bool:

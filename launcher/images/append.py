@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -61,32 +61,37 @@ def append(
     from launcher.images.registry import digest_of
 
     manifest = image_manifest(registry, base, platform)
-    check_kind(manifest.media_type)
+    if manifest.media_type not in LAYER_TYPES:
+        raise LaunchError(f"can't append to an image of type {manifest.media_type}", "To rebuild it: --builder docker")
     config = json.loads(registry.blob(base.repository, manifest.body["config"]["digest"]))
-    check_platform(config, base, platform)
+    # Otherwise it would fail with "exec format error" on a billed machine.
+    if (existing := f"{config.get('os', 'linux')}/{config.get('architecture')}") != platform:
+        raise LaunchError(
+            f"{base} is for {existing}, but the machine is {platform}",
+            "Another image was pushed with its tag; to rebuild it: --builder docker",
+        )
     config = {**config, "config": change(config.get("config") or {})}
     raw_config = encode_json(new_config(config, layers, with_base(stamp, base, manifest.digest)))
-    raw = encode_json(new_manifest(manifest.body, manifest.media_type, layers, raw_config))
     config_blob = (digest_of(raw_config), len(raw_config), partial(BytesIO, raw_config))
+    added = [
+        {"mediaType": LAYER_TYPES[manifest.media_type], "size": layer.size, "digest": layer.digest} for layer in layers
+    ]
+    described = {**manifest.body["config"], "digest": config_blob[0], "size": config_blob[1]}
+    raw = encode_json({**manifest.body, "config": described, "layers": [*manifest.body["layers"], *added]})
     with ThreadPoolExecutor(THREADS) as pool:
         jobs = [pool.submit(mount, registry, target.repository, base, one["digest"]) for one in manifest.body["layers"]]
         for one in layers:
             jobs.append(pool.submit(send, registry, target.repository, one.digest, one.size, one.open, on_bytes))
         jobs.append(pool.submit(send, registry, target.repository, *config_blob, on_bytes))
-        wait_for_all(jobs, registry)
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:  # an error or Ctrl-C stops the others immediately
+            for job in jobs:
+                job.cancel()
+            registry.stop()
+            raise
     return registry.put_manifest(target.repository, target.tag or "", raw, manifest.media_type)
-
-
-def wait_for_all(jobs: Sequence[Future[None]], registry: Registry) -> None:
-    """Wait for all uploads. An error or Ctrl-C stops the others immediately."""
-    try:
-        for job in as_completed(jobs):
-            job.result()
-    except BaseException:
-        for job in jobs:
-            job.cancel()
-        registry.stop()
-        raise
 
 
 def with_base(stamp: Stamp, base: Reference, digest: str) -> Stamp:
@@ -109,22 +114,6 @@ def image_manifest(registry: Registry, base: Reference, platform: str) -> Manife
     raise LaunchError(f"{base} has no image for {platform}", "Build it for that platform: --builder docker")
 
 
-def check_platform(config: Mapping[str, Any], base: Reference, platform: str) -> None:
-    """Check an image's platform, before it fails with "exec format error" on a billed machine. Raises LaunchError."""
-    found = f"{config.get('os', 'linux')}/{config.get('architecture')}"
-    if found != platform:
-        raise LaunchError(
-            f"{base} is for {found}, but the machine is {platform}",
-            "Another image was pushed with its tag; to rebuild it: --builder docker",
-        )
-
-
-def check_kind(media_type: str) -> None:
-    """Check that layers can be appended to a kind of image. Raises LaunchError."""
-    if media_type not in LAYER_TYPES:
-        raise LaunchError(f"can't append to an image of type {media_type}", "To rebuild it: --builder docker")
-
-
 def new_config(base: Mapping[str, Any], layers: Sequence[Layer], stamp: Stamp) -> dict[str, Any]:
     """Return the base's config with the layers on top. Entrypoint, environment and user are unchanged."""
     history = [{"created": stamp.created, "created_by": one.made_by} for one in layers]
@@ -136,17 +125,6 @@ def new_config(base: Mapping[str, Any], layers: Sequence[Layer], stamp: Stamp) -
         "history": [*(base.get("history") or ()), *history],
         "rootfs": {"type": "layers", "diff_ids": [*base["rootfs"]["diff_ids"], *(one.diff_id for one in layers)]},
     }
-
-
-def new_manifest(
-    base: Mapping[str, Any], media_type: str, layers: Sequence[Layer], raw_config: bytes
-) -> dict[str, Any]:
-    """Return the base's manifest with the layers on top and the new config."""
-    from launcher.images.registry import digest_of
-
-    config = {**base["config"], "digest": digest_of(raw_config), "size": len(raw_config)}
-    added = [{"mediaType": LAYER_TYPES[media_type], "size": one.size, "digest": one.digest} for one in layers]
-    return {**base, "config": config, "layers": [*base["layers"], *added]}
 
 
 def mount(registry: Registry, repository: str, base: Reference, digest: str) -> None:

@@ -8,6 +8,7 @@ import tempfile
 from io import BytesIO
 from typing import IO
 
+from launch_train.common import contract
 from launcher.images import reproducible_tar
 from launcher.images.reproducible_tar import Tree
 from launcher.images.source_files import File, Source
@@ -53,9 +54,9 @@ def base_context(source: Source) -> IO[bytes]:
     return file
 
 
-def put_text(tar: tarfile.TarFile, name: str, text: str) -> None:
+def put_text(tar: tarfile.TarFile, name: str, text: str, mode: int = 0o644) -> None:
     """Write a text as a file."""
-    info = reproducible_tar.entry(name, 0, tarfile.REGTYPE, 0o644)
+    info = reproducible_tar.entry(name, 0, tarfile.REGTYPE, mode)
     info.size = len(text.encode())
     tar.addfile(info, BytesIO(text.encode()))
 
@@ -70,6 +71,9 @@ def write(tar: tarfile.TarFile, source: Source) -> None:
             put_text(tar, name, text)
     wheel = (File(source.torch.name, source.torch),) if source.torch else ()
     trainer = tuple(one._replace(name=posixpath.relpath(one.name, "launch_train")) for one in source.trainer)
+    for name, text in sorted(source.installed.items()):
+        mode = 0o755 if name.startswith("bin/") else 0o644
+        put_text(tar, f"launch_train/{contract.PROJECT_FOLDER}/{name}", text, mode)
     for folder, files in (("launch_train", trainer), ("code", source.code), ("torch", wheel)):
         is_code = folder == "code"
         reproducible_tar.put(tar, Tree(folder, files, digest=source.digest if is_code else "", group_writes=is_code))

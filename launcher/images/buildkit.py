@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from launch_train.common.scratch import temporary_folder
 from launcher.errors import UsageError
 from launcher.images.docker_events import LAST_LINES, EngineError, OnLine, hint_for
 
@@ -38,21 +38,35 @@ def build(
         UsageError: a secret is not set.
         EngineError: the docker command or BuildKit is not available, or a step failed (with its last lines).
     """
-    values = secret_values(secrets, environ)
+    if missing := [name for name in secrets if not environ.get(name)]:
+        raise UsageError(
+            f"image.build_secrets: {missing[0]} is not set in this shell",
+            f"Set it where you run launch: export {missing[0]}=VALUE",
+            field="image.build_secrets",
+        )
     program = shutil.which("docker", path=environ.get("PATH"))
     if program is None:
         raise EngineError("this build needs BuildKit, and the docker command is not installed", INSTALL)
     words = [word for name in secrets for word in ("--secret", f"id={name},env={name}")]
     command = [program, "build", "--progress=plain", *options, *words, "-"]
+    masked = {part for name in secrets for part in environ[name].splitlines() if part.strip()}
     last = deque[str](maxlen=LAST_LINES)
 
     def show(line: str) -> None:
-        last.append(mask_secrets(line, values.values()))
-        on_line(last[-1])
+        for part in sorted(masked, key=len, reverse=True):  # one may begin another; programs in the build print them
+            line = line.replace(part, HIDDEN)
+        last.append(line)
+        on_line(line)
 
-    with tempfile.TemporaryDirectory(prefix="launch-docker-") as config:
-        keep_plugins(Path(config), environ)
-        status = run(command, client_environment(environ, host, config) | values, context, show)
+    kept = ("DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", *secrets)
+    with temporary_folder("docker") as config:
+        # The configuration is empty but for the user's plugins (buildx).
+        home = environ.get("DOCKER_CONFIG") or os.path.join(environ.get("HOME", ""), ".docker")  # noqa: PTH118 -- may be empty
+        if (plugins := Path(home, "cli-plugins")).is_dir():
+            Path(config, "cli-plugins").symlink_to(plugins)
+        env = {"PATH": environ.get("PATH", os.defpath), "DOCKER_HOST": host, "DOCKER_CONFIG": config}
+        env |= {"DOCKER_BUILDKIT": "1", **{name: environ[name] for name in kept if name in environ}}
+        status = run(command, env, context, show)
     if status:
         text = "\n  ".join(last)
         hint = INSTALL if NO_BUILDX in text else hint_for(text)
@@ -69,41 +83,3 @@ def run(command: Sequence[str], env: Mapping[str, str], stdin: IO[bytes], on_lin
         except BaseException:
             process.kill()
             raise
-
-
-def client_environment(environ: Mapping[str, str], host: str, config: str) -> dict[str, str]:
-    """Return all that the docker command gets of this machine's environment, besides the secrets."""
-    return {
-        "PATH": environ.get("PATH", os.defpath),
-        "DOCKER_HOST": host,
-        "DOCKER_CONFIG": config,
-        "DOCKER_BUILDKIT": "1",
-        **{name: environ[name] for name in ("DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY") if name in environ},
-    }
-
-
-def secret_values(secrets: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of build secrets. Raises UsageError: one is not set."""
-    if missing := [name for name in secrets if not environ.get(name)]:
-        raise UsageError(
-            f"image.build_secrets: {missing[0]} is not set in this shell",
-            f"Set it where you run launch: export {missing[0]}=VALUE",
-            field="image.build_secrets",
-        )
-    return {name: environ[name] for name in secrets}
-
-
-def keep_plugins(config: Path, environ: Mapping[str, str]) -> None:
-    """Link the user's plugins (buildx) into an otherwise empty configuration."""
-    home = environ.get("DOCKER_CONFIG") or os.path.join(environ.get("HOME", ""), ".docker")  # noqa: PTH118 -- may be empty
-    plugins = Path(home, "cli-plugins")
-    if plugins.is_dir():
-        (config / "cli-plugins").symlink_to(plugins)
-
-
-def mask_secrets(line: str, secrets: Iterable[str]) -> str:
-    """Return a line of output with each line of a secret masked; programs in the build may print them."""
-    parts = {part for value in secrets for part in value.splitlines() if part.strip()}
-    for part in sorted(parts, key=len, reverse=True):  # one may begin another
-        line = line.replace(part, HIDDEN)
-    return line

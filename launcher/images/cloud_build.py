@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from launch_train.common.loopback import is_loopback, is_plain_loopback
 from launcher.clock import REAL, Clock
@@ -95,7 +96,8 @@ def build(
     check_image(image, environ)
     api = Api(SERVICE, project, client(environ), clock)
     bucket = bucket or check_default_bucket(project, environ, clock, way_out=f"{NAME_IT}\n{WITH_DOCKER}")
-    with build_context(dependencies_only(source)) as context:
+    # The stage copies no code, so an edit of the code needs no new upload.
+    with build_context(replace(source, trainer=(), code=(), digest="")) as context:
         content = send(context, bucket, on_line)
     scope = BuildScope(f"projects/{project}/locations/{options.location}", tag_of(image))
     running: RunningBuild | None = None
@@ -143,11 +145,6 @@ def client(environ: Mapping[str, str]) -> Any:
     return open_client(cloudbuild_v1.CloudBuildClient, SERVICE, environ)
 
 
-def dependencies_only(source: Source) -> Source:
-    """Return the source without code, which the stage does not copy: an edit of the code needs no new upload."""
-    return source._replace(trainer=(), code=(), digest="")
-
-
 def tag_of(image: Image) -> str:
     """Return the tag of all builds of this image, whose name contains a digest of its content."""
     return f"launch-{hashlib.sha256(image.dependencies.encode()).hexdigest()[:16]}"
@@ -161,10 +158,9 @@ def build_request(image: Image, project: str, bucket: str, content: Sent, option
     from launcher.images.append import BASE_LABEL
     from launcher.images.build_context import DOCKERFILE
 
-    arguments = {"BASE": image.base} if image.dockerfile else {"BASE": image.base, "WHEEL": image.wheel}
     docker = ["build", f"--file={DOCKERFILE}", f"--target={STAGE}", f"--tag={image.dependencies}"]
     docker += [f"--label={BASE_LABEL}={image.base}"] if "@" in image.base else []
-    docker += [f"--build-arg={name}={value}" for name, value in arguments.items() if value]
+    docker += [f"--build-arg={name}={value}" for name, value in image.build_arguments.items() if value]
     request: dict[str, Any] = {
         "source": {
             "storageSource": {
@@ -300,19 +296,15 @@ def digest_of(ended: Any, reference: str, last: Sequence[str]) -> str:
 
 
 def failure(ended: Any, last: Sequence[str]) -> LaunchError:
-    """Return the error of a failed build: the step, Cloud Build's message, and the end of the log."""
+    """Return the error of a failed build: the step, Cloud Build's message, the end of the log, and where all of it is,
+    with the command that grants a missing permission if that is the cause."""
     step = next((one for one in ended.steps if one.status.name == ended.status.name), None)
     where = f" in step {step.id or step.name}" if step else ""
     reason = ended.failure_info.detail or ended.status_detail
     problem = f"Cloud Build {ended.id} ended as {ended.status.name}{where}{f': {reason}' if reason else ''}"
-    return LaunchError("\n    ".join((problem, *last)), hint_of(ended, last))
-
-
-def hint_of(ended: Any, last: Sequence[str]) -> str:
-    """Return the location of the full log, and the command that grants a missing permission if that is the cause."""
-    see = f"Full log: {ended.log_url}"
-    if not any("artifactregistry.repositories.uploadArtifacts" in line for line in last):
-        return see
-    account = ended.service_account.rpartition("/")[2] or "THE-BUILD'S-SERVICE-ACCOUNT"
-    member = f"--member=serviceAccount:{account} --role=roles/artifactregistry.writer"
-    return f"gcloud projects add-iam-policy-binding {ended.project_id} {member}\n{see}"
+    hint = f"Full log: {ended.log_url}"
+    if any("artifactregistry.repositories.uploadArtifacts" in line for line in last):
+        account = ended.service_account.rpartition("/")[2] or "THE-BUILD'S-SERVICE-ACCOUNT"
+        member = f"--member=serviceAccount:{account} --role=roles/artifactregistry.writer"
+        hint = f"gcloud projects add-iam-policy-binding {ended.project_id} {member}\n{hint}"
+    return LaunchError("\n    ".join((problem, *last)), hint)

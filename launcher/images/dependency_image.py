@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -11,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import launcher.clock
+from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
@@ -125,7 +125,7 @@ def append_node(
     registry.check_write(target.repository)
     report.line(f"appending the node's packages to {request.image.base}")
     (lock,) = [one.path for one in request.source.locks if one.name == "node.lock"]
-    with tempfile.TemporaryDirectory(prefix="launch-node-") as name:
+    with temporary_folder("node") as name:
         files = node_packages(lock, request.image.platform, Path(name), environ)
         made = layer([Tree(FOLDER, files)], Path(name, "node.tar.gz"), "launch: packages of launch_train.node")
         change = with_workspace if request.source.code else with_launch

@@ -91,7 +91,9 @@ class Engine:
             UsageError: a file can't be read.
         """
         base = self._built_base(source, image, on_line) if image.builds_base else self._ensure_base(image, on_line)
-        image, labels = replace(image, base=base), with_base_label(labels, base)
+        image = replace(image, base=base)
+        if "@" in base:  # images on top of it inherit the label
+            labels = {**labels, BASE_LABEL: base}
         if image.build_secrets:
             return self._buildkit(source, image, target=target, tag=tag, labels=labels, on_line=on_line)
         with build_context(source) as context, docker_errors(tag, "can't be built"):
@@ -102,7 +104,7 @@ class Engine:
                 target=target,
                 tag=tag,
                 platform=image.platform,
-                buildargs=build_arguments(image),
+                buildargs=image.build_arguments,
                 labels=dict(labels),
                 rm=True,
                 forcerm=True,
@@ -116,7 +118,7 @@ class Engine:
     ) -> str:
         """Build a stage with BuildKit; return the image's id. Raises LaunchError."""
         options = [f"--file={DOCKERFILE}", f"--target={target}", f"--tag={tag}", f"--platform={image.platform}"]
-        options += [f"--build-arg={name}={value}" for name, value in build_arguments(image).items()]
+        options += [f"--build-arg={name}={value}" for name, value in image.build_arguments.items()]
         options += [f"--label={name}={value}" for name, value in labels.items()]
         with build_context(source) as context:
             self._run_buildkit(context, options, image, on_line)
@@ -239,16 +241,6 @@ class Engine:
         if found.identity_token:
             return {"identitytoken": found.identity_token, "serveraddress": server}
         return {"username": found.username, "password": found.password, "serveraddress": server}
-
-
-def with_base_label(labels: Mapping[str, str], base: str) -> dict[str, str]:
-    """Return an image's labels with its base by digest, if that is known. Images on top of it inherit the label."""
-    return {**labels, **({BASE_LABEL: base} if "@" in base else {})}
-
-
-def build_arguments(image: Image) -> dict[str, str]:
-    """Return the recipe's arguments. A recipe that was made for one spec names its PyTorch itself."""
-    return {"BASE": image.base} if image.dockerfile else {"BASE": image.base, "WHEEL": image.wheel}
 
 
 def as_file(context: IO[bytes]) -> IO[bytes]:

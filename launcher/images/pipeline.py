@@ -8,7 +8,6 @@ machine's Docker engine or by Cloud Build.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,11 +15,13 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.common import contract
+from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
 from launcher.images import dependency_image
 from launcher.images.dependency_image import ImageBuildRequest, Report, by_engine, engine_of
 from launcher.images.reproducible_tar import Tree
-from launcher.images.source_files import Source
+from launcher.images.source_files import Source, write_installed
 from launcher.plan.model import Image
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ How = Literal["own", "there", "appended", "docker", "pulled"]
 LAUNCH_USER = 1000
 """The uid of the image's user (containers/train.Dockerfile), who owns the code's folder."""
 TRAINER_FOLDER = "opt/launch"
+PROJECT_FOLDER = f"{TRAINER_FOLDER}/launch_train/{contract.PROJECT_FOLDER}"
 CODE_FOLDER = "workspace"
 
 
@@ -64,10 +66,16 @@ def push(request: ImageBuildRequest, environ: Mapping[str, str], report: Report)
         missing = registry.head(base.repository, base.tag or "") is None
         if missing:
             dependency_image.make(request, environ, registry, base, report)
-        by_engine = request.builder == "docker" and not request.image.appends_node
-        way = pushed_by_engine if by_engine else appended
-        made = replace(way(request, environ, registry, base, target, report), dependencies=missing)
-        return replace(made, base=base_in(registry, request.image, made.reference))
+        if request.builder == "docker" and not request.image.appends_node:
+            registry.check_write(target.repository)
+            engine = engine_of(environ, request)
+            by_engine(engine, request, "train", request.image.uri, report)
+            report.line(f"pushing {target}")
+            digest = engine.push(request.image.uri, report.layer)
+            made = ImageResult(reference=pinned(target, digest), how="docker")
+        else:
+            made = appended(request, registry, base, target, report)
+        return replace(made, dependencies=missing, base=base_in(registry, request.image, made.reference))
 
 
 def recorded_base(image: Image, reference: str, environ: Mapping[str, str]) -> str:
@@ -109,7 +117,7 @@ def build(request: ImageBuildRequest, environ: Mapping[str, str], report: Report
             if made := find_in_registry(request.image, target, registry):
                 return made
             if registry.head(base.repository, base.tag or ""):
-                return appended(request, environ, registry, base, target, report)
+                return appended(request, registry, base, target, report)
         report.line(f"the registry has no dependency image {base} yet, so the Docker engine builds")
     return built(engine_of(environ, request), request, report)
 
@@ -194,19 +202,14 @@ def find_in_registry(image: Image, target: Reference, registry: Registry) -> Ima
 
 
 def appended(
-    request: ImageBuildRequest,
-    _environ: Mapping[str, str],
-    registry: Registry,
-    base: Reference,
-    target: Reference,
-    report: Report,
+    request: ImageBuildRequest, registry: Registry, base: Reference, target: Reference, report: Report
 ) -> ImageResult:
     """Append launch_train and the user's code to the dependency image, each as a layer. Raises LaunchError."""
     from launcher.images.append import append
 
     before = registry.sent
     report.line(f"appending the code to {base}")
-    with tempfile.TemporaryDirectory(prefix="launch-layers-") as folder:
+    with temporary_folder("layers") as folder:
         layers = code_layers(request.source, Path(folder))
         names = {one.digest: name for one, name in zip(layers, ("our package", "the code"), strict=False)}
 
@@ -230,8 +233,10 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
         )
     ]
     if source.code:
-        tree = Tree(CODE_FOLDER, source.code, LAUNCH_USER, source.digest, group_writes=True)
-        made.append(layer([tree], folder / "code.tar.gz", "launch: COPY code /workspace"))
+        trees = [Tree(CODE_FOLDER, source.code, LAUNCH_USER, source.digest, group_writes=True)]
+        if source.installed:
+            trees.append(Tree(PROJECT_FOLDER, write_installed(source.installed, folder / "installed")))
+        made.append(layer(trees, folder / "code.tar.gz", "launch: COPY code /workspace"))
     return made
 
 
@@ -242,19 +247,3 @@ def built(engine: Engine, request: ImageBuildRequest, report: Report) -> ImageRe
     """Build the whole image in the engine, under its tag. Raises LaunchError."""
     by_engine(engine, request, "train", request.image.uri, report)
     return ImageResult(reference=request.image.uri, how="docker", pushed=False)
-
-
-def pushed_by_engine(
-    request: ImageBuildRequest,
-    environ: Mapping[str, str],
-    registry: Registry,
-    _base: Reference,
-    target: Reference,
-    report: Report,
-) -> ImageResult:
-    """Build and push the image with the engine. Raises LaunchError."""
-    registry.check_write(target.repository)
-    engine = engine_of(environ, request)
-    by_engine(engine, request, "train", request.image.uri, report)
-    report.line(f"pushing {target}")
-    return ImageResult(reference=pinned(target, engine.push(request.image.uri, report.layer)), how="docker")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from launcher.plan.model import EMPTY, Content
 
@@ -19,7 +21,7 @@ class File(NamedTuple):
     link: str | None = None
 
 
-class Source(NamedTuple):
+class Source(Struct, frozen=True):
     """The files of an image."""
 
     recipe: tuple[File, ...] = ()
@@ -30,6 +32,8 @@ class Source(NamedTuple):
     """The user's files, relative to the code's folder."""
     requirements: str = ""
     """The text of the user's requirements."""
+    installed: Mapping[str, str] = {}
+    """Files of the installed projects in the code, by name (launcher.workspace.python_project)."""
     digest: str = ""
     """The digest of `code` when the image's tag was computed. The packed files must have the same. Empty: unknown."""
     dockerfile: str = ""
@@ -43,7 +47,7 @@ class Source(NamedTuple):
     """A custom PyTorch wheel, instead of the one that the recipe names."""
 
 
-class UserCode(NamedTuple):
+class UserCode(Struct, frozen=True):
     """The files of the code's folder, and what a plan says about them."""
 
     files: tuple[File, ...] = ()
@@ -54,11 +58,28 @@ class UserCode(NamedTuple):
     ignored_files: tuple[str, ...] = ()
     outside_paths: tuple[str, ...] = ()
     growth: str = ""
+    roots: tuple[str, ...] = ("",)
+    """Folders that modules are imported from, relative to the code's own (empty)."""
+    installed: Mapping[str, str] = {}
+    """As Source.installed."""
+    project_warnings: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
         """Return the names of the files in the image."""
         return [file.name for file in self.files]
+
+
+def write_installed(texts: Mapping[str, str], folder: Path) -> tuple[File, ...]:
+    """Write the files of Source.installed to a new folder, programs executable, and return them."""
+    files = []
+    for name, text in sorted(texts.items()):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+        path.chmod(0o755 if name.startswith("bin/") else 0o644)
+        files.append(File(name, path))
+    return tuple(files)
 
 
 def digest_record(file: File, executable: bool = False, digest: str = "") -> bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.errors import UsageError
@@ -18,7 +19,7 @@ VERSION = 1
 """The newest format of a run folder that this launch reads (docs/output.md)."""
 
 
-class Stored(NamedTuple):
+class Stored(Struct, frozen=True):
     """A plan from a run folder, and the digest of its text."""
 
     plan: Plan

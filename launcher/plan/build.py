@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from launcher.errors import PlanRefused
 from launcher.plan import cost, names, validate, vertex_request, vm_request, waiting
 from launcher.plan.binding import bound
 from launcher.plan.container import container
+from launcher.plan.estimate import billed_time, training_time
 from launcher.plan.external_model import check_model
 from launcher.plan.image import plan_image
 from launcher.plan.loggers import check_loggers
@@ -40,6 +42,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     """
     validate.check_spec(spec, context)
     chosen = choose(spec, catalog, context.target)
+    context = on_machine(context, chosen)
     validate.check_machine(spec, catalog, context, chosen)
     validate.check_gpu_memory(spec, chosen)
     if context.training:
@@ -56,6 +59,12 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     attempts = tuple(attempt(spec, catalog, context, chosen, shared, placement) for placement in placements)
     nodes = spec.machine.nodes
     wait_total = parse_duration(spec.limits.wait_total) if spec.limits.wait_total else None
+    first, is_local = attempts[0], context.target == "local"
+    training, basis = training_time(spec, chosen, catalog) if context.training and not is_local else (None, "")
+    billed = None if training is None else billed_time(catalog, first.provisioning, training, nodes)
+    expected = 0.0 if is_local else None
+    if billed is not None:
+        expected = cost.with_extras(first, first.usd_per_hour, nodes * min(billed, shared.hours))
     cost.check_lease(attempts, spec, hours=shared.hours)
     cost.check_usd_limit(attempts, spec, hours=shared.hours)
     unbound = Plan(
@@ -70,17 +79,32 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         limits=PlannedLimits(
             hours=shared.hours,
             usd=spec.limits.usd,
+            hours_expected=training,
+            hours_basis=basis,
+            usd_expected=expected,
             **cost.cost_bounds(attempts, nodes=nodes, hours=shared.hours),
             restarts=spec.limits.restarts,
             wait_seconds=max((one.wait_seconds for one in attempts if one.wait_seconds), default=None),
             wait_total_seconds=wait_total,
             wait_at_most_seconds=waiting.total_wait(attempts, wait_total),
         ),
-        warnings=warnings(spec, catalog, context, chosen, attempts),
+        warnings=(
+            *([too_long(billed, basis, shared.hours)] if billed and billed > shared.hours else ()),
+            *warnings(spec, catalog, context, chosen, attempts),
+        ),
         spec=msgspec.to_builtins(spec),
-        prices=used_prices(catalog) if context.target != "local" else msgspec.UNSET,
+        prices=msgspec.UNSET if is_local else used_prices(catalog),
     )
     return bound(unbound)
+
+
+def too_long(billed: float, basis: str, limit: float) -> str:
+    """Return the warning that the estimate exceeds the limit."""
+    hours = math.ceil(billed * 1.1)
+    return (
+        f"limits.hours is {limit:g} h, but this run needs about {billed:,.0f} h ({basis}) and would end unfinished: "
+        f"--hours {hours}, or more GPUs"
+    )
 
 
 def used_prices(catalog: Catalog) -> UsedPrices:
@@ -96,8 +120,16 @@ def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
         PlanRefused: the machine does not exist, or cannot run this image.
     """
     chosen = choose(spec, catalog, context.target)
+    context = on_machine(context, chosen)
     validate.check_image(spec, catalog, msgspec.structs.replace(context, target="local"), chosen)  # nothing is billed
     return plan_image(spec, catalog, context, chosen)
+
+
+def on_machine(context: Context, chosen: Chosen) -> Context:
+    """Return the context without the requirements of other architectures than the machine's."""
+    arch, packages = chosen.machine.arch if chosen.machine else "amd64", context.packages
+    named = tuple(package for package in packages.named if package.arch in ("", arch))
+    return msgspec.structs.replace(context, packages=msgspec.structs.replace(packages, named=named))
 
 
 def with_digest(plan: Plan, uri: str, base: str = "") -> Plan:

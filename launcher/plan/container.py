@@ -19,43 +19,39 @@ ENTRYPOINT = ("python", "-m", "launch_train.node")
 
 def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) -> Container:
     """Return the container of each node. `nccl` is None if the machine's network needs no settings."""
-    if spec.run.node == "none":
-        return own_entrypoint(spec, shared, nccl)
+    run = spec.run
+    if run.node == "none":
+        # The image's entrypoint starts without launch's node; the run folder is for the program's own use.
+        folder = {contract.RUN_FOLDER: shared.run_folder} if shared.run_folder else {}
+        env = {contract.RUN: shared.run, **folder, **nccl_env(nccl), **spec.env}
+        return Container(command=run.command or (), args=run.args, env=env)
+    resume = {"glob": run.resume_glob, "args": run.resume_args}
     return Container(
         command=ENTRYPOINT,
-        args=node_args(spec.run),
+        args=node_args(run),
         env={
             # A user's launch_train.py must not shadow the package: Python then adds no script folder to sys.path.
             "PYTHONSAFEPATH": "1",
             contract.RUN: shared.run,
             **({contract.RUN_FOLDER: shared.run_folder} if shared.run_folder else {}),
-            **({contract.CONFIG: as_json(spec.run.config)} if spec.run.config else {}),
+            **({contract.CONFIG: as_json(run.config)} if run.config else {}),
             contract.PROCESSES: str(chosen.gpus),
             contract.RESTARTS: str(spec.limits.restarts),
             contract.HOURS: f"{shared.hours:g}",
             **({contract.MTBF: f"{shared.mtbf_hours:.4g}"} if shared.mtbf_hours else {}),
             contract.GPU: as_json(gpu_facts(chosen.gpu, shared.image)),
-            **({contract.PREFLIGHT: spec.run.preflight} if spec.run.preflight != "off" else {}),
-            **({contract.HANG_AFTER: f"{spec.run.hang_after:g}"} if spec.run.hang_after else {}),
-            **({contract.SCRIPT_METRICS: as_json(to_builtins(spec.run.metrics))} if spec.run.metrics else {}),
-            **({contract.LOGGERS: ",".join(spec.run.loggers)} if spec.run.loggers is not None else {}),
+            **({contract.PREFLIGHT: run.preflight} if run.preflight != "off" else {}),
+            **({contract.HANG_AFTER: f"{run.hang_after:g}"} if run.hang_after else {}),
+            **({contract.SCRIPT_METRICS: as_json(to_builtins(run.metrics))} if run.metrics else {}),
+            **({contract.RESUME: as_json(resume)} if run.resume_glob else {}),
+            **({contract.LOGGERS: ",".join(run.loggers)} if run.loggers is not None else {}),
             **({contract.NOTIFY: notify_env(spec)} if spec.notify else {}),
             **gpu_memory_env(spec.machine.gpu_memory_gb, chosen.gpu),
             **({contract.SECRETS: as_json(spec.secrets)} if spec.secrets else {}),
             **nccl_env(nccl),
-            **spec.env,
+            **{contract.PYTHON_PATH if name == "PYTHONPATH" else name: value for name, value in spec.env.items()},
         },
     )
-
-
-def own_entrypoint(spec: JobSpec, shared: Shared, nccl: Nccl | None) -> Container:
-    """Return a container that starts the image's entrypoint, or `run.command` in its place, without launch's node.
-
-    The variable with the run folder is for the program's own use: nothing is written there by launch.
-    """
-    folder = {contract.RUN_FOLDER: shared.run_folder} if shared.run_folder else {}
-    env = {contract.RUN: shared.run, **folder, **nccl_env(nccl), **spec.env}
-    return Container(command=spec.run.command or (), args=spec.run.args, env=env)
 
 
 def node_args(run: Run) -> tuple[str, ...]:

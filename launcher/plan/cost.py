@@ -93,10 +93,9 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
 
 
 def cost_bounds(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str, float | None]:
-    """Return the cost of the most expensive attempt on all nodes, in USD; None if any attempt's price is unknown."""
+    """Return the upper bounds of the cost of any attempt on all nodes, in USD; None if a price is unknown."""
     return {
         "usd_at_most": highest(with_extras(one, one.usd_ceiling, nodes * billed_hours(one, hours)) for one in attempts),
-        "usd_expected": highest(with_extras(one, one.usd_per_hour, nodes * hours) for one in attempts),
         "usd_hard_bound": highest(
             with_extras(one, one.usd_hard_bound, nodes * billed_hours(one, hours) * (1 + one.service_restarts))
             for one in attempts

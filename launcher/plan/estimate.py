@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from msgspec.structs import replace
+
 from launch_train.common.config import Config, parse
 from launcher.catalog import UNKNOWN, Catalog, Gpu, MachineType
 from launcher.errors import PlanRefused
 from launcher.plan.machine import choose, figures
 from launcher.plan.memory.config_sizes import sizes_of
-from launcher.plan.memory.fit import Fit, fit, fits, gpu_memory_gb, offered, setup_on, variants
+from launcher.plan.memory.fit import Fit, fit, fit_of, fits, gpu_memory_gb, offered, setup_on, variants
 from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.plan.memory.need import Setup, largest_micro_batch
 from launcher.plan.model import Chosen, Context, Frozen, Gpus
-from launcher.plan.placement import SERVICE, chosen_regions
+from launcher.plan.placement import RESTART_HOURS, SERVICE, chosen_regions
 from launcher.spec.models import JobSpec
 
 MFU = {"tokens": 0.4, "images": 0.2}
 """Assumed share of the GPU's peak. Transformers reach 29 to 60 % (docs/estimate.md), ResNet-50 19 % of an A100's."""
 SMALLEST = 20e6
-"""Parameters below which no speed is assumed: the GPU waits for the CPU, and no share of its peak is known."""
+"""Parameters below which no share of the peak is assumed: the GPU waits for the CPU."""
+SMALL = ("nanogpt-char", "a100-40gb", 6, 16_384, 71.0e6)
+"""A measured small model (throughput.csv): its GPU, blocks, tokens a step and FLOPs a token (6 x 10.65 M parameters and
+attention). A step of another small model takes no longer; with more FLOPs or blocks, in proportion."""
+START_HOURS = 1 / 6
+"""Assumed time from the machine to the first step: boot, image, imports. Not measured on Google Cloud yet."""
 RECOMPUTES = 4 / 3
 """FLOPs of activation_checkpointing: full, which computes the forward pass twice."""
-RESTART_HOURS = 0.25
-"""Assumed loss of an interruption: a new machine, the image, and the work since the newest checkpoint."""
 
 
 class MemoryPart(Frozen, frozen=True, kw_only=True):
@@ -33,10 +40,12 @@ class MemoryPart(Frozen, frozen=True, kw_only=True):
 
 
 class Choice(Frozen, frozen=True, kw_only=True):
-    """A way to train on the spec's machine: the flags, and the largest micro-batch that fits (None: none does)."""
+    """A way to train on the spec's machine: the flags, and the largest micro-batch that fits (None: none does), which
+    the GPU's share of batch_size may limit instead of its memory."""
 
     flags: str
     micro_batch: int | None
+    limited_by: Literal["memory", "batch_size"]
 
 
 class Smallest(Frozen, frozen=True, kw_only=True):
@@ -89,6 +98,8 @@ class Estimate(Frozen, frozen=True, kw_only=True):
     smallest: Smallest | None = None
     steps: int | None = None
     batch_size: int | None = None
+    sample_units: int | None = None
+    """Units of `speed` in one sample, such as its tokens."""
     speed: Speed | None = None
     offers: tuple[Offer, ...] = ()
     note: str = ""
@@ -113,6 +124,7 @@ def estimate(
     setup = setup_on(spec, config, chosen)
     found = fit(model, setup)
     speed = speed_of(model, config, setup, chosen.gpu, catalog) if found.fits else None
+    hours = training_hours(config, model, speed) if speed else None
     return Estimate(
         name=spec.name,
         machine=machine,
@@ -128,17 +140,22 @@ def estimate(
         smallest=smallest(spec, config, catalog, context, model),
         steps=config.steps,
         batch_size=config.batch_size,
+        sample_units=model.units,
         speed=speed,
-        offers=offers(spec, config, catalog, context, chosen, model, speed),
+        offers=offers(spec, catalog, context, chosen, hours),
         note=note,
     )
 
 
 def choices(found: Fit) -> tuple[Choice, ...]:
     """Return the ways to train on this machine: as in the spec, then with less memory."""
-    automatic = found.setup._replace(micro_batch=None)
+    automatic = replace(found.setup, micro_batch=None)
     ways = [("", automatic), *variants(automatic)]
-    return tuple(Choice(flags=flags, micro_batch=largest_micro_batch(found.model, setup)) for flags, setup in ways)
+    sizes = [(flags, largest_micro_batch(found.model, setup)) for flags, setup in ways]
+    return tuple(
+        Choice(flags=flags, micro_batch=size, limited_by="batch_size" if size == automatic.share else "memory")
+        for flags, size in sizes
+    )
 
 
 def smallest(spec: JobSpec, config: Config, catalog: Catalog, context: Context, model: ModelSizes) -> Smallest | None:
@@ -158,6 +175,45 @@ def smallest(spec: JobSpec, config: Config, catalog: Catalog, context: Context, 
 # --- Time and money ---------------------------------------------------------------------------------------------------
 
 
+def training_time(spec: JobSpec, chosen: Chosen, catalog: Catalog) -> tuple[float | None, str]:
+    """Return the hours of training without start and interruptions, and how that is known; None and why it is not."""
+    if not spec.run.is_builtin:
+        return None, "the program is not the built-in trainer"
+    found = fit_of(spec, chosen)
+    if found is None:
+        return None, "no formula for this model"
+    config = parse(spec.run.config)
+    speed = speed_of(found.model, config, found.setup, chosen.gpu, catalog) if found.fits else None
+    if speed is None:
+        return None, no_speed(found.model.parameters, fits=found.fits)
+    return training_hours(config, found.model, speed), speed.basis
+
+
+def no_speed(parameters: int | None, *, fits: bool | None) -> str:
+    """Return why the speed of a model with a formula is unknown."""
+    if not fits:
+        return "the model does not fit"
+    if (parameters or SMALLEST) < SMALLEST:
+        return f"a model of fewer than {SMALLEST / 1e6:.0f} M parameters does not keep a GPU busy"
+    return "this GPU's peak is not in the catalog"
+
+
+def training_hours(config: Config, model: ModelSizes, speed: Speed) -> float:
+    """Return the hours of the config's steps at a speed."""
+    return config.steps * config.batch_size * model.units / speed.per_second / 3600
+
+
+def billed_time(catalog: Catalog, kind: str, training: float, nodes: int) -> float:
+    """Return the expected billed hours: start, training, and what interruptions take."""
+    return START_HOURS + training + (interruptions(catalog, kind, training, nodes) or 0.0) * RESTART_HOURS
+
+
+def interruptions(catalog: Catalog, kind: str, hours: float, nodes: int) -> float | None:
+    """Return the interruptions expected in `hours` of a run with a provisioning model; None: no rate is known."""
+    rate = catalog.interruptions(kind)
+    return hours * nodes / rate.hours if rate else None
+
+
 def speed_of(model: ModelSizes, config: Config, setup: Setup, gpu: Gpu, catalog: Catalog) -> Speed | None:
     """Return the speed on all GPUs: as somebody measured it, or by the assumed share of the peak; None if that is
     unknown. Communication between the GPUs is not included."""
@@ -168,13 +224,30 @@ def speed_of(model: ModelSizes, config: Config, setup: Setup, gpu: Gpu, catalog:
         return Speed(per_second=measured.per_second * setup.world, unit=measured.unit, basis=basis)
     kind = precision(config, gpu)
     peak, share = gpu.peak_tflops.get(kind), MFU.get(model.unit, MFU["tokens"])
-    if not peak or not model.flops or model.parameters < SMALLEST:
+    if not peak or not model.flops:
         return None
+    if model.parameters < SMALLEST:
+        return small_speed(model, config, setup, peak, catalog)
     flops = model.flops * (RECOMPUTES if setup.checkpointing == "full" else 1)
     per_second = share * peak * 1e12 / flops * model.units * setup.world
     return Speed(
         per_second=per_second, unit=model.unit, basis=f"assumed {100 * share:.0f} % MFU of {peak:g} TFLOP/s ({kind})"
     )
+
+
+def small_speed(model: ModelSizes, config: Config, setup: Setup, peak: float, catalog: Catalog) -> Speed | None:
+    """Return the least speed of a model too small to keep a GPU busy, by the time of a measured model's step. `peak`:
+    TFLOP/s at the run's precision. None: the measurement says nothing about it."""
+    name, reference, blocks, tokens, flops = SMALL
+    measured, reference_peak = catalog.throughput(name, reference), catalog.gpu(reference).peak_tflops["bf16"]
+    if measured is None or reference_peak is None or model.unit != measured.unit or config.compile is False:
+        return None
+    work = model.flops * config.batch_size / setup.world / (flops * tokens)
+    work *= RECOMPUTES if setup.checkpointing == "full" else 1
+    seconds = tokens / measured.per_second * max(1.0, work, model.full.repeats / blocks)
+    seconds *= max(1.0, reference_peak / peak)
+    basis = f"{measured.rule}, so at most {1000 * seconds:.0f} ms a step"
+    return Speed(per_second=config.batch_size * model.units / seconds, unit=model.unit, basis=basis)
 
 
 def precision(config: Config, gpu: Gpu) -> str:
@@ -184,20 +257,12 @@ def precision(config: Config, gpu: Gpu) -> str:
     return "bf16" if gpu.sm >= 8 else "fp16" if gpu.sm >= 7 else "fp32"
 
 
-def offers(
-    spec: JobSpec,
-    config: Config,
-    catalog: Catalog,
-    context: Context,
-    chosen: Chosen,
-    model: ModelSizes,
-    speed: Speed | None,
-) -> tuple[Offer, ...]:
-    """Return the run's time and cost by provisioning model: those of the spec, else all that the machine has."""
+def offers(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, work: float | None) -> tuple[Offer, ...]:
+    """Return the run's time and cost by provisioning model: those of the spec, else all that the machine has. `work`:
+    hours of training; None: unknown."""
     machine = chosen.machine
     if machine is None:
         return ()
-    work = config.steps * config.batch_size * model.units / speed.per_second / 3600 if speed else None
     wanted = spec.provisioning or machine.provisioning(SERVICE[context.target])
     return tuple(offer(spec, catalog, context, machine, kind, work) for kind in wanted)
 
@@ -213,8 +278,8 @@ def offer(
     prices = [(catalog.price(machine, SERVICE[context.target], kind, region).usd, region) for region in regions]
     known = [(usd, region) for usd, region in prices if usd is not None]
     usd, region = min(known) if known else (spec.limits.price, regions[0] if regions else UNKNOWN)
-    nodes, rate = spec.machine.nodes, catalog.interruptions(kind)
-    expected = work * nodes / rate.hours if work is not None and rate else None
+    nodes = spec.machine.nodes
+    expected = None if work is None else interruptions(catalog, kind, work, nodes)
     lost = None if expected is None else expected * RESTART_HOURS
     hours = None if work is None else work + (lost or 0)
     return Offer(

@@ -39,7 +39,7 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
     is_type = name != model.name and "/" not in name and not model.pretrained
     tasks = catalog.transformers_types.get(name) if is_type else None
     image = spec.image
-    has_locked_version = not (image.uri or image.base or image.dockerfile or image.requirements)
+    has_locked_version = not (image.is_custom or image.requirements)
     if is_type and has_locked_version:
         check_type(name, model.task, tasks, catalog)
     has_own_data = "run.config.data" in custom_functions(spec.run)

@@ -15,6 +15,8 @@ from launcher.spec.models import JobSpec
 IMAGE_NAME = "train"
 BASE_TORCH = "base"
 """The variant of an image that uses its base's own PyTorch: unknown."""
+CONDA_TORCH = "conda"
+"""The variant of an image whose PyTorch conda chooses: unknown."""
 BASE_NAME = "base"
 """Of a base that the user's Dockerfile makes; it stays in the engine."""
 DEPENDENCIES_NAME = "dependencies"
@@ -30,6 +32,8 @@ def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
     platform = f"linux/{chosen.machine.arch if chosen.machine else 'amd64'}"
     torch = torch_of(spec, catalog, context, chosen)
     wheel = torch.build if torch else spec.image.wheel or chosen.gpu.wheel
+    if context.packages.tool == "conda" and torch is None:
+        wheel = context.packages.index_build or CONDA_TORCH
     if spec.run.node == "append" and spec.image.uri:
         return with_node(spec.image.uri, repository(spec, context), platform, context)
     existing = spec.image.uri
@@ -39,7 +43,10 @@ def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
         base = f"{location}/{BASE_NAME}:{json_digest((context.own_base.digest, platform), 16)}"
     recipe = recipe_of(spec, catalog, context, torch, wheel)
     text = dockerfile(recipe) if recipe else ""
-    dependencies = dependencies_tag(context, base, platform, wheel, text)
+    # The tag covers the recipe with its locks, or the text made for this spec, and all that goes into it.
+    made_from = (text, context.locks.digest) if text else (context.recipe.digest,)
+    files = (context.requirements.digest, context.torch.digest)
+    dependencies = json_digest((*made_from, base, platform, wheel, *files), 16)
     return Image(
         uri=existing or f"{location}/{IMAGE_NAME}:{image_tag(context, dependencies)}",
         pinned=existing is not None,
@@ -86,14 +93,7 @@ def repository(spec: JobSpec, context: Context) -> str:
     return "localhost/launch" if context.target == "local" else names.default_repository(context.project)
 
 
-def dependencies_tag(context: Context, base: str, platform: str, wheel: str, dockerfile: str = "") -> str:
-    """Return 16 hex digits over the recipe with its locks, base, platform, wheel, and the user's requirements."""
-    own = (context.requirements.digest, context.torch.digest)
-    if dockerfile:
-        return json_digest((dockerfile, context.locks.digest, base, platform, wheel, *own), 16)
-    return json_digest((context.recipe.digest, base, platform, wheel, *own), 16)
-
-
 def image_tag(context: Context, dependencies: str) -> str:
-    """Return 16 hex digits over the dependencies' tag, launch_train and the user's code."""
-    return json_digest((dependencies, context.trainer.digest, context.code.digest), 16)
+    """Return 16 hex digits over the dependencies' tag, launch_train, the user's code and its projects' metadata."""
+    installed = (context.installed.digest,) if context.installed.digest else ()
+    return json_digest((dependencies, context.trainer.digest, context.code.digest, *installed), 16)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
-from launcher.catalog import Catalog, Gpu
+from launcher.catalog import Catalog
 from launcher.errors import PlanRefused
 from launcher.plan.model import Chosen, Image, ImageContents, Packages
-from launcher.plan.torch_build import allowed, first
+from launcher.plan.torch_build import allowed, cuda_problem, first
 from launcher.spec.models import JobSpec
 
 OLDEST_PYTHON = (3, 10)
@@ -28,7 +26,7 @@ def check_image_contents(
     if found.platform != image.platform:
         problem = f"{field}: {name} is for {found.platform}, but {spec.machine.type} is {image.platform}"
         raise PlanRefused(problem, "Use an image for that platform.", field=field)
-    if why := cuda_problem(catalog, chosen.gpu, found):
+    if why := cuda_problem(catalog, chosen.gpu, found.build, found.torch):
         raise PlanRefused(f"{field}: {name}: {why}", "Use an image with another CUDA, or another GPU.", field=field)
     torch = first(packages, "torch")
     if torch and found.torch and not image.pinned and not allowed(torch, (found.torch,), prereleases=True):
@@ -52,26 +50,3 @@ def check_image_contents(
             "Add it to the image (--set run.node=append), or start the image's own entrypoint (--set run.node=none).",
             field="image.uri",
         )
-
-
-def cuda_problem(catalog: Catalog, gpu: Gpu, found: ImageContents) -> str:
-    """Return why the image's CUDA does not run on the GPU; empty if it does, as far as is known."""
-    match = re.fullmatch(r"cu(\d+)(\d)", found.build)
-    if match is None:
-        return ""
-    release = next((one for one in catalog.torch_releases if one.version == found.torch), None)
-    if release and found.build in release.builds:
-        if not release.has_kernels(found.build, gpu):
-            return f"its torch {found.torch}+{found.build} has no kernels for {gpu.title}"
-        return ""
-    version = (int(match[1]), int(match[2]))
-    if gpu.sm >= BLACKWELL and version < (12, 8):
-        return f"its CUDA {version[0]}.{version[1]} does not support {gpu.title}, which needs 12.8 or later"
-    if gpu.sm < TURING and version >= (13, 0):
-        return f"its CUDA {version[0]}.{version[1]} no longer supports {gpu.title}; the last one is 12.9"
-    return ""
-
-
-BLACKWELL, TURING = 10.0, 7.5
-"""Compute capabilities: the first that CUDA 12.8 added, and the oldest that CUDA 13 supports (NVIDIA's release notes of
-CUDA 12.8 and 13.0)."""

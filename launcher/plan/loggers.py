@@ -29,7 +29,8 @@ def check_loggers(spec: JobSpec, catalog: Catalog, context: Context) -> None:
     field, names = loggers_of(spec)
     if names is None or context.target == "local":
         return
-    is_known = not spec.image.uri and not uses_base_torch(spec, catalog)  # else the image may have the package
+    # Otherwise the image may have the package.
+    is_known = not (spec.image.uri or spec.image.setup or uses_base_torch(spec, catalog))
     for name in names:
         packages = PACKAGES.get(name, ())
         if packages and is_known and not set(packages) & set(context.packages.loggers):

@@ -38,6 +38,19 @@ class Requirement(Frozen, frozen=True, kw_only=True):
     text: str = ""
     where: str = ""
     """FILE:LINE."""
+    arch: Literal["", "amd64", "arm64"] = ""
+    """The architecture whose machines need it; empty: every one."""
+
+
+class LocalProject(Frozen, frozen=True, kw_only=True):
+    """A project of this machine that image.requirements installs, such as `-e .`; its files are the image's code."""
+
+    folder: str
+    """A full path."""
+    where: str
+    """FILE:LINE."""
+    name: str = ""
+    """Its name in a uv.lock."""
 
 
 class Packages(Frozen, frozen=True, kw_only=True):
@@ -47,7 +60,7 @@ class Packages(Frozen, frozen=True, kw_only=True):
     named: tuple[Requirement, ...] = ()
     """PyTorch, and the packages that are built for a release of it."""
     index_build: str = ""
-    """The build of an index of PyTorch's own (…/whl/cu128) that the file names."""
+    """The build that an index of PyTorch's own (…/whl/cu128) or a package of conda (pytorch-cuda=12.8) names."""
     index_where: str = ""
     hashed: bool = False
     """pip checks hashes, so the file lists every package, PyTorch included if anything needs it."""
@@ -55,6 +68,12 @@ class Packages(Frozen, frozen=True, kw_only=True):
     """Packages come from git repositories."""
     loggers: tuple[str, ...] = ()
     """Clients of loggers (launcher.plan.loggers)."""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    """Dependency groups. Like `extras`, only those of a uv.lock: those of a pyproject.toml are in its text."""
+    projects: tuple[LocalProject, ...] = ()
+    requires_python: str = ""
+    """The project's requires-python."""
 
 
 class Torch(Frozen, frozen=True, kw_only=True):
@@ -91,6 +110,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     base: str = ""
     """The recipe's base image, with its digest if known."""
     code: Content = EMPTY
+    installed: Content = EMPTY
+    """The metadata and programs of the code's projects."""
     requirements: Content = EMPTY
     packages: Packages = Packages()
     torch: Content = EMPTY
@@ -151,6 +172,11 @@ class Image(Frozen, frozen=True, kw_only=True):
     dockerfile: str | UnsetType = UNSET
     """The recipe that was made for this spec (launcher.plan.recipe). Unset: containers/train.Dockerfile."""
 
+    @property
+    def build_arguments(self) -> dict[str, str]:
+        """The recipe's arguments. One that was made for this spec names its PyTorch itself."""
+        return {"BASE": self.base, **({} if self.dockerfile else {"WHEEL": self.wheel})}
+
 
 class ImageContents(Frozen, frozen=True, kw_only=True):
     """The contents of an image, as far as its registry shows them (launcher.images.inspect). Empty: unknown."""
@@ -189,6 +215,8 @@ class Attempt(Frozen, frozen=True, kw_only=True):
     """Maximum restarts of the job by the service itself."""
     wait_seconds: int | None = None
     """Maximum wait for machines; None: no limit."""
+    ends: str | UnsetType = UNSET
+    """RFC 3339: the end of its calendar reservation, when Google ends its VMs. The preflight reads it."""
     usd_rule: str
     """Derivation of the price, in words."""
     usd_excludes: tuple[str, ...]
@@ -253,8 +281,12 @@ class PlannedLimits(Frozen, frozen=True, kw_only=True):
     usd_at_most: float | None
     """(ceiling + extras) x nodes x (hours + shutdown) of the most expensive attempt, compared with `usd`; None:
     unknown."""
+    hours_expected: float | None = None
+    """Hours of training by the estimate, without start and interruptions; None: unknown."""
+    hours_basis: str = ""
+    """Source of `hours_expected`, or the reason why it is unknown."""
     usd_expected: float | None = None
-    """The same with the expected prices, without the shutdown."""
+    """Expected cost of the first attempt: start, training and interruptions at its expected price; None: unknown."""
     usd_hard_bound: float | None = None
     """Upper bound of the cost: the highest possible prices, and the full hours again for each restart by the
     service."""

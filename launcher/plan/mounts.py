@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from launch_train.common import contract
 from launcher.catalog import MachineType
 from launcher.errors import PlanRefused
+from launcher.plan import names
 from launcher.plan.model import Context, Placement
 from launcher.spec.models import JobSpec
 from launcher.spec.mounts import Mount
@@ -130,8 +132,15 @@ NO_NETWORK = "a share needs a network that Vertex AI is connected to"
 NETWORK = "Set identity.network: projects/NUMBER/global/networks/NAME (peered), or identity.psc."
 
 
-def check_vm(spec: JobSpec) -> None:
-    """Check that the disks of the mounts can be attached to all nodes. Raises PlanRefused."""
+def check_vm(spec: JobSpec, context: Context) -> None:
+    """Check that the disks of the mounts can be attached to all nodes, and that the bucket of the run folder is mounted
+    if the program uses its path. Raises PlanRefused."""
+    bucket = (spec.output or names.default_output(context.project)).removeprefix("gs://").partition("/")[0]
+    if f"$({contract.RUN_PATH})" in repr((spec.run, spec.env)) and f"/gcs/{bucket}" not in [
+        mount.folder for mount in spec.mounts
+    ]:
+        problem = f"run uses $({contract.RUN_PATH}), and gs://{bucket} is not mounted on the VM"
+        raise PlanRefused(problem, f"Add it to the spec: mounts: [{{bucket: {bucket}}}]", field="run")
     for index, mount in enumerate(spec.mounts):
         if mount.disk and spec.machine.nodes > 1 and not mount.read_only:
             problem = f"{spec.machine.nodes} VMs can only share a disk that is read-only"

@@ -43,8 +43,3 @@ def default_service_account(project: str) -> str:
     """Return the default account of VMs. A domain-scoped project's accounts end in p.example.com."""
     domain, _, name = project.rpartition(":")
     return f"launch@{name}{'.' + domain if domain else ''}.iam.gserviceaccount.com"
-
-
-def region_of(zone: str) -> str:
-    """`us-central1-a` -> `us-central1`."""
-    return zone.rpartition("-")[0]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launcher.catalog import Catalog, MachineType, Service
+from launcher.catalog import Catalog, MachineType, Service, region_of
 from launcher.errors import PlanRefused
 from launcher.plan.model import Context, Placement, Target
-from launcher.plan.names import region_of
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, hourly_price, listed, near
 
 SERVICE: dict[Target, Service] = {"vertex": "vertex", "vm": "compute", "local": "vertex"}
+RESTART_HOURS = 0.25
+"""Assumed loss of an interruption: a new machine, the image, and the work since the newest checkpoint."""
 NAMED = 6
 """Number of candidates that an error message lists."""
 
@@ -49,9 +50,9 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
 def fallback_order(
     spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, models: tuple[str, ...]
 ) -> tuple[Placement, ...]:
-    """Return the placements of all attempts: all of the first provisioning model, then those of the next.
-
-    Within a model the order is the spec's; `regions: any` means cheapest first, unknown prices last.
+    """Return the placements of all attempts. A list in the spec keeps its order; without any, the lowest expected cost
+    of an hour of training comes first, over regions and provisioning models, and unknown prices last. With
+    `regions: any`, zones that may lack the machine come last of all.
 
     Raises:
         PlanRefused: no region is set, or the machine is not available in one.
@@ -65,6 +66,15 @@ def fallback_order(
             f"Set them: --zone ZONE (its regions: {listed(known_regions(catalog, machine, context.target), NAMED)})",
             field="regions",
         )
+    if spec.provisioning is None and spec.regions == "any":
+        found = cheapest_first(catalog, machine, context.target, found, spec.machine.nodes)
+    elif spec.provisioning is None:  # the cheaper model first, by the first place of each
+        places = {placement.provisioning: placement for placement in reversed(found)}.values()
+        order = cheapest_first(catalog, machine, context.target, places, spec.machine.nodes)
+        rank = {placement.provisioning: number for number, placement in enumerate(order)}
+        found = tuple(sorted(found, key=lambda placement: rank[placement.provisioning]))
+    if spec.regions == "any" and context.target == "vm":
+        found = tuple(sorted(found, key=lambda placement: bool(catalog.doubt(machine, placement.name))))
     return found
 
 
@@ -91,7 +101,10 @@ def chosen_regions(
     spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str
 ) -> tuple[str, ...]:
     """Return the spec's regions, otherwise those of its zones, otherwise gcloud's setting. Raises PlanRefused."""
-    known = known_regions(catalog, machine, context.target)
+    with_machine = known = known_regions(catalog, machine, context.target)
+    servers = spec.vertex.reduction_server if context.target == "vertex" else None
+    if servers and servers.machine_type.startswith("n1-"):
+        known = tuple(region for region in known if region in catalog.n1_regions)
     if spec.regions == "any":
         if not known:
             raise PlanRefused(
@@ -100,7 +113,7 @@ def chosen_regions(
                 field="regions",
             )
         return known
-    named = spec.regions or unique(map(region_of, spec.zones or ())) or context.default_regions
+    named = spec.regions or tuple(dict.fromkeys(map(region_of, spec.zones or ()))) or context.default_regions
     if not named:
         raise PlanRefused(
             "no region is set",
@@ -115,7 +128,8 @@ def chosen_regions(
             raise PlanRefused(f"Vertex AI training is not available in {region}", hint, field=field_of(spec, region))
         if known and region not in known:
             hint = f"{suggestion(region, known)}Available: {listed(known, NAMED)}."
-            raise PlanRefused(f"{machine.name} is not available in {region}", hint, field=field_of(spec, region))
+            missing = servers.machine_type if servers and region in with_machine else machine.name
+            raise PlanRefused(f"{missing} is not available in {region}", hint, field=field_of(spec, region))
     return named
 
 
@@ -161,16 +175,19 @@ def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tup
 
 
 def cheapest_first(
-    catalog: Catalog, machine: MachineType, target: Target, found: Iterable[Placement]
+    catalog: Catalog, machine: MachineType, target: Target, placements: Iterable[Placement], nodes: int = 1
 ) -> tuple[Placement, ...]:
-    """Sort by price, places with only an upper bound last, then by name so that the order is deterministic."""
+    """Sort by the expected cost of an hour of training: the price, and the time that interruptions take. Places with
+    only an upper bound come last; equal ones by name, so that the order is deterministic."""
 
     def key(placement: Placement) -> tuple[bool, float, str]:
         price = catalog.price(machine, SERVICE[target], placement.provisioning, placement.name)
         usd = price.ceiling if price.usd is None else price.usd
-        return (price.usd is None, float("inf") if usd is None else usd, placement.name)
+        rate = catalog.interruptions(placement.provisioning)
+        lost = RESTART_HOURS * nodes / rate.hours if rate else 0.0
+        return (price.usd is None, float("inf") if usd is None else usd * (1 + lost), placement.name)
 
-    return tuple(sorted(found, key=key))
+    return tuple(sorted(placements, key=key))
 
 
 def candidates(catalog: Catalog, machine: MachineType, model: str, target: Target) -> str:
@@ -182,8 +199,3 @@ def candidates(catalog: Catalog, machine: MachineType, model: str, target: Targe
         lines.append(f"  {placement.region:<24}" + hourly_price(price.usd, price.ceiling, bound=price.bound))
     more = len(found) - len(lines)
     return "\n".join(lines) + (f"\n  and {more} more" if more > 0 else "")
-
-
-def unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Remove duplicates, keeping the order."""
-    return tuple(dict.fromkeys(names))

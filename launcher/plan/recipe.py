@@ -1,5 +1,5 @@
 """Write the Dockerfile of an image that containers/train.Dockerfile cannot build: another PyTorch, the base's own
-PyTorch, packages locked by uv or conda, git repositories, private indexes, a base without Python.
+PyTorch, packages locked by uv or conda, git repositories, private indexes, a base without Python, lines of setup.
 
 The text is part of the plan and of the image's tag, so a dry run shows what will be built. It has the same stages as
 containers/train.Dockerfile: `dependencies`, and `train` with launch_train and the code.
@@ -8,14 +8,25 @@ containers/train.Dockerfile: `dependencies`, and `train` with launch_train and t
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 
 from msgspec import Struct
 
 from launcher.catalog import Catalog
 from launcher.errors import PlanRefused
 from launcher.plan.model import Context, Packages, Requirement, Torch
-from launcher.plan.torch_build import BASE_PYTHON, PINNED, allowed, first, image_python, uses_base_torch
+from launcher.plan.torch_build import (
+    BASE_PYTHON,
+    INDEX,
+    PINNED,
+    allowed,
+    first,
+    image_python,
+    nearest_python,
+    uses_base_torch,
+)
 from launcher.spec.models import JobSpec
 
 UV = "ghcr.io/astral-sh/uv:0.9"
@@ -24,6 +35,8 @@ TORCH_FAMILY = (
     "torch|torchvision|torchaudio|triton|pytorch-triton|xformers|flash-attn|transformer-engine|apex|nvidia-.*"
 )
 """Packages of a base that requirements must not replace: they belong to the base's PyTorch."""
+APT = re.compile(r"\s*(\w+=\S*\s+)*apt(-get)?\s")
+"""A line of image.setup that installs Debian packages, which need no Python packages but may be needed by them."""
 FROM_SOURCE = ("flash-attn",)
 """Packages without wheels on PyPI, whose build needs the installed PyTorch and nvcc."""
 
@@ -41,6 +54,20 @@ class Recipe(Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...]
     compiler: bool
     """A C compiler for Triton is added: PyTorch has CUDA, and the base may lack one."""
+    setup: tuple[str, ...]
+
+    @property
+    def index(self) -> str:
+        """The index with packages for the build of PyTorch; empty: PyPI's are for it, or the build is unknown."""
+        if self.torch is None or not self.full:
+            return self.torch.index if self.torch else ""
+        return f"{INDEX}/{self.torch.build}"
+
+    @property
+    def has_constraints(self) -> bool:
+        """Return whether constraints keep PyTorch: not where a lock or conda chooses it."""
+        locked = self.packages.hashed and first(self.packages, "torch")
+        return self.packages.tool != "conda" and not locked
 
 
 def recipe_of(spec: JobSpec, catalog: Catalog, context: Context, torch: Torch | None, wheel: str) -> Recipe | None:
@@ -52,9 +79,15 @@ def recipe_of(spec: JobSpec, catalog: Catalog, context: Context, torch: Torch | 
     packages = context.packages
     check_source_builds(spec, catalog, packages, torch)
     own = uses_base_torch(spec, catalog)
-    python = python_of(spec, catalog)
+    base = catalog.base_image(spec.image.base) if spec.image.base else None
+    python = image_python(spec, packages)
+    if base and not base.python:
+        python = python or nearest_python(packages.requires_python) or BASE_PYTHON
+    elif not spec.image.python and python == BASE_PYTHON:
+        python = ""
     source = [one for one in packages.named if one.name in FROM_SOURCE and not one.url]
-    plain = packages.tool == "pip" and not (packages.git or source or spec.image.build_secrets or python or own)
+    other = packages.git or source or spec.image.build_secrets or spec.image.setup or python or own
+    plain = packages.tool == "pip" and not other
     if spec.image.uri or (plain and torch is None):
         return None
     if own and spec.run.is_builtin:
@@ -78,10 +111,11 @@ def recipe_of(spec: JobSpec, catalog: Catalog, context: Context, torch: Torch | 
     return Recipe(
         packages=packages,
         torch=None if own else torch or Torch(version=PINNED, build=wheel),
-        full=torch is None and not own,
+        full=torch is None and not own and packages.tool != "conda",
         python=python,
         secrets=spec.image.build_secrets,
         compiler=wheel != "cpu" and not own,
+        setup=spec.image.setup,
     )
 
 
@@ -91,13 +125,9 @@ def reason(packages: Packages, spec: JobSpec, python: str) -> str:
         return {"uv": "uv.lock", "conda": "environment.yml"}[packages.tool]
     if spec.image.build_secrets:
         return "image.build_secrets"
+    if spec.image.setup:
+        return "image.setup"
     return f"Python {python}" if python else "packages that are built from source (git+https, flash-attn)"
-
-
-def python_of(spec: JobSpec, catalog: Catalog) -> str:
-    """Return the Python to bring along; empty: the base has one."""
-    known = catalog.base_image(spec.image.base) if spec.image.base else None
-    return spec.image.python or (BASE_PYTHON if known and not known.python else "")
 
 
 def check_source_builds(spec: JobSpec, catalog: Catalog, packages: Packages, torch: Torch | None) -> None:
@@ -105,10 +135,13 @@ def check_source_builds(spec: JobSpec, catalog: Catalog, packages: Packages, tor
     Python. Raises PlanRefused."""
     if packages.tool != "pip" or spec.image.uri:
         return
+    base = spec.image.base
+    known = catalog.base_image(base) if base else None
+    may_have_nvcc = (known is None or known.nvcc or "devel" in base) if base else spec.image.dockerfile is not None
     for one in packages.named:
         if one.url and not uses_base_torch(spec, catalog):
-            check_wheel_url(spec, one, torch.version if torch else PINNED)
-        if one.name in FROM_SOURCE and not one.url and not may_have_nvcc(spec, catalog):
+            check_wheel_url(spec, packages, one, torch.version if torch else PINNED)
+        if one.name in FROM_SOURCE and not one.url and not may_have_nvcc:
             raise PlanRefused(
                 f"{one.where}: {one.text}: it has no wheel on PyPI, and the image's base has no nvcc to compile it",
                 "Name a wheel for your torch and Python (https://github.com/Dao-AILab/flash-attention/releases):\n"
@@ -119,13 +152,13 @@ def check_source_builds(spec: JobSpec, catalog: Catalog, packages: Packages, tor
             )
 
 
-def check_wheel_url(spec: JobSpec, one: Requirement, torch: str) -> None:
+def check_wheel_url(spec: JobSpec, packages: Packages, one: Requirement, torch: str) -> None:
     """Check that a wheel of flash-attn is for the image's PyTorch and Python. Raises PlanRefused."""
     minor = torch.rpartition(".")[0]
     name = one.url.rpartition("/")[2].replace("%2B", "+")
     built = re.search(r"torch(\d+\.\d+)", name)
     python = re.search(r"-cp3(\d+)-cp", name)
-    has = image_python(spec)
+    has = image_python(spec, packages)
     if built and built[1] != minor:
         raise PlanRefused(
             f"{one.where}: {name} was built for torch {built[1]}, but the image gets torch {torch}",
@@ -138,15 +171,6 @@ def check_wheel_url(spec: JobSpec, one: Requirement, torch: str) -> None:
             f"Name the wheel for cp{has.replace('.', '')}, or: --set image.python=3.{python[1]}",
             field="image.requirements",
         )
-
-
-def may_have_nvcc(spec: JobSpec, catalog: Catalog) -> bool:
-    """Return whether the base has CUDA's compiler, or may have it."""
-    base = spec.image.base
-    if not base:
-        return spec.image.dockerfile is not None
-    known = catalog.base_image(base)
-    return known is None or known.nvcc or "devel" in base
 
 
 # --- The text -------------------------------------------------------------------------------------------------------
@@ -194,6 +218,7 @@ def own_torch(recipe: Recipe) -> Iterator[str]:
     yield "FROM ${BASE} AS build"
     yield PIP_ENV
     yield "WORKDIR /build"
+    yield from apt_setup(recipe)
     if recipe.packages.git:
         yield apt("git ca-certificates")
     if recipe.python or recipe.packages.tool == "uv":
@@ -213,6 +238,7 @@ def own_torch(recipe: Recipe) -> Iterator[str]:
     yield ""
     yield "FROM ${BASE} AS dependencies"
     yield "USER root"
+    yield from apt_setup(recipe)
     if recipe.compiler:
         yield f"RUN command -v gcc || {{ {apt('gcc libc6-dev').removeprefix('RUN ')}; }}"
     yield from RUNTIME
@@ -221,6 +247,7 @@ def own_torch(recipe: Recipe) -> Iterator[str]:
     yield "COPY --from=build /opt/venv /opt/venv"
     for name in LARGE.split():
         yield f"COPY --from=build /opt/{name} /opt/venv/site-packages"
+    yield from other_setup(recipe)
     yield from START
 
 
@@ -235,6 +262,7 @@ def base_torch(recipe: Recipe) -> Iterator[str]:
     yield "USER root"
     yield PIP_ENV
     yield "WORKDIR /build"
+    yield from apt_setup(recipe)
     if recipe.packages.git:
         yield f"RUN command -v git || {{ {apt('git ca-certificates').removeprefix('RUN ')}; }}"
     if recipe.packages.tool == "uv":
@@ -263,7 +291,37 @@ def base_torch(recipe: Recipe) -> Iterator[str]:
         '{ echo "the requirements bring another PyTorch than the base\'s; remove it from them"; exit 1; }'
     )
     yield from RUNTIME
+    yield from other_setup(recipe)
     yield from START
+
+
+def apt_setup(recipe: Recipe) -> Iterator[str]:
+    """Yield the steps of the lines of apt with which image.setup begins."""
+    yield from (setup_step(recipe, line) for line in takewhile(APT.match, recipe.setup))
+
+
+def other_setup(recipe: Recipe) -> Iterator[str]:
+    """Yield the steps of the other lines of image.setup, which start where the program starts."""
+    lines = recipe.setup[len([*takewhile(APT.match, recipe.setup)]) :]
+    if lines:
+        yield PIP_ENV
+        yield "WORKDIR /workspace"
+    yield from (setup_step(recipe, line) for line in lines)
+
+
+def setup_step(recipe: Recipe, line: str) -> str:
+    """Return the step of one line of image.setup. Quoted, it means to Docker nothing but words for a shell."""
+    command = f"sh -c {shlex.quote(line)}"
+    if APT.match(line):
+        command = (
+            f"export DEBIAN_FRONTEND=noninteractive && apt-get update && {command} "
+            "&& rm -rf /var/cache/apt/* /var/lib/apt/lists/*"
+        )
+    else:  # a setup.py may import modules beside it, and pip must not replace PyTorch
+        kept = " PIP_CONSTRAINT=/opt/venv/constraints.txt" if recipe.has_constraints else ""
+        index = f" PIP_EXTRA_INDEX_URL={recipe.index}" if recipe.index else ""
+        command = f"export PYTHONSAFEPATH={kept}{index} && {command}"
+    return secret_run(recipe, command)
 
 
 def apt(packages: str) -> str:
@@ -298,16 +356,16 @@ def lock(recipe: Recipe) -> str:
 def torch_lines(recipe: Recipe) -> Iterator[str]:
     """Yield the step that installs PyTorch, and the constraints that keep it and what is built for it."""
     torch, packages = recipe.torch, recipe.packages
-    if torch is None or packages.tool == "conda" or (packages.hashed and first(packages, "torch")):
+    if torch is None or not recipe.has_constraints:
         return
     if recipe.full:
         yield (
             f'RUN if [ -e "torch-{torch.build}.lock" ]; then \\\n'
             f'      /opt/venv/bin/pip install --require-hashes --requirement "torch-{torch.build}.lock"; \\\n'
             f'    else /opt/venv/bin/pip install "torch=={torch.version}" '
-            f"--index-url https://download.pytorch.org/whl/{torch.build}; fi"
+            f"--index-url {recipe.index}; fi"
         )
-        exact = f"{torch.version}"
+        exact = torch.version
     elif torch.index:
         exact = f"{torch.version}+{torch.build}"
         yield f'RUN /opt/venv/bin/pip install "torch=={exact}" --index-url {torch.index}'
@@ -316,17 +374,12 @@ def torch_lines(recipe: Recipe) -> Iterator[str]:
         yield f'RUN /opt/venv/bin/pip install "torch=={exact}"'
     build = exact.removeprefix(torch.version)
     pinned = [f"torch=={exact}"]
-    pinned += [f"{one.name}=={torch.companions[one.name]}{build}" for one in follows(packages, torch)]
+    for one in packages.named:  # of those in PyTorch's indexes, the wheels of the same build, if their release is known
+        companion = torch.companions.get(one.name) if one.name in ("torchvision", "torchaudio") else None
+        if companion and allowed(one, (companion,)):
+            pinned.append(f"{one.name}=={companion}{build}")
     words = " ".join(f'"{one}"' for one in pinned)
     yield f"RUN printf '%s\\n' {words} > /opt/venv/constraints.txt"
-
-
-def follows(packages: Packages, torch: Torch) -> list[Requirement]:
-    """Return the requirements whose wheels are in PyTorch's indexes under the same build."""
-    known = [
-        one for one in packages.named if one.name in ("torchvision", "torchaudio") and one.name in torch.companions
-    ]
-    return [one for one in known if allowed(one, (torch.companions[one.name],))]  # else its release is unknown
 
 
 def requirements_lines(recipe: Recipe) -> Iterator[str]:
@@ -334,10 +387,13 @@ def requirements_lines(recipe: Recipe) -> Iterator[str]:
     packages = recipe.packages
     if packages.tool == "uv":
         yield "COPY pyproject.toml uv.lock ./"
+        selected = [f" --extra {name}" for name in packages.extras] + [f" --group {name}" for name in packages.groups]
+        selected += [f" --no-install-package {project.name}" for project in packages.projects]
+        no_dev = "" if "dev" in packages.groups else " --no-dev"
         yield secret_run(
             recipe,
-            "UV_PROJECT_ENVIRONMENT=/opt/venv uv sync --frozen --no-dev --no-install-project --inexact "
-            "--python /opt/venv/bin/python",
+            f"UV_PROJECT_ENVIRONMENT=/opt/venv uv sync --frozen{no_dev} --no-install-project --inexact "
+            f"--python /opt/venv/bin/python{''.join(selected)}",
         )
         return
     if packages.tool == "conda":
@@ -345,9 +401,8 @@ def requirements_lines(recipe: Recipe) -> Iterator[str]:
         return
     yield "COPY requirements.txt /opt/venv/requirements.txt"
     source = [one for one in packages.named if one.name in FROM_SOURCE and not one.url]
-    options = "" if packages.hashed and first(packages, "torch") else " --constraint /opt/venv/constraints.txt"
-    if recipe.torch and recipe.torch.index:
-        options += f" --extra-index-url {recipe.torch.index}"
+    options = " --constraint /opt/venv/constraints.txt" if recipe.has_constraints else ""
+    options += f" --extra-index-url {recipe.index}" if recipe.index else ""
     file = "/opt/venv/requirements.txt"
     if source:
         names = "|".join(one.name.replace("-", "[-_.]") for one in source)

@@ -29,9 +29,19 @@ def compute_identity(spec: JobSpec, context: Context, gpus: int) -> str:
     here = context.target == "local"
     run = replace(spec.run, preflight="off", hang_after=None, metrics=None, loggers=None)
     if run.module:
-        run = replace(run, module=counted_module(run.module))
+        # launch_train counts by its former name, so that existing ids stay valid, and a user's `train` by another.
+        package, _, rest = run.module.partition(".")
+        old = {BUILTIN: OLD_BUILTIN, OLD_BUILTIN: f"./{OLD_BUILTIN}"}.get(package, package)
+        run = replace(run, module=f"{old}.{rest}" if rest else old)
+    counted = {name: value for name, value in msgspec.to_builtins(run).items() if not name.startswith("resume_")}
+    # New disks are empty, and /gcs/BUCKET names its data itself and is there on Vertex AI without a mount.
+    mounts = [
+        [mount.kind, mount.source, mount.folder]
+        for mount in spec.mounts
+        if not mount.new_disk_gb and mount.folder != f"/gcs/{mount.bucket}"
+    ]
     what = {
-        "run": msgspec.to_builtins(run),
+        "run": counted,
         "env": spec.env,
         "gpus": gpus,
         "nodes": spec.machine.nodes,
@@ -46,20 +56,10 @@ def compute_identity(spec: JobSpec, context: Context, gpus: int) -> str:
         ],
         "project": "local" if here else context.project,
         "output": spec.output,
-        **({"mounts": data} if (data := mounted_data(spec)) else {}),
+        **({"mounts": mounts} if mounts else {}),
         "owner": "local" if here else context.owner,
     }
     return json_digest(what, 8)
-
-
-def mounted_data(spec: JobSpec) -> list[list[str]]:
-    """Return the mounts as run ids hash them: without new disks, which are empty, and buckets at /gcs/BUCKET, a path
-    that names its data itself and that Vertex AI has without a mount."""
-    return [
-        [one.kind, one.source, one.folder]
-        for one in spec.mounts
-        if not one.new_disk_gb and one.folder != f"/gcs/{one.bucket}"
-    ]
 
 
 def newer_settings(spec: JobSpec, context: Context) -> tuple[str, ...]:
@@ -71,15 +71,9 @@ def newer_settings(spec: JobSpec, context: Context) -> tuple[str, ...]:
         *own_base,
         *(["torch: base"] if image.torch == "base" else []),
         *([f"python: {image.python}"] if image.python else []),
+        *(f"setup: {line}" for line in image.setup),
+        *([f"extras: {names}"] if (names := [*context.packages.extras, *context.packages.groups]) else []),
     )
-
-
-def counted_module(module: str) -> str:
-    """Return the module name that run ids hash: launch_train by its former name, so that existing ids stay valid, and
-    a user's `train` by another."""
-    package, _, rest = module.partition(".")
-    old = {BUILTIN: OLD_BUILTIN, OLD_BUILTIN: f"./{OLD_BUILTIN}"}.get(package, package)
-    return f"{old}.{rest}" if rest else old
 
 
 def spec_hash(spec: JobSpec) -> str:

@@ -7,9 +7,9 @@ chosen. Otherwise the newest release of the catalog that they allow is taken, in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from launcher.catalog import Catalog, TorchRelease
+from launcher.catalog import Catalog, Gpu, TorchRelease
 from launcher.errors import PlanRefused
 from launcher.plan.model import Chosen, Context, Packages, Requirement, Torch
 from launcher.spec.models import JobSpec
@@ -33,8 +33,10 @@ def torch_of(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) 
     """
     packages = context.packages
     check_urls(packages)
+    check_python(spec, packages)
     if serves(spec, catalog, packages, chosen):
-        check_pinned_build(spec, catalog, context, chosen)
+        if packages.tool != "conda":
+            check_pinned_build(spec, catalog, context, chosen)
         return None
     asked = first(packages, "torch") or next((one for one in packages.named if one.name != "flash-attn"), None)
     where = (
@@ -45,7 +47,7 @@ def torch_of(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) 
     releases = [one for one in reversed(catalog.torch_releases) if fits(one, packages, catalog)]
     if not releases:
         raise PlanRefused(f"{where}: {conflict(catalog, packages)}", what_fits(catalog, packages), field=FIELD)
-    python = image_python(spec)
+    python = image_python(spec, packages)
     with_python = [one for one in releases if not python or python in one.python]
     if not with_python:
         raise PlanRefused(
@@ -56,12 +58,16 @@ def torch_of(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) 
         )
     wanted = wanted_build(spec, packages)
     for release in with_python:
-        exact = wanted or (pypi_build(release, chosen) if packages.hashed else "")
+        from_pypi = packages.hashed or packages.tool == "conda"  # whose pip reads no index but those of the file
+        exact = wanted or (pypi_build(release, chosen) if from_pypi else "")
         if build := best_build(release, exact, spec, catalog, context, chosen):
+            torch = first(packages, "torch")
+            is_named = packages.index_build or (torch and torch.build)
             return Torch(
                 version=release.version,
                 build=build,
-                index=index_of(release, build, packages, chosen),
+                # Other tools have the hashes of PyPI's files.
+                index="" if build == pypi_build(release, chosen) and not is_named else f"{INDEX}/{build}",
                 companions={name: versions[-1] for name, versions in release.companions.items()},
             )
     raise no_build(where, with_python[0], wanted, spec, catalog, context, chosen)
@@ -77,9 +83,58 @@ def uses_base_torch(spec: JobSpec, catalog: Catalog) -> bool:
     return not spec.run.is_builtin and known is not None and known.torch
 
 
-def image_python(spec: JobSpec) -> str:
+def image_python(spec: JobSpec, packages: Packages = Packages()) -> str:  # noqa: B008 - immutable
     """Return the Python version of the image; empty: that of a custom base, which is unknown here."""
-    return spec.image.python or ("" if spec.image.base or spec.image.dockerfile else BASE_PYTHON)
+    if spec.image.python or spec.image.base or spec.image.dockerfile:
+        return spec.image.python or ""
+    return nearest_python(packages.requires_python) or BASE_PYTHON
+
+
+PYTHONS = (BASE_PYTHON, "3.13", "3.14", "3.11", "3.10")
+"""Versions of an image's Python, by preference: the recipe's own, else the nearest newer one. launch's node needs
+3.10."""
+
+
+def nearest_python(requires: str) -> str:
+    """Return the Python of PYTHONS to use under a requires-python; empty: it excludes all of them."""
+    return next((python for python in PYTHONS if admits_python(requires, python)), "")
+
+
+def admits_python(requires: str, python: str) -> bool:
+    """Return whether a requires-python admits a release of a minor version of Python."""
+    if not requires:
+        return True
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        specifier = SpecifierSet(requires)
+    except InvalidSpecifier:  # uv or the backend reports it
+        return True
+    return any(specifier.contains(f"{python}.{patch}") for patch in range(30))
+
+
+def python_of_tag(base: str) -> str:
+    """Return the Python version in the tag of an image from Docker's `python` repository. Empty for any other image."""
+    found = re.search(r"(?:^|/)python:(3\.\d+)\b", base)
+    return found[1] if found else ""
+
+
+def check_python(spec: JobSpec, packages: Packages) -> None:
+    """Check that the project's requires-python admits the image's Python. Raises PlanRefused."""
+    requires, image = packages.requires_python, spec.image
+    nearest = nearest_python(requires)
+    python = image.python or (python_of_tag(image.base) if image.base else "") or nearest
+    if not requires or image.uri or (python and admits_python(requires, python)):
+        return
+    field = "image.python" if image.python else "image.base" if image.base else "image.requirements"
+    raise PlanRefused(
+        f"{field}: the project's requires-python is {requires}, and "
+        + (f"the image would have Python {python}" if python else f"an image may have Python {', '.join(PYTHONS)}"),
+        f"Use another Python: --set image.python={nearest}"
+        if nearest
+        else "Change requires-python, and lock it again.",
+        field=field,
+    )
 
 
 def serves(spec: JobSpec, catalog: Catalog, packages: Packages, chosen: Chosen) -> bool:
@@ -116,22 +171,13 @@ def wanted_build(spec: JobSpec, packages: Packages) -> str:
 
 def fits(release: TorchRelease, packages: Packages, catalog: Catalog) -> bool:
     """Return whether the requirements allow a release of PyTorch, with the packages that are built for it."""
-    return all(admits(release, one, catalog) for one in packages.named)
-
-
-def admits(release: TorchRelease, one: Requirement, catalog: Catalog) -> bool:
-    """Return whether a requirement allows PyTorch's release, or one of its package's releases for it.
-
-    A version of a package that the catalog does not know is left to pip.
-    """
-    if one.name == "torch":
-        return allowed(one, (release.version,))
-    return goes_with(release, one) or not is_known(one, catalog)
+    # A version of a package that the catalog does not know is left to pip.
+    return all(goes_with(release, one) or not (one.name == "torch" or is_known(one, catalog)) for one in packages.named)
 
 
 def goes_with(release: TorchRelease, one: Requirement) -> bool:
-    """Return whether a requirement allows one of its package's releases for PyTorch's release."""
-    return allowed(one, release.companions.get(one.name, ()))
+    """Return whether a requirement allows PyTorch's release, or one of its package's releases for it."""
+    return allowed(one, (release.version,) if one.name == "torch" else release.companions.get(one.name, ()))
 
 
 def is_known(one: Requirement, catalog: Catalog) -> bool:
@@ -221,11 +267,27 @@ def known_driver(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chos
     return int(found[1]) if found else None
 
 
-def index_of(release: TorchRelease, build: str, packages: Packages, chosen: Chosen) -> str:
-    """Return the index to install from; empty for PyPI, whose files other tools have hashes of."""
-    torch = first(packages, "torch")
-    explicit = packages.index_build or (torch.build if torch else "")
-    return "" if build == pypi_build(release, chosen) and not explicit else f"{INDEX}/{build}"
+def cuda_problem(catalog: Catalog, gpu: Gpu, build: str, torch: str = "") -> str:
+    """Return why PyTorch's build for a CUDA does not run on the GPU; empty if it does, as far as is known."""
+    match = re.fullmatch(r"cu(\d+)(\d)", build)
+    release = next((one for one in catalog.torch_releases if one.version == torch and build in one.builds), None)
+    if match is None or release:
+        lacks = release is not None and not release.has_kernels(build, gpu)
+        return f"its torch {torch}+{build} has no kernels for {gpu.title}" if lacks else ""
+    version = (int(match[1]), int(match[2]))
+    for capability, needed in FIRST_CUDA:
+        if gpu.sm >= capability and version < needed:
+            wanted = ".".join(map(str, needed))
+            return f"its CUDA {version[0]}.{version[1]} does not support {gpu.title}, which needs {wanted} or later"
+    if gpu.sm < TURING and version >= (13, 0):
+        return f"its CUDA {version[0]}.{version[1]} no longer supports {gpu.title}; the last one is 12.9"
+    return ""
+
+
+FIRST_CUDA = ((10.0, (12, 8)), (9.0, (11, 8)))
+"""The compute capabilities of Blackwell and Hopper, and the CUDA that added them; TURING is the oldest that CUDA 13
+supports (NVIDIA's release notes of CUDA 11.8, 12.8 and 13.0)."""
+TURING = 7.5
 
 
 # --- Refusals -------------------------------------------------------------------------------------------------------
@@ -253,7 +315,7 @@ def check_pinned_build(spec: JobSpec, catalog: Catalog, context: Context, chosen
         raise PlanRefused(
             f"image.wheel: torch {PINNED} has no build {wheel}",
             f"Use {' or '.join(pinned.builds)}, or name a release that has it in image.requirements: "
-            f"torch=={newest_with(catalog, wheel)}",
+            f"torch=={next(one.version for one in reversed(catalog.torch_releases) if wheel in one.builds)}",
             field="image.wheel",
         )
     driver = known_driver(spec, catalog, context, chosen)
@@ -264,11 +326,6 @@ def check_pinned_build(spec: JobSpec, catalog: Catalog, context: Context, chosen
             "Remove vm.image_family: the default has a newer driver. Or use an older build: image.wheel",
             field="vm.image_family" if spec.vm.image_family else "image.wheel",
         )
-
-
-def newest_with(catalog: Catalog, build: str) -> str:
-    """Return the newest release with a build."""
-    return next(one.version for one in reversed(catalog.torch_releases) if build in one.builds)
 
 
 def no_build(
@@ -289,7 +346,9 @@ def no_build(
 def working(allowed: TorchRelease, spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> str:
     """Return what runs on the machine: another build of the allowed release, or else the newest release."""
     for one in (allowed, *reversed(catalog.torch_releases)):
-        if image_python(spec) in ("", *one.python) and (build := best_build(one, "", spec, catalog, context, chosen)):
+        if image_python(spec, context.packages) in ("", *one.python) and (
+            build := best_build(one, "", spec, catalog, context, chosen)
+        ):
             return f"torch=={one.version}+{build} works."
     return "no known release works."
 
@@ -308,7 +367,8 @@ def what_fits(catalog: Catalog, packages: Packages) -> str:
     packages."""
     torch = first(packages, "torch")
     release = newest_release(catalog, torch) if torch else None
-    built = [*built_for(release, packages)] if release else []
+    companions = release.companions if release else {}
+    built = [f"{one.name}=={companions[one.name][-1]}" for one in packages.named if one.name in companions]
     lines = [f"torch {release.version} is compatible with {', '.join(built)}."] if release and built else []
     for one in packages.named:
         if one.name != "torch" and (found := newest_release(catalog, one)):
@@ -322,13 +382,6 @@ def what_fits(catalog: Catalog, packages: Packages) -> str:
 def newest_release(catalog: Catalog, one: Requirement) -> TorchRelease | None:
     """Return the newest release that a requirement allows: of PyTorch, or of a package that is built for it."""
     for release in reversed(catalog.torch_releases):
-        if allowed(one, (release.version,)) if one.name == "torch" else goes_with(release, one):
+        if goes_with(release, one):
             return release
     return None
-
-
-def built_for(release: TorchRelease, packages: Packages) -> Iterator[str]:
-    """Yield NAME==VERSION of the named packages for a release."""
-    for one in packages.named:
-        if one.name in release.companions:
-            yield f"{one.name}=={release.companions[one.name][-1]}"

@@ -11,7 +11,7 @@ from launcher.plan import iam_commands, mounts, names
 from launcher.plan.model import Chosen, Container, Context, Placement
 from launcher.plan.placement import SERVICE
 from launcher.plan.recipe import recipe_of
-from launcher.plan.torch_build import torch_of
+from launcher.plan.torch_build import cuda_problem, torch_of
 from launcher.plan.waiting import MIN_WAIT
 from launcher.spec.models import JobSpec
 from launcher.text import parse_duration
@@ -72,7 +72,7 @@ def check_vm(spec: JobSpec, context: Context) -> None:
     if spec.machine.nodes > 1:
         check_several_vms(spec, context)
     if context.training:
-        mounts.check_vm(spec)
+        mounts.check_vm(spec, context)
     if spec.vm.idle_stop and parse_duration(spec.vm.idle_stop) < MIN_IDLE_STOP:
         raise PlanRefused(
             f"vm.idle_stop: {spec.vm.idle_stop} is too short: the VM would stop during a pause in your work",
@@ -266,9 +266,16 @@ def check_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chose
             "Remove it, or use a wheel with CUDA.",
             field="image.torch",
         )
-    torch = torch_of(spec, catalog, context, chosen)
+    torch, packages = torch_of(spec, catalog, context, chosen), context.packages
     recipe_of(spec, catalog, context, torch, wheel or chosen.gpu.wheel)
-    if torch is None and wheel not in (None, "cpu") and not catalog.runs(wheel, chosen.gpu):
+    if torch is None and packages.tool == "conda":
+        why = cuda_problem(catalog, chosen.gpu, packages.index_build)
+        if packages.index_build == "cpu" and is_remote:
+            why = f"it has no CUDA, so the {chosen.gpu.title} would be paid for and idle"
+        if why:
+            fix = "Name another CUDA in the file, or choose another GPU."
+            raise PlanRefused(f"{packages.index_where}: {why}", fix, field="image.requirements")
+    elif torch is None and wheel not in (None, "cpu") and not catalog.runs(wheel, chosen.gpu):
         raise PlanRefused(
             f"image.wheel: {wheel} does not run on {chosen.gpu.title}",
             f"Use {chosen.gpu.wheel}, or remove it: that is the default.",
@@ -319,7 +326,7 @@ def check_reduction_server(spec: JobSpec, machine: MachineType, settings: Nccl) 
             "Remove vertex.reduction_server.",
             field="vertex.reduction_server",
         )
-    if not (spec.image.uri or spec.image.base or spec.image.dockerfile):
+    if not spec.image.is_custom:
         raise PlanRefused(
             "vertex.reduction_server needs the NCCL plugin google-reduction-server, which launch's image lacks",
             "Use an image that has it (image.uri, or image.base to build on), or remove vertex.reduction_server.",

@@ -119,20 +119,16 @@ def worker_pools(spec: JobSpec, pool: dict[str, Any], region: str) -> list[dict[
         pools.append({**pool, "replicaCount": str(spec.machine.nodes - 1)})
     reduction = spec.vertex.reduction_server
     if reduction:
+        continent = {"europe": "europe", "asia": "asia"}.get(region.partition("-")[0], "us")
+        image = f"{continent}-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
         pools.append(
             {
                 "machineSpec": {"machineType": reduction.machine_type},
-                "containerSpec": {"imageUri": reduction_image(region)},
+                "containerSpec": {"imageUri": image},
                 "replicaCount": str(reduction.replicas),
             }
         )
     return pools
-
-
-def reduction_image(region: str) -> str:
-    """Return Google's Reduction Server image on the job's continent (Vertex AI, Reduction Server)."""
-    continent = {"europe": "europe", "asia": "asia"}.get(region.partition("-")[0], "us")
-    return f"{continent}-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 
 
 def scheduling(spec: JobSpec, shared: Shared, provisioning: str) -> dict[str, Any]:

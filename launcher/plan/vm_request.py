@@ -18,7 +18,7 @@ from launcher.spec.models import JobSpec
 
 IMAGE_PROJECT = "deeplearning-platform-release"
 BOOT_DISK_GB = 200
-MODEL = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
+MODEL = {"standard": "STANDARD", "reservation": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -170,8 +170,11 @@ def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -
     training = shared.container is not None
     on_stop = vm_metadata.on_stop(spec, training=training)
     discard = on_stop == "stop" and has_local_ssd(spec, machine)
+    # DENSE reservations take no other model, and without an on-demand model a machine has no other.
+    dense = spec.vm.dense_reservation or "standard" not in machine.compute_provisioning
+    bound = kind == "reservation" and dense
     return {
-        "provisioningModel": provisioning_model(machine, kind),
+        "provisioningModel": "RESERVATION_BOUND" if bound else MODEL[kind],
         **({"preemptible": True} if kind == "spot" else {}),
         # GPUs don't migrate: "Instances with guest accelerators do not support live migration."
         "onHostMaintenance": "TERMINATE",
@@ -181,13 +184,6 @@ def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -
         # Google refuses STOP on a machine with local SSDs without it.
         **({"onInstanceStopAction": {"discardLocalSsd": True}} if discard else {}),
     }
-
-
-def provisioning_model(machine: MachineType, kind: str) -> str:
-    """Return the provisioning model. A reservation is RESERVATION_BOUND only if the machine has no on-demand model."""
-    if kind == "reservation":
-        return "STANDARD" if "standard" in machine.compute_provisioning else "RESERVATION_BOUND"
-    return MODEL[kind]
 
 
 def reservation_affinity(provisioning: str, project: str) -> dict[str, Any] | None:

@@ -8,6 +8,8 @@ from launcher.catalog import Catalog
 from launcher.plan import names
 from launcher.plan.loggers import about_loggers
 from launcher.plan.machine import has_many_networks
+from launcher.plan.memory.fit import fit_of
+from launcher.plan.memory.need import GB
 from launcher.plan.model import Attempt, Chosen, Context
 from launcher.plan.placement import SERVICE, is_ai_zone
 from launcher.plan.torch_build import uses_base_torch
@@ -16,10 +18,14 @@ from launcher.plan.vm_request import has_local_ssd
 from launcher.plan.waiting import clamp_flex_start_vm_wait
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.services import Vertex
-from launcher.text import parse_duration
+from launcher.text import parse_duration, size_text
 
 LARGE_CODE = 100_000_000
 """Bytes above which code probably includes data or weights. Each push sends all of it again."""
+PROCESS_BYTES = 2 * GB
+"""Host memory of a process of the trainer, with PyTorch's and CUDA's libraries. Assumed."""
+PINNED_SHARE = 9 / 8
+"""Pinned memory of a checkpoint's copies, as a multiple of their bytes: see HostCopies in partition.py."""
 SERVICE_NAMES = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
@@ -43,8 +49,10 @@ def warnings(
 
 def about_code(spec: JobSpec, catalog: Catalog, context: Context) -> Iterator[str]:
     if context.secret_files:
-        shown = ", ".join(context.secret_files[:5]) + (" …" if len(context.secret_files) > 5 else "")
-        yield f"excluded from the image, as they look like secrets: {shown}. Pass secrets to a job with `secrets`."
+        yield (
+            f"excluded from the image, as they look like secrets: {', '.join(context.secret_files)}. Pass secrets to a "
+            "job with `secrets`; a file that is none can be sent: image.allow_secrets."
+        )
     if context.code.size > LARGE_CODE:
         yield (
             f"the image contains {context.code.size / 1e6:,.0f} MB of code in {context.code.files:,} files. Exclude "
@@ -54,7 +62,7 @@ def about_code(spec: JobSpec, catalog: Catalog, context: Context) -> Iterator[st
         shown = ", ".join(context.ignored_files[:5])
         more = f" and {len(context.ignored_files) - 5} more" if len(context.ignored_files) > 5 else ""
         yield (
-            f"the code refers to files that the image lacks: {shown}{more}. Put data in a bucket, or include the files "
+            f"the code refers to excluded files: {shown}{more}. Put data in a bucket, or include the files "
             "by changing .gitignore or .dockerignore."
         )
     if context.outside_paths:
@@ -96,15 +104,25 @@ def about_machine(
         return
     for model in dict.fromkeys(attempt.provisioning for attempt in attempts):
         yield from catalog.warnings(machine, SERVICE[context.target], model)
+    doubts = {zone: catalog.doubt(machine, zone) for attempt in attempts if (zone := attempt.zone)}
+    for doubt in dict.fromkeys(filter(None, doubts.values())):
+        zones = ", ".join(zone for zone in doubts if doubts[zone] == doubt)
+        yield f"{zones} may lack {machine.name} ({doubt}){': tried last' if spec.regions == 'any' else ''}."
+    found = fit_of(spec, chosen)
+    if found and machine.memory_gb:
+        state = int(4 * found.model.parameters * (1 + found.setup.numbers) * PINNED_SHARE / spec.machine.nodes)
+        if state + chosen.gpus * PROCESS_BYTES > machine.memory_gb * GB:
+            yield (
+                f"host memory: a checkpoint's copy takes about {size_text(state)} on each node, besides its processes; "
+                f"{machine.name} has {machine.memory_gb:g} GB. The job may be killed at its first checkpoint."
+            )
     if context.target == "vm" and has_many_networks(machine):
-        yield (f"{machine.name} has {machine.nics} network interfaces; {one_interface(spec.machine.nodes)}")
-
-
-def one_interface(nodes: int) -> str:
-    """Explain the effect of a single network interface."""
-    if nodes == 1:
-        return "this VM gets one. One is enough for a single machine, whose GPUs use NVLink."
-    return "these VMs get one each, so NCCL uses plain TCP between them. On Vertex AI it uses the fast network."
+        effect = "this VM gets one. One is enough for a single machine, whose GPUs use NVLink."
+        if spec.machine.nodes > 1:
+            effect = (
+                "these VMs get one each, so NCCL uses plain TCP between them. On Vertex AI it uses the fast network."
+            )
+        yield f"{machine.name} has {machine.nics} network interfaces; {effect}"
 
 
 def about_target(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
@@ -130,6 +148,7 @@ def settings_of_other_service(spec: JobSpec, context: Context) -> tuple[tuple[st
             ("vm.image_family", vm.image_family),
             ("vm.image", vm.image),
             ("vm.external_ip", vm.external_ip),
+            ("vm.dense_reservation", vm.dense_reservation),
             ("vm.on_stop", vm.on_stop),
             ("vm.lease", vm.lease),
             ("vm.idle_stop", vm.idle_stop),

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
+
+from msgspec import UNSET
 
 from launcher.diagnosis.permissions import LAUNCHER, act_as_command
 from launcher.errors import LaunchError, NotAuthorised
@@ -175,7 +178,10 @@ def gpu_of(metric: str) -> str:
 def check_vertex_quota_limit(project: str, need: GpuNeed, quotas: Any, usage: Any) -> Check:
     """Return the result for one placement."""
     where = {"place": need.region, "provisioning": need.provisioning}
-    info = quotas.get(need.metric) or (None if need.is_exact else similar(need.metric, quotas))
+    info = quotas.get(need.metric) or None
+    if not info and not need.is_exact:  # the only quota whose metric begins with an accelerator without one of its own
+        similar = [name for name in quotas if re.fullmatch(rf"{re.escape(need.metric)}\w*", name)]
+        info = quotas[similar[0]] if len(similar) == 1 else None
     limit = limit_of(info, need.region) if info else None
     if info is None or limit is None:
         missing = f"quota {need.metric}" if info is None else f"a limit of {need.metric} in {need.region}"
@@ -197,13 +203,6 @@ def check_vertex_quota_limit(project: str, need: GpuNeed, quotas: Any, usage: An
 
 
 NO_DIMENSIONS: Final[Mapping[str, str]] = {}
-
-
-def similar(metric: str, quotas: Any) -> Any:
-    """Return the only quota whose metric begins with `metric`, as for accelerators that the catalog has no metric for;
-    None if there is none, or several."""
-    names = [name for name in quotas if re.fullmatch(rf"{re.escape(metric)}\w*", name)]
-    return quotas[names[0]] if len(names) == 1 else None
 
 
 def limit_of(info: Any, region: str, dimensions: Mapping[str, str] = NO_DIMENSIONS) -> int | None:
@@ -233,9 +232,13 @@ def check_reservation(needs: Needs, found: Found) -> Iterator[Check]:
         if isinstance(known, LaunchError):
             yield unread("reservation", known)
         elif name in found:
-            problem, fix = reservation_problem(need, known)
+            problem, fix = reservation_problem(need, known, needs.service)
             status: Status = "failed" if problem else "ok"
             text = f"{last_url_part(need.name)}: {problem or 'fits'}"
+            if ends := (known or {}).get("deleteAtTime"):
+                text += (
+                    f"; it ends on {datetime.fromisoformat(ends).astimezone(UTC):%Y-%m-%d %H:%M} UTC, and its VMs too"
+                )
             yield Check(
                 name="reservation",
                 status=status,
@@ -243,10 +246,11 @@ def check_reservation(needs: Needs, found: Found) -> Iterator[Check]:
                 fix=fix,
                 place=need.region,
                 provisioning=f"reservation:{need.name}",
+                ends=ends or UNSET,
             )
 
 
-def reservation_problem(need: ReservationNeed, known: Any) -> tuple[str, str]:
+def reservation_problem(need: ReservationNeed, known: Any, service: str) -> tuple[str, str]:
     """Return why a reservation can't be used, and the command that shows or fixes it; empty texts if it can."""
     _, project, _, zone, _, name = need.name.split("/")
     where = f"--project={project} --zone={zone}"
@@ -255,18 +259,24 @@ def reservation_problem(need: ReservationNeed, known: Any) -> tuple[str, str]:
     specific = known.get("specificReservation") or {}
     machine = (specific.get("instanceProperties") or {}).get("machineType", "")
     free = int(specific.get("count", 0)) - int(specific.get("inUseCount", 0))
-    show = f"gcloud compute reservations describe {name} {where}"
-    if known.get("status", "READY") != "READY":
-        return f"is {known['status']}", show
-    if machine and machine != need.machine_type:
-        return f"has {machine}, not {need.machine_type}", f"launch vertex … --type {machine}"
-    if specific and free < need.nodes:
-        return f"{need.nodes} needed, {free} free of {specific.get('count', 0)}", show
+    dense = known.get("deploymentType") == "DENSE" or known.get("reservationMode") == "CALENDAR"
+    bound = "is DENSE: it takes VMs of provisioning model RESERVATION_BOUND alone" if dense else "is not DENSE"
     sharing = (known.get("reservationSharingPolicy") or {}).get("serviceShareType", "")
-    if sharing == "DISALLOW_ALL":
-        fix = f"gcloud compute reservations update {name} {where} --reservation-sharing-policy=ALLOW_ALL"
-        return "is not shared with Vertex AI", fix
-    return "", ""
+    show = f"gcloud compute reservations describe {name} {where}"
+    share = f"gcloud compute reservations update {name} {where} --reservation-sharing-policy=ALLOW_ALL"
+    status = known.get("status", "READY")
+    problems = (
+        (status != "READY", f"is {status}", show),
+        (
+            machine not in ("", need.machine_type),
+            f"has {machine}, not {need.machine_type}",
+            f"launch {service} … --type {machine}",
+        ),
+        (need.dense not in (None, dense), bound, f"launch vm … --set vm.dense_reservation={str(dense).lower()}"),
+        (specific and free < need.nodes, f"{need.nodes} needed, {free} free of {specific.get('count', 0)}", show),
+        (service == "vertex" and sharing == "DISALLOW_ALL", "is not shared with Vertex AI", share),
+    )
+    return next(((text, fix) for is_problem, text, fix in problems if is_problem), ("", ""))
 
 
 # --- Bucket, image, secrets -------------------------------------------------------------------------------------------
@@ -304,7 +314,9 @@ def bucket_warnings(needs: Needs, known: Any, project: Any) -> Iterator[Check]:
     days = int((known.get("softDeletePolicy") or {}).get("retentionDurationSeconds", 0)) / 86_400
     if days:
         text = f"{url} keeps and bills deleted checkpoints for {days:g} days (soft delete)"
-        yield Check(name="bucket", status="warning", text=text, fix=fixes.clear_soft_delete(url))
+        yield Check(
+            name="bucket", status="warning", text=text, fix=f"gcloud storage buckets update {url} --clear-soft-delete"
+        )
 
 
 def check_bucket_permissions(needs: Needs, found: Found) -> Iterator[Check]:
@@ -416,7 +428,8 @@ def check_secrets(needs: Needs, found: Found) -> Iterator[Check]:
                 fix = f"gcloud secrets versions add {secret} --project={project} --data-file=FILE"
             yield Check(name="secret", status="failed", text=f"{version} is {state}", fix=fix)
         elif found.get(f"access {version}") == "CANNOT_ACCESS":
-            fix = fixes.grant_on_secret(project, secret, f"serviceAccount:{account}")
+            grant = f"--member=serviceAccount:{account} --role={fixes.SECRET_ROLE}"
+            fix = f"gcloud secrets add-iam-policy-binding {secret} --project={project} {grant}"
             text = f"{account} can't read the secret {secret}"
             yield Check(name="secret", status=refused(needs), text=text, fix=fix)
         else:
@@ -438,7 +451,10 @@ def check_subnetworks(needs: Needs, found: Found) -> Iterator[Check]:
             fix = f"gcloud compute networks subnets list --project={need.project} --filter=region:{need.region}"
             yield Check(name="network", status="failed", text=f"{text} does not exist", fix=fix, place=need.region)
         elif missing:
-            fix = fixes.grant_on_subnetwork(need.name, need.region, need.project, LAUNCHER)
+            fix = (
+                f"gcloud compute networks subnets add-iam-policy-binding {need.name} --region={need.region} "
+                f"--project={need.project} --member={LAUNCHER} --role=roles/compute.networkUser"
+            )
             problem = f"you lack {', '.join(missing)} on {text}"
             yield Check(name="network", status="failed", text=problem, fix=fix, place=need.region)
         else:

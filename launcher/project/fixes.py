@@ -35,13 +35,9 @@ def quota_page(project: str) -> str:
 
 def create_account(email: str, project: str) -> str:
     """Return the command that creates a service account."""
-    return f"gcloud iam service-accounts create {email.partition('@')[0]} --project={home_of(email, project)}"
-
-
-def home_of(email: str, project: str) -> str:
-    """Return the project that a service account belongs to, by its name; else `project`."""
-    home = email.partition("@")[2].removesuffix(".iam.gserviceaccount.com")
-    return home if home and home != email.partition("@")[2] else project
+    name, _, domain = email.partition("@")
+    home = domain.removesuffix(".iam.gserviceaccount.com")  # the project that the account's name names
+    return f"gcloud iam service-accounts create {name} --project={home if home not in ('', domain) else project}"
 
 
 def create_bucket(url: str, project: str, region: str) -> str:
@@ -50,11 +46,6 @@ def create_bucket(url: str, project: str, region: str) -> str:
         f"gcloud storage buckets create {url} --project={project} --location={region} "
         "--uniform-bucket-level-access --soft-delete-duration=0"
     )
-
-
-def clear_soft_delete(url: str) -> str:
-    """Return the command that turns soft delete off."""
-    return f"gcloud storage buckets update {url} --clear-soft-delete"
 
 
 def create_repository(name: str) -> str:
@@ -86,25 +77,3 @@ def grant_on_repository(name: str, member: str, role: str = "roles/artifactregis
         f"gcloud artifacts repositories add-iam-policy-binding {repository} --project={project} "
         f"--location={location} --member={member} --role={role}"
     )
-
-
-def grant_on_subnetwork(name: str, region: str, project: str, member: str) -> str:
-    """Return the grant to attach VMs to a subnetwork."""
-    return (
-        f"gcloud compute networks subnets add-iam-policy-binding {name} --region={region} --project={project} "
-        f"--member={member} --role=roles/compute.networkUser"
-    )
-
-
-def grant_on_key(key: str, member: str) -> str:
-    """Return the grant to encrypt and decrypt with a key, by resource name."""
-    project, location, ring, name = key.split("/")[1::2]
-    return (
-        f"gcloud kms keys add-iam-policy-binding {name} --keyring={ring} --location={location} --project={project} "
-        f"--member={member} --role=roles/cloudkms.cryptoKeyEncrypterDecrypter"
-    )
-
-
-def grant_on_secret(project: str, secret: str, member: str) -> str:
-    """Return the grant to read a secret."""
-    return f"gcloud secrets add-iam-policy-binding {secret} --project={project} --member={member} --role={SECRET_ROLE}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.errors import LaunchError
-from launcher.project import fixes
 from launcher.project.model import Check, Found, Needs, answer, unread
 
 USE = "cloudkms.cryptoKeyVersions.useToEncrypt"
@@ -59,7 +58,11 @@ def check_keys(needs: Needs, found: Found) -> Iterator[Check]:
         elif primary.get("state", "ENABLED") != "ENABLED":
             yield Check(name="key", status="failed", text=f"{name} is {primary['state']}", fix=enable(primary["name"]))
         elif state == "CANNOT_ACCESS":
-            fix = fixes.grant_on_key(key, f"serviceAccount:{agent}")
+            project, location, ring, short = key.split("/")[1::2]
+            fix = (
+                f"gcloud kms keys add-iam-policy-binding {short} --keyring={ring} --location={location} "
+                f"--project={project} --member=serviceAccount:{agent} --role=roles/cloudkms.cryptoKeyEncrypterDecrypter"
+            )
             yield Check(name="key", status="failed", text=f"{agent} can't use {name}", fix=fix)
         elif state == "CAN_ACCESS" and isinstance(known, dict):
             yield Check(name="key", status="ok", text=f"{name} can be used")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from launcher.errors import LaunchError
 from launcher.gcp.api import words
@@ -34,6 +34,8 @@ class Check(Struct, frozen=True, kw_only=True):
     """Commands to paste, one per line."""
     place: str = ""
     provisioning: str = ""
+    ends: str | UnsetType = UNSET
+    """RFC 3339: when the attempt's reservation ends."""
 
     def applies_to(self, attempt: Attempt) -> bool:
         """Return whether the check is about an attempt's placement."""
@@ -58,6 +60,8 @@ class ReservationNeed(Struct, frozen=True, kw_only=True):
     machine_type: str
     nodes: int
     region: str
+    dense: bool | None = None
+    """vm.dense_reservation; None: it has no effect on the request."""
 
 
 class SubnetworkNeed(Struct, frozen=True, kw_only=True):
@@ -108,8 +112,8 @@ class Needs(Struct, frozen=True, kw_only=True):
 
     def job_account(self, number: str) -> str:
         """Return the account that a job runs as; empty: it depends on the project's unknown number."""
-        default = agent if self.service == "vertex" else default_account
-        return self.account or (default(number) if number else "")
+        default = agent(number) if self.service == "vertex" else f"{number}-compute@developer.gserviceaccount.com"
+        return self.account or (default if number else "")
 
     def pulling_account(self, number: str) -> str:
         """Return the account that pulls a job's image; empty: unknown. VMs pull it themselves."""
@@ -123,11 +127,6 @@ UNEXPECTED: Final = (KeyError, TypeError, ValueError, AttributeError)
 def agent(number: str) -> str:
     """Return Vertex AI's custom code service agent: it pulls images, and runs jobs without an account."""
     return f"service-{number}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
-
-
-def default_account(number: str) -> str:
-    """Return Compute Engine's default service account."""
-    return f"{number}-compute@developer.gserviceaccount.com"
 
 
 def unread(name: str, error: LaunchError, text: str = "not checked") -> Check:

@@ -73,6 +73,7 @@ def needs_on_vms(plan: Plan) -> Needs:
             for net in nets
             if net.project != plan.project
         ),
+        reservations=tuple(reservation_need(plan, attempt) for attempt in plan.attempts if is_reserved(attempt)),
         external_ip=external,
         image_project=in_project[1] if in_project else "",
     )
@@ -156,4 +157,7 @@ def reservation_need(plan: Plan, attempt: Attempt) -> ReservationNeed:
     """Return what an attempt takes from its reservation."""
     name = attempt.provisioning.partition(":")[2]
     nodes = plan.machine.nodes
-    return ReservationNeed(name=name, machine_type=attempt.machine_type, nodes=nodes, region=attempt.region)
+    need = ReservationNeed(name=name, machine_type=attempt.machine_type, nodes=nodes, region=attempt.region)
+    model = properties(attempt.request).get("scheduling", {}).get("provisioningModel")
+    dense = plan.spec.get("vm", {}).get("dense_reservation", False)
+    return replace(need, dense=dense if dense or model == "STANDARD" else None) if attempt.zone else need

@@ -77,7 +77,9 @@ def problems_of(name: str, needs: Needs, policy: Mapping[str, Any]) -> Iterator[
     elif name == EXTERNAL_IP:
         text = f"{name} allows no external IP; without --external-ip, VMs use IAP and Cloud NAT"
         fix = "launch setup --for vm --yes\nlaunch vm … --set vm.external_ip=false"
-        yield from refused(needs, name, is_allowed(policy, instance_of(needs.project)), text, fix)
+        own = f"projects/{needs.project}/"  # its new VM may or may not be one that a value names
+        allowed = is_allowed(policy, lambda value: None if value.removeprefix("is:").startswith(own) else False)
+        yield from refused(needs, name, allowed, text, fix)
 
 
 def refused(needs: Needs, name: str, allowed: bool | None, text: str, fix: str, place: str = "") -> Iterator[Check]:
@@ -155,11 +157,6 @@ def named(wanted: str, *groups: str) -> Matches:
         return None if value.startswith(("in:", *groups)) else value.removeprefix("is:") == wanted
 
     return matches
-
-
-def instance_of(project: str) -> Matches:
-    """Return the rule for values that name VMs: a project's new VM may or may not be one of them."""
-    return lambda value: None if value.removeprefix("is:").startswith(f"projects/{project}/") else False
 
 
 def region_in(region: str) -> Matches:

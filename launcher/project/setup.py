@@ -64,16 +64,11 @@ def patiently(call: Callable[[], T], clock: Clock, until: float) -> T:
         try:
             return call()
         except LaunchError as error:
-            if clock.now() + POLL_SECONDS > until or not may_pass(error):
+            is_new = status_of(error) in (400, 404) and "does not exist" in error.problem  # IAM does not know it yet
+            may_pass = isinstance(error, UnreachableError) or is_disabled(error) or is_new
+            if clock.now() + POLL_SECONDS > until or not may_pass:
                 raise
         clock.sleep(POLL_SECONDS)
-
-
-def may_pass(error: LaunchError) -> bool:
-    """Return whether a refusal ends by itself: no answer, an API that is being enabled, a new account that IAM does not
-    know yet."""
-    unknown = status_of(error) in (400, 404) and "does not exist" in error.problem
-    return isinstance(error, UnreachableError) or is_disabled(error) or unknown
 
 
 def is_disabled(error: LaunchError) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from launch_train.common import contract
-from launch_train.common.storage import Storage
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -57,9 +60,13 @@ def lock(storage: Storage, facts: Mapping[str, Any]) -> int:
 
 def newest_attempt(storage: Storage) -> int:
     """Return the newest attempt's number; 0: none yet."""
+    return max(attempt_numbers(storage), default=0)
+
+
+def attempt_numbers(storage: Storage) -> list[int]:
+    """Return the numbers of the attempts that have a lock, in order."""
     names = storage.list(f"{contract.ATTEMPTS}/")
-    numbers = [int(stem) for name in names if (stem := name.rpartition("/")[2].removesuffix(".json")).isdigit()]
-    return max(numbers, default=0)
+    return sorted({int(lock[1]) for name in names if (lock := contract.ATTEMPT_LOCK.match(name))})
 
 
 def count_restarts(storage: Storage) -> int:
@@ -76,6 +83,16 @@ def read_facts(storage: Storage, attempt: int) -> Mapping[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def earlier_python(run_folder: str | None) -> str:
+    """Return the Python that ran the newest attempt in a run folder on this machine; empty if none is recorded."""
+    if not run_folder or run_folder.startswith("gs://") or not (folder := Path(run_folder)).is_dir():
+        return ""
+    from launch_train.common.storage import LocalFolder  # Windows lacks what it needs, and shows plans
+
+    storage = LocalFolder(folder)
+    return str(read_facts(storage, newest_attempt(storage)).get("python") or "")
 
 
 def write_end(storage: Storage, attempt: int, end: End) -> None:

@@ -85,11 +85,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
 
-    @property
-    def title(self) -> str:
-        """Return the container's name, unique in the engine: several jobs may run at the same time."""
-        return f"launch-{self.job}-{self.name}"
-
 
 def settings(
     replicas: Sequence[Replica],

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,8 @@ from launcher.rehearsal.docker_replica import ContainerReplica, docker_errors
 from launcher.rehearsal.on_host import endpoints, local_addresses, visible_gpus
 from launcher.rehearsal.replicas import replica_names, replicas
 from launcher.rehearsal.request import ParsedJob
-from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
-from launcher.rehearsal.workdirs import WrittenFiles
+from launcher.rehearsal.supervisor import Ended, OnLine, Preemption, Say
+from launcher.rehearsal.workdirs import WrittenFiles, start_name
 
 if TYPE_CHECKING:
     from launcher.images.docker_engine import Engine
@@ -37,9 +38,6 @@ IS_FOLDER = 1 << 31
 """A bit of a path's mode, which is Go's os.FileMode."""
 MAX_CHANGES = 1000
 """Changed files of a container that are checked."""
-
-Say = Callable[[str], None]
-"""Called with a line for the user."""
 
 
 def ensure_images(job: ParsedJob, environ: Mapping[str, str], say: Say) -> None:
@@ -76,14 +74,14 @@ def rehearse(
     """
     engine = connect(environ)
     api, rendered = engine.api, render(job, job_id, environ, engine, say)
-    started: list[ContainerReplica] = []
+    started: dict[str, ContainerReplica] = {}
     created: dict[str, str] = {}
 
-    def start_all() -> Iterator[ContainerReplica]:
-        created.update((one.name, create(api, one)) for one in rendered)
-        for one in rendered:
-            started.append(start(api, one, created[one.name], on_line))
-            yield started[-1]
+    def start_replica(settings: Settings) -> ContainerReplica:
+        name = start_name(settings.name, created)
+        created[name] = create(api, settings, name)
+        started[settings.name] = start(api, settings, created[name], on_line)
+        return started[settings.name]
 
     def report_written_files() -> None:
         files = {f"{name}/{path}": size for name, id_ in created.items() for path, size in written_files(api, id_)}
@@ -91,10 +89,17 @@ def rehearse(
             on_left(WrittenFiles(None, files))
 
     resources = job_resources(api, job_id, rendered[0].network, environ, report_written_files)
-    ended = supervisor.run(start_all(), resources=resources, preemption=preemption, clock=clock)
-    for one, replica in zip(rendered, started, strict=True):
-        if ended.codes[one.name] and replica.is_wrong_platform:
-            raise wrong_platform_error(one)
+    ended = supervisor.run(
+        [partial(start_replica, settings) for settings in rendered],
+        resources=resources,
+        say=say,
+        disable_retries=job.disable_retries,
+        preemption=preemption,
+        clock=clock,
+    )
+    for settings in rendered:
+        if ended.codes[settings.name] and started[settings.name].is_wrong_platform:
+            raise wrong_platform_error(settings)
     return ended
 
 
@@ -260,8 +265,8 @@ def start_cleanup_process(job: str, environ: Mapping[str, str]) -> subprocess.Po
     )
 
 
-def create(api: Any, one: Settings) -> str:
-    """Create a container without starting it; return its id."""
+def create(api: Any, one: Settings, name: str) -> str:
+    """Create a container without starting it; return its id. `name`: of the replica's start."""
     if not one.argv:
         raise LaunchError(
             f"{one.name}: neither the request nor the image has a command", "Give the containerSpec a command."
@@ -270,7 +275,7 @@ def create(api: Any, one: Settings) -> str:
     with docker_errors(f"can't create the container of {one.name}"):
         created = api.create_container(
             one.image,
-            name=one.title,
+            name=f"launch-{one.job}-{name}",  # unique in the engine: several jobs may run at the same time
             hostname=one.name if own_network else None,
             entrypoint=list(one.argv),
             environment=one.env,

@@ -2,18 +2,19 @@
 
 The only inputs are the request's JSON, the files of the user's code and the cloud's endpoints. A setting of the spec
 that is not in the request has no effect, exactly as on Vertex AI. Code, command, environment and topology are as in the
-cloud; the image is not: `python` is the one that runs launch.
+cloud; the image is not: `python` is one of this machine, by default that which runs launch.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import takewhile
@@ -22,13 +23,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from launch_train.common import contract
+from launch_train.common.scratch import temporary_folder
 from launcher.backend.request import with_current_package
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, UsageError
+from launcher.images.source_files import write_installed
 from launcher.rehearsal.processes import run
 from launcher.rehearsal.replicas import ImageDefaults, Replica, gpu_shares, replica_names, replicas
 from launcher.rehearsal.request import ParsedJob
-from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
+from launcher.rehearsal.supervisor import Ended, OnLine, Preemption, Say
 from launcher.rehearsal.workdirs import Code, WrittenFiles, working_directories
 
 ENDPOINTS = (
@@ -53,33 +56,72 @@ def rehearse(
     environ: Mapping[str, str],
     on_line: OnLine,
     on_left: Callable[[WrittenFiles], None],
+    say: Say,
+    python: str = sys.executable,
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
-    """Run the job's replicas here once, on free ports, and return how they ended.
+    """Run the job's replicas here once, on free ports, and return how they ended. `python` runs the node and its ranks.
 
-    `environ` is this process's environment, of which PATH, HOME and the endpoints are passed on. `on_left` is called
-    after the replicas' end (also after Ctrl-C) if they wrote files into their working directories.
+    `environ` is this process's environment, of which PATH, HOME, the endpoints and the folder of the code's projects
+    are passed on. `on_left` is called after the replicas' end (also after Ctrl-C) if they wrote files into their
+    working directories.
 
     Raises:
         LaunchError: the command can't be started, this machine has no ports for so many replicas, or the code can't be
             copied.
     """
     addresses = local_addresses(job)
-    with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as name:
+    with temporary_folder("replicas") as name:
         scratch = Path(name)
-        defaults = ImageDefaults(env=image_env(make_folder(scratch / "site")))
+        project = {contract.PROJECT: environ[contract.PROJECT]} if contract.PROJECT in environ else {}
+        if write_installed(code.installed, scratch / "project"):
+            project = {contract.PROJECT: str(scratch / "project")}
+        defaults = ImageDefaults(env={**image_env(make_folder(scratch / "site")), **project})
+        programs = make_folder(scratch / "bin")
+        for program in ("python", "python3"):  # a link would not do: an environment is found by its python's place
+            (programs / program).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
+            (programs / program).chmod(0o755)
         present = with_present_names(job)
         planned = replicas(present, addresses=addresses, job_id=job_id, image_defaults=lambda _: defaults)
-        with working_directories(code, [one.name for one in planned], scratch, on_left) as folders:
+        with working_directories(code, scratch, on_left) as make_workdir:
             return run(
                 with_threads(with_gpus(planned, visible_gpus(environ)), os.cpu_count() or 1),
-                env=host_env(environ),
-                folders=folders,
+                env=host_env(environ, programs, Path(python).parent),
+                workdir=make_workdir,
                 on_line=on_line,
+                say=say,
+                disable_retries=job.disable_retries,
                 preemption=preemption,
                 clock=clock,
             )
+
+
+def check_program(job: ParsedJob, code: Code, environ: Mapping[str, str], python: str) -> None:
+    """Check that the program of a job's run.command can be started here. Raises UsageError."""
+    defaults, addresses = ImageDefaults(env={}), [""] * len(replica_names(job.pools))
+    first = replicas(with_present_names(job), addresses=addresses, job_id="", image_defaults=lambda _: defaults)[0]
+    cut = first.argv.index("--") if "--" in first.argv else 0
+    if "--command" not in first.argv[:cut] or contract.RUN_PATH in (name := first.argv[cut + 1]):
+        return
+    if "/" in name and not Path(name).is_absolute():
+        inside = {file.name: file.path for file in code.files}
+        relative = posixpath.normpath(name)
+        path = code.in_place / relative if code.in_place else inside.get(relative)
+        if path is None or not path.is_file():
+            raise UsageError(f"run.command: {name} is not in the code", "The path is relative to image.code.")
+        if not os.access(path, os.X_OK):
+            raise UsageError(f"run.command: {name} is not executable", f"chmod +x {path}")
+        return
+    folders = [Path(environ[contract.PROJECT], "bin")] if contract.PROJECT in environ else []
+    path_here = first.env.get("PATH") or host_env(environ, *folders, Path(python).parent)["PATH"]
+    if name in ("python", "python3") or f"bin/{name}" in code.installed or shutil.which(name, path=path_here):
+        return
+    where = "is not on the PATH of env" if "PATH" in first.env else f"is neither in {Path(python).parent} nor on PATH"
+    raise UsageError(
+        f"run.command: command not found: {name}; it {where}",
+        "Install it, or name the environment that has it: --python DIR/bin/python",
+    )
 
 
 def with_present_names(job: ParsedJob) -> ParsedJob:
@@ -102,10 +144,30 @@ def image_env(site: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def host_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what replicas get of this process's environment: PATH (this Python's programs first), HOME, endpoints."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}"
+def host_env(environ: Mapping[str, str], *programs: Path) -> dict[str, str]:
+    """Return what replicas get of this process's environment: PATH (the folders `programs` first), HOME, endpoints."""
+    path = os.pathsep.join([*map(str, programs), environ.get("PATH", os.defpath)])
     return {"PATH": path, "HOME": environ.get("HOME", "/"), **endpoints(environ)}
+
+
+def run_setup(
+    lines: Sequence[str], folder: Path, environ: Mapping[str, str], say: Callable[[str], None], python: str
+) -> None:
+    """Run the lines of image.setup in a folder on this machine, as this user, with the programs of the Python that runs
+    the job first.
+
+    Raises LaunchError: a line failed.
+    """
+    for line in lines:
+        say(f"image.setup: {line}")
+        env = {**environ, "PATH": host_env(environ, Path(python).parent)["PATH"]}
+        # Standard output is for the run's result.
+        code = subprocess.run(["/bin/sh", "-c", line], cwd=folder, env=env, stdout=2, check=False).returncode
+        if code:
+            raise LaunchError(
+                f"image.setup: {line!r} failed on this machine (exit code {code})",
+                "See its output above. To run without the setup, remove --setup; to run it in the image: --docker",
+            )
 
 
 def endpoints(environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
@@ -19,8 +20,8 @@ from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal import supervisor
 from launcher.rehearsal.replicas import Replica
-from launcher.rehearsal.subreaper import no_process_left
-from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
+from launcher.rehearsal.subreaper import kill_children, no_process_left
+from launcher.rehearsal.supervisor import Ended, OnLine, Preemption, Say
 
 DRAIN_SECONDS = 5
 LEASH: Final = str(Path(contract.__file__).parents[1] / "node" / "parent_death.py")
@@ -31,28 +32,37 @@ def run(
     replicas: Sequence[Replica],
     *,
     env: Mapping[str, str],
-    folders: Mapping[str, Path],
+    workdir: Callable[[str], Path],
     on_line: OnLine,
+    say: Say,
+    disable_retries: bool = False,
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
     """Run all replicas as processes, by the rules of `supervisor.run`. `env`: the environment below each replica's own;
-    `folders`: working directories by replica name.
+    `workdir`: returns the working directory for one more start of a replica.
 
     Raises:
         LaunchError: a replica's program can't be started.
         Stopped: this process received SIGTERM or SIGHUP, and all replicas were stopped.
     """
-    started = (start(replica, env, folders[replica.name], on_line) for replica in replicas)
-    return supervisor.run(started, resources=no_process_left(), preemption=preemption, clock=clock)
+    return supervisor.run(
+        [partial(start, replica, env, workdir, on_line) for replica in replicas],
+        resources=no_process_left(),
+        say=say,
+        disable_retries=disable_retries,
+        preemption=preemption,
+        clock=clock,
+    )
 
 
 class ProcessReplica:
     """One running replica: its process group, and the thread that reads its output."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], on_line: OnLine) -> None:
-        self.name = name
+    def __init__(self, replica: Replica, process: subprocess.Popen[bytes], on_line: OnLine) -> None:
+        self.name = replica.name
         self.process = process
+        self._seat = f"{contract.CLUSTER_SPEC}={replica.env.get(contract.CLUSTER_SPEC)}".encode()
         self.reader = threading.Thread(target=self._read, args=(process.stdout, on_line), daemon=True)
         self.reader.start()
 
@@ -70,23 +80,30 @@ class ProcessReplica:
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the whole process group, if it still exists."""
+        """Kill the whole process group, if it still exists, and the processes of a killed replica that are in others:
+        torchrun and the ranks have a session each."""
         with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        kill_children(self._is_left)
+
+    def _is_left(self, pid: int) -> bool:
+        with suppress(OSError):  # it has ended meanwhile
+            return self._seat in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return False
 
     def drain(self) -> None:
         """Wait until everything in the pipe was passed on."""
         self.reader.join(DRAIN_SECONDS)
 
 
-def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLine) -> ProcessReplica:
+def start(replica: Replica, env: Mapping[str, str], workdir: Callable[[str], Path], on_line: OnLine) -> ProcessReplica:
     """Start one replica in its own process group, so that the terminal's Ctrl-C only reaches launch.
 
     The kernel kills it when this process ends (train/launch_train/node/parent_death.py), so a killed launch leaves
     nothing running.
     """
-    env = {**env, **replica.env}
+    env, folder = {**env, **replica.env}, workdir(replica.name)
     try:
         process = subprocess.Popen(
             [
@@ -110,7 +127,7 @@ def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLin
             f"can't start {replica.name}: {replica.argv[0]}: {error.strerror}",
             "The command must be a program on this machine; to run it in its image: --docker",
         ) from error
-    return ProcessReplica(replica.name, process, on_line)
+    return ProcessReplica(replica, process, on_line)
 
 
 def program(name: str, env: Mapping[str, str], folder: Path) -> str:

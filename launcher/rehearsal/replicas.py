@@ -126,12 +126,7 @@ def cluster_spec(raw: Mapping[str, Any], seat: Seat, seats: Sequence[Seat]) -> d
     }
 
 
-def sum_gpus(all_replicas: Sequence[Replica]) -> int:
-    """Return the number of GPUs that the whole job requests."""
-    return sum(one.gpus for one in all_replicas)
-
-
 def gpu_shares(all_replicas: Sequence[Replica], visible: Sequence[str]) -> list[tuple[str, ...]]:
     """Return each replica's share of the visible GPUs; all empty if there are too few for all."""
-    left = iter(visible if sum_gpus(all_replicas) <= len(visible) else ())
+    left = iter(visible if sum(replica.gpus for replica in all_replicas) <= len(visible) else ())
     return [tuple(islice(left, one.gpus)) for one in all_replicas]

@@ -33,7 +33,7 @@ LIMITS_AND_PLACES = frozenset(
     {
         *(contract.RUN_FOLDER, contract.HOURS, contract.RESTARTS, contract.MTBF),
         *(contract.GPU, contract.NCCL_SCRIPT, contract.LIBRARY_PATH, contract.PREFLIGHT),
-        *(contract.LOGGERS, contract.NOTIFY),
+        *(contract.LOGGERS, contract.NOTIFY, contract.HANG_AFTER, contract.SCRIPT_METRICS, contract.RESUME),
     }
 )
 """Variables that do not change what is computed."""
@@ -82,6 +82,12 @@ class OtherPool(Read, frozen=True, kw_only=True, rename="camel"):
     container_spec: Container = Container()
 
 
+class Scheduling(Read, frozen=True, kw_only=True, rename="camel"):
+    """scheduling."""
+
+    disable_retries: bool = False
+
+
 class Output(Read, frozen=True, kw_only=True, rename="camel"):
     """baseOutputDirectory."""
 
@@ -96,6 +102,8 @@ class ParsedJob(Struct, frozen=True, kw_only=True):
     base: str
     """baseOutputDirectory without a trailing slash; empty if the request has none."""
     raw: Mapping[str, Any]
+    disable_retries: bool = False
+    """No replica is restarted."""
 
     @property
     def run_folder(self) -> str | None:
@@ -111,6 +119,16 @@ class ParsedJob(Struct, frozen=True, kw_only=True):
         container = self.pools[0].container_spec
         words = with_current_package((*container.command, *container.args))
         return ("--module", BUILTIN) in pairwise(words[: words.index("--")] if "--" in words else words)
+
+    @property
+    def uses_torch(self) -> bool:
+        """Return whether launch's own processes need PyTorch: torchrun, or the store between several nodes."""
+        container = self.pools[0].container_spec
+        words = with_current_package((*container.command, *container.args))
+        words = words[: words.index("--")] if "--" in words else words
+        is_single = "--command" in words or ("--launcher", "python") in pairwise(words)
+        count = sum(pool.replica_count for pool in self.pools)
+        return not words or (f"{BUILTIN}.node" in words and (not is_single or count > 1))
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -153,6 +171,7 @@ def parse_request(request: Mapping[str, Any]) -> ParsedJob:
         pools=read(pools[:NODE_POOLS], tuple[Pool, ...], "jobSpec.workerPoolSpecs"),
         base=output.output_uri_prefix.rstrip("/"),
         raw=job,
+        disable_retries=read(job.get("scheduling", {}), Scheduling, "jobSpec.scheduling").disable_retries,
     )
 
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,9 +24,7 @@ def no_process_left() -> Iterator[None]:
     try:
         yield
     finally:
-        while orphans := [pid for pid in children() if pid not in before]:
-            for pid in orphans:
-                kill_and_reap(pid)
+        kill_children(lambda pid: pid not in before)
         set_subreaper(0)
 
 
@@ -46,8 +44,10 @@ def children() -> list[int]:
     return found
 
 
-def kill_and_reap(pid: int) -> None:
-    """Kill one child and wait for it."""
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+def kill_children(is_left: Callable[[int], bool]) -> None:
+    """Kill this process's children for which `is_left` is true, and the orphans that they leave, and wait for them."""
+    while orphans := [pid for pid in children() if is_left(pid)]:
+        for pid in orphans:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)

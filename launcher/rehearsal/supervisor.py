@@ -1,23 +1,32 @@
-"""Wait for running replicas, preempt and stop them: the same rules for processes and containers."""
+"""Start replicas, restart killed ones, preempt and stop them: the same rules for processes and containers."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple, Protocol
 
+from launch_train.common.contract import NOTICE_SECONDS
 from launcher.clock import REAL, Clock
 from launcher.signals import signals_stop
 
-GRACE_SECONDS = 30.0
+GRACE_SECONDS = NOTICE_SECONDS
 """Between SIGTERM and SIGKILL, as on Vertex AI and on a Spot VM."""
 PEERS_SECONDS = 20.0
 """Time for the other replicas to notice that one has failed and to exit by themselves."""
 POLL_SECONDS = 0.1
+MAX_RESTARTS = 5
+"""Restarts of each replica, as on Vertex AI (docs/reliability.md)."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""A replica that one of these ends was asked to stop."""
 
 OnLine = Callable[[str, str], None]
 """Called with a replica's name and one line of its output, from a thread of that replica."""
+
+
+Say = Callable[[str], None]
+"""Called with a line for the user."""
 
 
 class RunningReplica(Protocol):
@@ -35,7 +44,7 @@ class RunningReplica(Protocol):
         end."""
 
     def kill(self) -> None:
-        """Kill all of its processes and wait, so that `poll` has an exit code. Does nothing after its end."""
+        """Kill all of its processes, also those that it left, and wait, so that `poll` has an exit code."""
 
     def drain(self) -> None:
         """Wait until its last lines were passed on, for a few seconds at most."""
@@ -60,17 +69,19 @@ class Ended(NamedTuple):
 
 
 def run(
-    replicas: Iterable[RunningReplica],
+    starts: Sequence[Callable[[], RunningReplica]],
     *,
     resources: AbstractContextManager[object],
+    say: Say,
+    disable_retries: bool = False,
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
     """Run all replicas to their end, or until their preemption.
 
-    Iterating over `replicas` starts them. `resources` is entered before, and removes what stopped replicas leave. When
-    one fails, the others get `PEERS_SECONDS` to exit and are then stopped. On KeyboardInterrupt all are stopped before
-    it is re-raised.
+    Each of `starts` starts a replica, again if it was killed. `resources` is entered before, and removes what stopped
+    replicas leave. When one fails, the others get `PEERS_SECONDS` to exit and are then stopped. On KeyboardInterrupt
+    all are stopped before it is re-raised. `disable_retries`: of the request, nothing is restarted.
 
     Raises:
         LaunchError: a replica can't be started.
@@ -81,40 +92,68 @@ def run(
     try:
         with signals_stop(), resources:
             try:
-                for one in replicas:
-                    started.append(one)
-                if wait(started, clock, preemption.after if preemption else float("inf")) and preemption:
+                for start in starts:
+                    started.append(start())
+                most, after = 0 if disable_retries else MAX_RESTARTS, preemption.after if preemption else float("inf")
+                if wait(started, starts, most, say, clock, after) and preemption:
                     seconds = preempt(started, clock, preemption)
             finally:
                 stop(started, clock)
     finally:
         for one in started:  # no leftover process holds the pipes open any more
             one.drain()
-    return Ended({one.name: exit_code_of(one) for one in started}, seconds)
+    codes = {replica.name: replica.poll() for replica in started}
+    return Ended({name: -signal.SIGKILL if code is None else code for name, code in codes.items()}, seconds)
 
 
-def exit_code_of(ended: RunningReplica) -> int:
-    """Return a replica's exit code; an unknown one counts as killed."""
-    code = ended.poll()
-    return -signal.SIGKILL if code is None else code
-
-
-def wait(started: Sequence[RunningReplica], clock: Clock, seconds: float) -> bool:
+def wait(
+    started: list[RunningReplica],
+    starts: Sequence[Callable[[], RunningReplica]],
+    most: int,
+    say: Say,
+    clock: Clock,
+    seconds: float,
+) -> bool:
     """Wait until all have ended, or one has failed and `PEERS_SECONDS` have passed.
 
-    Returns True if `seconds` passed before either.
+    A killed replica is replaced in `started` by another start, each one at most `most` times, as Vertex AI restarts a
+    replica whose machine has failed. Once a replica has ended for another reason none is restarted, because the job is
+    ending. Returns True if `seconds` passed before either.
     """
     begun, failed_at = clock.now(), float("inf")
-    while None in (codes := [one.poll() for one in started]):
+    restarts = [0] * len(starts)
+    while True:
+        codes = [replica.poll() for replica in started]
+        killed = {place: killing_signal(code) for place, code in enumerate(codes) if code is not None}
+        can_restart = all(killed.values()) and all(restarts[place] < most for place in killed)
+        for place, signum in killed.items() if can_restart else ():
+            restarts[place] += 1
+            say(f"{started[place].name} was killed ({signum}); restarting it ({restarts[place]} of {most})")
+            started[place].kill()
+            started[place].drain()
+            started[place] = starts[place]()
+            codes[place] = None
         now = clock.now()
-        if any(codes):
-            failed_at = min(failed_at, now)
-        elif now - begun >= seconds:
-            return True
-        if now - failed_at > PEERS_SECONDS:
+        if any(codes) and failed_at == float("inf"):
+            failed_at = now
+            for place, signum in killed.items():
+                if signum:
+                    say(f"{started[place].name} was killed ({signum}); not restarting it")
+        if None not in codes or now - failed_at > PEERS_SECONDS:
             return False
+        if not any(codes) and now - begun >= seconds:
+            return True
         clock.sleep(POLL_SECONDS)
-    return False
+
+
+def killing_signal(code: int) -> str:
+    """Return the signal that killed a replica, from its exit code; empty if it exited by itself or was asked to stop.
+
+    Vertex AI restarts a replica that exits with an error by itself, too. That is not rehearsed: launch_train.node has
+    restarted its processes before, and a container that is started after its end exits at once.
+    """
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number).name if number in {*signal.Signals} - {*STOP_SIGNALS} else ""
 
 
 def preempt(started: Sequence[RunningReplica], clock: Clock, preemption: Preemption) -> float:

@@ -11,13 +11,13 @@ import os
 import posixpath
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
+from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
 from launcher.images.reproducible_tar import TIME, folders
 from launcher.images.source_files import File
@@ -32,7 +32,7 @@ class WrittenFiles(NamedTuple):
     folder: Path | None
     """The folder to which the files were moved; None: they were removed."""
     files: dict[str, int]
-    """REPLICA/PATH → bytes."""
+    """REPLICA/PATH → bytes; for a replica's second start REPLICA.2/PATH."""
     problem: str = ""
     """Why some could not be moved and are lost."""
 
@@ -43,26 +43,33 @@ class Code(NamedTuple):
     files: Sequence[File] = ()
     in_place: Path | None = None
     """Use this folder as every replica's working directory; copy nothing."""
+    installed: Mapping[str, str] = {}
+    """Files of the installed projects in the code (launcher.images.source_files.Source)."""
     keep: Callable[[], Path] | None = None
     """Creates the folder for written files; None: they are removed, as with a container."""
 
 
 @contextmanager
 def working_directories(
-    code: Code, names: Sequence[str], scratch: Path, on_left: Callable[[WrittenFiles], None]
-) -> Iterator[dict[str, Path]]:
-    """Yield each replica's working directory, below `scratch`; at the end keep or remove the files written there.
+    code: Code, scratch: Path, on_left: Callable[[WrittenFiles], None]
+) -> Iterator[Callable[[str], Path]]:
+    """Yield the function that makes the working directory of a replica's start, a fresh copy below `scratch`; at the
+    end keep or remove the files written to all of them.
 
-    Raises LaunchError: the code can't be copied.
+    The function raises LaunchError: the code can't be copied.
     """
-    if code.in_place:
-        yield dict.fromkeys(names, code.in_place)
-        return
-    workdirs = {name: scratch / name / "workspace" for name in names}
-    for folder in workdirs.values():
-        copy(code.files, folder)
+    workdirs: dict[str, Path] = {}
+
+    def make_workdir(replica: str) -> Path:
+        if code.in_place:
+            return code.in_place
+        name = start_name(replica, workdirs)
+        copy(code.files, scratch / name / "workspace")
+        workdirs[name] = scratch / name / "workspace"
+        return workdirs[name]
+
     try:
-        yield workdirs
+        yield make_workdir
     finally:
         found = {
             f"{name}/{path}": size
@@ -73,10 +80,18 @@ def working_directories(
             on_left(move_files(found, workdirs, code.keep) if code.keep else WrittenFiles(None, found))
 
 
+def start_name(replica: str, known: Container[str]) -> str:
+    """Return the name of a replica's next start: its own, then workerpool1-0.2, workerpool1-0.3 …"""
+    return next(name for number in count(1) if (name := f"{replica}.{number}".removesuffix(".1")) not in known)
+
+
 @contextmanager
 def snapshot(code: Code) -> Iterator[Code]:
-    """Copy the code for several starts: an edit of the source in between must not reach the later ones."""
-    with TemporaryDirectory(prefix="launch-") as name:
+    """Copy the code for all starts: an edit of the source in between must not reach the later ones."""
+    if code.in_place:
+        yield code
+        return
+    with temporary_folder("code") as name:
         copy(code.files, Path(name) / "code")
         yield code._replace(files=[file._replace(path=Path(name) / "code" / file.name) for file in code.files])
 

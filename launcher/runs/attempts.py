@@ -139,10 +139,14 @@ def next_attempt(plan: Plan, tries: Sequence[AttemptEntry], jitter: float = 1.0)
     if (ended and ended[-1].end and ended[-1].end.stops) or is_wait_used_up(plan, tries):
         return NextAttempt(None)
     since = max((n + 1 for n, one in enumerate(ended) if one.end and one.end.kind == "preempted"), default=0)
-    left = [attempt for attempt in plan.attempts if not is_ruled_out(attempt, ended[since:])]
-    preferred = (one for one in left if has_reported_capacity(one, ended) or is_elsewhere(one, ended))
-    found = next(preferred, None) or next(iter(left), None)
-    return NextAttempt(found, pause(found, ended, jitter) if found else 0.0)
+    left = []
+    for attempt in plan.attempts:
+        place, tried = place_of(attempt), ended[since:]
+        retries = sum(one.place == place for one in tried if one.end and one.end.is_transient)
+        if retries <= RETRIES and not any(applies_to(one, attempt) for one in tried):
+            left.append(attempt)
+    chosen = next((attempt for attempt in left if is_preferred(attempt, ended)), None) or next(iter(left), None)
+    return NextAttempt(chosen, pause(chosen, ended, jitter) if chosen else 0.0)
 
 
 def wait_left(plan: Plan, tries: Sequence[AttemptEntry]) -> float | None:
@@ -157,25 +161,14 @@ def is_wait_used_up(plan: Plan, tries: Sequence[AttemptEntry]) -> bool:
     return left is not None and left < MIN_WAIT
 
 
-def has_reported_capacity(attempt: Attempt, ended: Sequence[AttemptEntry]) -> bool:
-    """Return whether the last try's error named the attempt's zone as one with capacity for its provisioning model."""
+def is_preferred(attempt: Attempt, ended: Sequence[AttemptEntry]) -> bool:
+    """Return whether the last try's error named the attempt's zone as one with capacity for its provisioning model, or
+    its VM was preempted in another zone: a new VM in a zone with high demand would soon be preempted too."""
     last = ended[-1] if ended else None
-    return bool(last and last.end and attempt.zone in last.end.zones and attempt.provisioning == last.provisioning)
-
-
-def is_elsewhere(attempt: Attempt, ended: Sequence[AttemptEntry]) -> bool:
-    """Return whether the last try's VM was preempted and the attempt is in another zone: a new VM in a zone with high
-    demand would soon be preempted too."""
-    last = ended[-1] if ended else None
-    if last is None or last.end is None or last.end.kind != "preempted" or last.zone is None:
+    if last is None or last.end is None or attempt.provisioning != last.provisioning:
         return False
-    return attempt.zone != last.zone and attempt.provisioning == last.provisioning
-
-
-def is_ruled_out(attempt: Attempt, tries: Sequence[AttemptEntry]) -> bool:
-    """Return whether a refusal applies to the attempt's placement, or its retries are used up."""
-    retries = sum(one.place == place_of(attempt) for one in tries if one.end and one.end.is_transient)
-    return retries > RETRIES or any(applies_to(one, attempt) for one in tries)
+    is_elsewhere = last.end.kind == "preempted" and last.zone not in (None, attempt.zone)
+    return attempt.zone in last.end.zones or is_elsewhere
 
 
 def applies_to(tried: AttemptEntry, attempt: Attempt) -> bool:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from math import ceil
 from random import SystemRandom
@@ -61,7 +62,6 @@ from launcher.runs.snapshot import (
     RunSnapshot,
     check_duplicate_workstations,
     choose_active_job,
-    entry_of_job,
     newest_unrecorded_end,
 )
 from launcher.runs.stored_plan import is_bound
@@ -361,6 +361,7 @@ def submit(
         service=service,
         ledger=ledger,
         clock=clock,
+        wall_clock=wall_clock,
         say=say,
         observe=observe,
         make_ready=ready,
@@ -385,6 +386,7 @@ class Submission:
     service: Service
     ledger: Ledger
     clock: Clock
+    wall_clock: Callable[[], float]
     say: Callable[[str], None]
     observe: RunObserver
     make_ready: Callable[[Plan], Plan]
@@ -421,7 +423,12 @@ class Submission:
         """Return the active job, whichever launch created it. Of several, keep one and cancel the others."""
         kept = choose_active_job(active, snapshot.entries if self.ledger.locks else (), self.ledger.claimed_by)
         self.cancel_duplicates([job for job in active if job is not kept], kept, snapshot)
-        entry = entry_of_job(kept, snapshot.entries) or self.adopt(kept, snapshot)
+        entry = next((entry for entry in reversed(snapshot.entries) if entry.job == kept.name), None)
+        newest = snapshot.newest
+        is_open = newest is not None and newest.end is None and newest.job is None
+        if entry is None and newest and is_open and newest.where == kept.place:
+            entry = newest  # it names no job yet
+        entry = entry or self.adopt(kept, snapshot)
         if entry is None:
             return None
         if entry.job is None:
@@ -549,7 +556,12 @@ class Submission:
         first = self.first_request(snapshot)
         if self.resume or not first:
             self.confirm(self.plan)
-        self.plan = bound(in_image_of(self.plan, first) if first else self.make_ready(self.plan))
+        if first:  # its image, and the name that the image gives our package
+            plan = with_digest(self.plan, request.image(first))
+            attempts = (replace(each, request=request.for_image_of(each.request, first)) for each in plan.attempts)
+            self.plan = bound(replace(plan, attempts=tuple(attempts)))
+        else:
+            self.plan = bound(self.make_ready(self.plan))
         self.is_ready = True
 
     def first_request(self, snapshot: RunSnapshot) -> Mapping[str, Any] | None:
@@ -588,6 +600,8 @@ class Submission:
         """
         attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
         body = request.within_hours(attempt.request, snapshot.used_seconds(attempt.shutdown_seconds), self.plan.run)
+        if attempt.ends:
+            body = request.until(body, datetime.fromisoformat(attempt.ends).timestamp() - self.wall_clock())
         body = request.within_wait(body, wait_left(self.plan, snapshot.tries(self.round)))
         elapsed, locked = self.start_stopwatch(), self.ledger.locks
         entry = self.ledger.lock(facts_of(attempt, snapshot.next_number, self.round))
@@ -672,10 +686,3 @@ class Submission:
         except LaunchError as error:
             self.say(f"{job.name} was created, but recording it failed: {error.problem}")
             return submitted
-
-
-def in_image_of(plan: Plan, first: Mapping[str, Any]) -> Plan:
-    """Return the plan with the image of the request `first`, and the name that the image gives our package."""
-    plan = with_digest(plan, request.image(first))
-    attempts = (replace(one, request=request.for_image_of(one.request, first)) for one in plan.attempts)
-    return replace(plan, attempts=tuple(attempts))

@@ -99,7 +99,11 @@ def run_ended_error(plan: Plan, entry: AttemptEntry, snapshot: RunSnapshot) -> R
     """Return the error of a run that had already ended, with the commands that resume or repeat it."""
     if entry.end is None:
         raise ValueError("an open attempt has no end")
-    job = next((job for job in snapshot.jobs if job.name == entry.job), None) or deleted_vm(entry, plan)
+    job = next((job for job in snapshot.jobs if job.name == entry.job), None)
+    if job is None and entry.zone and entry.job:  # a deleted VM; Vertex AI keeps its own records
+        from launcher.runs.snapshot import job_from_entry, with_request
+
+        job = with_request(job_from_entry(entry), entry, plan)
     run = plan.run
     launch = command(vm=entry.zone is not None)
     if entry.end.kind == "succeeded":
@@ -109,13 +113,6 @@ def run_ended_error(plan: Plan, entry: AttemptEntry, snapshot: RunSnapshot) -> R
     fix = "" if "--resume" in entry.end.fix else entry.end.fix
     problem = f"run {run} has already ended, so nothing was started: {entry.end.cause}"
     return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.diagnosis)
-
-
-def deleted_vm(entry: AttemptEntry, plan: Plan) -> Job | None:
-    """Return the job of a deleted VM from its ledger entry; None on Vertex AI, which keeps its own records."""
-    from launcher.runs.snapshot import job_from_entry, with_request
-
-    return with_request(job_from_entry(entry), entry, plan) if entry.zone and entry.job else None
 
 
 def no_attempt_left_error(plan: Plan, tries: Sequence[AttemptEntry]) -> LaunchError:
@@ -148,8 +145,13 @@ def block_next_attempt(ledger: Ledger, last: Job, diagnosis: Diagnosis) -> bool:
     """
     entries = ledger.entries()
     newest = next((entry for entry in reversed(entries) if entry.round), None)
-    if newest is None or is_last_attempt(newest, last, diagnosis):
+    if newest is None:
         return False
+    if newest.end:
+        if newest.end.ends_run:
+            return False
+    elif newest.job is None or (newest.job == last.name and diagnosis.kind in RUN_ENDS):
+        return False  # the newest attempt may be creating a job, to be cancelled once it exists
     facts = AttemptFacts(
         number=entries[-1].number + 1,
         round=newest.round,
@@ -164,11 +166,3 @@ def block_next_attempt(ledger: Ledger, last: Job, diagnosis: Diagnosis) -> bool:
         return False
     ledger.note_end(entry.number, CANCELLED, "CANCELLED")
     return True
-
-
-def is_last_attempt(newest: AttemptEntry, last: Job, diagnosis: Diagnosis) -> bool:
-    """Return whether no attempt would follow, or the newest one may be creating a job, to be cancelled once it
-    exists."""
-    if newest.end:
-        return newest.end.ends_run
-    return newest.job is None or (newest.job == last.name and diagnosis.kind in RUN_ENDS)

@@ -45,7 +45,9 @@ def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger, allowed: A
     older = any(entry.identity not in ("", mine) for entry in snapshot.entries)
     recorded = {entry.job for entry in snapshot.entries}
     foreign = next((job for job in others if not job.is_over or job.name not in recorded), None)
-    is_newest = newest_identity(snapshot) in {mine, *([allowed.identity] if allowed else [])}
+    of_jobs = (job.labels.get(IDENTITY_LABEL) for job in snapshot.jobs if job.state != GONE)
+    newest = (snapshot.newest and snapshot.newest.identity) or next(of_jobs, None)
+    is_newest = newest in {mine, *([allowed.identity] if allowed else [])}
     if foreign is None and (is_newest or not (others or older)):
         return
     if others:
@@ -53,13 +55,6 @@ def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger, allowed: A
         raise other_run(plan, (foreign or others[0]).request, is_active=is_active)
     stored = ledger.stored()
     raise other_run(plan, stored.plan.attempts[0].request if stored and stored.plan.attempts else {})
-
-
-def newest_identity(snapshot: RunSnapshot) -> str | None:
-    """Return the identity of the newest attempt; without attempts that of the newest job."""
-    if snapshot.newest and snapshot.newest.identity:
-        return snapshot.newest.identity
-    return next((job.labels.get(IDENTITY_LABEL) for job in snapshot.jobs if job.state != GONE), None)
 
 
 def other_run(plan: Plan, request: Mapping[str, Any], *, is_active: bool = False) -> UsageError:

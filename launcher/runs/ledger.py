@@ -36,8 +36,7 @@ from launcher.runs.logs.line import split_lines
 
 T = TypeVar("T")
 
-LOCK = re.compile(rf"{contract.ATTEMPTS}/(\d{{4,}})\.json")
-CLAIM = re.compile(rf"{contract.ATTEMPTS}/(\d{{4,}})\.claim")
+CLAIM = re.compile(rf"{contract.ATTEMPTS}/([0-9]{{4,18}})\.claim")
 READERS: Final = 8
 """Objects read in parallel."""
 LOCAL_ATTEMPT: Final = AttemptEntry(
@@ -238,7 +237,7 @@ class BucketLedger:
         """Continue in memory after a 403; raise any other error as a LaunchError."""
         if status_of(error) != 403:
             raise explain_error(error, self._error_values) from error
-        known = sorted(int(found[1]) for name in self._cache if (found := LOCK.fullmatch(name)))
+        known = sorted(int(found[1]) for name in self._cache if (found := contract.ATTEMPT_LOCK.match(name)))
         self._memory = MemoryLedger(self._clock, [self._entry(number) for number in known])
         self._say(f"{error};\nonly the look-up of jobs by their label prevents two jobs for this run")
         return self._memory
@@ -246,7 +245,7 @@ class BucketLedger:
     def _entries(self) -> tuple[AttemptEntry, ...]:
         """List the objects once and read those that are new or may have changed."""
         names = self._storage.list(f"{contract.ATTEMPTS}/")
-        numbers = sorted(int(found[1]) for name in names if (found := LOCK.fullmatch(name)))
+        numbers = sorted(int(found[1]) for name in names if (found := contract.ATTEMPT_LOCK.match(name)))
         self._is_new = not numbers
         parts = (contract.attempt_lock, contract.attempt_job, contract.attempt_verdict)
         unread = {part(number) for number in numbers for part in parts} & {*names} - {*self._cache}

@@ -210,15 +210,6 @@ def check_duplicate_workstations(kept: Job, others: Sequence[Job]) -> None:
             )
 
 
-def entry_of_job(job: Job, entries: Sequence[AttemptEntry]) -> AttemptEntry | None:
-    """Return the attempt of an active job: the newest that names it; or the newest of all, if that is open, names no
-    job and has the same placement."""
-    named = next((entry for entry in reversed(entries) if entry.job == job.name), None)
-    newest = newest_of(entries)
-    fits = newest is not None and newest.end is None and newest.job is None and newest.where == job.place
-    return named or (newest if fits else None)
-
-
 def newest_unrecorded_end(
     snapshot: RunSnapshot, locked_at: Callable[[int], float | None], seen: Collection[str]
 ) -> Job | None:

@@ -57,17 +57,16 @@ def is_bound(stored: Stored, jobs: Sequence[Job], entries: Sequence[AttemptEntry
     act as a service account that they have no rights to. Nothing else vouches for a VM, so the follower's own account
     must have created it.
     """
-    plan, mark = stored
+    plan, mark = stored.plan, stored.digest
     if plan.target != "vm":
         return not any(attempt.zone for attempt in plan.attempts) and any(
             job.labels.get(PLAN_LABEL) == mark and not job.zone and not any(requested(plan, job)) for job in jobs
         )
-    numbers = range(1, max((entry.number for entry in entries), default=0) + 1)
     vms = dict.fromkeys(
         [*(job.name for job in jobs if job.zone), *(one.job for one in reversed(entries) if one.job and one.zone)]
     )
     return any(
-        service.request_ids(name) & {request_id(plan.run, name.split("/")[3], number, mark) for number in numbers}
+        service.request_ids(name) & {request_id(plan.run, name.split("/")[3], entry.number, mark) for entry in entries}
         for name in vms
     )
 

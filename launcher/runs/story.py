@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.common import contract
 from launcher.backend import request
 from launcher.jobs.job import WAITING
 
@@ -56,6 +57,8 @@ class AttemptSummary(Struct, frozen=True, kw_only=True):
     """Its newest step."""
     kind: str = ""
     """Kind of its end: succeeded, preempted, stockout and so on (launcher.diagnosis); empty while it has not ended."""
+    left_nothing: bool = False
+    """The program exited with 0 within minutes, without a step, a checkpoint or another result."""
     cause: str = ""
     fix: str = ""
 
@@ -110,7 +113,11 @@ def summarize_attempts(run: RunData, now: float, live: LiveAttempt | None = None
         if live and live.number == summary.number:
             summary = _with_live(summary, live, now, times.usd_per_hour)
         if found and summary.resumed and summary.resumed.lost:
-            summary = replace(summary, lost_usd=_lost_usd(summary.resumed.lost, before, found[-1]))
+            last = found[-1]  # the repeated steps took as long as those of the attempt before
+            seconds = [value for start in before[-1:] for value in start.rows.values.get("step_s", ()) if value > 0]
+            if seconds and last.usd and last.ran:
+                lost = summary.resumed.lost * float(median_low(seconds)) * last.usd / last.ran
+                summary = replace(summary, lost_usd=lost)
         found.append(summary)
     if live and live.number not in records and not any(one.number == live.number for one in found):
         alone = AttemptSummary(number=live.number, machine=live.machine, place=live.place, state=live.state)
@@ -157,6 +164,7 @@ def _summary(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
         kind=kind,
         cause=cause,
         fix=str(end.get("fix") or ""),
+        left_nothing=bool(starts) and starts[-1].event(contract.NO_STEP) is not None,
     )
 
 
@@ -181,11 +189,3 @@ def _resumed(before: Sequence[Start], first: Sequence[Start]) -> Resumed | None:
         return None
     preempted = before[-1].event("preempted") is not None
     return Resumed(stopped_at=max(reached), resumed_from=begins, was_preempted=preempted)
-
-
-def _lost_usd(lost: int, before: Sequence[Start], last: AttemptSummary) -> float | None:
-    """Return the cost of repeated steps in USD, based on the time per step of the attempt before."""
-    seconds = [value for start in before[-1:] for value in start.rows.values.get("step_s", ()) if value > 0]
-    if not seconds or not last.usd or not last.ran:
-        return None
-    return lost * float(median_low(seconds)) * last.usd / last.ran

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +56,11 @@ def written(
     folder: Path, name: str, results: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], known: Mapping[str, str]
 ) -> Path:
     """Write a zip file with results.json (as benchmarks/results/selftest-DATE.json) and calls.json; return its path."""
-    redact = Redactor({**learnt(calls), **known})
+    # The project's number and other people's buckets in a call may occur elsewhere in the bundle too.
+    text = json.dumps([*calls])
+    buckets = dict.fromkeys(BUCKET.findall(text), "BUCKET")
+    numbers = dict.fromkeys((match[1] or match[2] for match in NUMBER.finditer(text)), "PROJECT-NUMBER")
+    redact = Redactor({**buckets, **numbers, **known})
     path = folder / name
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         kept = [redact(reduced(call)) for call in calls]
@@ -69,16 +73,6 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return a bundle's results and calls. Raises OSError, ValueError, KeyError: the file is no bundle."""
     with zipfile.ZipFile(path) as file:
         return json.loads(file.read("results.json")), json.loads(file.read("calls.json"))
-
-
-def learnt(calls: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return replacements for the project's number and for other people's buckets in a call.
-
-    They are applied to the whole bundle, because the values may occur elsewhere too.
-    """
-    text = json.dumps([*calls])
-    numbers = [found[1] or found[2] for found in NUMBER.finditer(text)]
-    return {**dict.fromkeys(BUCKET.findall(text), "BUCKET"), **dict.fromkeys(numbers, "PROJECT-NUMBER")}
 
 
 class Redactor:

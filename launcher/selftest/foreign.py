@@ -43,13 +43,10 @@ def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
         return {**call, "path": call["operation"], **told}
     if PUBLIC.fullmatch(str(call.get("operation", ""))):
         return {**call}
-    return {**call, "path": THINGS.sub(r"\1/*", str(call.get("path", ""))), "answer": answer_of(call.get("answer"))}
-
-
-def answer_of(answer: Any) -> Any:
-    """Reduce an answer. Google's error message is kept, because it explains a failed step."""
-    is_error = isinstance(answer, Mapping) and answer.keys() == {"error"}
-    return answer if is_error else shape(answer)
+    answer = call.get("answer")
+    if not (isinstance(answer, Mapping) and answer.keys() == {"error"}):  # an error message explains a failed step
+        answer = shape(answer)
+    return {**call, "path": THINGS.sub(r"\1/*", str(call.get("path", ""))), "answer": answer}
 
 
 def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:

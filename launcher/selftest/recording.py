@@ -72,7 +72,9 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         began, is_stream = time.monotonic(), bool(options.get("stream", args[0] if args else False))
         try:
             response = send(self, request, *args, **options)
-            answer = answer_of(response, is_stream)
+            answer = None
+            if response is not None and not is_stream and "json" in response.headers.get("Content-Type", ""):
+                answer = as_json(response.content)
         except Exception as error:
             seconds = time.monotonic() - began
             note_http(recorder, request, None, seconds=seconds, error=f"{type(error).__name__}: {error}")
@@ -118,13 +120,6 @@ def note_http(
 def template(path: str) -> str:
     """Return a path without resource names: /v1/projects/*/locations/*/customJobs."""
     return NAMED.sub(r"/\1/*", BLOB.sub(r"/v2/*/\1/*", path))
-
-
-def answer_of(response: Any, is_stream: bool) -> Any:
-    """Return a response's JSON; None for anything else, such as a streamed body."""
-    if response is None or is_stream or "json" not in response.headers.get("Content-Type", ""):
-        return None
-    return as_json(response.content)
 
 
 def as_json(body: str | bytes) -> Any:

@@ -10,7 +10,8 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.spec.kinds import BUCKET, ZONE
@@ -19,7 +20,7 @@ from launcher.spec.mounts import OCCUPIED, SOURCES, SYSTEM
 from launcher.spec.nodes import Path, clipped
 
 
-class Finding(NamedTuple):
+class Finding(Struct, frozen=True):
     """An invalid combination: the setting to report, what is wrong, and what to do."""
 
     at: Path
@@ -27,7 +28,7 @@ class Finding(NamedTuple):
     fix: str
 
 
-class Check(NamedTuple):
+class Check(Struct, frozen=True):
     """One rule and the settings that it reads."""
 
     find: Callable[[JobSpec], Iterable[Finding]]
@@ -83,36 +84,46 @@ def trainer_config(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(("run", "config", *path), what, fix)
 
 
-def hang_after_of_trainer(spec: JobSpec) -> Iterator[Finding]:
-    """The built-in trainer has its own setting: it counts steps, not output."""
-    if spec.run.hang_after is not None and spec.run.is_builtin:
-        fix = "for the built-in trainer, set run.config.hang_after"
-        yield Finding(("run", "hang_after"), "applies only to scripts and commands", fix)
+SCRIPT_SETTINGS = {
+    "hang_after": "for the built-in trainer, set run.config.hang_after",
+    "loggers": "for the built-in trainer, set run.config.loggers",
+    "metrics": "remove it: the built-in trainer logs its own metrics",
+    "resume_args": "remove it: the built-in trainer resumes from its own checkpoints",
+}
+"""Settings of `run` that the built-in trainer doesn't have, and what to do instead."""
 
 
-def loggers_of_script(spec: JobSpec) -> Iterator[Finding]:
-    """The built-in trainer has its own setting, as it is part of what a resume may change."""
-    if spec.run.loggers is None:
-        return
-    if spec.run.is_builtin:
-        yield Finding(
-            ("run", "loggers"),
-            "applies only to scripts and commands",
-            "for the built-in trainer, set run.config.loggers",
-        )
-    yield from duplicates(("run", "loggers"), spec.run.loggers, "remove the duplicates")
+def settings_of_scripts(spec: JobSpec) -> Iterator[Finding]:
+    run = spec.run
+    for name, fix in SCRIPT_SETTINGS.items() if run.is_builtin else ():
+        if getattr(run, name) is not None:
+            yield Finding(("run", name), "applies only to scripts and commands", fix)
+    yield from duplicates(("run", "loggers"), run.loggers or (), "remove the duplicates")
+
+
+def script_resume(spec: JobSpec) -> Iterator[Finding]:
+    """Check how a script resumes from its own checkpoints (train/launch_train/node/own_checkpoints.py)."""
+    pattern, args = spec.run.resume_glob, spec.run.resume_args
+    for name, other in (("resume_glob", "resume_args"), ("resume_args", "resume_glob")):
+        if getattr(spec.run, name) is not None and getattr(spec.run, other) is None:
+            yield Finding(
+                ("run", name), f"needs run.{other}", "set both: {step} and {path} are the newest checkpoint's"
+            )
+    if pattern and pattern.count("{step}") > 1:
+        yield Finding(("run", "resume_glob"), "{step} occurs twice", "keep one, and write * for the other")
+    for index, arg in enumerate(args or ()):
+        for placeholder in re.findall(r"\{\w+\}", arg):
+            if placeholder not in ("{step}", "{path}"):
+                at = ("run", "resume_args", index)
+                yield Finding(at, f"unknown placeholder {clipped(placeholder)}", "use {step} or {path}")
 
 
 def script_metrics(spec: JobSpec) -> Iterator[Finding]:
     """Check `run.metrics`: the node compiles the regular expression with the same rules (line_metrics.py)."""
     at, wanted = ("run", "metrics"), spec.run.metrics
-    if wanted is None:
+    if wanted is None or spec.run.is_builtin:
         return
-    if spec.run.is_builtin:
-        yield Finding(
-            at, "applies only to scripts and commands", "remove it: the built-in trainer logs its own metrics"
-        )
-    elif wanted.regex is None and wanted.tensorboard is None:
+    if wanted.regex is None and wanted.tensorboard is None:
         yield Finding(at, "is empty", "set run.metrics.regex, run.metrics.tensorboard or both")
     elif wanted.regex is not None and (problem := regex_problem(wanted.regex)):
         fix = "for example: '^step (?P<step>\\d+): loss (?P<loss>[\\d.]+)'"
@@ -180,18 +191,19 @@ def conflicting_image_settings(spec: JobSpec) -> Iterator[Finding]:
     """An existing image (image.uri) is not built, so settings of the build cannot apply to it."""
     image = spec.image
     if image.uri:
-        for name in (
+        names = (
             "repository",
             "code",
+            "allow_secrets",
             "requirements",
             "base",
             "torch",
             "wheel",
             "python",
             "dockerfile",
-            "build_secrets",
-        ):
-            if spec.run.node == "append" and name in ("repository", "code"):
+        )
+        for name in (*names, "build_secrets", "setup"):
+            if spec.run.node == "append" and name in ("repository", "code", "allow_secrets"):
                 continue
             if getattr(image, name):
                 fix = "remove it: an existing image (image.uri) is used unchanged"
@@ -213,7 +225,7 @@ def node_of_existing_image(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(("run", "node"), "append adds no PyTorch, which the built-in trainer needs", fix)
     elif run.node == "none":
         fix = "remove it, or run.node; without the node, only run.command, run.args and env have an effect"
-        for name in ("module", "script", "config", "launcher", "hang_after", "loggers"):
+        for name in ("module", "script", "config", "launcher", "hang_after", "loggers", "metrics", "resume_args"):
             if getattr(run, name):
                 yield Finding(("run", name), "needs launch's node, and run.node is none", fix)
         if run.preflight != "off":
@@ -259,6 +271,9 @@ def zones_outside_regions(spec: JobSpec) -> Iterator[Finding]:
 
 def reservation_outside_places(spec: JobSpec) -> Iterator[Finding]:
     """A reservation can be used only in its own zone."""
+    if spec.vm.dense_reservation and not any(model.startswith("reservation:") for model in spec.provisioning or ()):
+        fix = "set provisioning: reservation:projects/P/zones/Z/reservations/R"
+        yield Finding(("vm", "dense_reservation"), "no reservation is set", fix)
     for index, provisioning in enumerate(spec.provisioning or ()):
         if not provisioning.startswith("reservation:"):
             continue
@@ -381,6 +396,10 @@ def environment(spec: JobSpec) -> Iterator[Finding]:
         for name in getattr(spec, section):
             if name in RESERVED or name.startswith(RESERVED_PREFIXES):
                 yield Finding((section, name), "is set by launch, torchrun or the platform", "use another name")
+    for folder in spec.env.get("PYTHONPATH", "").split(":") if spec.run.node != "none" else ():
+        if "$" in folder or ".." in folder.split("/"):
+            fix = "name folders of the code, separated by colons: env: {PYTHONPATH: src}"
+            yield Finding(("env", "PYTHONPATH"), f"{folder!r} is not a folder of the code", fix)
     for name in sorted(spec.env.keys() & spec.secrets.keys()):
         yield Finding(("env", name), "is set in both env and secrets", "keep one of the two")
 
@@ -399,18 +418,21 @@ def secrets_in_program(spec: JobSpec) -> Iterator[Finding]:
     """Arguments and config have no telling variable name, so only well-known kinds of secrets are found there."""
     from launcher.spec.secret_detection import masked, secrets_in
 
-    for field in ("command", "args", "config"):
+    for field in ("command", "args", "config", "resume_args"):
         for at, text in secrets_in(getattr(spec.run, field) or (), ("run", field)):
             what = f"{masked(text)} contains a secret, and others can read the request"
             yield Finding(at, what, "store it in Secret Manager, reference it under secrets:, and read that variable")
+    for at, text in secrets_in(spec.image.setup, ("image", "setup")):
+        what = f"{masked(text)} contains a secret, and others can read the image's history"
+        yield Finding(at, what, "name a variable of this shell in image.build_secrets, and write $NAME in the line")
 
 
 CHECKS = (
     Check(conflicting_programs, (("run", "module"), ("run", "script"), ("run", "command"))),
     Check(launcher_of_command, (("run", "launcher"), ("run", "command"))),
     Check(trainer_config, (("run", "config"), ("run", "module"), ("run", "script"), ("run", "command"))),
-    Check(hang_after_of_trainer, (("run", "hang_after"), ("run", "module"), ("run", "script"), ("run", "command"))),
-    Check(loggers_of_script, (("run", "loggers"), ("run", "module"), ("run", "script"), ("run", "command"))),
+    Check(settings_of_scripts, (("run",),)),
+    Check(script_resume, (("run", "resume_glob"), ("run", "resume_args"))),
     Check(conflicting_image_settings, (("image",), ("run", "node"))),
     Check(one_base, (("image", "base"), ("image", "dockerfile"))),
     Check(node_of_existing_image, (("image", "uri"), ("run",), ("secrets",))),
@@ -419,7 +441,7 @@ CHECKS = (
     Check(container_registry, (("image", "repository"),)),
     Check(empty_or_duplicate_entries, (("provisioning",), ("regions",), ("zones",))),
     Check(zones_outside_regions, (("regions",), ("zones",))),
-    Check(reservation_outside_places, (("provisioning",), ("regions",), ("zones",))),
+    Check(reservation_outside_places, (("provisioning",), ("regions",), ("zones",), ("vm", "dense_reservation"))),
     Check(reduction_server, (("vertex", "reduction_server"), ("machine",), ("provisioning",))),
     Check(persistent_resource, (("vertex", "persistent_resource"), ("provisioning",))),
     Check(experiment, (("vertex", "experiment"), ("vertex", "experiment_run"))),
@@ -431,5 +453,5 @@ CHECKS = (
     Check(labels, (("labels",),)),
     Check(environment, (("env",), ("secrets",))),
     Check(secrets_in_env, (("env",),)),
-    Check(secrets_in_program, (("run", "command"), ("run", "args"), ("run", "config"))),
+    Check(secrets_in_program, (("run",), ("image", "setup"))),
 )

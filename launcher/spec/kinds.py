@@ -31,6 +31,10 @@ LabelKey = Annotated[
 ]
 LabelValue = Annotated[str, matching(r"^[a-z0-9_-]{0,63}$", "a label value: a-z, 0-9, - and _, at most 63 characters")]
 EnvName = Annotated[str, matching(r"^[A-Za-z_][A-Za-z0-9_]{0,254}$", "a variable name: letters, digits and _")]
+ShellLine = Annotated[
+    str,
+    matching(r"\S", "a line for a shell: text without a line break; join several with &&"),
+]
 BUCKET = r"^gs://[a-z0-9][a-z0-9._-]{1,221}[a-z0-9](/.*)?$"
 Region = Annotated[str, matching(r"^[a-z]+(-[a-z]+)+[0-9]+$", "a region, such as us-central1")]
 Repository = Annotated[

@@ -1,4 +1,4 @@
-"""The spec's settings as frozen data. Only `name` and `machine.type` have no default.
+"""The spec's settings as frozen data. Only `name` (the reader takes the file's) and `machine.type` have no default.
 
 The types and `Meta` bounds here are the single source of the checks (`launcher.spec.reader`), of the JSON Schema
 (`launch schema`) and of the reference in docs/spec.md. A default is `None` if it depends on the target, the project or
@@ -25,12 +25,13 @@ from launcher.spec.kinds import (
     Repository,
     SecretVersion,
     ServiceAccount,
+    ShellLine,
     Webhook,
     Zone,
     matching,
 )
 from launcher.spec.mounts import Mount
-from launcher.spec.services import Vertex, Vm
+from launcher.spec.services import NO_LOCAL, Local, Vertex, Vm
 
 
 class Machine(Model, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class Machine(Model, frozen=True, kw_only=True):
     type: Annotated[
         str,
         Meta(
-            description="a GPU (h100 h100-mega h200 b200 gb200 a100-80gb a100-40gb l4 rtx-pro-6000 t4 v100 p100 p4) "
+            description="a GPU (h100 h100-mega h200 b200 gb200 a100-80gb a100-40gb l4 rtx-pro-6000 t4 v100 p4) "
             "or a machine type (a3-highgpu-2g)"
         ),
     ]
@@ -95,6 +96,10 @@ class Image(Model, frozen=True, kw_only=True):
     repository: Repository | None = None
     code: Annotated[str, Meta(description="the folder with your code, relative to the spec file")] | None = None
     code_limit_mb: Annotated[int, Meta(ge=1, le=10_000, description="maximum size of image.code in MB")] = 500
+    allow_secrets: Annotated[
+        tuple[str, ...],
+        Meta(description="files of image.code that are sent although they look like secrets; * matches anything"),
+    ] = ()
     requirements: (
         Annotated[
             str,
@@ -159,6 +164,18 @@ class Image(Model, frozen=True, kw_only=True):
             "index; the image does not contain them"
         ),
     ] = ()
+    setup: Annotated[
+        tuple[ShellLine, ...],
+        Meta(
+            description="shell lines, run as root when the image is built: those of apt at the beginning before the "
+            "packages are installed, the others after them"
+        ),
+    ] = ()
+
+    @property
+    def is_custom(self) -> bool:
+        """Return whether the image may contain packages and files that launch doesn't know."""
+        return bool(self.uri or self.base or self.dockerfile or self.setup)
 
 
 BUILTIN: Final = "launch_train"
@@ -187,7 +204,7 @@ class ScriptMetrics(Model, frozen=True, kw_only=True):
             Meta(
                 min_length=1,
                 description="a folder in which the script writes TensorBoard event files, relative to its working "
-                "directory: they are uploaded to the run folder",
+                "directory: they are uploaded to the run folder, and their scalars are metrics",
             ),
         ]
         | None
@@ -251,6 +268,29 @@ class Run(Model, frozen=True, kw_only=True):
     ) = None
 
     metrics: ScriptMetrics | None = None
+
+    resume_glob: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                description="a pattern of the checkpoints that a script writes itself; {step}: its step (default: the "
+                "last number in the name; docs/scripts.md)",
+            ),
+        ]
+        | None
+    ) = None
+    resume_args: (
+        Annotated[
+            tuple[str, ...],
+            Meta(
+                min_length=1,
+                description="arguments that the program gets besides args if such a checkpoint exists; {path}, {step}: "
+                "the newest one's",
+            ),
+        ]
+        | None
+    ) = None
 
     loggers: (
         Annotated[
@@ -374,11 +414,11 @@ class JobSpec(Model, frozen=True, kw_only=True):
     """A training job, or a VM to work on."""
 
     version: Annotated[int, Meta(ge=1, description="the spec's format (default: 1, the newest)")] = 1
-    name: Annotated[Name, Meta(description="run IDs start with it")]
+    name: Annotated[Name, Meta(description="run IDs start with it; default: the spec file's name")]
     machine: Machine
     provisioning: Annotated[
         tuple[Provisioning, ...] | None,
-        Meta(description="provisioning models in fallback order; default: by machine and service"),
+        Meta(description="provisioning models in fallback order; default: those of the machine, cheapest first"),
     ] = None
     regions: Annotated[
         tuple[Region, ...] | Literal["any"] | None,
@@ -409,3 +449,4 @@ class JobSpec(Model, frozen=True, kw_only=True):
     )
     vertex: Vertex = Vertex()
     vm: Vm = Vm()
+    local: Local = NO_LOCAL

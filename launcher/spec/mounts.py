@@ -1,6 +1,6 @@
 """What a job's container sees besides its image: buckets, network shares and disks. See `launcher.spec.models`."""
 
-# No `from __future__ import annotations`: see launcher.spec.models.
+from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 

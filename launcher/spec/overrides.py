@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final
+
+from msgspec import Struct
 
 from launcher.errors import Problem, SpecError
-from launcher.spec.nodes import Map, Node, Scalar, clipped, from_plain, plain
+from launcher.spec.nodes import List, Map, Node, Scalar, clipped, from_plain, plain
 from launcher.spec.yaml_loader import load
 
+BOOLEAN: Final = "(?i:true|false|yes|no|on|off|0|1)"
+VALUE: Final = r"(?s)(-\.?\d|[^-]).*|-?"
+"""Texts after `--NAME` that are its value: true or false, or anything but the next option."""
 
-class Override(NamedTuple):
+
+class Override(Struct, frozen=True):
     """A setting that a flag gives."""
 
     path: str
@@ -54,17 +60,13 @@ def apply(root: Node, overrides: Sequence[Override]) -> tuple[Node, list[Problem
     problems: list[Problem] = []
     for override in overrides:
         try:
-            root = put(root, override.path.split("."), value_of(override), override)
+            node = override.node  # as it was written, if possible
+            if node is None or plain(node) != override.value:
+                node = from_plain(override.value, override.where)
+            root = put(root, override.path.split("."), node, override)
         except SpecError as error:
             problems += error.problems
     return root, problems
-
-
-def value_of(override: Override) -> Node:
-    """Return the override's value as a node, as it was written if possible."""
-    if override.node is not None and plain(override.node) == override.value:
-        return override.node
-    return from_plain(override.value, override.where)
 
 
 def put(node: Node, path: Sequence[str], value: Node, override: Override) -> Node:
@@ -72,6 +74,8 @@ def put(node: Node, path: Sequence[str], value: Node, override: Override) -> Nod
     a section."""
     if not path:
         return value
+    if override.path == f"run.args.{'.'.join(path)}":
+        return put_argument(node, ".".join(path), value, override.where)
     if isinstance(node, Scalar) and node.value is None:
         node = Map(override.where, {})
     if not isinstance(node, Map):
@@ -82,3 +86,37 @@ def put(node: Node, path: Sequence[str], value: Node, override: Override) -> Nod
         raise SpecError((Problem(override.where, what, f"set {parent} as a whole"),))
     child = node.entries.get(path[0], Map(override.where, {}))
     return Map(node.where, {**node.entries, path[0]: put(child, path[1:], value, override)})
+
+
+def put_argument(arguments: Node, name: str, value: Node, where: str) -> Node:
+    """Return `run.args` with one argument set. `--NAME VALUE`, `--NAME=VALUE` and `NAME=VALUE` keep their form; an
+    argument that is missing is added as `--NAME=VALUE`, or as `NAME=VALUE` if all others have that form. true and false
+    add and remove a flag without a value.
+
+    Raises SpecError: the value is not a single one, or `run.args` is not a list.
+    """
+    items = [*arguments.items] if isinstance(arguments, List) else []
+    is_list = isinstance(arguments, List) or not plain(arguments)
+    if not is_list or not isinstance(value, Scalar) or value.value is None:
+        what = "expected a single value" if is_list else f"run.args is not a list ({arguments.where})"
+        raise SpecError((Problem(where, what, "set run.args as a whole: --set 'run.args=[--NAME, VALUE]'"),))
+    texts = [item.text if isinstance(item, Scalar) else "" for item in items]
+    end = texts.index("--") if "--" in texts else len(texts)  # what follows are no options
+    names = [text.partition("=")[0].lstrip("-+").replace("_", "-") for text in texts[:end]]
+    same = [place for place, text in enumerate(names) if text == name.replace("_", "-")]
+    place = next((at for at in reversed(same) if texts[at][0] in "-+" or "=" in texts[at]), end)  # the last one counts
+    is_hydra = any("=" in text for text in texts) and not any(text.startswith("-") for text in texts)
+    if place < end and "=" in texts[place]:
+        text = f"{texts[place].partition('=')[0]}={value.text}"
+        items[place] = Scalar(where, text, text)
+    elif place + 1 < end and re.fullmatch(BOOLEAN if isinstance(value.value, bool) else VALUE, texts[place + 1]):
+        items[place + 1] = value
+    elif isinstance(value.value, bool) and not is_hydra:
+        flag = f"--{name}" if place == end else texts[place]
+        items[place : place + (place < end)] = [Scalar(where, flag, flag)] * value.value
+    elif place < end:
+        items.insert(place + 1, value)
+    else:
+        text = f"{'' if is_hydra else '--'}{name}={value.text}"
+        items.insert(end, Scalar(where, text, text))
+    return List(where, tuple(items))

@@ -5,14 +5,14 @@ They are read with the spec's own reader, so errors have the same form. A launch
 merely is in the current folder is never read. There is no `identity`: who a job runs as is said in the spec.
 """
 
-# No `from __future__ import annotations`: the reader evaluates the annotations (see launcher.spec.models).
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta, Struct, field
 
 from launcher.errors import SpecError
 from launcher.spec.decoding import Decoder
@@ -74,7 +74,7 @@ class SettingsFile(Model, frozen=True, kw_only=True):
     )
 
 
-class Settings(NamedTuple):
+class Settings(Struct, frozen=True):
     """A settings file with the position of each of its values; without a file all fields have their defaults."""
 
     values: SettingsFile = SettingsFile()
@@ -118,7 +118,7 @@ def read_settings(path: Path, source: str) -> Settings:
     return Settings(found, loaded.root)
 
 
-class Origin(NamedTuple):
+class Origin(Struct, frozen=True):
     """A field of the spec that a settings file has set, and its position there."""
 
     field: str
@@ -135,9 +135,11 @@ def with_settings(
     """
     spec, root, origins = located.spec, located.root, list[Origin]()
     for file in files:
-        for path, value in open_fields(located._replace(spec=spec), file, output):
+        for path, value in open_fields(msgspec.structs.replace(located, spec=spec), file, output):
             spec = with_field(spec, path, value)
-            node = node_at(file.root, path)
+            node = file.root
+            for step in path:
+                node = node.entries[step] if isinstance(node, Map) else node
             root = with_node(root, path, node)
             origins.append(Origin(".".join(path), node.where))
     if not origins:
@@ -168,13 +170,6 @@ def with_field(data: Any, path: Sequence[str], value: Any) -> Any:
         return {**data, name: value}
     new = with_field(getattr(data, name), rest, value) if rest else value
     return msgspec.structs.replace(data, **{name: new})
-
-
-def node_at(root: Node, path: Sequence[str]) -> Node:
-    """Return the node at a path that exists."""
-    for step in path:
-        root = root.entries[step] if isinstance(root, Map) else root
-    return root
 
 
 def with_node(root: Node, path: Sequence[str], node: Node) -> Node:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from launcher.errors import LaunchError, Problem, SpecError
 from launcher.spec.checks import check
@@ -27,7 +30,7 @@ VERSION = 1
 """The newest format of a spec that this launch reads."""
 
 
-class Located(NamedTuple):
+class Located(Struct, frozen=True):
     """A spec with the position of each of its values."""
 
     spec: JobSpec
@@ -57,23 +60,27 @@ def read(path: Path, overrides: Sequence[Override] = ()) -> JobSpec:
 
 
 def read_located(path: Path, overrides: Sequence[Override] = ()) -> Located:
-    """Read a spec with the positions of its values. Raises SpecError with all problems."""
+    """Read a spec with the positions of its values; its default name is the file's. Raises SpecError with all
+    problems."""
     source = os.fsencode(path).decode("utf-8", "replace")
-    return read_bytes(content(path, source), source, overrides)
+    loaded = load_text(content(path, source), source)
+    if isinstance(loaded.root, Map) and "name" not in loaded.root.entries:
+        name = re.sub("[^a-z0-9]+", "-", path.stem.lower()).strip("-")
+        overrides = (Override("name", name, source), *overrides)
+    return decode(loaded, source, overrides)
 
 
 def read_text(text: bytes, source: str, overrides: Sequence[Override] = ()) -> JobSpec:
     """Decode a spec; `source` is the file name for messages. Raises SpecError with all problems."""
-    return read_bytes(text, source, overrides).spec
+    return decode(load_text(text, source), source, overrides).spec
 
 
-def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Located:
-    """Decode a spec with the positions of its values. Raises SpecError with all problems."""
+def load_text(text: bytes, source: str) -> Loaded:
+    """Parse a spec; `source` is the file name for messages. Raises SpecError with all problems."""
     try:
-        loaded = load(text, lambda line: f"{source}:{line}")
+        return load(text, lambda line: f"{source}:{line}")
     except SpecError as error:
         raise SpecError(by_line(error.problems, source)) from None
-    return decode(loaded, source, overrides)
 
 
 def from_data(data: Mapping[str, Any], source: str, overrides: Sequence[Override] = ()) -> Located:
@@ -99,8 +106,11 @@ def decode(loaded: Loaded, source: str, overrides: Sequence[Override]) -> Locate
 
 def combined(located: Located, invalid: Sequence[tuple[str | int, ...]] = ()) -> list[Problem]:
     """Return the problems of fields that cannot be combined; `invalid` are the paths without a valid value."""
-    found = check(located.spec, invalid)
-    return [Problem(where := place(located.root, at), what_and_where(what, at, where), fix) for at, what, fix in found]
+    problems = []
+    for finding in check(located.spec, invalid):
+        where = place(located.root, finding.at)
+        problems.append(Problem(where, what_and_where(finding.what, finding.at, where), finding.fix))
+    return problems
 
 
 def checked(located: Located) -> Located:
@@ -132,12 +142,8 @@ def newer_version(root: Node, source: str) -> Problem | None:
 
 def by_line(problems: Sequence[Problem], source: str) -> tuple[Problem, ...]:
     """Sort problems by line; those of flags come first."""
-    return tuple(sorted(dict.fromkeys(problems), key=lambda problem: line_of(problem, source)))
-
-
-def line_of(problem: Problem, source: str) -> int:
-    line = problem.where.removeprefix(f"{source}:")
-    return int(line) if line.isdecimal() else 0
+    lines = {problem: problem.where.removeprefix(f"{source}:") for problem in problems}
+    return tuple(sorted(lines, key=lambda problem: int(lines[problem]) if lines[problem].isdecimal() else 0))
 
 
 def content(path: Path, source: str) -> bytes:
@@ -145,7 +151,9 @@ def content(path: Path, source: str) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise SpecError((Problem(source, "is a folder, not a spec file", specs_in(path)),))
+            names = yaml_files(path)
+            hint = f"name one of its files: {', '.join(names[:5])}" if names else "create a spec with `launch init`"
+            raise SpecError((Problem(source, "is a folder, not a spec file", hint),))
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -153,12 +161,6 @@ def content(path: Path, source: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SpecError((Problem(clipped(source), f"cannot be read: {reason}", "name a YAML file"),)) from None
-
-
-def specs_in(folder: Path) -> str:
-    """Suggest the YAML files of a folder."""
-    names = yaml_files(folder)
-    return f"name one of its files: {', '.join(names[:5])}" if names else "create a spec with `launch init`"
 
 
 def near_files(path: Path) -> str:

@@ -20,10 +20,14 @@ def json_schema() -> dict[str, Any]:
     for definition in definitions.values():
         for name, field in definition["properties"].items():
             definition["properties"][name] = described(field)
-    for one_or_list in ONE_OR_LIST:
-        allow_one(field_at(definitions, one_or_list))
-    for lenient in LENIENT:
-        allow_as_written(field_at(definitions, lenient))
+    for one_or_list in ONE_OR_LIST:  # a single value in place of a list
+        options = field_at(definitions, one_or_list)["anyOf"]
+        options.append(next(option["items"] for option in options if option.get("type") == "array"))
+    for lenient in LENIENT:  # unquoted numbers and booleans as text
+        field = field_at(definitions, lenient)
+        inner = next((option for option in field.get("anyOf", ()) if option.get("type") == "array"), field)
+        inner["additionalProperties" if inner["type"] == "object" else "items"] = {"type": AS_WRITTEN}
+    definitions["JobSpec"]["required"].remove("name")  # the reader's default is the file's name
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "launch: a job",
@@ -45,15 +49,3 @@ def field_at(definitions: dict[str, Any], path: tuple[str, ...]) -> dict[str, An
         properties = definitions[properties[section]["$ref"].rpartition("/")[2]]["properties"]
     field: dict[str, Any] = properties[path[-1]]
     return field
-
-
-def allow_one(field: dict[str, Any]) -> None:
-    """Allow a single value in place of a list."""
-    items = next(option["items"] for option in field["anyOf"] if option.get("type") == "array")
-    field["anyOf"].append(items)
-
-
-def allow_as_written(field: dict[str, Any]) -> None:
-    """Allow unquoted numbers and booleans as text."""
-    inner = next((option for option in field.get("anyOf", ()) if option.get("type") == "array"), field)
-    inner["additionalProperties" if inner["type"] == "object" else "items"] = {"type": AS_WRITTEN}

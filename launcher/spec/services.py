@@ -1,8 +1,9 @@
-"""Settings that apply to one service alone: Vertex AI, or Compute Engine VMs. See `launcher.spec.models`."""
+"""Settings that apply to one target alone: Vertex AI, Compute Engine VMs, or this machine. See
+`launcher.spec.models`."""
 
-# No `from __future__ import annotations`: see launcher.spec.models.
+from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -31,6 +32,26 @@ class ReductionServer(Model, frozen=True, kw_only=True):
 
     replicas: Annotated[int, Meta(ge=1, le=1000, description="number of nodes that sum gradients")]
     machine_type: Annotated[str, Meta(description="their machine type (default: n1-highcpu-16)")] = "n1-highcpu-16"
+
+
+class Local(Model, frozen=True, kw_only=True):
+    """Settings that only `launch local` has. They never change a request or a run ID."""
+
+    python: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                description="launch local: the Python that runs the job, such as .venv/bin/python, relative to the "
+                "spec file (default: that of the active environment, else launch's own)",
+            ),
+        ]
+        | None
+    ) = None
+
+
+NO_LOCAL: Final = Local()
+"""The default, which a spec's text and digest leave out only if it is this object."""
 
 
 class Vertex(Model, frozen=True, kw_only=True):
@@ -79,6 +100,9 @@ class Vm(Model, frozen=True, kw_only=True):
     ) = None
     external_ip: Annotated[
         bool, Meta(description="give the VM an external IP; without one, SSH uses IAP and egress needs Cloud NAT")
+    ] = False
+    dense_reservation: Annotated[
+        bool, Meta(description="the reservation of provisioning has deploymentType DENSE or is in calendar mode")
     ] = False
     on_stop: (
         Annotated[

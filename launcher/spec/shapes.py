@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from msgspec import NODEFAULT, Meta, Struct
 from msgspec.structs import fields as struct_fields
 
-LENIENT = frozenset({("env",), ("run", "args"), ("run", "command")})
+LENIENT = frozenset({("env",), ("run", "args"), ("run", "command"), ("run", "resume_args")})
 """Sections whose values are text for a program: plain scalars are kept as written (`LR: 1e-4` is "1e-4")."""
 
 ONE_OR_LIST = frozenset({("provisioning",), ("regions",), ("zones",)})

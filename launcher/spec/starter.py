@@ -52,9 +52,5 @@ limits:
   hours: 2                     # billed hours of the run; launch stops it after that
   usd: 20                      # a run that could cost more is not started
   wait: 6h                     # maximum wait for capacity, in each attempt
+  wait_total: 12h              # maximum wait for capacity, over all attempts
 """
-
-
-def starter() -> str:
-    """Return the text of the starter spec."""
-    return STARTER

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from msgspec import Struct
 from yaml.error import MarkedYAMLError
 
 
-class Rule(NamedTuple):
+class Rule(Struct, frozen=True):
     """The start of a PyYAML message and its translation. `{start}` is the line where the construct opens."""
 
     known: str

@@ -52,10 +52,12 @@ def settings(target: SshTarget, log: Path | None = None) -> dict[str, str]:
     `log` receives the proxy's stderr. With it, ssh also logs whether the remote command exited by itself, which exit
     code 255 doesn't show.
     """
-    found = {
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", target.user):
+        raise UsageError(f"invalid user name {target.user!r}", "Use letters, digits and . _ -")
+    lines = {
         "HostName": target.host.replace("%", "%%"),
         "Port": str(target.port),
-        "User": check_user(target.user),
+        "User": target.user,
         "IdentityFile": path_value(target.key),
         "IdentitiesOnly": "yes",
         "HostKeyAlias": target.alias,
@@ -66,22 +68,13 @@ def settings(target: SshTarget, log: Path | None = None) -> dict[str, str]:
         "ConnectTimeout": str(CONNECT_SECONDS),
         "ServerAliveInterval": str(ALIVE_SECONDS),
     }
-    more = {"LogLevel": "DEBUG1"} if log else {}
-    return found | more | ({"ProxyCommand": proxy_command(target.proxy, log)} if target.proxy else {})
-
-
-def check_user(user: str) -> str:
-    """Return a user name if it is valid on Linux. Raises UsageError."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", user):
-        raise UsageError(f"invalid user name {user!r}", "Use letters, digits and . _ -")
-    return user
-
-
-def proxy_command(proxy: Sequence[str], log: Path | None) -> str:
-    """Return a proxy as a shell command. ssh expands %, so all but %p are doubled."""
-    words = [word if word == "%p" else shlex.quote(word).replace("%", "%%") for word in proxy]
-    more = f" 2>>{shlex.quote(str(log)).replace('%', '%%')}" if log else ""
-    return " ".join(words) + more
+    if log:
+        lines["LogLevel"] = "DEBUG1"
+    if target.proxy:  # a shell command; ssh expands %, so all but %p are doubled
+        words = [word if word == "%p" else shlex.quote(word).replace("%", "%%") for word in target.proxy]
+        to_log = f" 2>>{shlex.quote(str(log)).replace('%', '%%')}" if log else ""
+        lines["ProxyCommand"] = " ".join(words) + to_log
+    return lines
 
 
 def quoted(text: str) -> str:

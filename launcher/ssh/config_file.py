@@ -32,13 +32,6 @@ def resource_of(block: str) -> str:
     return found[1] if found else ""
 
 
-def with_block(text: str, machine: VmInstance, target: command.SshTarget, is_gone: Callable[[str], bool]) -> str:
-    """Return the file with a VM's block and without those of deleted VMs. Other blocks are unchanged."""
-    kept = {name: one for name, one in blocks(text).items() if not is_gone(resource_of(one))}
-    kept[machine.name] = command.block([machine.name], target, note=machine.resource)
-    return HEAD + "".join(f"\n{one}" for _, one in sorted(kept.items()))
-
-
 def gone(there: Iterable[VmInstance], unread: Iterable[str], project: str) -> Callable[[str], bool]:
     """Return a function that tells whether a VM was deleted, by its resource name.
 
@@ -58,7 +51,9 @@ def put(file: Path, machine: VmInstance, target: command.SshTarget, is_gone: Cal
     make_folder(file.parent)
     with locked(file.parent):
         before = text_of(file)
-        write(file, with_block(before, machine, target, is_gone))
+        kept = {name: block for name, block in blocks(before).items() if not is_gone(resource_of(block))}
+        kept[machine.name] = command.block([machine.name], target, note=machine.resource)
+        write(file, HEAD + "".join(f"\n{block}" for _, block in sorted(kept.items())))
     for resource in filter(is_gone, map(resource_of, blocks(before).values())):
         forget(file.parent, f"compute.{resource.rpartition('/')[2]}")
 

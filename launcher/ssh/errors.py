@@ -145,12 +145,15 @@ def explain(log: str, machine: VmInstance, facts: Mapping[str, str]) -> Explaine
     if not (lines := relevant_lines(log)):
         return Explained(connection_lost(log, machine), passing=True)
     text = "\n".join(lines)
-    words = {**facts_of_machine(machine), **facts, "said": lines[-1], "code": relay_code(text)}
+    relay = re.search(r"\[(\d{4}): '?([^'\]]*)", text)
+    code = f"{relay[1]}: {relay[2]}" if relay else ""
+    words = {**facts_of_machine(machine), **facts, "said": lines[-1], "code": code}
     for cause in CAUSES:
         if re.search(cause.pattern, text):
             kind = NotAuthorised if cause.denied else LaunchError
             line = next((one for one in lines if re.search(cause.pattern, one)), lines[-1])
-            words["said"] = without_prefix(line)
+            prefix = r"^(ERROR: )?(\([\w.-]+\) |\[\d+\] )?(Error during local connection to \[\w+\]: )?"
+            words["said"] = re.sub(prefix, "", line)[:200]
             return Explained(kind(fill_in(cause.problem, words), fill_in(cause.hint, words)), cause.passing)
     message = "\n".join(lines[-SHOWN_LINES:])
     return Explained(LaunchError(f"ssh to {machine.name} failed: {message}"))
@@ -168,17 +171,6 @@ def connection_lost(log: str, machine: VmInstance) -> LaunchError:
 def relevant_lines(log: str) -> list[str]:
     """Return the log's lines without the remote command and `NOISE`."""
     return [line for line in map(str.strip, SENT.sub("", log).splitlines()) if not NOISE.match(line)]
-
-
-def without_prefix(line: str) -> str:
-    """Return a line of at most 200 characters without gcloud's prefixes."""
-    return re.sub(r"^(ERROR: )?(\([\w.-]+\) |\[\d+\] )?(Error during local connection to \[\w+\]: )?", "", line)[:200]
-
-
-def relay_code(text: str) -> str:
-    """Return the code and message of Google's relay in a text, or an empty string."""
-    found = re.search(r"\[(\d{4}): '?([^'\]]*)", text)
-    return f"{found[1]}: {found[2]}" if found else ""
 
 
 def facts_of_machine(machine: VmInstance) -> dict[str, str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO, Final, NamedTuple
 
+from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
 from launcher.jobs.vm import VmInstance
 from launcher.ssh import command
@@ -97,7 +97,7 @@ class Remote(NamedTuple):
 @contextmanager
 def scratch() -> Iterator[Path]:
     """Create a temporary folder for the log."""
-    with tempfile.TemporaryDirectory(prefix="launch-ssh-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder("ssh") as folder:
         yield Path(folder)
 
 

@@ -23,9 +23,15 @@ def main(text: str, mode: str) -> None:
     folder = Path(text)
     folder.mkdir(parents=True, exist_ok=True)
     coming = names_of(sys.stdin.buffer.read())
-    before = remembered(folder)
+    try:
+        before = names_of((folder / KEPT).read_bytes())
+    except FileNotFoundError:
+        before = set()
     removed = sorted(name for name in before - coming if mode == "delete" and remove(folder, name))
-    remember(folder, coming if mode == "delete" else before | coming)
+    pushed = coming if mode == "delete" else before | coming
+    new = folder / f"{KEPT}.new"
+    new.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in sorted(pushed)))
+    new.replace(folder / KEPT)
     answer = {"rsync": shutil.which("rsync") is not None, "removed": removed}
     os.write(1, json.dumps(answer).encode())
 
@@ -33,21 +39,6 @@ def main(text: str, mode: str) -> None:
 def names_of(listed: bytes) -> set[str]:
     """Split names, without the empty one after the last NUL."""
     return {os.fsdecode(name) for name in listed.split(b"\0") if name}
-
-
-def remembered(folder: Path) -> set[str]:
-    """Return the names of the files that earlier pushes brought."""
-    try:
-        return names_of((folder / KEPT).read_bytes())
-    except FileNotFoundError:
-        return set()
-
-
-def remember(folder: Path, names: set[str]) -> None:
-    """Record the names of pushed files atomically."""
-    new = folder / f"{KEPT}.new"
-    new.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in sorted(names)))
-    new.replace(folder / KEPT)
 
 
 def remove(folder: Path, name: str) -> bool:

@@ -15,6 +15,7 @@ from launcher.clock import Clock
 from launcher.plan.model import Target
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
 from launcher.testing.googlecloud.compute import YOU
+from launcher.testing.googlecloud.protobufs import parse, to_json
 from launcher.testing.lives import SUCCEEDED
 from launcher.testing.registry import OciRegistry, put_image
 
@@ -83,11 +84,14 @@ class LoopbackCloud:
 
     @property
     def job_requests(self) -> list[dict[str, Any]]:
-        """Return the bodies of the create requests for Vertex AI jobs, in the order of their arrival."""
+        """Return the bodies of the create requests for Vertex AI jobs, in the order of their arrival, as a dry run has
+        them: enums by name, which Google's client sends as numbers."""
+        from google.cloud.aiplatform_v1 import CustomJob
+
         return [
-            dict(one.body)
-            for one in self.google.requests
-            if one.method == "POST" and one.path.endswith("/customJobs") and isinstance(one.body, Mapping)
+            to_json(parse({**request.body}, CustomJob.pb()(), "custom_job"))
+            for request in self.google.requests
+            if request.method == "POST" and request.path.endswith("/customJobs") and isinstance(request.body, Mapping)
         ]
 
     def _next_job(self, region: str, message: object) -> tuple[Stage, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -12,25 +13,30 @@ from typing import NamedTuple
 from launcher.errors import UsageError
 from launcher.images.source_files import File
 from launcher.plan.model import Content
-from launcher.spec.secret_detection import is_secret_file
 from launcher.text import size_text
 from launcher.workspace import content, dockerignore
-from launcher.workspace.content import unreadable
+from launcher.workspace.content import Hashed, unreadable
 from launcher.workspace.listing import Listing
+from launcher.workspace.secret_files import Secret, SecretSearch, has_secret_name
 
 LARGEST = 5
 """The number of files that an error about the size names."""
 
 
+MOST_NAMED = 10
+"""The number of files with secrets that an error names."""
+
+
 class Code(NamedTuple):
-    """The code's files, and the names of files that were left out because they hold secrets."""
+    """The files that are sent, their content, and the names of files that were left out because they hold secrets."""
 
     files: list[File]
+    content: Content
     secrets: list[str]
 
 
-def collect_code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
-    """List a folder's code, without run folders, secrets, and files that git or .dockerignore ignore.
+def collect_code(folder: Path, without: frozenset[Path] = frozenset()) -> list[File]:
+    """List a folder's code, without run folders and files that git or .dockerignore ignore.
 
     `without` are files and folders in it that are not code: the spec itself and the output folder.
 
@@ -43,14 +49,57 @@ def collect_code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
         )
     # An output folder that is the code folder itself excludes nothing.
     left_out = frozenset(path.relative_to(folder).as_posix() for path in without if folder in path.parents)
-    found = Code([], [])
-    for name, path in Listing(str(folder), dockerignore.read(folder), left_out).files():
-        is_link = os.path.islink(path)  # noqa: PTH114 -- 10,000 of them
-        if is_secret_file(name, "" if is_link else path):  # a link's target is checked where it is listed itself
-            found.secrets.append(name)
-        else:
-            found.files.append(File(name, Path(path), link(folder, name, path) if is_link else None))
-    return found
+    listing = Listing(str(folder), dockerignore.read(folder), left_out)
+    return [
+        File(name, Path(path), link(folder, name, path) if os.path.islink(path) else None)  # noqa: PTH114 -- 10,000
+        for name, path in listing.files()
+    ]
+
+
+def searched(path: Path) -> tuple[Hashed, Secret | None]:
+    """Return what `hashed` does, and the file's first secret. Raises UsageError."""
+    search = SecretSearch()
+    return content.hashed(path, search.feed), search.secret
+
+
+def without_secrets(
+    files: Sequence[File],
+    allowed: Sequence[str] = (),
+    read: Callable[[Path], tuple[Hashed, Secret | None]] = searched,
+    *,
+    override: str = "image.allow_secrets",
+) -> Code:
+    """Hash code and leave out files that hold secrets: each is read once. A link's target is judged where it is listed.
+
+    `allowed` are patterns of names that are sent whatever they hold; `override` is the setting or flag for them.
+
+    Raises:
+        UsageError: a file can't be read, or a program or its settings contain a secret. The job may need such a file,
+            so it is not left out.
+    """
+    kept, left_out, exposed = list[File](), list[str](), list[str]()
+    hashes = dict[Path, Hashed]()
+    for file in files:
+        secret = None
+        is_allowed = any(pattern == file.name or fnmatchcase(file.name, pattern) for pattern in allowed)
+        is_named = has_secret_name(file.name) and not is_allowed
+        if file.link is None and not is_named:
+            hashes[file.path], secret = read(file.path)
+        if is_named or (secret and not secret.line and not is_allowed):
+            left_out.append(file.name)
+            continue
+        if secret and not is_allowed:
+            exposed.append(f"{file.name if file.name.isprintable() else repr(file.name)}:{secret.line}: {secret.kind}")
+        kept.append(file)
+    if exposed:
+        more = f"\n  and {len(exposed) - MOST_NAMED} more files" if len(exposed) > MOST_NAMED else ""
+        lines = "".join(f"\n  {line}" for line in exposed[:MOST_NAMED])
+        raise UsageError(
+            f"the code contains secrets, and everybody who can read its copy could use them:{lines}{more}",
+            "Pass a secret to the job with `secrets` (docs/spec.md#secrets), or exclude the file in .dockerignore.\n"
+            f"If it is no secret, allow the file with {override}, or the line with a comment: gitleaks:allow",
+        )
+    return Code(kept, content.content(kept, hashes.__getitem__), left_out)
 
 
 class CodeCache:
@@ -58,23 +107,16 @@ class CodeCache:
 
     def __init__(self) -> None:
         self._listed = cache(collect_code)
-        self._hashed = cache(content.hashed)
+        self.read = cache(searched)
 
-    def collect_code(self, folder: Path, without: frozenset[Path] = frozenset()) -> Code:
+    def collect_code(self, folder: Path, without: frozenset[Path] = frozenset()) -> list[File]:
         """Return what `collect_code` returns; `without` must be files. Raises as it does."""
         left_out = {path.relative_to(folder).as_posix() for path in without if folder in path.parents}
         try:
-            found = self._listed(folder)
+            files = self._listed(folder)
         except UsageError:  # perhaps because of one of `without`, such as a link that leads out of the folder
             return collect_code(folder, without)
-        return Code(
-            [file for file in found.files if file.name not in left_out],
-            [name for name in found.secrets if name not in left_out],
-        )
-
-    def content(self, files: Iterable[File]) -> Content:
-        """Return what `content.content` returns. Raises as it does."""
-        return content.content(files, self._hashed)
+        return [file for file in files if file.name not in left_out]
 
 
 def check_size(files: Iterable[File], limit_mb: int) -> None:
@@ -128,10 +170,6 @@ def link(folder: Path, name: str, path: str) -> str:
     parent = os.path.realpath(Path(path).parent)
     # The target is unchanged unless it names the folder itself (/home/me/code/x, ../code/x), whose name in the image
     # differs.
-    leaves = Path(target).is_absolute() or rises(posixpath.join(posixpath.dirname(name), target))
+    from_top = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    leaves = Path(target).is_absolute() or from_top.split("/")[0] == ".."
     return os.path.relpath(real, parent).replace(os.sep, "/") if leaves else target
-
-
-def rises(name: str) -> bool:
-    """Return whether a relative path leads above its start."""
-    return posixpath.normpath(name).split("/")[0] == ".."

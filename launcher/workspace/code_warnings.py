@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.images.source_files import UserCode
 from launcher.plan.model import Target
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located
+from launcher.text import listed
 from launcher.workspace.data_files import Absent, absent_paths
+from launcher.workspace.image_modules import PYTHON_PROGRAMS, SYSTEM_PROGRAMS, image_packages, normalised
+from launcher.workspace.imports import unprovided
+from launcher.workspace.interpreter import Interpreter
 from launcher.workspace.python_files import started
+from launcher.workspace.requirements import needed_here, requirements
 
 
 def code_warnings(
@@ -19,24 +25,38 @@ def code_warnings(
     target: Target,
     folder: Path | None,
     beside: Path | None,
-    names: Sequence[str],
-    requirements: str,
+    code: UserCode,
+    needs: str,
+    python: Interpreter | None,
 ) -> Iterator[str]:
-    """Yield the warnings, each with its line. `beside` is the spec's folder, `names` are the code's files,
-    `requirements` is a file's text."""
+    """Yield the warnings, each with its line. `beside` is the spec's folder, `needs` the text of its requirements,
+    `python` runs the job on this machine."""
+    names = code.names
     for absent in absent_paths(spec, target, folder, beside, names):
         yield f"{located.place(absent.field)}: {absent.field.rpartition('.')[0]}: {absence(absent)}"
-    image = spec.image
-    if folder is None or image.uri or image.base or image.dockerfile or (image.requirements and not requirements):
-        return  # what the image has is unknown: a base of its own, or packages that uv or conda locks
-    from launcher.workspace.imports import unprovided
-    from launcher.workspace.requirements import names_of
-
-    if not spec.image.requirements:
+    image, starts = spec.image, [file for _, file in started(spec, names, code.roots)]
+    if folder and python:
+        yield from unprovided(starts, folder, code, python)
+        for function in code.packaged_functions:
+            if function.partition(":")[0].partition(".")[0] in python.lacks:
+                yield f"{function} is not in the code, and not installed in {python.path}"
+        lacking = [name for name in needed_here(needs) if name not in python.installed]
+        if lacking and python.version:
+            is_file = str(image.requirements).endswith(".txt")
+            file = str((beside or Path()) / str(image.requirements))
+            fix = python.install(*(["-r", file] if is_file else lacking))
+            yield f"image.requirements: not installed in {python.path}: {listed(lacking, 5)}. To install: {fix}"
+        return
+    program = (spec.run.command or ("",))[0]
+    if not image.is_custom and f"bin/{program}" not in code.installed:
+        package = PYTHON_PROGRAMS.get(program, "") if not image.requirements else ""
+        if package or program in SYSTEM_PROGRAMS:
+            fix = f"{package} to image.requirements" if package else f"image.setup: [apt-get install -y {program}]"
+            yield f"run.command: the image has no {program}; add {fix}"
+    # Of a custom base or setup, and of what the requirements require in turn, nothing is known here.
+    if folder and not (image.is_custom or image.requirements):
         yield from unnamed_requirements(folder)
-    added = names_of(requirements)
-    if added is not None and (starts := [file for _, file in started(spec, names)]):
-        yield from unprovided(starts, folder, names, added)
+        yield from unprovided(starts, folder, code)
 
 
 def absence(absent: Absent) -> str:
@@ -64,9 +84,6 @@ def mount_advice(path: str) -> str:
 
 def unnamed_requirements(folder: Path) -> Iterator[str]:
     """Yield a warning if the code's folder has a requirements file with packages that the image lacks."""
-    from launcher.workspace.image_modules import image_modules, modules_of
-    from launcher.workspace.requirements import names_of, requirements
-
     for name in ("requirements.txt", "pyproject.toml"):
         if not (folder / name).is_file():
             continue
@@ -74,7 +91,7 @@ def unnamed_requirements(folder: Path) -> Iterator[str]:
             text = requirements(folder / name)
         except UsageError:  # no dependencies, or launch can't read the file
             continue
-        lacking = [one for one in names_of(text) or () if modules_of(one)[0] not in image_modules()]
+        lacking = [name for name in needed_here(text) if normalised(name) not in image_packages()]
         if lacking:
             shown = ", ".join(lacking[:5]) + (" …" if len(lacking) > 5 else "")
             yield f"{folder / name} names {shown}, which the image lacks. Set image.requirements: {name} to install it."

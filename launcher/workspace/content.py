@@ -96,7 +96,8 @@ def of_text(text: str) -> Content:
 def content(files: Iterable[File], read: Callable[[Path], Hashed] | None = None) -> Content:
     """Return the SHA-256 over (name, executable, content or link target) of all files, sorted by name.
 
-    `read` is `hashed`, or the same with a cache. Names are hashed as the bytes on the disk, which need not be UTF-8.
+    `read` returns what `hashed` does, for a file that was read before. Names are hashed as the bytes on the disk, which
+    need not be UTF-8.
 
     Raises:
         UsageError: a file can't be read.
@@ -118,7 +119,7 @@ def own_content(files: tuple[File, ...]) -> Content:
     return content(files)
 
 
-def hashed(path: Path) -> Hashed:
+def hashed(path: Path, on_chunk: Callable[[bytes], None] = lambda _chunk: None) -> Hashed:
     """Return whether a file's owner may execute it, its SHA-256 and its size. The file is read in chunks.
 
     Only the owner's execute bit counts. The others depend on the umask of the person who checked the file out.
@@ -133,6 +134,7 @@ def hashed(path: Path) -> Hashed:
             digest, size = hashlib.sha256(), 0
             while chunk := os.read(file, CHUNK):
                 digest.update(chunk)
+                on_chunk(chunk)
                 size += len(chunk)
             return bool(os.fstat(file).st_mode & 0o100), digest.hexdigest(), size
         finally:

@@ -27,14 +27,16 @@ def check_data(
     In a rehearsal, absolute paths must exist on this machine. A custom image may contain any file, so nothing is
     checked. Raises UsageError.
     """
-    if spec.image.uri or spec.image.base or spec.image.dockerfile:
+    if spec.image.is_custom:
         return
     for field, path in data_paths(spec.run).items():
         is_absolute = path.startswith(("/", "~"))
         if in_place or (is_absolute and target == "local"):
             check_here(field, path, folder)
         elif is_absolute:
-            check_mounted(field, path, spec, target)
+            if not is_below(path, mounts(spec, target)):
+                problem = f"{field}: {path} does not exist on the job's machine, which has only the code"
+                raise UsageError(problem, COPY, field=field)
         else:
             check_taken_along(field, path, folder, names)
 
@@ -57,18 +59,17 @@ def absent_paths(
     `folder` is the code's folder, `names` are its files, `beside` is the spec's folder.
     """
     mounted = (*mounts(spec, target), *(["/mnt/localssd"] if target == "vm" else []))
-    has_own_image = bool(spec.image.uri or spec.image.base or spec.image.dockerfile)
     for field, path in paths(spec.run) if target != "local" else ():
         if not path.startswith(("/", "~/")):
-            if (folder or not has_own_image) and is_beside_code(path, folder, beside, names):
+            if (folder or not spec.image.is_custom) and is_beside_code(path, folder, beside, names):
                 yield Absent(field, path, "beside")
         elif is_below(path, mounted):
             continue
-        elif ((folder and path.startswith(f"{folder}/")) or not is_elsewhere(path)) and is_here(path):
+        elif ((folder and path.startswith(f"{folder}/")) or not is_below(path, ELSEWHERE)) and is_here(path):
             yield Absent(field, path, "here")
         elif is_below(path, MOUNTS):
             yield Absent(field, path, "unmounted")
-        elif not has_own_image and (path.startswith("~/") or is_below(path, FOREIGN)):
+        elif not spec.image.is_custom and (path.startswith("~/") or is_below(path, FOREIGN)):
             yield Absent(field, path, "foreign")
 
 
@@ -116,10 +117,6 @@ def is_below(path: str, folders: Sequence[str]) -> bool:
     return any(f"{posixpath.normpath(path)}/".startswith(f"{one}/") for one in folders)
 
 
-def is_elsewhere(path: str) -> bool:
-    return any(f"{path}/".startswith(f"{one}/") for one in ELSEWHERE)
-
-
 def is_here(path: str) -> bool:
     full = os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
     return bool(full.strip("/")) and ("\0" not in full) and os.path.exists(full)  # noqa: PTH110 -- names may be too long
@@ -140,14 +137,6 @@ def matching(path: str, folder: Path | None) -> list[str]:
     if not glob.has_magic(path) or "\0" in path:
         return []
     return glob.glob(os.path.expanduser(path), root_dir=folder, recursive=True)  # noqa: PTH111, PTH207 -- a relative result
-
-
-def check_mounted(field: str, path: str, spec: JobSpec, target: Target) -> None:
-    """Check that a path is in a mount of the job's machine. Raises UsageError."""
-    if is_below(path, mounts(spec, target)):
-        return
-    problem = f"{field}: {path} does not exist on the job's machine, which has only the code"
-    raise UsageError(problem, COPY, field=field)
 
 
 COPY = "Copy it into a bucket (gcloud storage cp -r), and name it there: gs://BUCKET/…"

@@ -55,15 +55,10 @@ def regex(pattern: str) -> str:
     tokens = TOKEN.findall(pattern)
     if "".join(tokens) != pattern:
         raise ValueError(pattern)
-    if tokens[0] == "**" and not any(is_special(token) for token in tokens[1:]):
+    if tokens[0] == "**" and not any(token[0] in "*?[\\" for token in tokens[1:]):
         return ".*" + re.escape(pattern[2:])  # **.py: Docker compares the end of the path, across folders
     last = len(tokens) - 1
     return "".join(translated(token, is_last=number == last) for number, token in enumerate(tokens))
-
-
-def is_special(token: str) -> bool:
-    """Return whether a token is a wildcard, a character class or an escape."""
-    return token[0] in "*?[\\"
 
 
 def translated(token: str, *, is_last: bool) -> str:

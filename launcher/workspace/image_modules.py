@@ -1,4 +1,4 @@
-"""List the modules in the training image, and the module names of packages."""
+"""List the packages and modules in the training image."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ OURS = frozenset({"launch_train", "pip"})
 
 IMPORTED_AS = {
     "absl-py": "absl",
-    "attrs": "attr attrs",
-    "beautifulsoup4": "bs4",
-    "biopython": "Bio",
-    "faiss-cpu": "faiss",
-    "faiss-gpu": "faiss",
-    "gitpython": "git",
     "grpcio": "grpc",
-    "jax": "jax jaxlib",
-    "lightning": "lightning pytorch_lightning lightning_fabric",
     "markdown-it-py": "markdown_it",
-    "matplotlib": "matplotlib mpl_toolkits pylab",
-    "mosaicml": "composer",
     "nvidia-ml-py": "pynvml",
     "googleapis-common-protos": "google",
-    "opencv-contrib-python": "cv2",
-    "opencv-contrib-python-headless": "cv2",
-    "opencv-python": "cv2",
-    "opencv-python-headless": "cv2",
     "opentelemetry-api": "opentelemetry",
     "pillow": "PIL",
     "proto-plus": "proto",
     "protobuf": "google",
-    "pycryptodome": "Crypto",
-    "pyjwt": "jwt",
-    "pymupdf": "fitz pymupdf",
-    "pyopenssl": "OpenSSL",
-    "pywavelets": "pywt",
     "pyyaml": "yaml",
-    "pyzmq": "zmq",
-    "scikit-image": "skimage",
-    "scikit-learn": "sklearn",
     "setuptools": "setuptools pkg_resources",
-    "tensorflow": "tensorflow keras",
     "torch": "torch torchgen functorch",
 }
-"""Packages whose modules have other names (the top level of their wheels on PyPI, 2026-11)."""
+"""Locked packages whose modules have other names (the top level of their wheels on PyPI, 2026-11)."""
+
+PYTHON_PROGRAMS = {
+    "accelerate": "accelerate",
+    "axolotl": "axolotl",
+    "colossalai": "colossalai",
+    "composer": "mosaicml",
+    "deepspeed": "deepspeed",
+    "fabric": "lightning",
+    "horovodrun": "horovod",
+    "lightning": "lightning",
+    "litgpt": "litgpt",
+    "llamafactory-cli": "llamafactory",
+    "ray": "ray",
+    "trl": "trl",
+    "tune": "torchtune",
+    "yolo": "ultralytics",
+}
+"""Programs that start trainings, which the image lacks, and the packages that have them."""
+SYSTEM_PROGRAMS = frozenset({"curl", "g++", "git", "make", "sudo", "wget"})
+"""Programs that the recipe's base (python:3.12-slim) lacks, and that no package of pip brings."""
+
+
+@cache
+def image_packages() -> frozenset[str]:
+    """Return the names of the image's locked packages."""
+    locks = [lock.read_text(encoding="utf-8") for lock in data_folder("containers").glob("*.lock")]
+    return frozenset(match[1] for lock in locks for match in re.finditer(r"(?m)^([a-z0-9._-]+)==", lock))
 
 
 @cache
 def image_modules() -> frozenset[str]:
     """Return the top-level modules of the image's locked packages, and those that every image has."""
-    locks = [lock.read_text(encoding="utf-8") for lock in data_folder("containers").glob("*.lock")]
-    packages = [
-        found[1] for lock in locks for line in lock.splitlines() if (found := re.match(r"([a-z0-9._-]+)==", line))
-    ]
-    return OURS.union(*(modules_of(package) for package in packages))
+    return OURS.union(*(modules_of(package) for package in image_packages()))
 
 
 def modules_of(package: str) -> list[str]:
-    """Return the names that a package is imported by, and its namespace (google-…)."""
+    """Return the names that a locked package is imported by, and its namespace (google-…)."""
     name = normalised(package)
     if name in IMPORTED_AS:
         return IMPORTED_AS[name].split()

@@ -1,16 +1,19 @@
-"""Find imports in the user's Python files that nothing in the image provides."""
+"""Find imports in the user's Python files that nothing provides: the image, or the Python of this machine."""
 
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
-from launcher.workspace.image_modules import image_modules, modules_of, normalised
+from launcher.images.source_files import UserCode
+from launcher.workspace.image_modules import image_modules
 from launcher.workspace.python_files import imported, walk_code
+
+if TYPE_CHECKING:
+    from launcher.workspace.interpreter import Interpreter
 
 MOST_WARNINGS = 10
 
@@ -24,29 +27,39 @@ class Import(NamedTuple):
 
 
 def unprovided(
-    starts: Sequence[str], folder: Path, names: Sequence[str], requirements: Sequence[str]
+    starts: Sequence[str], folder: Path, code: UserCode, python: Interpreter | None = None
 ) -> tuple[str, ...]:
-    """Return a warning for each import that neither the code, the image nor a requirement provides.
+    """Return a warning for each import that neither the code provides nor `python`, which runs the job on this machine;
+    without it, nor an image without requirements. `starts` are the files that run."""
+    present = sys.stdlib_module_names | image_modules()
+    found = [
+        each
+        for module, each in outside_imports(starts, folder, code).items()
+        if (module in python.lacks if python else module not in present)
+    ]
+    lacks = f"it is not installed in {python.path}" if python else "the image has no package for it"
+    lines = [f"{each.file}:{each.line}: imports {each.module}, and {lacks}" for each in found[:MOST_WARNINGS]]
+    more = len(found) - MOST_WARNINGS
+    return (*lines, *([f"and {more} more unresolved imports"] if more > 0 else []))
 
-    `starts` are the files that run. `requirements` are the names of the packages that the spec adds to the image.
+
+def outside_imports(starts: Sequence[str], folder: Path, code: UserCode) -> dict[str, Import]:
+    """Return the first import of each module that the code doesn't have, by the files that run.
+
+    The code's files count in any folder, because a program may add the folder to sys.path.
     """
-    found = dict[str, Import]()
-    for one in imports(starts, folder, names):
-        if one.module not in found and not is_provided(one.module, names, requirements):
-            found[one.module] = one
-    lacks = "image.requirements names no package for it" if requirements else "the image has no package for it"
-    lines = [f"{one.file}:{one.line}: imports {one.module}, and {lacks}" for one in found.values()]
-    more = len(lines) - MOST_WARNINGS
-    return (*lines[:MOST_WARNINGS], *([f"and {more} more unresolved imports"] if more > 0 else []))
-
-
-def imports(starts: Sequence[str], folder: Path, names: Sequence[str]) -> Iterator[Import]:
-    """Yield the unconditional imports of files, and of the code files that they import in turn."""
-    for name, tree in walk_code(starts, folder, names, unconditional):
+    found, names = dict[str, Import](), code.names
+    for file, tree in walk_code(starts, folder, names, unconditional, code.roots):
         for node in unconditional(tree):
-            for module in imported(node, name):
-                if module and not module.startswith("."):
-                    yield Import(name, node.lineno, module.partition(".")[0])
+            for name in imported(node, file):
+                module = name.partition(".")[0]  # empty: relative to the file
+                if module not in ("", "__main__"):
+                    found.setdefault(module, Import(file, node.lineno, module))
+    return {
+        module: each
+        for module, each in found.items()
+        if not any(f"/{module}/" in f"/{name}" or f"/{module}." in f"/{name}" for name in names)
+    }
 
 
 def unconditional(block: ast.Module | ast.If | ast.Try) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -63,47 +76,3 @@ def is_always_run(node: ast.stmt) -> TypeGuard[ast.If | ast.Try]:
     if isinstance(node, ast.If):
         return "__main__" in ast.dump(node.test)
     return isinstance(node, ast.Try) and not node.handlers
-
-
-def is_provided(module: str, names: Sequence[str], requirements: Sequence[str]) -> bool:
-    """Return whether Python, the code, the image or a requirement has a module.
-
-    The code's files count in any folder, because a program may add the folder to sys.path.
-    """
-    if module in sys.stdlib_module_names or module in image_modules():
-        return True
-    if any(f"/{module}/" in f"/{name}" or f"/{module}." in f"/{name}" for name in names):
-        return True
-    return any(may_provide(one, module) for one in requirements) or comes_with(module, requirements)
-
-
-def may_provide(package: str, module: str) -> bool:
-    """Return whether a package may have a module: by the table, or because part of its name equals the module's.
-
-    Examples: hydra-core has hydra, python-dotenv has dotenv, open-clip-torch has open_clip.
-    """
-    if module in modules_of(package):
-        return True
-    parts, low = normalised(package).split("-"), module.lower().replace("_", "")
-    return any("".join(parts[a:b]) == low for a in range(len(parts)) for b in range(a + 1, len(parts) + 1))
-
-
-def comes_with(module: str, requirements: Sequence[str]) -> bool:
-    """Return whether a requirement, or one that it requires, has a module according to the packages installed here."""
-    from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-
-    wanted = {normalised(one) for one in packages_distributions().get(module, ())} if requirements else set()
-    waiting, seen = [normalised(one) for one in requirements], set[str]()
-    named = set(waiting)  # their extras are unknown here
-    while wanted and waiting:
-        package = waiting.pop()
-        if package in wanted:
-            return True
-        seen.add(package)
-        try:
-            needs = [one for one in requires(package) or () if package in named or "extra ==" not in one]
-            required = [re.match(r"[\w.-]+", one) for one in needs]
-        except PackageNotFoundError:
-            continue
-        waiting += {normalised(one[0]) for one in required if one} - seen
-    return False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from launcher.spec.models import JobSpec
 from launcher.workspace.listing import NEVER, is_run_folder
-from launcher.workspace.python_files import MOST_FILES, started, walk_code
+from launcher.workspace.python_files import MOST_FILES, ROOT, started, walk_code
 
 if TYPE_CHECKING:
     import ast
@@ -27,25 +27,8 @@ MOST_ENTRIES: Final = 20_000
 
 
 OUTPUTS: Final = frozenset(
-    [
-        "out",
-        "output",
-        "outputs",
-        "log",
-        "logs",
-        "run",
-        "runs",
-        "wandb",
-        "mlruns",
-        "checkpoint",
-        "checkpoints",
-        "ckpt",
-        "ckpts",
-        "result",
-        "results",
-        "save",
-        "saved",
-    ]
+    {"out", "output", "outputs", "log", "logs", "run", "runs", "wandb", "mlruns", "result", "results", "save", "saved"}
+    | {"checkpoint", "checkpoints", "ckpt", "ckpts"}
 )
 """Folders that scripts usually write. A single word that matches one of them is no evidence that it is read."""
 
@@ -59,9 +42,18 @@ class Mention(NamedTuple):
     """True if the statement uses __file__: the path may then be relative to the script."""
 
 
-def mentioned(spec: JobSpec, folder: Path, names: Sequence[str]) -> list[Mention]:
-    """Return the texts in the arguments and in the script that may be paths; `names` are the code's files."""
-    return [*_in_arguments(spec), *_in_python(_start(spec, names), folder, set(names))]
+def mentioned(spec: JobSpec, folder: Path, names: Sequence[str], roots: Sequence[str] = ROOT) -> list[Mention]:
+    """Return the texts in the arguments and in the script that may be paths; `names` are the code's files, `roots` the
+    folders that modules are imported from."""
+    import ast  # imported here: a dry run without a script doesn't need it
+
+    words = (*(spec.run.command or ()), *spec.run.args)
+    texts = (text for word in words for text in (word, word.partition("=")[2]))
+    mentions = [Mention(text, ARGUMENTS) for text in texts if _is_path(text)]
+    starts = [*map(posixpath.normpath, words), *(file for _, file in started(spec, names, roots))]
+    for name, tree in walk_code(starts, folder, set(names), ast.walk, roots):
+        mentions += [Mention(text, f"{name}:{line}", is_beside) for text, line, is_beside in _constants(tree)]
+    return mentions
 
 
 def named_but_ignored(
@@ -85,12 +77,18 @@ def named_but_ignored(
     return tuple(f"{one} ({where})" for one, where in found.items() if not _said_otherwise(one, found))
 
 
-def named_outside(mentions: Sequence[Mention]) -> tuple[str, ...]:
-    """Return `../data (main.py:7)` for each path that leads out of the code's folder."""
+def named_outside(mentions: Sequence[Mention], names: Sequence[str]) -> tuple[str, ...]:
+    """Return `../data (main.py:7)` for each path that leads out of the code's folder.
+
+    What exists relative to the file that names it is none: Hydra's config_path and mmengine's _base_ are relative to
+    their file. `names` are the code's files."""
     found: dict[str, str] = {}
+    known = {*names, *(parent for name in names for parent in _parents(name))}
     for mention in mentions:
         path = posixpath.normpath(mention.text)
-        if path.startswith("../") and not mention.is_beside:
+        from_its_file = posixpath.normpath(posixpath.join(posixpath.dirname(mention.where), path))
+        is_of_file = mention.where != ARGUMENTS and from_its_file in known
+        if path.startswith("../") and not mention.is_beside and not is_of_file:
             found.setdefault(path, mention.where)
     return tuple(f"{path} ({where})" for path, where in found.items())
 
@@ -130,31 +128,9 @@ def _parents(name: str) -> Iterator[str]:
 ARGUMENTS: Final = "run.args"
 
 
-def _in_arguments(spec: JobSpec) -> Iterator[Mention]:
-    for word in (*(spec.run.command or ()), *spec.run.args):
-        for text in (word, word.partition("=")[2]):
-            if _is_path(text):
-                yield Mention(text, ARGUMENTS)
-
-
 def _is_path(text: str) -> bool:
     """Return whether a text may name a file below the code's folder."""
     return 0 < len(text) < 256 and text.isprintable() and not text.startswith(("/", "-")) and bool(text.strip("./"))
-
-
-def _start(spec: JobSpec, names: Sequence[str]) -> list[str]:
-    """Return the Python files that the spec names: script, module, functions, and files among the arguments."""
-    words = [posixpath.normpath(word) for word in (*(spec.run.command or ()), *spec.run.args)]
-    return [*words, *(file for _, file in started(spec, names))]
-
-
-def _in_python(start: Sequence[str], folder: Path, own: set[str]) -> Iterator[Mention]:
-    """Yield the string constants of Python files and of the code's modules that they import."""
-    import ast  # imported here: a dry run without a script doesn't need it
-
-    for name, tree in walk_code(start, folder, own, ast.walk):
-        for text, line, is_beside in _constants(tree):
-            yield Mention(text, f"{name}:{line}", is_beside)
 
 
 @lru_cache(maxsize=MOST_FILES)
@@ -162,23 +138,15 @@ def _constants(tree: ast.Module) -> tuple[tuple[str, int, bool], ...]:
     """Return the strings of a file that may be paths, with their lines, and whether the statement uses __file__."""
     import ast
 
-    beside = set(_beside(tree))
+    simple = (node for node in ast.walk(tree) if isinstance(node, ast.stmt) and not hasattr(node, "body"))
+    statements = [[*ast.walk(statement)] for statement in simple]
+    uses_file = [nodes for nodes in statements if any(getattr(node, "id", "") == "__file__" for node in nodes)]
+    beside = {node for nodes in uses_file for node in nodes}
     return tuple(
         (node.value, node.lineno, node in beside)
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_path(node.value)
     )
-
-
-def _beside(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes of all simple statements that use __file__."""
-    import ast
-
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.stmt) and not hasattr(statement, "body"):
-            parts = list(ast.walk(statement))
-            if any(isinstance(part, ast.Name) and part.id == "__file__" for part in parts):
-                yield from parts
 
 
 # --- Files that are not code -----------------------------------------------------------------------------------------

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from launcher.errors import UsageError
 from launcher.plan.loggers import PACKAGES
-from launcher.plan.model import Packages, Requirement
-from launcher.workspace.requirements import FIELD, Line, located, packages, read
+from launcher.plan.model import LocalProject, Packages, Requirement
+from launcher.plan.torch_build import first, nearest_python
+from launcher.workspace.image_modules import normalised
+from launcher.workspace.markers import ARCHES, Arch, holds
+from launcher.workspace.packaging_files import FIELD, read
+from launcher.workspace.requirements import Line, check, located, packages, requires_python
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement as Parsed
@@ -19,38 +25,45 @@ NAMED = ("torch", "torchvision", "torchaudio", "triton", "xformers", "flash-attn
 """PyTorch and the packages whose binaries fit one release of it."""
 LOGGERS = frozenset(name for names in PACKAGES.values() for name in names)
 INDEX = re.compile(r"(?:-i|--(?:extra-)?index-url)[\s=]+\S*download\.pytorch\.org/whl/(cpu|cu\d+)\b")
+CONDA_CUDA = re.compile(
+    r"(?:(?:pytorch-cuda|cudatoolkit|cuda-version)\s*=+\s*|pytorch(?:-gpu)?[\s=].*[=_]cuda)(\d\d)\.?(\d)(?!\d)"
+)
+"""Matches what pins the CUDA of conda's PyTorch: a package, or the name of a build (py3.11_cuda12.4_cudnn9.1)."""
+CONDA_CPU = re.compile(r"cpuonly|pytorch-cpu|pytorch[\s=].*[=_]\s*cpu")
 GIT = re.compile(r"(^|\s|@)\s*git\+")
-LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
-"""The part of a marker's environment that is the same in every image."""
 
 
-def wanted_packages(path: Path) -> Packages:
-    """Return what the file asks of the image's recipe. Raises UsageError: it can't be read."""
+def wanted_packages(path: Path, names: Sequence[str] = (), python: str | None = None) -> Packages:
+    """Return what the file asks of the image's recipe. `names` are extras and dependency groups.
+
+    `python` is that of a custom base, or empty if it is unknown; None: launch's own base. Raises UsageError: the file
+    can't be read.
+    """
     if path.name == "uv.lock":
-        return of_uv_lock(path)
+        return of_uv_lock(path, names, python)
     if path.suffix in (".yml", ".yaml"):
         return of_conda(path)
-    return of_lines(located(path))
+    requires = requires_python(path)
+    python = nearest_python(requires) if python is None else python
+    return replace(of_lines(located(path, names), python), requires_python=requires)
 
 
-def of_lines(lines: Sequence[Line]) -> Packages:
+def of_lines(lines: Sequence[Line], python: str) -> Packages:
     """Return what requirements ask for. An index counts wherever it stands, as for pip; the last one wins."""
     indexes = [(found[1], place(line)) for line in lines if (found := INDEX.match(line.text.strip()))]
     index = indexes[-1] if indexes else ("", "")
     bare = [line.text.partition("#")[0] for line in lines]
     return Packages(
-        named=tuple(named(lines)),
+        named=tuple(named(lines, python)),
         index_build=index[0],
         index_where=index[1],
         hashed=any("--hash=" in text or text.strip() == "--require-hashes" for text in bare),
         git=any(GIT.search(text) for text in bare),
-        loggers=logger_packages(lines),
+        loggers=tuple(name for parsed, *_ in applied(lines, python) if (name := normalised(parsed.name)) in LOGGERS),
+        projects=tuple(
+            LocalProject(folder=str(line.project.resolve()), where=place(line)) for line in lines if line.project
+        ),
     )
-
-
-def logger_packages(lines: Sequence[Line]) -> tuple[str, ...]:
-    """Return the clients of loggers among the requirements."""
-    return tuple(name for parsed, _, _ in applied(lines) if (name := normalised(parsed.name)) in LOGGERS)
 
 
 def place(line: Line) -> str:
@@ -58,25 +71,29 @@ def place(line: Line) -> str:
     return f"{line.path}:{line.number}"
 
 
-def named(lines: Sequence[Line]) -> Iterator[Requirement]:
+def named(lines: Sequence[Line], python: str) -> Iterator[Requirement]:
     """Yield the requirements that concern PyTorch's build on Linux."""
-    for parsed, text, line in applied(lines):
+    for parsed, text, line, arch in applied(lines, python):
         if normalised(parsed.name) in NAMED:
-            yield requirement(parsed, text, place(line))
+            yield replace(requirement(parsed, text, place(line)), arch=arch)
 
 
-def applied(lines: Sequence[Line]) -> Iterator[tuple[Parsed, str, Line]]:
-    """Yield the requirements that an image installs, with their text and line."""
+def applied(lines: Sequence[Line], python: str) -> Iterator[tuple[Parsed, str, Line, Arch]]:
+    """Yield the requirements that an image installs, with their text, line, and the one architecture that they are for
+    (empty: every one). Where the image's Python is unknown, a marker that depends on it holds."""
     from packaging.requirements import InvalidRequirement
     from packaging.requirements import Requirement as Parsed
 
+    pythons = [python] if python else [f"3.{minor}" for minor in range(10, 16)]
     for number, text in packages("".join(f"{line.text}\n" for line in lines)):
         try:
             parsed = Parsed(text)
         except InvalidRequirement:  # a URL without a name, or variables that pip expands
             continue
-        if applies(parsed):
-            yield parsed, text, lines[number - 1]
+        marker = str(parsed.marker or "")
+        arches = [arch for arch in ARCHES if not marker or any(holds(marker, each, arch) for each in pythons)]
+        if arches:
+            yield parsed, text, lines[number - 1], "" if len(arches) == len(ARCHES) else arches[0]
 
 
 def requirement(parsed: Parsed, text: str, where: str) -> Requirement:
@@ -93,72 +110,43 @@ def requirement(parsed: Parsed, text: str, where: str) -> Requirement:
     )
 
 
-def normalised(name: str) -> str:
-    """Return a package's name as indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def applies(parsed: Parsed) -> bool:
-    """Return whether a requirement's marker holds in an image. Other Python versions than the base's are not known
-    here, so a marker that depends on them holds."""
-    if parsed.marker is None:
-        return True
-    from packaging.markers import default_environment
-
-    environment: dict[str, Any] = {**default_environment(), **LINUX}
-    minors = (f"3.{minor}" for minor in range(10, 16))
-    return any(
-        parsed.marker.evaluate({**environment, "python_version": minor, "python_full_version": f"{minor}.0"})
-        for minor in minors
-    )
-
-
 # --- Locked projects ------------------------------------------------------------------------------------------------
 
 
-def of_uv_lock(path: Path) -> Packages:
-    """Return what a uv.lock has: exact versions, and each package's index. Raises UsageError."""
-    import tomllib
+def of_uv_lock(path: Path, names: Sequence[str], python: str | None) -> Packages:
+    """Return what a uv.lock has for an image: exact versions, and each package's index. Raises UsageError."""
+    from launcher.workspace.uv_lock import read_lock
 
-    text = read(path)
-    try:
-        locked = tomllib.loads(text).get("package", [])
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{FIELD}: {path} isn't TOML: {error}", "Create it with uv lock.", field=FIELD) from error
-    lines = text.splitlines()
-    found, git = [], False
-    for one in locked:
-        source = one.get("source", {})
-        git = git or "git" in source
-        check_source(path, one)
-        if one["name"] in NAMED:
-            version, _, build = one.get("version", "").partition("+")
-            index = re.search(r"/whl/(cpu|cu\d+)", source.get("registry", ""))
-            number = next((n for n, line in enumerate(lines, 1) if line == f'name = "{one["name"]}"'), 1)
+    lock = read_lock(path, names, python)
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    found = []
+    for package, arch in lock.packages:
+        if package["name"] in NAMED:
+            version, _, build = package.get("version", "").partition("+")
+            index = re.search(r"/whl/(cpu|cu\d+)", package.get("source", {}).get("registry", ""))
+            places = [n for n, line in enumerate(lines, 1) if line == f'name = "{package["name"]}"']
+            its_own = (n for n in places if lines[n : n + 1] == [f'version = "{package.get("version")}"'])
             found.append(
                 Requirement(
-                    name=one["name"],
+                    name=package["name"],
                     specifier=f"=={version}",
                     build=build or (index[1] if index else ""),
-                    text=f"{one['name']} {one.get('version', '')}",
-                    where=f"{path}:{number}",
+                    text=f"{package['name']} {package.get('version', '')}",
+                    where=f"{path}:{next(its_own, 1)}",
+                    arch=arch,
                 )
             )
-    loggers = tuple(one["name"] for one in locked if one["name"] in LOGGERS)
-    return Packages(tool="uv", named=tuple(found), hashed=True, git=git, loggers=loggers)
-
-
-def check_source(path: Path, package: dict[str, Any]) -> None:
-    """Check that a locked package comes from an index or a repository. The project itself isn't installed: its files
-    are the image's code. Raises UsageError."""
-    source = package.get("source", {})
-    local = next((source[kind] for kind in ("path", "directory", "editable") if kind in source), None)
-    if local not in (None, "."):
-        raise UsageError(
-            f"{FIELD}: {path}: {package['name']} is at {local} on this machine, which the image doesn't have",
-            "Put your own code into image.code; packages come from an index, or from git+https://…",
-            field=FIELD,
-        )
+    return Packages(
+        tool="uv",
+        named=tuple(found),
+        hashed=True,
+        git=any("git" in package.get("source", {}) for package, _ in lock.packages),
+        loggers=tuple(package["name"] for package, _ in lock.packages if package["name"] in LOGGERS),
+        extras=lock.extras,
+        groups=lock.groups,
+        projects=tuple(lock.projects),
+        requires_python=lock.requires_python,
+    )
 
 
 def of_conda(path: Path) -> Packages:
@@ -175,15 +163,16 @@ def of_conda(path: Path) -> Packages:
         raise UsageError(f"{FIELD}: {path} has no dependencies", "Name a conda environment.yml.", field=FIELD)
     numbers = {line.strip().removeprefix("- ").strip("\"'"): n for n, line in enumerate(text.splitlines(), 1)}
     pip = [one for entry in entries if isinstance(entry, dict) for one in entry.get("pip", [])]
-    from launcher.workspace.requirements import check
-
-    for one in pip:
-        check(path, numbers.get(one, 1), one)
     lines = [Line(path, numbers.get(one, 1), one) for one in pip]
-    names = (re.split(r"[\s=<>!~\[]", entry.rpartition("::")[2])[0] for entry in entries if isinstance(entry, str))
-    return Packages(
-        tool="conda",
-        named=tuple(named(lines)),
-        git=any(GIT.search(one) for one in pip),
-        loggers=(*(name for name in map(normalised, names) if name in LOGGERS), *logger_packages(lines)),
-    )
+    for line in lines:
+        check(*line[:3])
+    found, builds, loggers = of_lines(lines, ""), [], []
+    for entry in (entry for entry in entries if isinstance(entry, str)):
+        package = entry.rpartition("::")[2].strip()
+        if (name := normalised(re.split(r"[\s=<>!~\[]", package)[0])) in LOGGERS:
+            loggers.append(name)
+        cuda = CONDA_CUDA.match(package)
+        if cuda or CONDA_CPU.match(package):
+            builds.append((f"cu{cuda[1]}{cuda[2]}" if cuda else "cpu", f"{path}:{numbers.get(entry, 1)}: {entry}"))
+    index = builds[0] if builds and not first(found, "torch") else (found.index_build, found.index_where)
+    return replace(found, tool="conda", loggers=(*loggers, *found.loggers), index_build=index[0], index_where=index[1])

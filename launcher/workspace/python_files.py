@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
+from launcher.plan.torch_build import python_of_tag
 from launcher.spec.checks import custom_functions
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near
@@ -19,6 +20,10 @@ from launcher.text import did_you_mean, near
 if TYPE_CHECKING:
     import ast
 
+    from launcher.workspace.interpreter import Interpreter
+
+ROOT = ("",)
+"""The code's folder, the only one that modules are imported from if neither a project nor PYTHONPATH names others."""
 MOST_FILES, MOST_BYTES = 100, 1_000_000
 """Upper bounds on the code that is read, which keep a dry run instant."""
 NEWER = re.compile(r"""\b(type|def|class)\s+\w+\s*[\[=]|\b[rR]?[fFtT][rR]?["']""")
@@ -43,27 +48,27 @@ def parsed_text(text: bytes) -> ast.Module:
         return ast.parse(text)
 
 
-def started(spec: JobSpec, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (field, file) for each program and function that the spec names and that is a file of the code."""
+def started(spec: JobSpec, names: Sequence[str], roots: Sequence[str] = ROOT) -> Iterator[tuple[str, str]]:
+    """Yield (field, file) for each program and function that the spec names and that is a file of the code. `roots` are
+    the folders that modules are imported from."""
     if spec.run.script and spec.run.script.endswith(".py"):
         yield "run.script", posixpath.normpath(spec.run.script)
-    if spec.run.module and not spec.run.is_builtin and (file := file_of_program(spec.run.module, names)):
+    if spec.run.module and not spec.run.is_builtin and (file := file_of_program(spec.run.module, names, roots)):
         yield "run.module", file
     for field, function in custom_functions(spec.run).items():
-        if file := file_of_module(function.partition(":")[0], names):
+        if file := file_of_module(function.partition(":")[0], names, roots):
             yield field, file
 
 
-def file_of_module(module: str, names: Collection[str]) -> str:
-    """Return the code file of a module, or an empty string. A package takes precedence over a module."""
-    path = module.replace(".", "/")
-    return next((one for one in (f"{path}/__init__.py", f"{path}.py") if one in names), "")
+def file_of_module(module: str, names: Collection[str], roots: Sequence[str] = ROOT, first: str = "__init__") -> str:
+    """Return the code file of a module, or an empty string. A package (its file `first`) precedes a module."""
+    paths = (posixpath.join(root, module.replace(".", "/")) for root in roots)
+    return next((file for path in paths for file in (f"{path}/{first}.py", f"{path}.py") if file in names), "")
 
 
-def file_of_program(module: str, names: Sequence[str]) -> str:
+def file_of_program(module: str, names: Sequence[str], roots: Sequence[str] = ROOT) -> str:
     """Return the code file that `python -m MODULE` runs, or an empty string."""
-    path = module.replace(".", "/")
-    return next((one for one in (f"{path}/__main__.py", f"{path}.py") if one in names), "")
+    return file_of_module(module, names, roots, "__main__")
 
 
 def walk_code(
@@ -71,6 +76,7 @@ def walk_code(
     folder: Path,
     names: Collection[str],
     imports_of: Callable[[ast.Module], Iterable[ast.AST]],
+    from_roots: Sequence[str] = ROOT,
 ) -> Iterator[tuple[str, ast.Module]]:
     """Yield the Python files `starts` and, in turn, those that they import, parsed.
 
@@ -78,7 +84,7 @@ def walk_code(
     be parsed is left out, and so is everything beyond MOST_FILES or MOST_BYTES.
     """
     known, waiting, size = frozenset(names), deque(dict.fromkeys(starts)), 0
-    seen, roots = set(waiting), list(dict.fromkeys(["", *map(posixpath.dirname, waiting)]))
+    seen, roots = set(waiting), list(dict.fromkeys([*from_roots, *map(posixpath.dirname, waiting)]))
     read = 0
     while waiting and read < MOST_FILES:
         name = waiting.popleft()
@@ -139,31 +145,28 @@ def files_of(module: str, importer: str, roots: Sequence[str], names: frozenset[
         yield from filter(None, (file_of_module(path, names) for path in paths))
 
 
-def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Return a warning if only a package in `image.requirements` can provide `run.module`.
+def check_module(
+    spec: JobSpec, folder: Path | None, names: Sequence[str], roots: Sequence[str], python: Interpreter | None
+) -> tuple[str, ...]:
+    """Return a warning if only a package in `image.requirements` can provide `run.module`. `python` runs the job on
+    this machine.
 
     Raises:
-        UsageError: neither the code nor the image has it.
+        UsageError: neither the code nor the image, or that Python, has it.
     """
     from launcher.workspace.image_modules import image_modules
 
     module, image = spec.run.module, spec.image
-    if (
-        not module
-        or spec.run.is_builtin
-        or image.uri
-        or image.base
-        or image.dockerfile
-        or file_of_program(module, names)
-    ):
+    if not module or spec.run.is_builtin or image.is_custom or file_of_program(module, names, roots):
         return ()
     top = module.partition(".")[0]
-    if top in image_modules() or top in sys.stdlib_module_names:
+    if top not in python.lacks if python else top in image_modules() or top in sys.stdlib_module_names:
         return ()
-    if image.requirements:
+    if image.requirements and not python:
         return (f"run.module: {module} is not in the code: a package of image.requirements must provide it",)
     wanted = module.replace(".", "/") + ".py"
     where = f"in the code in {folder}" if folder else "next to the spec"
+    where += f", and {top} is not installed in {python.path}" if python else ""
     raise UsageError(
         f"run.module: {module}: no {wanted} {where}",
         did_you_mean(near_scripts(wanted, names), "Set image.code to the folder with your code."),
@@ -178,7 +181,9 @@ def near_scripts(name: str, names: Sequence[str]) -> list[str]:
     return [one for one in scripts if posixpath.basename(one) == base][:3] or near(name, scripts, most=3)
 
 
-def check_syntax(spec: JobSpec, folder: Path, names: Sequence[str], base: str) -> tuple[str, ...]:
+def check_syntax(
+    spec: JobSpec, folder: Path, names: Sequence[str], base: str, roots: Sequence[str] = ROOT
+) -> tuple[str, ...]:
     """Return a warning for each file that this Python can't parse but a newer one may.
 
     `base` is the image's base image, which determines the Python version.
@@ -187,18 +192,18 @@ def check_syntax(spec: JobSpec, folder: Path, names: Sequence[str], base: str) -
         UsageError: no Python that the image may have can parse a file.
     """
     uncertain = []
-    for field, name in started(spec, names):
+    for field, name in started(spec, names, roots):
         try:
             parsed(folder / name)
         except SyntaxError as error:
             place = f"{name}:{error.lineno or 1}"
-            if is_certain(error, python_of(spec.image.base or base)):
+            if is_certain(error, python_of_tag(spec.image.base or base)):
                 raise UsageError(
                     f"{field}: {place}: {error.msg}", "The job could not start: correct this line.", field=field
                 ) from error
             here = ".".join(map(str, sys.version_info[:2]))
             what = f"{place}: {error.msg}, says Python {here} here"
-            uncertain.append(f"{what}; if the image's Python is no newer, the job can't start")
+            uncertain.append(f"{what}; if the job's Python is no newer, the job can't start")
         except ValueError as error:
             problem = f"{field}: {name} isn't Python: {error}"
             raise UsageError(problem, "Save it as text.", field=field) from error
@@ -207,15 +212,11 @@ def check_syntax(spec: JobSpec, folder: Path, names: Sequence[str], base: str) -
     return tuple(dict.fromkeys(uncertain))
 
 
-def python_of(base: str) -> tuple[int, int] | None:
-    """Return the Python version in the tag of an image from Docker's `python` repository. None for any other image."""
-    found = re.search(r"(?:^|/)python:3\.(\d+)\b", base)
-    return (3, int(found[1])) if found else None
-
-
-def is_certain(error: SyntaxError, image: tuple[int, int] | None) -> bool:
-    """Return whether the image's Python rejects the file too: it is not newer, or the line has no newer syntax."""
-    if image is None or image <= sys.version_info[:2]:
-        return image is not None
+def is_certain(error: SyntaxError, python: str) -> bool:
+    """Return whether the image's Python (3.12; empty: unknown) rejects the file too: it is not newer, or the line has
+    no newer syntax."""
+    image = tuple(map(int, python.split("."))) if python else ()
+    if image <= sys.version_info[:2]:
+        return bool(image)
     is_new = error.msg.startswith("f-string") or NEWER.search(error.text or "")
     return image <= (3, 13) and not is_new

@@ -10,22 +10,22 @@ from launcher.errors import UsageError
 from launcher.spec.checks import custom_functions
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near
-from launcher.workspace.python_files import file_of_module, near_scripts, parsed
+from launcher.workspace.python_files import ROOT, file_of_module, near_scripts, parsed
 
 if TYPE_CHECKING:
     import ast
 
 
-def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
+def check_functions(spec: JobSpec, folder: Path, names: Sequence[str], roots: Sequence[str] = ROOT) -> None:
     """Check that the functions' modules are among the code's files, `names`, and define them.
 
     A missing module is accepted if packages of the image may provide it. Raises UsageError, which suggests similar
     names.
     """
     for field, function in custom_functions(spec.run).items():
-        if path := _file(function, names):
+        if path := file_of_module(function.partition(":")[0], names, roots):
             _check_name(field, function, folder / path, path)
-        elif not (spec.image.requirements or spec.image.base or spec.image.dockerfile):
+        elif not (spec.image.requirements or spec.image.is_custom):
             wanted = function.partition(":")[0].replace(".", "/") + ".py"
             raise UsageError(
                 f"{field}: {function}: no {wanted} in the code in {folder}",
@@ -99,10 +99,7 @@ def _words(node: ast.AST) -> Iterator[str]:
             yield name
 
 
-def packaged_functions(spec: JobSpec, names: Sequence[str]) -> tuple[str, ...]:
+def packaged_functions(spec: JobSpec, names: Sequence[str], roots: Sequence[str] = ROOT) -> tuple[str, ...]:
     """Return the functions that only an installed package can provide."""
-    return tuple(function for function in custom_functions(spec.run).values() if not _file(function, names))
-
-
-def _file(function: str, names: Sequence[str]) -> str:
-    return file_of_module(function.partition(":")[0], names)
+    functions = custom_functions(spec.run).values()
+    return tuple(each for each in functions if not file_of_module(each.partition(":")[0], names, roots))

@@ -41,7 +41,9 @@ def test_a_local_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ended = api.local(plan, on_line=lambda *line: lines.append(line))
     assert (ended.run, ended.folder, ended.exit_codes) == (plan.run, f"{folder}/runs/{plan.run}", {"workerpool0-0": 0})
     assert ("workerpool0-0", "hello from 0") in lines
-    assert ended.metrics() is None
+    results = ended.metrics()
+    assert results
+    assert (results.rows, [event["event"] for event in results.events]) == ((), ["no_step"])
     assert capfd.readouterr() == ("", "")
     assert handlers == [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
     assert not (folder / "left.txt").exists()

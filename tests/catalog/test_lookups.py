@@ -29,10 +29,10 @@ NCCL_FASTRAK_PLUGIN_ACCEPT_TIMEOUT_MS=600000 NCCL_NVLS_ENABLE=0
         ("h200", 141, 989.0, "cu126", "525"),
         ("b200", 180, 2250.0, "cu130", "580"),
         ("gb200", 186, 2500.0, "cu130", "580"),
-        ("gb300", 279, None, "cu130", "580"),
+        ("gb300", 279, 2500.0, "cu130", "580"),
         ("a100-80gb", 80, 312.0, "cu126", "525"),
         ("l4", 24, 121.0, "cu126", "525"),
-        ("rtx-pro-6000", 96, None, "cu130", "580"),
+        ("rtx-pro-6000", 96, 480.0, "cu130", "580"),
         ("t4", 16, None, "cu126", "525"),
         ("v100", 16, None, "cu126", "525"),
     ],
@@ -43,7 +43,7 @@ def test_gpus(name: str, memory_gb: int, bf16: float | None, wheel: str, min_dri
 
 
 def test_a_peak_without_a_source_is_unknown() -> None:
-    assert set(CATALOG.gpu("rtx-pro-6000").peak_tflops.values()) == {None}
+    assert CATALOG.gpu("p4").peak_tflops == {"bf16": None, "fp16": None, "tf32": None, "fp32": 5.5}
 
 
 def test_the_gpus_memory_is_the_machines_divided() -> None:

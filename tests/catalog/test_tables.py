@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,10 @@ import pytest
 from launcher import catalog
 from launcher.catalog import tables
 from launcher.spec.kinds import ZONE
-from tools.catalog import derive
 
-LISTED = derive.read(derive.SOURCES / "gcp_gpu_machine_regions.csv")
-SCRAPED = derive.read(derive.SOURCES / "gcp_gpu_prices_by_zone.csv")
+DATA = Path(tables.DATA)
+SOURCES = Path(__file__).parents[2] / "tools" / "catalog" / "sources"
+LISTED = list(tables.rows("gcp_gpu_machine_regions", str(SOURCES)))
 CATALOG = catalog.load()
 
 
@@ -27,40 +26,30 @@ CATALOG = catalog.load()
         ("gcp_gpu_machine_regions.csv", "858d997c789f515786620bc3e14e5c9c7968c04eb57ee8d7af3245c4c7e63ee9"),
         ("gpu_prices.csv", "96922c61634984a9e31262363b9822d5ae2aff8f18317c2a3ca8d44b0085afca"),
         ("gpu_price_components.csv", "da21dfa679d00b381eed19a0ae90230ecb54f91a9c11b4a7645f283e4b4e2ba8"),
-        ("gcp_gpu_prices_by_zone.csv", "0e777176c2ba31e021437ee79ed716cdb3ceaeaa3b2240ab26841fb2e0ddb838"),
     ],
 )
 def test_sources_are_unchanged(name: str, digest: str) -> None:
-    assert hashlib.sha256((derive.SOURCES / name).read_bytes()).hexdigest() == digest
+    assert hashlib.sha256((SOURCES / name).read_bytes()).hexdigest() == digest
 
 
-@pytest.mark.parametrize("name", ["regions.csv", "zones.csv", "prices.csv", "price_components.csv"])
-def test_derived_tables_are_what_the_sources_give(name: str) -> None:
-    assert (derive.DATA / name).read_text(encoding="utf-8") == derive.derive(derive.SOURCES, derive.DATA)[name]
+@pytest.mark.parametrize("kind", ["list", "spot", "flex_start"])
+def test_prices_are_those_of_the_source(kind: str) -> None:
+    """But for parts of a G4 GPU, whose own SKUs were read later."""
+    shipped = {(row["machine"], row["region"]): row[f"{kind}_usd"] for row in tables.rows("prices")}
+    different = [
+        (row["machine"], row["zone_or_region"], usd)
+        for row in tables.rows("gpu_prices", str(SOURCES))
+        if (usd := row[f"{kind}_usd"]) and not CATALOG.machines[row["machine"]][0].share
+        if abs(float(usd) - float(shipped[row["machine"], row["zone_or_region"]])) > 1e-6
+    ]
+    assert different == []
 
 
-def test_check_finds_a_price_changed_by_hand(tmp_path: Path) -> None:
-    sources, data = tmp_path / "sources", tmp_path / "data"
-    shutil.copytree(derive.SOURCES, sources)
-    shutil.copytree(derive.DATA, data)
-    assert derive.main(["--check"], sources, data) is None
-    prices = data / "prices.csv"
-    prices.write_text(prices.read_text(encoding="utf-8").replace("52.962297", "26.83"), encoding="utf-8")
-    assert derive.main(["--check"], sources, data) == ("out of date: prices.csv; run python -m tools.catalog.derive")
-    assert derive.main([], sources, data) is None
-    assert derive.main(["--check"], sources, data) is None
-
-
-def test_a_price_of_an_unknown_kind_or_source_is_not_taken() -> None:
-    with pytest.raises(ValueError, match="a guess"):
-        derive.figure("list", "1", derive.LIST_RULES, "list=a guess")
-    with pytest.raises(ValueError, match="no key"):
-        derive.source_keys("someone's blog")
-
-
-def test_the_derivation_and_its_sources_are_not_shipped() -> None:
-    assert not (derive.DATA.parent / "sources").exists()
-    assert derive.SOURCES.is_relative_to(Path(__file__).parents[2] / "tools")
+def test_components_are_those_of_the_source() -> None:
+    source = {(row["component"], row["region"]): row for row in tables.rows("gpu_price_components", str(SOURCES))}
+    for row in tables.rows("price_components"):
+        listed = source[row["component"], row["region"]]
+        assert (row["list_usd"], row["spot_usd"] or listed["spot_usd"]) == (listed["usd_per_hour"], listed["spot_usd"])
 
 
 def test_every_row_says_where_it_comes_from_and_how_certain_that_is() -> None:
@@ -71,7 +60,7 @@ def test_every_row_says_where_it_comes_from_and_how_certain_that_is() -> None:
 
 
 def test_every_source_key_is_explained() -> None:
-    readme = (derive.SOURCES / "README.md").read_text(encoding="utf-8")
+    readme = (SOURCES / "README.md").read_text(encoding="utf-8")
     keys = {
         part.split()[0]
         for _, row in _rows()
@@ -85,30 +74,12 @@ def test_every_source_key_is_explained() -> None:
 
 
 def test_every_machine_of_the_sources_is_in_the_catalog() -> None:
-    assert {row["InstanceType"] for row in [*LISTED, *SCRAPED]} <= set(CATALOG.machines)
+    assert {row["InstanceType"] for row in LISTED} <= set(CATALOG.machines)
 
 
-def test_every_accelerator_optimised_machine_has_regions() -> None:
-    without = [name for name, shapes in CATALOG.machines.items() if not CATALOG.regions(shapes[0])]
-    assert all(name.startswith("n1-") for name in without), without
-
-
-@pytest.mark.parametrize("rows", [LISTED, SCRAPED], ids=["regions", "prices"])
-def test_vcpus_and_memory_are_the_sources(rows: list[dict[str, str]]) -> None:
-    seen = {
-        (line["InstanceType"], int(line["vCPUs"]), float(line.get("MemoryGB") or line["MemoryGiB"])) for line in rows
-    }
-    ours = {(shape.name, shape.vcpus, shape.memory_gb) for shapes in CATALOG.machines.values() for shape in shapes}
-    assert seen <= ours
-
-
-def test_gpus_and_bundled_disks_are_the_sources() -> None:
-    seen = {
-        (line["InstanceType"], int(line["AcceleratorCount"]), int(line["BundledLocalSsdGiB(not_in_price)"]))
-        for line in SCRAPED
-    }
-    ours = {(shape.name, shape.gpus, shape.local_ssd_gib) for shapes in CATALOG.machines.values() for shape in shapes}
-    assert seen <= ours
+def test_vcpus_and_memory_are_the_sources() -> None:
+    listed = {(row["InstanceType"], int(row["vCPUs"]), float(row["MemoryGB"])) for row in LISTED}
+    assert listed <= {(shape.name, shape.vcpus, shape.memory_gb) for shape in _shapes()}
 
 
 def test_bundled_local_ssds_are_a_multiple_of_375_gib() -> None:
@@ -136,7 +107,7 @@ def test_default_provisioning_models_are_allowed() -> None:
 def test_a_gpu_and_a_count_mean_one_shape() -> None:
     defaults = [(shape.gpu, shape.gpus) for shape in _shapes() if shape.default]
     assert len(defaults) == len(set(defaults))
-    assert {gpu for gpu, _ in defaults} == set(CATALOG.gpus)
+    assert {gpu for gpu, _ in defaults} == {gpu.name for gpu in CATALOG.gpus.values() if not gpu.shut_down}
 
 
 def test_prices_know_only_rules_that_are_written_down() -> None:
@@ -153,19 +124,22 @@ def test_prices_know_only_rules_that_are_written_down() -> None:
         if usd is not None
     }
     assert used | {"n1-list", "n1-spot"} == set(rules)
-    assert {rule.kind for rule in rules.values()} == {"exact", "derived", "bound", "reported"}
+    assert {rule.kind for rule in rules.values()} == {"exact", "derived", "bound", "estimate"}
 
 
-def test_zones_lie_in_listed_regions() -> None:
+def test_every_machine_has_zones_or_regions() -> None:
     for shape in _shapes():
+        assert CATALOG.regions(shape), shape.name
         assert all(re.fullmatch(ZONE, zone) for zone in CATALOG.zones(shape)), shape.name
-        regions = {zone.rpartition("-")[0] for zone in CATALOG.zones(shape)}
-        assert regions <= set(CATALOG.regions(shape)), shape.name
+        assert CATALOG.vertex_regions(shape) or not shape.on_vertex, shape.name
+    for row in tables.rows("zones"):
+        assert not row["zone"] or catalog.region_of(row["zone"]) == row["region"]
+        assert bool(row["doubt"]) == (row["certainty"] == "C")
 
 
 def _rows() -> Iterator[tuple[Path, dict[str, str]]]:
     """All rows of all tables that hold facts; price_rules.csv explains ours."""
-    for path in sorted(derive.DATA.glob("*.csv")):
+    for path in sorted(DATA.glob("*.csv")):
         if path.name != "price_rules.csv":
             with path.open(encoding="utf-8", newline="") as file:
                 yield from ((path, row) for row in csv.DictReader(file))

@@ -283,3 +283,24 @@ def test_local_refuses_a_bucket_without_credentials() -> None:
     ran = launch("local", "--output", "gs://bucket/runs")
     assert ran.code == 4
     assert "gcloud auth application-default login" in ran.err
+
+
+def test_the_first_plan_says_time_and_cost_in_25_lines_and_explain_says_why() -> None:
+    argv = ("vertex", "--gpus", "2", "--type", "h100")
+    page, reasons = launch(*argv, "--dry-run").out, launch(*argv, "--explain").out
+    assert len(page.splitlines()) <= 25
+    assert "time      about 10 min: 10 min to start (assumed), 11 s for 300 steps" in page
+    assert "cost      ≈$1." in page
+    for reason in ("hard bound", "price ceiling:", "account   ", "no limits.wait_total", "including boot disk"):
+        assert (reason in page, reason in reasons) == (False, True), reason
+    attempts = len(json.loads(launch(*argv, "--dry-run", "-o", "json").out)["attempts"])
+    assert sum(line.lstrip()[:2].strip().isdigit() for line in reasons.splitlines()) == attempts
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 5, 7])
+def test_a_plan_with_one_place_names_no_dearest(nodes: int) -> None:
+    argv = ("vertex", "--type", "l4", "--gpus", "2", "--nodes", str(nodes), "--hours", "5", "--region", "us-central1")
+    more = ("--provisioning", "standard", "--set", "run.config.batch_size=210", "--dry-run")
+    page = launch(*argv, *more).out
+    assert "there (limit: 5 h)" in page
+    assert "dearest" not in page

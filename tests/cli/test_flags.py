@@ -54,10 +54,10 @@ def test_another_gpu_keeps_the_specs_count(tmp_path: Path) -> None:
 def test_set_wins_over_other_flags(tmp_path: Path) -> None:
     spec = written(tmp_path, "machine: {type: l4, gpus: 1}\n")
     asked = attempts(
-        "vertex", spec, "--type", "n1-standard-8", "--set", "machine={accelerator: p100, gpus: 2}", *CENTRAL
+        "vertex", spec, "--type", "n1-standard-8", "--set", "machine={accelerator: v100, gpus: 2}", *CENTRAL
     )
     machine = asked[0]["request"]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]
-    assert (machine["acceleratorType"], machine["acceleratorCount"]) == ("NVIDIA_TESLA_P100", 2)
+    assert (machine["acceleratorType"], machine["acceleratorCount"]) == ("NVIDIA_TESLA_V100", 2)
     zones = attempts("vm", spec, "--region", "us-east4", "--set", "zones=us-east4-a")
     assert [one["zone"] for one in zones] == ["us-east4-a"]
 

@@ -59,6 +59,19 @@ def test_the_help_page(path: str) -> None:
     assert any("--help" in line for line in shown[COMMON])
 
 
+def test_the_commands_are_in_groups() -> None:
+    """A newcomer finds what to start with, what runs a job, what looks at one, the VMs, and the project."""
+    shown = sections(launch("--help").out)
+    groups = {name: [line.split()[0] for line in shown[name] if line[2] != " "] for name in [*shown][:-2]}
+    assert [*groups] == ["Get started", "Run jobs", "Inspect runs", "VMs", "Project"]
+    assert groups["Get started"][0] == "init"
+    assert {"vertex", "local", "sweep"} <= {*groups["Run jobs"]}
+    assert {"status", "logs", "report"} <= {*groups["Inspect runs"]}
+    assert groups["VMs"] == ["vm", "ssh", "push-code"]
+    assert {"doctor", "setup"} <= {*groups["Project"]}
+    assert [name for names in groups.values() for name in names] == [*COMMANDS]
+
+
 @pytest.mark.parametrize(("path", "line"), [(path, line) for path, lines in EXAMPLES.items() for line in lines])
 def test_an_example_parses(path: str, line: str) -> None:
     """Typer knows its options, and takes its values and arguments."""

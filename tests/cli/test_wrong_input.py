@@ -47,7 +47,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("runs --state foo", ["no state 'foo'", "Use queued"]),
         ("runs --state runing", ["Did you mean running?"]),
         ("runs --folder nowhere", ["nowhere is not a folder"]),
-        ("rm", ["launch rm -h"]),
+        ("rm", ["error: missing argument 'RUN…'", "launch rm --help"]),
+        ("nosuch", ["error: no such command 'nosuch'", "launch --help"]),
+        ("vertex --gpuz 2", ["error: launch vertex has no option --gpuz", "Did you mean --gpus?"]),
+        (
+            "vertex --gpus two",
+            ["error: invalid value for '--gpus': 'two' is not a whole number", "launch vertex --help"],
+        ),
+        ("status --region", ["error: option '--region' requires an argument", "launch status --help"]),
+        ("runs extra", ["error: unexpected argument (extra)", "launch runs --help"]),
+        ("vm stop", ["error: missing argument 'NAME'", "launch vm stop --help"]),
         ("rm nothing", ["no run nothing", "launch runs lists the runs", "gcloud config set project"]),
         ("status quikc", ["no run quikc", "Did you mean quick?"]),
         ("status quick-0123abce", ["Did you mean quick-0123abcd?"]),
@@ -77,6 +86,7 @@ def test_an_error_names_its_cause_and_what_to_type_next(folder: Path, line: str,
     assert (ran.code, "Traceback" in ran.err) == (2, False), ran.shown
     text = " ".join(ran.err.split())
     assert [word for word in words if word not in text] == []
+    assert ran.err.startswith("error: ")
     assert max(map(len, ran.err.splitlines())) <= 80
 
 

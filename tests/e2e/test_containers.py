@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.images.docker_engine import Engine, EngineError
 from launcher.images.source_files import File, Source
@@ -53,7 +54,7 @@ def built(containers: Running, torch_wheel: Path, tmp_path_factory: pytest.TempP
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = code_files.collect_code(folder)
+    found = code_files.without_secrets(code_files.collect_code(folder))
     source = Source(tuple(content.recipe()), tuple(content.trainer()), tuple(found.files), torch=torch_wheel)
     image = wanted(containers, "whole")
     said: list[str] = []
@@ -208,8 +209,9 @@ def test_an_edit_touches_the_last_layer_only(built: Built, tmp_path: Path) -> No
     engine, image = built.engine, built.image
     edited = tmp_path / "train.py"
     edited.write_text("print('edited')\n")
-    source = built.source._replace(
-        code=tuple(one._replace(path=edited) if one.name == "train.py" else one for one in built.source.code)
+    source = replace(
+        built.source,
+        code=tuple(one._replace(path=edited) if one.name == "train.py" else one for one in built.source.code),
     )
     tag = f"{image.uri}-edited"
     engine.build(source, image, target="train", tag=tag, labels={"who": "me"})
@@ -219,7 +221,7 @@ def test_an_edit_touches_the_last_layer_only(built: Built, tmp_path: Path) -> No
 
 
 def test_requirements_that_cannot_be_met(built: Built) -> None:
-    source = built.source._replace(requirements="torch==2.12.0\n")
+    source = replace(built.source, requirements="torch==2.12.0\n")
     said: list[str] = []
     with pytest.raises(EngineError, match=r"Step \d+/\d+ : RUN .*requirements.txt") as error:
         built.engine.build(
@@ -256,7 +258,7 @@ def test_a_wheel_for_another_python(built: Built, tmp_path: Path) -> None:
     lock = tmp_path / "requirements.lock"
     lock.touch()  # nothing else to install: it would take its time before the wheel's turn
     recipe = tuple(one._replace(path=lock) if one.name == lock.name else one for one in built.source.recipe)
-    source = built.source._replace(torch=wheel, recipe=recipe)
+    source = replace(built.source, torch=wheel, recipe=recipe)
     with pytest.raises(EngineError, match="is not a supported wheel on this platform") as error:
         built.engine.build(source, built.image, target="dependencies", tag=f"{built.image.dependencies}-bad", labels={})
     assert "image.torch" in error.value.hint
@@ -265,7 +267,7 @@ def test_a_wheel_for_another_python(built: Built, tmp_path: Path) -> None:
 def test_a_disk_that_is_full(containers: Running, built: Built, tmp_path: Path) -> None:
     """The kernel's own words, from a device that is always full."""
     image = wanted(containers, "full")
-    source = built.source._replace(recipe=(recipe(tmp_path, "RUN python3 -c 'print(1)' > /dev/full"),))
+    source = replace(built.source, recipe=(recipe(tmp_path, "RUN python3 -c 'print(1)' > /dev/full"),))
     with pytest.raises(EngineError, match=r"Step 3/\d : RUN python3 .*(\n.*)*No space left on device") as error:
         built.engine.build(source, image, target="train", tag=image.uri, labels={})
     assert "docker system df" in error.value.hint
@@ -279,7 +281,7 @@ def recipe(folder: Path, *steps: str) -> File:
 
 
 def test_a_dockerfile_that_is_none(containers: Running, built: Built, tmp_path: Path) -> None:
-    source = built.source._replace(recipe=(recipe(tmp_path, "RUNN true"),))
+    source = replace(built.source, recipe=(recipe(tmp_path, "RUNN true"),))
     with pytest.raises(EngineError, match=r"can't be built: .*(?i:unknown instruction).*RUNN"):
         built.engine.build(source, wanted(containers, "x"), target="train", tag=f"{built.image.uri}-x", labels={})
 

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tarfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,9 @@ from launcher.images.registry import Manifest, Registry, parse
 from launcher.testing.googlecloud import GoogleCloud, Pace, Runner
 from tests.e2e import shapes
 from tests.e2e.engine import Running
-from tests.e2e.running import losses, only_run, run
+from tests.e2e.running import losses, only_run, run, started
 from tests.startup.park import Park
+from tests.train.script_api.test_epochs import SLOW, ranks_with_workers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow(turn=1)]
 
@@ -279,3 +281,39 @@ def test_a_vm_runs_by_its_digest_what_was_pushed_and_deletes_itself(
     assert (record["exit"], record["reason"], record["cleanup"]) == (0, "", "")
     assert json.loads(stored[f"runs/{found['run']}/attempts/0001.claim"])["job"] == number
     assert any("launch: done" in entry.text for entry in cloud.logs.entries)
+
+
+@pytest.mark.slow(turn=4)
+def test_a_script_with_loader_workers_loses_no_step_when_its_vm_is_preempted(
+    job: Job, pushed: dict[str, Any], tmp_path: Path
+) -> None:
+    """The signal goes from the VM to its container, whose first process is the node, and from there to two ranks."""
+    (image,) = [line for line in job.spec.read_text().splitlines() if line.startswith("image:")]
+    for name, before in (("plain", ""), ("preempted", SLOW)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "work.py").write_text(ranks_with_workers(before))
+        where = "zones: [us-central1-a, us-central1-b]\nprovisioning: spot\n"
+        spec = f"name: epochs\nmachine: {{type: l4, gpus: 2}}\n{where}{image}\nrun: {{script: work.py}}\n"
+        (tmp_path / name / "job.yaml").write_text(spec)
+    Job(tmp_path / "plain" / "job.yaml", job.running).launch("local", "job.yaml", "--docker", "--output", "out")
+    with GoogleCloud() as cloud, Park(cloud, tmp_path / "vms", job.running.environ):
+        cloud.compute.pace = Pace(staging=0.1, running=0.2, delete=0.2, stop=0.5, notice=20)
+        words = ("vm", "job.yaml", "--run", "--no-preflight", "--output", "gs://my-bucket/runs", "-o", "json")
+        env = {**job.environ, **cloud.environ()}
+        with started(*words, cwd=tmp_path / "preempted", env=env) as process:
+            until = time.monotonic() + 300
+            while not any(entry.text.endswith("step 20") for entry in cloud.logs.entries):
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < until, [entry.text for entry in cloud.logs.entries]
+                time.sleep(0.1)
+            cloud.compute.capacity.out("us-central1-a")
+            cloud.compute.preempt(cloud.compute.names()[0])
+            out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        parts = sorted((blob.name, blob.data) for blob in cloud.objects.listed("my-bucket") if "/metrics/" in blob.name)
+        logged = [entry.text for entry in cloud.logs.entries]
+    assert json.loads(out)["zone"] == "us-central1-b"
+    assert not any("DataLoader worker" in line for line in logged)
+    assert any("resumed from step" in line for line in logged)
+    rows = [json.loads(line) for _, data in parts for line in data.splitlines()]
+    assert [row["loss"] for row in rows if "loss" in row] == losses(only_run(tmp_path / "plain" / "out"))

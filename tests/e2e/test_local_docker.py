@@ -199,6 +199,34 @@ def test_a_preemption_reaches_pid_1_which_saves_as_who_asked(engine: Docker, tmp
     assert "preempted after 6 s" in ran.stdout
 
 
+WAITS_AT_FIRST = """
+import os, sys, time
+from pathlib import Path
+folder = Path(os.environ["LAUNCH_RUN_FOLDER"])
+print("of the start before:", Path("/tmp/start").exists(), flush=True)
+Path("/tmp/start").touch()
+if not (folder / "started").exists():
+    (folder / "started").touch()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_container_is_replaced_by_another_that_its_peers_find(engine: Docker, tmp_path: Path) -> None:
+    request = engine.request(WAITS_AT_FIRST + LISTENS, CONNECTS, output=tmp_path / "out")
+    lines = []
+    with engine.start(request) as process:
+        for line in process.stderr or ():
+            lines.append(line)
+            if line.endswith(" ready\n"):
+                (killed,) = engine.api.containers(filters={"label": LABEL, "name": "workerpool0-0"})
+                engine.api.kill(killed, "SIGKILL")
+    assert process.returncode == 0, "".join(lines)
+    assert "launch: workerpool0-0 was killed (SIGKILL); restarting it (1 of 5)\n" in lines
+    assert lines.count("[workerpool0-0] of the start before: False\n") == 2
+    assert "[workerpool0-0] from workerpool1-0 to workerpool0-0\n" in lines
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_launch_nothing_is_left(engine: Docker, tmp_path: Path, signum: signal.Signals) -> None:
     folder = tmp_path / "out" / "run"

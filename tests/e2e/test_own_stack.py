@@ -194,6 +194,33 @@ def test_hashes_of_every_package_are_checked(
     assert "HASH" in ran.stderr.upper()
 
 
+def test_setup_lines_are_in_the_image_which_keeps_its_torch(
+    containers: Running, api: Any, base: str, tmp_path: Path
+) -> None:
+    """A Debian package, a Python package that would bring a newer PyTorch, and a line with quotes, run as root."""
+    spec = job(tmp_path / "job", containers, base, "torch==2.9.1+cu128\n")
+    lines = [
+        "apt-get install -y --no-install-recommends tini",
+        "pip install --upgrade --upgrade-strategy eager needs-torch",
+        """printf '%s\\n' "$(id -u)" '<<a  b' \\$HOME >note.txt""",
+    ]
+    text = spec.read_text().replace("requirements.txt", f"requirements.txt, setup: {json.dumps(lines)}")
+    spec.write_text(text.replace("{script: mine.py}", "{script: mine.py, launcher: python}"))
+    (spec.parent / "mine.py").write_text("import shutil\nprint(open('note.txt').read(), shutil.which('tini'))\n")
+    env = {**containers.environ}
+    local = run("local", spec, "--docker", "--output", str(tmp_path / "runs"), cwd=spec.parent, env=env)
+    assert local.returncode == 0, local.stdout + local.stderr
+    assert "/usr/bin/tini" in local.stdout + local.stderr
+    found = pushed(spec, containers)
+    show = "import needs_torch, torch; print(torch.__version__)"
+    assert in_image(api, found["reference"], show).split() == ["2.9.1+cu128"]
+    assert in_image(api, found["reference"], "print(open('note.txt').read())") == "0\n<<a  b\n$HOME\n\n"
+    spec.write_text(spec.read_text().replace("needs-torch", "no-such-package"))
+    failed = run("push", spec, cwd=spec.parent, env=env)
+    assert failed.returncode == 1
+    assert "no-such-package" in failed.stderr
+
+
 class PrivateIndex(http.server.SimpleHTTPRequestHandler):
     """A package index that wants a password."""
 

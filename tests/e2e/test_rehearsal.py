@@ -175,6 +175,41 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
         assert time.monotonic() < deadline, left
 
 
+@pytest.mark.parametrize("pool", [0, 1])
+def test_a_killed_node_is_restarted_and_the_run_ends_as_if_undisturbed(tmp_path: Path, pool: int) -> None:
+    """kill -9 of one replica's whole process tree, as its machine's failure would do it."""
+    text = TINY.replace("steps: 12", "steps: 1000").replace("every: 6", "every: 1000")
+    text += "    checkpoint: {minutes: 0.02}\n"
+    write(tmp_path, job__yaml=text.replace("gpus: 2", "gpus: 1, nodes: 2"))
+    succeeded("local", "job.yaml", "--output", "plain", cwd=tmp_path)
+    lines, pids = [], list[int]()
+    with started("local", "job.yaml", "--output", "killed", cwd=tmp_path) as process:
+        for line in process.stderr or ():
+            lines.append(line)
+            if not pids and re.search(r"step +\d\d\d/1000", line):  # a line a second: two to eight of them by speed
+                place = f'"task": {{"type": "workerpool{pool}", "index": 0'
+                pids = [pid for pid in descendants(process.pid) if place in environment(pid)]
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+    assert process.returncode == 0, "".join(lines)
+    assert pids, "".join(lines)
+    killed = [line for line in lines if "was killed" in line]
+    assert killed == [f"launch: workerpool{pool}-0 was killed (SIGKILL); restarting it (1 of 5)\n"]
+    plain, resumed = (only_run(tmp_path / name) for name in ("plain", "killed"))
+    rows = {row["step"]: row["loss"] for row in records(resumed) if "event" not in row}
+    assert list(rows.values()) == losses(plain)
+    ends = [record for folder in (plain, resumed) for record in records(folder) if record.get("event") == "end"]
+    assert ends[0]["parameters_sha256"] == ends[1]["parameters_sha256"]
+
+
+def environment(pid: int) -> str:
+    """The environment of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below one, from /proc."""
     parents: dict[int, list[int]] = {}
@@ -190,3 +225,42 @@ def descendants(pid: int) -> list[int]:
         found += below
         waiting += below
     return found
+
+
+def test_the_scalars_of_a_summary_writer_are_the_runs_metrics(tmp_path: Path) -> None:
+    spec = "name: own\nmachine: {type: l4}\nrun: {script: own.py, launcher: python, metrics: {tensorboard: runs}}\n"
+    script = """
+import numpy
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter("runs/first")
+writer.add_scalar("parameters", 1e6)
+for step in range(1, 31):
+    writer.add_scalar("train/loss", 1 / step, step)
+    writer.add_scalars("accuracy", {"val": 0.5, "train": 0.75}, step)
+    writer.add_histogram("weights", numpy.arange(9), step)
+writer.close()
+"""
+    write(tmp_path, job__yaml=spec, own__py=script)
+    ran = succeeded("local", "job.yaml", "--output", "out", cwd=tmp_path)
+    assert "30 steps; last (step 30): loss 0.03333" in ran.stdout
+    assert "no event files" not in ran.stderr
+    run = only_run(tmp_path / "out")
+    rows = json.loads(succeeded("metrics", run, "-o", "json", cwd=tmp_path).stdout)["rows"]
+    assert [row["step"] for row in rows] == [*range(1, 31)]
+    assert [row["loss"] for row in rows] == pytest.approx([1 / step for step in range(1, 31)])
+    assert {name: rows[0][name] for name in rows[0] if name not in ("step", "time", "loss")} == {
+        "accuracy": 0.5,
+        "accuracy_train/accuracy": 0.75,
+    }
+    assert "succeeded at step 30" in succeeded("status", run, cwd=tmp_path).stdout
+    assert "accuracy" in (run / "report.html").read_text()
+
+
+def test_a_script_that_does_nothing_and_exits_with_0_is_reported(tmp_path: Path) -> None:
+    spec = "name: own\nmachine: {type: l4}\nrun: {script: own.py, launcher: python}\n"
+    write(tmp_path, job__yaml=spec, own__py="from launch_train import checkpoint\nprint('unable to locate 2 gpus')\n")
+    ran = succeeded("local", "job.yaml", "--output", "out", cwd=tmp_path)
+    assert "exited with 0 after" in ran.stdout
+    shown = succeeded("status", only_run(tmp_path / "out"), cwd=tmp_path).stdout
+    assert "xited with 0 without a step or a checkpoint" in shown
+    assert "unable to locate 2 gpus" in shown

@@ -46,6 +46,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         cloud.compute.pace = Pace(staging=0.1, running=0.2, delete=0.2, stop=0.5, notice=20)
         image = f"{registry.host}/p/train@{put_image(registry, 'p/train')}"
         spec = TINY.replace("steps: 12", f"steps: {STEPS}").replace("every: 6", "every: 0")
+        spec += "    loader: {workers: 2}\n"  # which the preemption must leave alone
         (tmp_path / "tiny.yaml").write_text(f"{spec}{VMS}image: {{uri: '{image}'}}\n")
         yield Site(cloud, park, tmp_path, {**cloud.environ(), "DOCKER_CONFIG": "/nonexistent"})
 

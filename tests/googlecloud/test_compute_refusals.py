@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from datetime import UTC, datetime
 
 import pytest
+from google.api_core.exceptions import BadRequest, NotFound
+from google.cloud import compute_v1
 
-from launcher.testing.googlecloud import ApiError, parse_instance
-from tests.googlecloud.test_compute import GOOD, ZONE, Change, put
+from launcher.testing.googlecloud import ApiError, FakeClock, GoogleCloud, parse_instance
+from tests.googlecloud.conftest import Clients
+from tests.googlecloud.test_compute import GOOD, ZONE, Change, insert, put, status
 
 REFUSED: list[tuple[str, Change, str]] = [
     ("unknown", put(spot=True), "Unknown name \"spot\" at 'resource.scheduling'"),
@@ -71,3 +75,38 @@ def test_json_names_with_acronyms_are_known() -> None:
     body = copy.deepcopy(GOOD)
     body["networkInterfaces"][0].update(networkIP="10.0.0.2", accessConfigs=[{"natIP": "1.2.3.4"}])
     assert parse_instance(body).network_interfaces[0].network_i_p == "10.0.0.2"
+
+
+def reserved(model: str, name: str = "mine") -> compute_v1.Instance:
+    """Return the body of a VM of a reservation."""
+    body = copy.deepcopy(GOOD)
+    body["machineType"] = f"zones/{ZONE}/machineTypes/a3-highgpu-8g"
+    body["scheduling"]["provisioningModel"] = model
+    key = "compute.googleapis.com/reservation-name"
+    affinity = {"consumeReservationType": "SPECIFIC_RESERVATION", "key": key, "values": [name]}
+    return parse_instance({**body, "reservationAffinity": affinity})
+
+
+@pytest.mark.parametrize("kind", [{"deploymentType": "DENSE"}, {"reservationMode": "CALENDAR"}])
+def test_a_dense_reservation_takes_bound_vms_alone(compute: Clients, cloud: GoogleCloud, kind: dict[str, str]) -> None:
+    cloud.compute.zones.reservations[ZONE, "mine"] = {"status": "READY", **kind}
+    with pytest.raises(BadRequest, match="DENSE reservations must use provisioningModel RESERVATION_BOUND"):
+        insert(compute, reserved("STANDARD"))
+    insert(compute, reserved("RESERVATION_BOUND"))
+
+
+def test_a_missing_reservation_is_refused(compute: Clients, cloud: GoogleCloud) -> None:
+    with pytest.raises(BadRequest, match="do not exist"):
+        insert(compute, reserved("STANDARD", "other"))
+
+
+def test_vms_end_with_their_reservation(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
+    end = datetime.fromtimestamp(clock() + 600, UTC).isoformat()
+    known = {"status": "READY", "deploymentType": "DENSE", "deleteAtTime": end}
+    cloud.compute.zones.reservations[ZONE, "mine"] = known
+    insert(compute, reserved("RESERVATION_BOUND"))
+    clock.advance(590)
+    assert status(compute) == "RUNNING"
+    clock.advance(60)
+    with pytest.raises(NotFound):
+        status(compute)

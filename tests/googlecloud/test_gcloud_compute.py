@@ -65,6 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def at_once(cloud: GoogleCloud) -> GoogleCloud:
     """The cloud on a fake clock, with all durations 0."""
     cloud.compute.pace = Pace(staging=0, running=0, fail=0, stop=0, delete=0)
+    cloud.compute.zones.reservations["us-central1-a", "mine"] = {"status": "READY"}
     return cloud
 
 

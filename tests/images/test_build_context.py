@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.errors import UsageError
 from launcher.images.build_context import BASE_DOCKERFILE, base_context, build_context
@@ -86,7 +87,7 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     for path in (tmp_path / "two").iterdir():
         os.utime(path, (1, 1))
         path.chmod(0o777 if path.name == "run.sh" else 0o600)
-    second = second._replace(code=second.code[::-1], trainer=second.trainer[::-1], recipe=second.recipe[::-1])
+    second = replace(second, code=second.code[::-1], trainer=second.trainer[::-1], recipe=second.recipe[::-1])
     with build_context(first) as one, build_context(second) as two:
         assert one.read() == two.read()
 
@@ -97,7 +98,7 @@ def test_a_file_that_has_gone(tmp_path: Path) -> None:
 
 
 def test_the_context_of_a_users_dockerfile_is_the_code(tmp_path: Path) -> None:
-    made = source(tmp_path / "a")._replace(base_dockerfile="FROM x\n")
+    made = replace(source(tmp_path / "a"), base_dockerfile="FROM x\n")
     with base_context(made) as file, tarfile.open(fileobj=file) as tar:
         assert sorted(tar.getnames()) == [BASE_DOCKERFILE, "link", "pkg/deep/a.py", "run.sh"]
 
@@ -106,7 +107,8 @@ def test_a_recipe_of_one_spec_takes_the_place_of_the_default(tmp_path: Path) -> 
     folder = tmp_path / "a"
     made = source(folder)
     (folder / "uv.lock").write_text("x")
-    own = made._replace(
+    own = replace(
+        made,
         dockerfile="FROM mine\n",
         locks=(File("requirements.lock", folder / "requirements.lock"),),
         project=(File("uv.lock", folder / "uv.lock"),),

@@ -482,6 +482,6 @@ def test_no_room_to_pack_the_source(cloud: GoogleCloud, tmp_path: Path, monkeypa
 
 def test_code_that_was_hashed_does_not_travel(cloud: GoogleCloud, launch: Launch) -> None:
     """As it comes from a spec with code of its own: its digest is of files that aren't in the context."""
-    launch.source = launch.source._replace(digest="0" * 64)
+    launch.source = replace(launch.source, digest="0" * 64)
     launch.build()
     assert [made.outcome.status for made in cloud.builds.builds.values()] == ["SUCCESS"]

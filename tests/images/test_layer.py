@@ -32,7 +32,7 @@ def folder(at: Path, mode: int = 0o644) -> Path:
 
 
 def made(at: Path, to: Path, owner: int = 1000) -> Layer:
-    return layer([Tree("workspace", tuple(collect_code(at).files), owner, group_writes=True)], to, "COPY")
+    return layer([Tree("workspace", tuple(collect_code(at)), owner, group_writes=True)], to, "COPY")
 
 
 def test_times_order_and_umask_do_not_matter(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_file_that_is_cut_while_it_is_packed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["content", "longer", "mode", "link"])
 def test_what_changed_since_it_was_hashed_is_not_packed(tmp_path: Path, change: str) -> None:
     at = folder(tmp_path / "a")
-    found = tuple(collect_code(at).files)
+    found = tuple(collect_code(at))
     tree = Tree("workspace", found, 1000, content(found).digest, group_writes=True)
     assert layer([tree], tmp_path / "1", "").diff_id == made(at, tmp_path / "2").diff_id
     script = at / "run.sh"

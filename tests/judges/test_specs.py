@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,4 +22,7 @@ def test_there_is_one_for_each_framework() -> None:
 def test_it_is_planned_without_a_warning(target: str, spec: Path) -> None:
     planned = launch(target, spec, "--dry-run")
     assert planned.code == 0, planned.err
-    assert "warning" not in planned.out + planned.err
+    text = " ".join((planned.out + planned.err).split())
+    if target == "local":  # the framework need not be in the tests' own environment
+        text = re.sub(r"warning (\S+: imports \w+, and it is|image\.requirements:) not installed in", "", text)
+    assert "warning" not in text

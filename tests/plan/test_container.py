@@ -59,6 +59,31 @@ def test_a_scripts_metrics_reach_the_node_as_they_are_written() -> None:
     assert "LAUNCH_METRICS" not in env_of(plain.attempts[0].request)
 
 
+def test_how_a_script_resumes_reaches_the_node_and_is_not_part_of_the_run_id() -> None:
+    plain = planned(run={"module": "mine"})
+    resume = {"resume_glob": "$(LAUNCH_RUN_PATH)/ckpt_*.pt", "resume_args": ["--resume", "{path}"]}
+    resuming = planned(run={"module": "mine", **resume})
+    assert json.loads(env_of(resuming.attempts[0].request)["LAUNCH_RESUME"]) == {
+        "glob": "$(LAUNCH_RUN_PATH)/ckpt_*.pt",
+        "args": ["--resume", "{path}"],
+    }
+    assert resuming.run == plain.run
+    assert "LAUNCH_RESUME" not in env_of(plain.attempts[0].request)
+
+
+@pytest.mark.parametrize(
+    "run", [{"args": ["--out=$(LAUNCH_RUN_PATH)/own"]}, {"resume_glob": "$(LAUNCH_RUN_PATH)/*", "resume_args": ["a"]}]
+)
+def test_a_vm_that_uses_the_path_of_its_run_folder_mounts_the_bucket(run: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"run": {"module": "mine", **run}, "output": "gs://my-bucket/runs"}
+    with pytest.raises(PlanRefused) as caught:
+        planned("vm", **settings)
+    assert "gs://my-bucket is not mounted" in caught.value.problem
+    assert "mounts: [{bucket: my-bucket}]" in (caught.value.hint or "")
+    planned("vm", **settings, mounts=[{"bucket": "my-bucket"}])
+    planned("vertex", **settings)
+
+
 def test_a_memory_limit_is_ours_and_jaxs_own() -> None:
     machine = {"type": "h100", "gpus": 2, "gpu_memory_gb": 20}
     env = env_of(request(machine=machine))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ def test_the_sum_is_the_dearest_attempt_times_nodes_times_hours() -> None:
     plan = planned(machine={"type": "h100", "gpus": 8, "nodes": 2}, limits={"hours": 3})
     disk = 200 * 0.17 / 730 * 1.15
     for total, rates, hours in (
-        (plan.limits.usd_expected, [one.usd_per_hour for one in plan.attempts], 3),
         (plan.limits.usd_at_most, [one.usd_ceiling for one in plan.attempts], 3 + 150 / 3600),
         (plan.limits.usd_hard_bound, [one.usd_hard_bound for one in plan.attempts], 4 * (3 + 150 / 3600)),
     ):
@@ -37,10 +37,54 @@ def test_of_attempts_with_different_prices_the_dearest_counts() -> None:
     assert len({(one.usd_per_hour, one.usd_ceiling, one.usd_hard_bound) for one in plan.attempts}) == 4
     assert dearest.usd_ceiling == pytest.approx(1.15 * 31.660848)
     assert plan.limits.usd_at_most == pytest.approx((1.15 * 31.660848 + disk) * (10 + 150 / 3600))
-    assert plan.limits.usd_expected == pytest.approx(((dearest.usd_per_hour or 0) + disk) * 10)
     restarted = ((most_restarts.usd_hard_bound or 0) + disk) * (10 + 60 / 3600) * 7
     assert restarted > ((dearest.usd_hard_bound or 0) + disk) * (10 + 150 / 3600) * 4
     assert plan.limits.usd_hard_bound == pytest.approx(restarted)
+
+
+GPT2: dict[str, Any] = {"run": {"config": {"model": "gpt2-124m", "steps": 2000, "batch_size": 256}}}
+
+
+def test_the_expected_cost_is_that_of_the_estimated_time_in_the_first_attempt() -> None:
+    plan = planned(**MIXED, **GPT2)
+    first, limits = plan.attempts[0], plan.limits
+    hours = 2000 * 256 * 1024 / (2 * 463_000) / 3600
+    assert limits.hours_expected == pytest.approx(hours)
+    assert "llm.c on 8 H100" in limits.hours_basis
+    lost = hours / 3692 * 0.25
+    rate = (first.usd_per_hour or 0) + first.usd_extras["boot disk"]
+    assert limits.usd_expected == pytest.approx(rate * (1 / 6 + hours + lost))
+
+
+def test_no_duration_and_no_cost_is_expected_of_an_unknown_program() -> None:
+    limits = planned(**MIXED).limits
+    assert (limits.hours_expected, limits.usd_expected) == (None, None)
+    assert limits.hours_basis == "the program is not the built-in trainer"
+
+
+def test_a_step_of_a_small_model_takes_no_longer_than_that_of_a_measured_one() -> None:
+    small = {"model": "gpt", "steps": 1000}
+    h100 = planned(run={"config": small}).limits.hours_expected or 0
+    l4 = planned(machine={"type": "l4", "gpus": 2}, run={"config": small}).limits.hours_expected or 0
+    assert h100 == pytest.approx(1000 * 16_384 / 455_000 / 3600)
+    assert l4 == pytest.approx(h100 * 312 / 121)
+    deeper = planned(run={"config": {**small, "model": {"name": "gpt", "n_layer": 12}}}).limits.hours_expected
+    assert deeper == pytest.approx(2 * h100)
+    eager = planned(run={"config": {**small, "compile": False}}).limits
+    assert eager.hours_expected is None
+
+
+def test_an_estimate_beyond_the_limit_is_a_warning_that_names_the_hours() -> None:
+    config = {"model": "gpt2-xl", "steps": 1_000_000}
+    plan = planned(run={"config": config}, limits={"hours": 24})
+    (warning,) = [text for text in plan.warnings if "limits.hours" in text]
+    needed = 1 / 6 + (plan.limits.hours_expected or 0) * (1 + 0.25 / 3692)
+    assert f"limits.hours is 24 h, but this run needs about {needed:,.0f} h" in warning
+    assert f"--hours {math.ceil(1.1 * needed)}" in warning
+    first = plan.attempts[0]
+    assert plan.limits.usd_expected == pytest.approx(24 * ((first.usd_per_hour or 0) + first.usd_extras["boot disk"]))
+    enough = planned(run={"config": config}, limits={"hours": math.ceil(1.1 * needed)})
+    assert not any("limits.hours" in text for text in enough.warnings)
 
 
 def test_the_cap_is_compared_with_the_dearest_attempt() -> None:
@@ -188,12 +232,12 @@ def test_where_a_price_is_unknown_the_rules_bound_it(machine: str, model: str, p
 
 def test_a_cap_bounds_a_price_that_only_a_rule_knows() -> None:
     fields: dict[str, Any] = {
-        "machine": {"type": "n1-standard-4", "accelerator": "t4", "gpus": 1},
-        "zones": ["us-east7-a"],
+        "machine": {"type": "h100-mega", "gpus": 8},
+        "zones": ["europe-north1-c"],
         "regions": None,
-        "provisioning": ["standard"],
+        "provisioning": ["spot"],
     }
-    per_hour = 1.60 * 0.539999
+    per_hour = 0.60 * 102.842784
     plan = planned("vm", **fields, limits={"hours": 10, "usd": per_hour * 10.1 + 1})
     assert plan.attempts[0].usd_per_hour is None
     assert plan.attempts[0].usd_ceiling == pytest.approx(per_hour)

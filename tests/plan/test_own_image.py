@@ -56,6 +56,10 @@ def test_a_vm_needs_the_node() -> None:
         (f"image: {{uri: {URI}}}\nrun: {{node: append}}\n", "job.yaml:4: run.node"),
         (f"image: {{uri: {URI}}}\nrun: {{node: none, script: a.py}}\n", "job.yaml:4: run.script"),
         (f"image: {{uri: {URI}}}\nrun: {{node: none, hang_after: 60}}\n", "job.yaml:4: run.hang_after"),
+        (
+            f"image: {{uri: {URI}}}\nrun: {{node: none, resume_glob: a, resume_args: [b]}}\n",
+            "job.yaml:4: run.resume_args",
+        ),
         (f"image: {{uri: {URI}, code: .}}\nrun: {{script: a.py}}\n", "job.yaml:3: image.code"),
     ],
 )

@@ -29,6 +29,29 @@ def test_any_goes_cheapest_first_and_unknown_prices_last() -> None:
     assert None not in prices[: len(known)]
 
 
+def test_without_lists_the_lowest_expected_cost_comes_first_over_regions_and_models() -> None:
+    attempts = planned(regions="any", provisioning=None).attempts
+    spot = 1 + 0.25 / 160
+    costs = [
+        (attempt.usd_per_hour or 0) * (spot if attempt.provisioning == "spot" else 1 + 0.25 / 3692)
+        for attempt in attempts
+        if not attempt.usd_is_bound and attempt.usd_per_hour is not None
+    ]
+    assert costs == sorted(costs)
+    kinds = [attempt.provisioning for attempt in attempts]
+    assert kinds[0] == "spot"  # $6.18/h in europe-north1
+    assert "spot" in kinds[kinds.index("flex-start") :]
+
+
+def test_the_regions_of_the_spec_keep_their_order_with_the_cheaper_model_first() -> None:
+    assert tried(regions=["us-east5", "us-central1"], provisioning=None) == [
+        ("spot", "us-east5"),
+        ("spot", "us-central1"),
+        ("flex-start", "us-east5"),
+        ("flex-start", "us-central1"),
+    ]
+
+
 def test_gclouds_region_is_used_when_the_spec_names_none() -> None:
     plan = planned(regions=None, world={"default_regions": ("us-east5",)})
     assert {attempt.region for attempt in plan.attempts} == {"us-east5"}
@@ -72,14 +95,14 @@ def test_zones_only_narrow_the_regions_on_vertex() -> None:
 
 def test_a_vm_where_zones_are_unknown_asks_for_one() -> None:
     with pytest.raises(PlanRefused, match=r"zones .*are unknown"):
-        planned("vm", machine={"type": "a100-40gb", "gpus": 1}, provisioning=["standard"])
-    named = planned("vm", machine={"type": "a100-40gb", "gpus": 1}, provisioning=["standard"], zones=["us-central1-f"])
+        planned("vm", machine={"type": "a3-edgegpu-8g"})
+    named = planned("vm", machine={"type": "a3-edgegpu-8g"}, zones=["us-central1-f"])
     assert named.attempts[0].zone == "us-central1-f"
 
 
 def test_regions_any_without_known_zones_is_refused() -> None:
     with pytest.raises(PlanRefused, match=r"zones .*are unknown") as refused:
-        planned("vm", machine={"type": "a100-40gb", "gpus": 1}, provisioning=["standard"], regions="any")
+        planned("vm", machine={"type": "a3-edgegpu-8g"}, regions="any")
     assert "--zone" in refused.value.hint
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from launcher.cli.ui.plan_page import page
 from launcher.errors import PlanRefused
 from launcher.plan.build import image
 from launcher.workspace.packages import wanted_packages
 from tests.containers.lint import RULES
 from tests.containers.lint import parsed as parsed_dockerfile
-from tests.plan.planning import CATALOG, context, spec
+from tests.plan.planning import CATALOG, context, planned, spec
 
 NGC = "nvcr.io/nvidia/pytorch:25.10-py3"
 UV_LOCK = """\
@@ -43,6 +44,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "requirements.txt",
         "torch==2.9.1\nflash-attn==2.8.3\n",
         {"base": "nvidia/cuda:12.8.1-devel-ubuntu24.04"},
+    ),
+    "setup": (
+        "requirements.txt",
+        "torchvision\n",
+        {"setup": ["apt-get install --yes --no-install-recommends ffmpeg", "pip install 'apex<1' --no-build-isolation",
+                   "git clone https://example.com/a"]},
     ),
 }  # fmt: skip
 
@@ -76,6 +83,7 @@ def test_a_made_recipe_keeps_the_recipes_rules(tmp_path: Path, case: str) -> Non
         ("base torch", ["site.addsitedir", "--target /opt/launch/packages"], ["torch==2", "gcc"]),
         ("no python", ["uv python install 3.12", "COPY --from=build /opt/python"], ["RUN python3 -m venv"]),
         ("source build", ["--no-build-isolation", '"flash-attn==2.8.3"'], []),
+        ("setup", ["torch-cu126.lock", "--extra-index-url https://download.pytorch.org/whl/cu126"], ["node.lock"]),
     ],
 )  # fmt: skip
 def test_each_case_has_its_steps(tmp_path: Path, case: str, words: list[str], absent: list[str]) -> None:
@@ -112,6 +120,19 @@ def test_the_bases_torch_is_used_on_request_and_by_default_where_the_base_is_kno
     assert image(spec(image={"base": mine, "torch": "base"}), CATALOG, context()).wheel == "base"
 
 
+def test_a_uv_lock_is_synchronised_with_the_extras_and_groups_of_the_spec(tmp_path: Path) -> None:
+    lock = UV_LOCK.replace(
+        'source = { virtual = "." }\n',
+        'source = { virtual = "." }\noptional-dependencies = { train = [] }\ndev-dependencies = { dev = [] }\n',
+    )
+    (tmp_path / "uv.lock").write_text(lock)
+    packages = wanted_packages(tmp_path / "uv.lock", ("train", "dev"))
+    text = image(spec(), CATALOG, context(packages=packages)).dockerfile
+    assert isinstance(text, str)
+    assert "uv sync --frozen --no-install-project --inexact" in text
+    assert "--python /opt/venv/bin/python --extra train --group dev\n" in text
+
+
 def test_a_uv_lock_without_torch_gets_the_pinned_one(tmp_path: Path) -> None:
     text = dockerfile(tmp_path, "uv.lock", UV_LOCK.partition('[[package]]\nname = "torch"')[0], {})
     assert "torch-cu126.lock" in text
@@ -121,3 +142,57 @@ def test_a_uv_lock_without_torch_gets_the_pinned_one(tmp_path: Path) -> None:
 def test_the_trainer_and_conda_do_not_go_together(tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match="conda"):
         dockerfile(tmp_path, "environment.yml", CONDA, {}, run={"config": {}})
+
+
+@pytest.mark.parametrize("base", [{}, {"base": NGC}, {"build_secrets": ["INDEX_TOKEN"]}], ids=str)
+def test_apt_lines_of_the_setup_come_before_the_packages_and_other_lines_after_them(
+    tmp_path: Path, base: dict[str, Any]
+) -> None:
+    name, text, fields = CASES["setup"]
+    stages = {stage.name: stage for stage in parsed_dockerfile(dockerfile(tmp_path, name, text, fields | base)).stages}
+
+    def position(words: str, stage: str = "dependencies") -> int:
+        (number,) = [n for n, step in enumerate(stages[stage].steps) if words in step.text]
+        return number
+
+    if "build" in stages:
+        assert position("recommends ffmpeg", "build") < position("--requirement /opt/venv/requirements.txt", "build")
+        packages = position("--from=build /opt/torch")
+    else:
+        packages = position("pip install --requirement /opt/venv/requirements.txt")
+    apt, pip, clone = map(position, ("recommends ffmpeg", "--no-build-isolation", "git clone"))
+    steps = [step.text for step in stages["dependencies"].steps]
+    assert apt < packages < pip < clone
+    assert max(position("PATH=/opt/venv/bin"), steps.index("/workspace")) < pip
+    assert clone < steps.index("1000:1000")
+    assert all(("--mount=type=secret" in steps[n]) == ("build_secrets" in base) for n in (apt, pip, clone))
+    assert "PIP_CONSTRAINT=/opt/venv/constraints.txt" in steps[pip]
+
+
+def test_the_setup_is_in_the_tag_and_in_the_run_id_only_where_it_is_set() -> None:
+    lines = [(), ("true",), ("true", "false"), ("false", "true")]
+    plans = [planned(image={"setup": setup} if setup else {}) for setup in lines]
+    assert len({plan.run for plan in plans}) == len({plan.image and plan.image.dependencies for plan in plans}) == 4
+    assert plans[0].run == planned().run
+    assert plans[0].image == planned(image={"setup": []}).image
+
+
+def test_setup_may_install_what_a_requirements_file_lacks() -> None:
+    planned(run={"module": "mine", "loggers": ["wandb"]}, image={"setup": ["pip install wandb"]})
+
+
+def test_a_plan_names_the_builders_that_can_run_the_setup() -> None:
+    def setup(**fields: Any) -> list[str]:
+        image = {"setup": ["apt-get install -y git", "true"], **fields}
+        lines = [*page(planned(image=image), spec(image=image))]
+        return lines[next(n for n, line in enumerate(lines) if line.startswith("setup ")) :][:4]
+
+    lines = setup()
+    assert lines[:2] == ["setup     apt-get install -y git", "          true"]
+    assert "Docker engine or Cloud Build" in " ".join(lines)
+    assert "Cloud Build" not in " ".join(setup(build_secrets=["TOKEN"]))
+
+
+def test_a_custom_wheel_and_setup_do_not_go_together() -> None:
+    with pytest.raises(PlanRefused, match=r"image\.torch: .* image\.setup"):
+        image(spec(image={"torch": "mine.whl", "setup": ["true"]}), CATALOG, context())

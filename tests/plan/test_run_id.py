@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.model import Content
+from launcher.plan.model import Content, Packages
 from tests.plan.planning import planned
 
 SAME = [
@@ -36,6 +36,11 @@ def test_another_computation_changes_the_run_id(change: dict[str, Any]) -> None:
     assert planned(**change).run != planned().run
 
 
+def test_another_number_of_nodes_with_the_same_gpus_each_is_another_run() -> None:
+    runs = {planned(machine={"type": "h100", "gpus": 8, "nodes": nodes}).run for nodes in (1, 2, 3)}
+    assert len(runs) == 3
+
+
 @pytest.mark.parametrize(
     "world",
     [
@@ -43,6 +48,9 @@ def test_another_computation_changes_the_run_id(change: dict[str, Any]) -> None:
         {"owner": "you@example.com"},
         {"code": Content(digest="edited")},
         {"requirements": Content(digest="edited")},
+        {"torch": Content(digest="edited")},
+        {"packages": Packages(extras=("cu128",))},
+        {"packages": Packages(groups=("train",))},
     ],
     ids=str,
 )

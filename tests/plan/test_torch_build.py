@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_requirements_that_the_pinned_torch_serves_change_nothing(made: Any, tex
         ("--index-url https://download.pytorch.org/whl/cu128\ntorch==2.8.0\n", "h100", "2.8.0", "cu128", "…"),
         ("torch==2.5.1\n", "h100", "2.5.1", "cu124", ""),
         ("torch==2.9.1\n", "b200", "2.9.1", "cu128", ""),
-        ("torch==2.7.1\n", "p100", "2.7.1", "cu126", ""),
+        ("torch==2.7.1\n", "v100", "2.7.1", "cu126", ""),
         ("torchvision==0.24.1\n", "h100", "2.9.1", "cu126", "https://download.pytorch.org/whl/cu126"),
         ("torch==2.9.1\nxformers\n", "h100", "2.9.1", "cu128", ""),
         ("xformers==0.0.28\n", "h100", "2.4.1", "cu121", ""),
@@ -94,7 +95,7 @@ def test_version_build_and_index(made: Any, text: str, machine: str, version: st
     [
         ("rich\ntorch==2.9.1\n", {"run": {"config": {}}}, [f"{FILE}:2", "torch 2.13.0", "run.script"]),
         ("torch==2.9.1+cu126\n", {"machine": {"type": "b200", "gpus": 8}}, ["B200", "2.9.1+cu128 works"]),
-        ("torch==2.9.1+cu130\n", {"machine": {"type": "p100", "gpus": 2}}, ["P100", "2.9.1+cu126 works"]),
+        ("torch==2.9.1+cu130\n", {"machine": {"type": "v100", "gpus": 2}}, ["V100", "2.9.1+cu126 works"]),
         ("torch==2.6.0\n", {"machine": {"type": "b200", "gpus": 8}}, ["no kernels for NVIDIA B200", "works"]),
         ("torch==2.9.1+cu118\n", {}, ["has no build cu118", "cu126, cu128, cu130"]),
         ("torch==3.0\n", {}, ["no such release", "2.1.0 to "]),
@@ -180,3 +181,102 @@ def test_a_build_that_the_pinned_release_lacks_is_refused_with_one_that_has_it(w
 
 def test_a_wheel_and_a_version_together(made: Any) -> None:
     assert made("torch==2.7.1\n", "image", image={"wheel": "cu118"}).torch.build == "cu118"
+
+
+UV_LOCK = """
+requires-python = "REQUIRES"
+[[package]]
+name = "mine"
+source = { virtual = "." }
+dependencies = [
+    { name = "torch", version = "2.9.1+cu126", marker = "platform_machine != 'aarch64'" },
+    { name = "torch", version = "2.9.1+cu130", marker = "platform_machine == 'aarch64'" },
+]
+optional-dependencies = { train = [{ name = "torch" }] }
+[[package]]
+name = "torch"
+version = "2.9.1+cu126"
+[[package]]
+name = "torch"
+version = "2.9.1+cu130"
+"""
+
+
+def test_a_lock_gives_the_build_for_the_machines_processor(made: Any) -> None:
+    lock = UV_LOCK.replace("REQUIRES", ">=3.10")
+    assert made(lock, name="uv.lock").wheel == "cu126"
+    arm = made(lock, "image", "uv.lock", machine={"type": "gb200", "gpus": 4})
+    assert (arm.platform, arm.wheel) == ("linux/arm64", "cu130")
+
+
+@pytest.mark.parametrize(
+    ("requires", "python"), [(">=3.13", "3.13"), (">=3.10,<3.12", "3.11"), ("==3.12.*", ""), (">=3.12.4", "")]
+)
+def test_a_project_that_excludes_the_bases_python_gets_the_nearest_one(made: Any, requires: str, python: str) -> None:
+    texts = [made(UV_LOCK.replace("REQUIRES", requires), name="uv.lock").dockerfile]
+    pyproject = f'[project]\ndependencies = ["torch==2.9.1"]\nrequires-python = "{requires}"\n'
+    for text in (*texts, made(pyproject, name="pyproject.toml").dockerfile):
+        assert (f"uv python install {python}" in text) is bool(python)
+
+
+@pytest.mark.parametrize(
+    ("requires", "image", "problem", "hint"),
+    [
+        (">=3.13", {"python": "3.12"}, "image.python: the project's requires-python is >=3.13", "image.python=3.13"),
+        (">=3.12", {"base": "python:3.11-slim"}, "image.base: the project's requires-python", "image.python=3.12"),
+        ("<3.10", {}, "an image may have Python 3.12, 3.13, 3.14, 3.11, 3.10", "Change requires-python"),
+    ],
+)
+def test_a_python_that_the_project_excludes_is_refused(
+    made: Any, requires: str, image: dict[str, str], problem: str, hint: str
+) -> None:
+    with pytest.raises(PlanRefused, match=problem) as refused:
+        made(UV_LOCK.replace("REQUIRES", requires), name="uv.lock", image=image)
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("entries", "build", "driver"),
+    [
+        (["pytorch=2.0.1", "pytorch-cuda=11.7"], "cu117", None),
+        (["pytorch::pytorch=2.1.0", "pytorch::pytorch-cuda = 11.8.*"], "cu118", "450"),
+        (["pytorch=1.12.1", "cudatoolkit=11.3.1"], "cu113", None),
+        (["conda-forge::pytorch-gpu", "cuda-version==12.8"], "cu128", "525"),
+        (["pytorch=2.5.1=py3.11_cuda12.4_cudnn9.1.0_0"], "cu124", "525"),
+        (["pytorch=2.4=cuda120_py311h25b6552_0"], "cu120", None),
+        (["pytorch", "cpuonly"], "cpu", None),
+        (["pytorch=2.4=cpu_generic*"], "cpu", None),
+        (["pytorch", "cuda-version>=12.4"], "conda", None),
+        (["pytorch"], "conda", None),
+        (["numpy", "cuda-nvcc=12.4"], "conda", None),
+        ([{"pip": ["torch==2.9.1"]}], "cu128", "525"),
+        ([{"pip": ["--extra-index-url https://download.pytorch.org/whl/cu118", "torch==2.5.1"]}], "cu118", "450"),
+    ],
+    ids=str,
+)
+def test_a_conda_environment_gets_the_cuda_that_it_names(
+    made: Any, entries: list[Any], build: str, driver: str | None
+) -> None:
+    """conda installs it, so the plan shows that build or, where the file pins none, that conda chooses; never launch's
+    default."""
+    text = json.dumps({"dependencies": ["python=3.11", *entries]})
+    found = made(text, "image", "environment.yml", machine={"type": "a100-80gb", "gpus": 8})
+    assert (found.wheel, found.min_driver) == (build, driver)
+
+
+@pytest.mark.parametrize(
+    ("machine", "entry", "words"),
+    [
+        ("h100", "pytorch-cuda=11.7", ["environment.yml:3: pytorch-cuda=11.7", "CUDA 11.7", "H100", "11.8 or later"]),
+        ("b200", "cudatoolkit=11.3", ["environment.yml:3: cudatoolkit=11.3", "B200", "12.8 or later"]),
+        ("v100", "cuda-version=13.0", ["V100", "the last one is 12.9"]),
+        ("h100", "cpuonly", ["no CUDA", "H100"]),
+    ],
+)
+def test_a_conda_environment_whose_cuda_lacks_the_gpu_is_refused_at_its_line(
+    made: Any, machine: str, entry: str, words: list[str]
+) -> None:
+    text = f"dependencies:\n- pytorch\n- {entry}\n"
+    with pytest.raises(PlanRefused) as refused:
+        made(text, name="environment.yml", machine={"type": machine, "gpus": 8})
+    assert [word for word in words if word not in str(refused.value)] == []

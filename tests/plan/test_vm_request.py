@@ -88,6 +88,12 @@ def test_reservation(gpu: str, model: str) -> None:
     assert shared["reservationAffinity"]["values"] == ["projects/x/reservations/r"]
 
 
+def test_a_dense_reservation_is_bound() -> None:
+    name = "reservation:projects/my-project/zones/us-central1-a/reservations/r"
+    body = vm(machine={"type": "h100", "gpus": 8}, provisioning=[name], regions=None, vm={"dense_reservation": True})
+    assert body["scheduling"]["provisioningModel"] == "RESERVATION_BOUND"
+
+
 def test_n1_lists_its_gpus() -> None:
     body = vm(machine={"type": "t4", "gpus": 2}, zones=["us-central1-b"])
     assert body["guestAccelerators"] == [

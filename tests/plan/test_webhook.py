@@ -13,7 +13,7 @@ from launcher.cli.ui import plan_page
 from launcher.errors import PlanRefused
 from launcher.plan.changes import compare_plans
 from launcher.project.needs import needs_of
-from tests.plan.planning import env_of, planned, request
+from tests.plan.planning import env_of, planned, request, spec
 
 SECRET = "projects/my-project/secrets/hook/versions/latest"
 URL = "https://hooks.example.com/T0/B1/s3cr3t"
@@ -68,6 +68,6 @@ def test_a_job_on_vertex_ai_needs_an_account_that_reads_it() -> None:
 def test_no_page_of_a_local_run_shows_the_url(output: Output, capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned("local", **notify(URL))
     assert json.loads(env_of(plan.attempts[0].request)[contract.NOTIFY])["webhook"] == URL
-    plan_page.show(plan, output)
+    plan_page.show(plan, spec(**notify(URL)), output)
     assert "s3cr3t" not in capsys.readouterr().out
     assert "s3cr3t" not in repr(compare_plans(planned("local"), plan))

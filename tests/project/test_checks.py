@@ -248,6 +248,33 @@ def test_a_fault_alone(name: str) -> None:
     assert command in checks[0].fix
 
 
+@pytest.mark.parametrize(
+    ("known", "dense", "text", "fix"),
+    [
+        ({"deploymentType": "DENSE"}, False, "is DENSE", "--set vm.dense_reservation=true"),
+        ({"reservationMode": "CALENDAR"}, False, "is DENSE", "--set vm.dense_reservation=true"),
+        ({}, True, "is not DENSE", "--set vm.dense_reservation=false"),
+        ({"deploymentType": "DENSE"}, True, "", ""),
+        ({"deploymentType": "DENSE"}, None, "", ""),
+    ],
+)
+def test_a_dense_reservation_needs_the_field(known: dict[str, Any], dense: bool | None, text: str, fix: str) -> None:
+    """On Vertex AI (None) the field has no effect."""
+    need = replace(NEEDS.reservations[0], dense=dense)
+    needs = replace(NEEDS, reservations=(need,), service="vertex" if dense is None else "vm")
+    name = f"reservation {RESERVATION}"
+    [check] = [one for one in evaluate(needs, {name: reservation(**known)}) if one.name == "reservation"]
+    assert check.status == ("failed" if text else "ok")
+    assert (text in check.text, fix in check.fix) == (True, True)
+
+
+def test_the_end_of_a_calendar_reservation_is_reported() -> None:
+    name, end = f"reservation {RESERVATION}", "2026-12-01T00:00:00.000-08:00"
+    [check] = [one for one in evaluate(NEEDS, {name: reservation(deleteAtTime=end)}) if one.name == "reservation"]
+    assert check.ends == end
+    assert "ends on 2026-12-01 08:00 UTC" in check.text
+
+
 @pytest.mark.parametrize("read", GOOD)
 def test_an_unreadable_answer_is_unknown_and_refuses_nothing(read: str) -> None:
     checks = evaluate(NEEDS, {**GOOD, read: LaunchError("the API is disabled", "gcloud services enable it")})

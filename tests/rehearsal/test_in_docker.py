@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,7 @@ def test_why_a_container_was_not_started(said: str, words: str) -> None:
 
 def test_nothing_to_run() -> None:
     with pytest.raises(LaunchError, match="workerpool0-0: neither the request nor the image has a command"):
-        containers.create(None, settings(argv=()))
+        containers.create(None, settings(argv=()), "workerpool0-0")
 
 
 def test_an_image_is_named() -> None:
@@ -132,9 +134,9 @@ def test_what_the_engine_is_asked_for(network: str) -> None:
     api = Api()
     api._proxy_configs = ProxyConfig(http="http://user:password@proxy")
     given = settings(network=network, env={"A": "1"}, user="1:2")
-    assert containers.create(api, given) == "1"
+    assert containers.create(api, given, "workerpool0-0.2") == "1"
     sent = api.config
-    assert (api.name, sent["Image"], sent["Labels"]) == ("launch-7-workerpool0-0", "sha256:1", {"launch.job": "7"})
+    assert (api.name, sent["Image"], sent["Labels"]) == ("launch-7-workerpool0-0.2", "sha256:1", {"launch.job": "7"})
     assert (sent["Entrypoint"], sent["Cmd"]) == (["python", "x.py"], None)
     assert sent["Env"] == ["A=1"], "no proxy of Docker's configuration"
     assert (sent["User"], sent["Healthcheck"]["Test"]) == ("1:2", ["NONE"])
@@ -187,3 +189,49 @@ def test_what_went_wrong_before_is_told_rather_than_that_it_can_not_be_cleared(m
             with containers.job_resources(Gone(), "7", "launch-7", {}):
                 pass
         assert not watcher.communicate()[0], "it was told nothing, so it has it to do"
+
+
+class Engine:
+    """An engine whose containers end by themselves with these codes, one after the other."""
+
+    def __init__(self, *codes: int) -> None:
+        self.api = self
+        self.base_url = "http+unix:///none"
+        self.codes = dict(enumerate(codes))
+        self.names: list[str] = []
+        self.create_host_config = self.create_networking_config = self.create_endpoint_config = dict
+
+    def info(self) -> dict[str, Any]:
+        return {"MemTotal": 1 << 30, "Architecture": "x86_64"}
+
+    def has(self, _uri: str) -> bool:
+        return True
+
+    def inspect_image(self, _uri: str) -> dict[str, Any]:
+        return {"Id": "sha256:1", "Architecture": "amd64", "Config": {"Cmd": ["work"]}}
+
+    def create_container(self, _image: str, *, name: str, **_: Any) -> dict[str, str]:
+        self.names.append(name)
+        return {"Id": str(len(self.names) - 1)}
+
+    def attach(self, *_: Any, **__: Any) -> Any:
+        return BytesIO()
+
+    def start(self, _container: str) -> None:
+        pass
+
+    def wait(self, container: str, timeout: None) -> dict[str, int]:
+        return {"StatusCode": self.codes[int(container)]}
+
+
+def test_a_killed_container_is_replaced_by_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(137, 0)
+    monkeypatch.setattr(containers, "connect", lambda _: engine)
+    monkeypatch.setattr(containers, "job_resources", lambda *_: nullcontext())
+    said: list[str] = []
+    ended = containers.rehearse(
+        job(), job_id="7", environ={}, on_line=lambda *_: None, on_left=lambda _: None, say=said.append
+    )
+    assert ended.codes == {"workerpool0-0": 0}
+    assert engine.names == ["launch-7-workerpool0-0", "launch-7-workerpool0-0.2"]
+    assert said == ["workerpool0-0 was killed (SIGKILL); restarting it (1 of 5)"]

@@ -68,8 +68,8 @@ def test_path_home_and_endpoints_are_all_that_comes_along() -> None:
         "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1",
         "CANARY": "1",
     }
-    found = host_env(world)
-    assert found["PATH"].endswith(":/bin")
+    found = host_env(world, Path("/a"), Path("/b"))
+    assert found["PATH"] == "/a:/b:/bin"
     assert found["HOME"] == "/home/me"
     assert found["STORAGE_EMULATOR_HOST"] == "http://127.0.0.1:1"
     assert not {"USER", "CANARY"} & found.keys()

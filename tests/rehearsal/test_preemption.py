@@ -58,8 +58,9 @@ class Stage:
         return processes.run(
             replicas,
             env={"PATH": os.environ["PATH"]},
-            folders={one.name: self.folder for one in replicas},
+            workdir=lambda _: self.folder,
             on_line=on_line,
+            say=print,
             preemption=None if after is None else Preemption(after, self.begins),
             clock=Clock(lambda: self.time.seconds, self.time.sleep),
         )

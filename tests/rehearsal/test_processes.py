@@ -26,7 +26,7 @@ def run(*replicas: Replica, folder: Path, lines: list[tuple[str, str]] | None = 
     kept = lines if lines is not None else []
     env = {"PATH": os.environ["PATH"]}
     return processes.run(
-        replicas, env=env, folders={one.name: folder for one in replicas}, on_line=lambda *line: kept.append(line)
+        replicas, env=env, workdir=lambda _: folder, on_line=lambda *line: kept.append(line), say=print
     ).codes
 
 
@@ -76,16 +76,22 @@ def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through Linux's subreaper")
-def test_children_of_a_killed_replica_are_killed_too(tmp_path: Path) -> None:
-    orphan = tmp_path / "pid"
+def test_no_process_of_a_killed_replica_runs_beside_its_restart_or_after_the_end(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    pids.touch()
     code = (
         "import os,subprocess,sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
-        f"open({str(orphan)!r}, 'w').write(str(child.pid))\n"
+        f"before = open({str(pids)!r}).read().split()\n"
+        "running = [pid for pid in before if os.path.exists(f'/proc/{pid}')]\n"
+        "nap = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        f"print(nap.pid, file=open({str(pids)!r}, 'a'))\n"
+        "if running or len(before) == 2: os._exit(len(running))\n"
         "os.kill(os.getpid(), 9)"
     )
-    assert run(replica("a", code), folder=tmp_path) == {"a": -9}
-    assert gone(int(orphan.read_text()))
+    seat = Replica(name="a", image="", argv=(sys.executable, "-c", code), env={"CLUSTER_SPEC": "a"}, gpus=0)
+    assert run(seat, folder=tmp_path) == {"a": 0}
+    assert len(pids.read_text().split()) == 3
+    assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
 def test_an_interrupt_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +132,8 @@ from launcher.rehearsal.replicas import Replica
 code = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
 work = Replica(name="a", image="", argv=(sys.executable, "-c", code), env={}, gpus=0)
 try:
-    folders = {work.name: Path(".")}
-    run([work], env={"PATH": os.environ["PATH"]}, folders=folders, on_line=lambda _, line: print(line, flush=True))
+    env = {"PATH": os.environ["PATH"]}
+    run([work], env=env, workdir=lambda _: Path("."), on_line=lambda _, line: print(line, flush=True), say=print)
 except Stopped as stopped:
     sys.exit(f"stopped by {stopped}")
 """

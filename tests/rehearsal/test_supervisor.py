@@ -76,9 +76,23 @@ def world() -> World:
     return World()
 
 
-def ran(world: World, *starts: Callable[[], Fake], preemption: Preemption | None = None) -> Ended:
-    started = (start() for start in starts)
-    return run(started, resources=world.cleared(), preemption=preemption, clock=world.clock())
+def ran(
+    world: World, *starts: Callable[[], Fake], preemption: Preemption | None = None, disable_retries: bool = False
+) -> Ended:
+    return run(
+        starts,
+        resources=world.cleared(),
+        say=world.told.append,
+        preemption=preemption,
+        disable_retries=disable_retries,
+        clock=world.clock(),
+    )
+
+
+def ending_with(world: World, name: str, *codes: int) -> Callable[[], Fake]:
+    """Each start of the replica ends after 10 seconds with the next of these codes."""
+    rest = iter(codes)
+    return lambda: Fake(world, name, seconds=10, code=next(rest))
 
 
 def test_all_run_to_their_end_and_are_cleared_away_before_their_last_lines(world: World) -> None:
@@ -133,6 +147,80 @@ def test_an_interrupt_stops_all_and_a_second_one_kills_them(world: World) -> Non
         ran(world, lambda: Fake(world, "a", after=FOREVER))
     assert world.told == ["entered", "a started", "a SIGTERM", "a SIGKILL", "cleared", "a drained"]
     assert world.seconds == pytest.approx(8, abs=0.2)
+
+
+@pytest.mark.parametrize("code", [-9, 137, -11])
+def test_a_killed_replica_is_restarted(world: World, code: int) -> None:
+    ended = ran(world, lambda: Fake(world, "a", seconds=15), ending_with(world, "b", code, 0))
+    assert ended.codes == {"a": 0, "b": 0}
+    signum = {-11: "SIGSEGV"}.get(code, "SIGKILL")
+    restart = [f"b was killed ({signum}); restarting it (1 of 5)", "b drained", "b started"]
+    assert world.told == ["entered", "a started", "b started", *restart, "cleared", "a drained", "b drained"]
+    assert world.seconds == pytest.approx(20, abs=0.3)
+
+
+def test_replicas_that_are_killed_together_are_restarted_each(world: World) -> None:
+    ended = ran(world, ending_with(world, "a", -9, 0), ending_with(world, "b", -9, 0))
+    assert ended.codes == {"a": 0, "b": 0}
+    assert (world.told.count("a started"), world.told.count("b started")) == (2, 2)
+
+
+def test_a_replica_is_restarted_as_often_as_on_vertex_ai(world: World) -> None:
+    ended = ran(world, lambda: Fake(world, "a"), ending_with(world, "b", *[-9] * 6))
+    assert ended.codes == {"a": 75, "b": -9}
+    assert [line for line in world.told if "was killed" in line] == [
+        *(f"b was killed (SIGKILL); restarting it ({number} of 5)" for number in range(1, 6)),
+        "b was killed (SIGKILL); not restarting it",
+    ]
+    assert world.seconds == pytest.approx(6 * 10 + PEERS_SECONDS + 1, abs=1)
+
+
+def test_of_replicas_that_are_killed_together_none_is_restarted_if_one_has_no_restart_left(world: World) -> None:
+    lives: list[Fake] = []
+
+    class KilledWithTheSixth(Fake):
+        def poll(self) -> int | None:
+            return lives[-1].poll() if len(lives) == 6 else None
+
+    start = ending_with(world, "a", *[-9] * 6)
+
+    def start_and_remember() -> Fake:
+        lives.append(start())
+        return lives[-1]
+
+    ended = ran(world, start_and_remember, lambda: KilledWithTheSixth(world, "b"))
+    assert ended.codes == {"a": -9, "b": -9}
+    assert world.told.count("b started") == 1
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 70, 75, 77, 78, 143, 130, -15, 128, 255])
+def test_a_replica_that_exits_by_itself_or_was_asked_to_stop_is_not_restarted(world: World, code: int) -> None:
+    assert ran(world, ending_with(world, "a", code)).codes == {"a": code}
+    assert world.told == ["entered", "a started", "cleared", "a drained"]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_nothing_is_restarted_once_a_replica_has_ended_by_itself(world: World, code: int) -> None:
+    ended = ran(world, ending_with(world, "a", code), lambda: Fake(world, "b", seconds=12, code=-9))
+    assert ended.codes == {"a": code, "b": -9}
+    assert world.told.count("b started") == 1
+
+
+def test_nothing_is_restarted_if_the_request_disables_retries(world: World) -> None:
+    assert ran(world, ending_with(world, "a", -9), disable_retries=True).codes == {"a": -9}
+    assert "a was killed (SIGKILL); not restarting it" in world.told
+
+
+def test_a_restarted_replica_is_preempted_like_the_others(world: World) -> None:
+    begun: list[float] = []
+    lives = iter([{"seconds": 10.0, "code": -9}, {"after": 7}])
+    ended = ran(
+        world,
+        lambda: Fake(world, "a", **next(lives)),  # type: ignore[arg-type]  # of different types
+        preemption=Preemption(60, lambda: begun.append(world.seconds)),
+    )
+    assert ended.codes == {"a": 75}
+    assert begun == [pytest.approx(60, abs=0.2)]
 
 
 def test_an_unknown_end_is_not_a_success(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

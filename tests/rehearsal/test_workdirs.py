@@ -99,18 +99,21 @@ def test_new_and_changed_files_are_what_was_written(tmp_path: Path) -> None:
     assert dict(written_files(files, to)) == {"a.txt": 1, "out/ckpt.pt": 4}
 
 
-def test_each_replica_has_its_own_and_what_they_left_is_moved(tmp_path: Path) -> None:
+def test_each_start_of_a_replica_has_its_own_and_what_they_left_is_moved(tmp_path: Path) -> None:
     files = source(tmp_path / "code")
     lefts: list[WrittenFiles] = []
     code = Code(files, keep=lambda: make_numbered_folder(tmp_path / "kept"))
     for _ in range(2):
-        with working_directories(code, ["r0", "r1"], tmp_path / f"scratch{len(lefts)}", lefts.append) as folders:
-            assert {names_below(folder) == {file.name for file in files} for folder in folders.values()} == {True}
-            assert [[*folder.parent.iterdir()] for folder in folders.values()] == [[one] for one in folders.values()]
-            (folders["r1"] / "new").write_text("xyz")
-            assert not (folders["r0"] / "new").exists()
-    assert lefts == [WrittenFiles(tmp_path / "kept" / number, {"r1/new": 3}) for number in ("1", "2")]
-    assert names_below(tmp_path / "kept") == {"1/r1/new", "2/r1/new"}
+        with working_directories(code, tmp_path / f"scratch{len(lefts)}", lefts.append) as make_workdir:
+            for replica in ("r0", "r1", "r1", "r1"):
+                folder = make_workdir(replica)
+                assert names_below(folder) == {file.name for file in files}
+                assert [*folder.parent.iterdir()] == [folder]
+                if replica == "r1":
+                    (folder / "new").write_text("xyz")
+    starts = ("r1", "r1.2", "r1.3")
+    assert lefts == [WrittenFiles(tmp_path / "kept" / n, {f"{start}/new": 3 for start in starts}) for n in ("1", "2")]
+    assert names_below(tmp_path / "kept") == {f"{number}/{start}/new" for number in ("1", "2") for start in starts}
 
 
 def test_it_is_moved_also_when_the_start_is_broken_off(tmp_path: Path) -> None:
@@ -118,8 +121,8 @@ def test_it_is_moved_also_when_the_start_is_broken_off(tmp_path: Path) -> None:
     code = Code(keep=lambda: make_numbered_folder(tmp_path / "kept"))
 
     def broken_off() -> None:
-        with working_directories(code, ["a"], tmp_path / "s", lefts.append) as folders:
-            (folders["a"] / "new").touch()
+        with working_directories(code, tmp_path / "s", lefts.append) as make_workdir:
+            (make_workdir("a") / "new").touch()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -132,9 +135,9 @@ def test_files_that_cannot_be_moved_are_reported(tmp_path: Path) -> None:
     (tmp_path / "full").touch()
     lefts: list[WrittenFiles] = []
     with working_directories(
-        Code(keep=lambda: make_numbered_folder(tmp_path / "full")), ["a"], tmp_path / "s", lefts.append
-    ) as folders:
-        (folders["a"] / "new").write_text("x")
+        Code(keep=lambda: make_numbered_folder(tmp_path / "full")), tmp_path / "s", lefts.append
+    ) as make_workdir:
+        (make_workdir("a") / "new").write_text("x")
     ((folder, files, problem),) = lefts
     assert (folder, files, str(tmp_path / "full") in problem) == (None, {"a/new": 1}, True)
 
@@ -143,13 +146,14 @@ def test_files_in_folders_that_the_job_has_closed_are_moved(tmp_path: Path) -> N
     lefts: list[WrittenFiles] = []
     (outside := tmp_path / "outside").mkdir(mode=0o500)
     with working_directories(
-        Code(keep=lambda: make_numbered_folder(tmp_path / "kept")), ["a"], tmp_path / "s", lefts.append
-    ) as folders:
-        (folders["a"] / "link").symlink_to(outside)
+        Code(keep=lambda: make_numbered_folder(tmp_path / "kept")), tmp_path / "s", lefts.append
+    ) as make_workdir:
+        folder = make_workdir("a")
+        (folder / "link").symlink_to(outside)
         for name, mode in (("unreadable", 0), ("read-only", 0o500)):
-            (folders["a"] / name / "in").mkdir(parents=True)
-            (folders["a"] / name / "in" / "file").write_text("x")
-            (folders["a"] / name / "in").chmod(mode)
+            (folder / name / "in").mkdir(parents=True)
+            (folder / name / "in" / "file").write_text("x")
+            (folder / name / "in").chmod(mode)
     assert lefts[0].files == {"a/unreadable/in/file": 1, "a/read-only/in/file": 1}
     assert names_below(tmp_path / "kept") == {"1/a/unreadable/in/file", "1/a/read-only/in/file"}
     assert outside.stat().st_mode & 0o777 == 0o500

@@ -18,7 +18,7 @@ from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis
 from launcher.errors import NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
-from launcher.plan.binding import digest
+from launcher.plan.binding import Stored, digest
 from launcher.plan.build import with_digest
 from launcher.rehearsal import attempts
 from launcher.runs.attempts import AttemptEnd
@@ -217,7 +217,7 @@ def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: BucketLedger, folder:
     assert ledger.stored() is None
     any_ledger = MemoryLedger()
     any_ledger.write_plan(plan)
-    assert any_ledger.stored() == (plan, digest(plan))
+    assert any_ledger.stored() == Stored(plan, digest(plan))
 
 
 def test_what_forbids_a_start_is_forgiven(ledger: BucketLedger, folder: GcsFolder) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -105,6 +107,20 @@ def test_a_quota_of_a_region_skips_all_its_zones(site: Site) -> None:
         launch(site)
     assert site.sent("POST", "/instances") == 1
     assert "gcloud beta quotas preferences create" in told.value.hint
+
+
+def test_a_run_ends_with_its_calendar_reservation(site: Site) -> None:
+    name, end = f"projects/my-project/zones/{ZONE}/reservations/mine", site.time.now() + 3600
+    stamp = datetime.fromtimestamp(end, UTC).isoformat()
+    known = {"status": "READY", "deploymentType": "DENSE", "deleteAtTime": stamp}
+    site.cloud.compute.zones.reservations[ZONE, "mine"] = known
+    spec: dict[str, Any] = {"vm": {"dense_reservation": True}, "regions": None, "provisioning": [f"reservation:{name}"]}
+    plan = planned("vm", machine={"type": "l4", "gpus": 2}, output="gs://my-bucket/runs", limits={"hours": 12}, **spec)
+    [attempt] = plan.attempts
+    assert attempt.request["scheduling"]["maxRunDuration"]["seconds"] == str(12 * 3600)
+    launch(site, plan=msgspec.structs.replace(plan, attempts=(msgspec.structs.replace(attempt, ends=stamp),)))
+    [vm] = site.cloud.compute.park.vms.values()
+    assert 3500 < int(vm.body["scheduling"]["maxRunDuration"]["seconds"]) <= 3600
 
 
 def test_killed_between_the_insert_and_its_answer(site: Site) -> None:

@@ -70,9 +70,31 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
             "run: {script: a.py, metrics: {regex: '(?P<step>.)(?P<time>.)'}}",
             "run.metrics.regex: the group name time is reserved",
         ),
+        ("run: {resume_glob: '*.pt', resume_args: [a]}", "run.resume_args: applies only to scripts and commands"),
+        ("run: {script: a.py, resume_args: [a]}", "run.resume_args: needs run.resume_glob"),
+        ("run: {script: a.py, resume_glob: '*.pt'}", "run.resume_glob: needs run.resume_args"),
+        (
+            "run: {script: a.py, resume_glob: '*.pt', resume_args: [--epoch, '{epoch}']}",
+            "run.resume_args[1]: unknown placeholder {epoch} | use {step} or {path}",
+        ),
+        (
+            "run: {script: a.py, resume_glob: 'a_{step}_{step}', resume_args: [a]}",
+            "run.resume_glob: {step} occurs twice",
+        ),
         ("run:\n  module: train\n  config:\n    optimizer: {lr: -1}", "run.config.optimizer.lr: "),
         (f"image: {{uri: a.b/c@{DIGEST}, code: .}}", "image.code: cannot be combined with image.uri"),
         (f"image: {{uri: a.b/c@{DIGEST}, wheel: cu130}}", "image.wheel: cannot be combined with image.uri"),
+        (
+            f"image: {{uri: a.b/c@{DIGEST}, setup: ['true']}}",
+            "image.setup: cannot be combined with image.uri | remove it: an existing image",
+        ),
+        ("image: {setup: [apt update, ' ']}", "image.setup[1]: ' ' is invalid | use a line for a shell: text without"),
+        ("image: {setup: [3]}", "image.setup[0]: 3 is a number, not text | use a line for a shell"),
+        ('image: {setup: ["a\\nb"]}', "image.setup[0]: 'a\\nb' contains an invisible character, such as a line break"),
+        (
+            f"image: {{setup: [pip install x --token hf_{'a1' * 17}]}}",
+            "image.setup[0]: 'pip …' contains a secret, and others can read the image's history | name a variable",
+        ),
         (
             "image: {repository: eu.gcr.io/p/x}",
             "image.repository: eu.gcr.io (Container Registry) is read-only since",
@@ -91,6 +113,7 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
             f"regions: [us-east5]\nprovisioning: '{RESERVED}'",
             "provisioning[0]: the reservation is in us-central1-a, whose region is",
         ),
+        ("vm: {dense_reservation: true}", "vm.dense_reservation: no reservation is set"),
         (
             "provisioning: 'reservation:projects/p/zones/x/reservations/r'",
             "provisioning[0]: invalid zone 'x'",

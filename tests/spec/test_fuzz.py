@@ -6,13 +6,16 @@ import json
 import os
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import Problem, SpecError
+from launcher.spec import yaml_loader
 from launcher.spec.models import JobSpec
+from launcher.spec.nodes import plain
 from launcher.spec.reader import Override, parse_set, read_text
 from launcher.spec.wording import every_path
 from tests.spec.test_reader import FULL
@@ -100,6 +103,22 @@ def of_snippets(pieces: list[str]) -> None:
     survives("".join(pieces).encode())
 
 
+def of_parsers(pieces: list[str]) -> None:
+    """A map that both parsers accept is the same; libyaml alone accepts a `?` inside a key."""
+    data = f"name: a\n{''.join(pieces)}\nlast: b\n".encode()
+    assert b"?" in data or outcome_with(data, libyaml=True) == outcome_with(data, libyaml=False)
+
+
+def outcome_with(data: bytes, *, libyaml: bool) -> Any:
+    """Return the plain data and the problems, or the error's text."""
+    with patch.object(yaml_loader, "__with_libyaml__", libyaml):
+        try:
+            loaded = yaml_loader.load(data, str)
+        except SpecError as error:
+            return str(error)
+    return plain(loaded.root), loaded.problems
+
+
 def of_trees(tree: Any) -> None:
     survives(json.dumps(tree).encode())
     survives(loose(tree).encode("utf-8", "replace"))
@@ -130,6 +149,7 @@ SETTINGS = (st.sampled_from(PATHS), TREES)
 
 test_bytes = QUICK(given(st.binary(max_size=60))(of_bytes))
 test_snippets = QUICK(example(["%YAML 1.", "9" * 5_000, "\n--- a"])(given(PIECES)(of_snippets)))
+test_libyaml_reads_what_the_python_parser_reads = QUICK(example(["k:\t1"])(given(PIECES)(of_parsers)))
 test_trees = QUICK(given(TREES)(of_trees))
 test_fields = QUICK(given(*SETTINGS)(of_fields))
 test_sets = QUICK(given(st.sampled_from(PATHS), WORDS | st.text(max_size=20))(of_sets))

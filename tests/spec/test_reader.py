@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.errors import SpecError
 from launcher.plan.run_id import spec_hash
@@ -136,6 +137,17 @@ def test_required_settings() -> None:
     assert whats(problems("name: a\nmachin: {type: h100}\n")) == ["unknown setting machin"]
 
 
+def test_the_default_name_is_that_of_the_file(tmp_path: Path) -> None:
+    for file, name in (("Own_job.v2.yaml", "own-job-v2"), ("train.yml", "train")):
+        (tmp_path / file).write_text("machine: {type: h100}\n")
+        assert read(tmp_path / file).name == name
+    assert read(tmp_path / "train.yml", [Override("name", "other", "--name")]).name == "other"
+    (tmp_path / "1.yaml").write_text("machine: {type: h100}\n")
+    with pytest.raises(SpecError, match=r"1.yaml: name: '1' is invalid\n.*starting with a letter"):
+        read(tmp_path / "1.yaml")
+    assert lines("machine: {type: h100}\n")[0].startswith("s.yaml:1: name: required, but missing"), "there is no file"
+
+
 def test_a_file_that_holds_no_section() -> None:
     assert lines("- a\n") == ["s.yaml:1: the spec: is a list, not a section | use a section with name and machine"]
     assert lines("just text\n") == [
@@ -195,7 +207,7 @@ def test_many_problems_are_counted() -> None:
 )
 def test_set_is_yaml(text: str, path: str, value: Any) -> None:
     override = parse_set(text)
-    assert override[:3] == (path, value, f"--set {path}")
+    assert (override.path, override.value, override.where) == (path, value, f"--set {path}")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +260,7 @@ def test_the_later_override_is_on_top_and_mends_what_the_file_has_wrong() -> Non
 
 
 def test_an_override_with_another_value_than_it_was_written_with() -> None:
-    assert spec(SMALL, parse_set("env.A=1e-4")._replace(value=2)).env == {"A": "2"}
+    assert spec(SMALL, replace(parse_set("env.A=1e-4"), value=2)).env == {"A": "2"}
 
 
 def test_a_bad_override_names_its_flag() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.spec.models import JobSpec
 from launcher.spec.schema import json_schema
 from launcher.spec.shapes import fields
-from launcher.spec.starter import starter
+from launcher.spec.starter import STARTER
 from launcher.spec.wording import every_path
 from tests import fields as documented
 from tests.spec.helpers import spec
@@ -58,7 +58,7 @@ def test_every_field_is_described() -> None:
 
 
 def test_the_starter_spec_can_be_read_and_is_explained() -> None:
-    text = starter()
+    text = STARTER
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
     assert spec(text).name == "my-first-run"
     assert all(len(line) <= 120 for line in text.splitlines())
@@ -66,10 +66,7 @@ def test_the_starter_spec_can_be_read_and_is_explained() -> None:
 
 def test_what_the_starter_spec_has_commented_out_can_be_read_too() -> None:
     text = (
-        starter()
-        .replace("# secrets:", "secrets:")
-        .replace("#   HF_TOKEN", "  HF_TOKEN")
-        .replace("# output:", "output:")
+        STARTER.replace("# secrets:", "secrets:").replace("#   HF_TOKEN", "  HF_TOKEN").replace("# output:", "output:")
     )
     job = spec(text)
     assert (list(job.secrets), job.output) == (["HF_TOKEN"], "gs://my-bucket/runs")

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from launcher.errors import LaunchError, SpecError, UsageError
+from launcher.spec.nodes import List, Map, Scalar, plain
+from launcher.spec.overrides import apply, parse_set
 from launcher.spec.sweep import MOST_POINTS, Point, parse_axes, points
+from launcher.spec.yaml_loader import load
 
 LR = "run.config.optimizer.lr"
 
@@ -106,3 +109,53 @@ def test_too_many_points_are_refused_before_they_are_made() -> None:
     assert "--random" in caught.value.hint
     with pytest.raises(UsageError):
         drawn(MOST_POINTS + 1, "a=uniform(0,1)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting", "expected"),
+    [
+        ("[--lr, 0.1, data]", "lr=1e-3", ["--lr", "1e-3", "data"]),
+        ("[--lr=0.1, data]", "lr=1e-3", ["--lr=1e-3", "data"]),
+        ("[optimizer.lr=0.1, +seed=1]", "optimizer.lr=1e-3", ["optimizer.lr=1e-3", "+seed=1"]),
+        ("[--batch_size, 8]", "batch-size=16", ["--batch_size", "16"]),
+        ("[--shift, -0.5, --amp]", "shift=-1", ["--shift", "-1", "--amp"]),
+        ("[--lr, 1, --lr, 2]", "lr=3", ["--lr", "1", "--lr", "3"]),
+        ("[lr, --lr, 2]", "lr=3", ["lr", "--lr", "3"]),
+        ("[data]", "lr=1e-3", ["data", "--lr=1e-3"]),
+        ("[data=x]", "lr=1e-3", ["data=x", "lr=1e-3"]),
+        ("[data=x]", "debug=false", ["data=x", "debug=false"]),
+        ("[--amp, --, --lr, 1]", "lr=2", ["--amp", "--lr=2", "--", "--lr", "1"]),
+        ("[--amp, --lr, 1]", "amp=false", ["--lr", "1"]),
+        ("[--amp, --lr, 1]", "amp=true", ["--amp", "--lr", "1"]),
+        ("[--lr, 1]", "amp=true", ["--lr", "1", "--amp"]),
+        ("[--amp, data]", "amp=false", ["data"]),
+        ("[--amp, False]", "amp=true", ["--amp", "true"]),
+        ("[]", "lr=1e-3", ["--lr=1e-3"]),
+        ("null", "lr=1e-3", ["--lr=1e-3"]),
+    ],
+)
+def test_one_argument_of_a_script_is_set_in_the_form_that_it_has(
+    arguments: str, setting: str, expected: list[str]
+) -> None:
+    spec = load(f"run: {{script: train.py, args: {arguments}}}".encode(), lambda line: f"job.yaml:{line}").root
+    root, problems = apply(spec, [parse_set(f"run.args.{setting}")])
+    assert not problems
+    assert isinstance(root, Map)
+    run = root.entries["run"]
+    assert isinstance(run, Map)
+    arguments_node = run.entries["args"]
+    assert isinstance(arguments_node, List)
+    assert [item.text for item in arguments_node.items if isinstance(item, Scalar)] == expected
+
+
+def test_an_argument_has_a_single_value_and_is_set_in_a_list() -> None:
+    spec = load(b"run: {script: train.py, args: [--lr, 1]}", lambda line: f"job.yaml:{line}").root
+    _, [problem] = apply(spec, [parse_set("run.args.lr=[1, 2]")])
+    assert "expected a single value" in problem.what
+    text = load(b"run: {script: train.py, args: --lr}", lambda line: f"job.yaml:{line}").root
+    _, [problem] = apply(text, [parse_set("run.args.lr=1")])
+    assert "run.args is not a list (job.yaml:1)" in problem.what
+    without = load(b"run: {script: train.py}", lambda line: f"job.yaml:{line}").root
+    root, problems = apply(without, [parse_set("run.args.lr=1"), parse_set("run.args.lr=2")])
+    assert not problems
+    assert plain(root)["run"]["args"] == ["--lr=2"]

@@ -16,7 +16,7 @@ from launcher.errors import LaunchError, UsageError
 from launcher.ssh import sync_remote
 from launcher.ssh.session import Remote
 from launcher.ssh.sync import parse_destination, push
-from launcher.workspace.code_files import collect_code
+from launcher.workspace.code_files import collect_code, without_secrets
 from tests.ssh import SshServer
 from tests.ssh.server import HANG_UP
 from tests.ssh.vms import machine, target_of
@@ -48,13 +48,13 @@ def source(tmp_path: Path) -> Path:
     (folder / ".gitignore").write_text("data/\n")
     (folder / "data").mkdir()
     (folder / "data" / "huge").write_text("x")
-    (folder / ".env").write_text("API_KEY=sk-abcdefgh12345678abcdefgh\n")
+    (folder / ".env").write_text("API_KEY=abcdefgh12345678\n")
     return folder
 
 
 def sent(there: Remote, source: Path, destination: str = "code", *, delete: bool = False) -> tuple[str, list[str]]:
     said: list[str] = []
-    done = push(there, source, collect_code(source).files, destination, delete=delete, say=said.append)
+    done = push(there, source, without_secrets(collect_code(source)).files, destination, delete=delete, say=said.append)
     assert bool(said) is (done.by == "tar")
     return done.by, list(done.removed)
 
@@ -155,7 +155,7 @@ def test_the_connection_is_lost_under_tar(
     monkeypatch.setattr("launcher.ssh.sync.shutil.which", lambda name: None if name == "rsync" else which(name))
     (source / "large").write_bytes(os.urandom(4_000_000))
     with pytest.raises(LaunchError, match="the connection to dev was lost"):
-        push(there, source, collect_code(source).files, "code", delete=False, say=lambda _: None)
+        push(there, source, collect_code(source), "code", delete=False, say=lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -74,6 +75,9 @@ class Booted:
             finally:
                 end_all(world.folder)  # the script, its watchdog, its container
                 process.wait()
+                if engine := world.environ.get("ENGINE"):  # a VM's engine goes with it
+                    command = [engine, "--host", world.environ["DOCKER_HOST"], "rm", "--force", "launch"]
+                    subprocess.run(command, check=False, capture_output=True, timeout=60)
                 self.serial = world.serial
 
     def _equip(self, world: World, server: MetadataServer) -> None:

@@ -40,7 +40,7 @@ def test_the_container_ends_the_record_is_written_and_the_vm_is_deleted(tmp_path
         (words,) = vm.docker("run")
         assert words[: words.index("--env")] == [
             *("--detach", "--name", "launch", "--gpus", "all", "--ipc=host", "--network", "host"),
-            *("--ulimit", "memlock=-1", "--stop-timeout", "25"),
+            *("--ulimit", "memlock=-1", "--stop-timeout", "28"),
             *("--log-driver", "json-file", "--log-opt", "max-size=50m", "--log-opt", "max-file=2"),
         ]
         assert not vm.is_off
@@ -56,7 +56,7 @@ def test_a_vm_that_is_told_to_stop_lets_its_job_save(tmp_path: Path) -> None:
             wait_until(lambda: "running" in vm.states)
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: vm.is_gone)
-        assert vm.docker("stop") == [["-t", "25", "launch"]]
+        assert vm.docker("stop") == [["-t", "28", "launch"]]
         assert vm.record
         assert (vm.record["exit"], vm.record["reason"]) == (75, "")
 

@@ -44,7 +44,10 @@ def test_a_job_is_sent_and_succeeds(google_cloud: LoopbackCloud, spec: Path) -> 
         "labels": request["labels"],  # with the plan's digest
         "jobSpec": request["jobSpec"],  # with the image's digest
     }
-    assert request["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"] == 2
+    machine, planned = (
+        body["jobSpec"]["workerPoolSpecs"][0]["machineSpec"] for body in (request, google_cloud.plan(spec).requests[0])
+    )
+    assert machine == planned, "enums have names, as in a dry run"
 
 
 def test_a_preemption_continues_and_a_full_region_is_left(google_cloud: LoopbackCloud, spec: Path) -> None:

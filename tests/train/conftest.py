@@ -24,9 +24,9 @@ def _no_node_here() -> Iterator[None]:
 
     start, here = Child.__init__, os.getpid()
 
-    def elsewhere(child: Child, *how: Any) -> None:
+    def elsewhere(child: Child, *args: Any, **options: Any) -> None:
         assert os.getpid() != here, "a node ends all children of its process: mark this test @alone"
-        start(child, *how)
+        start(child, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Child, "__init__", elsewhere)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from tests.train.forking import main
 
-PAUSE = 1.5
+PAUSE, LONG_PAUSE = 1.5, 16.0
 PHASES = {
     "data": (5, "data"),
     "forward": (5, "forward"),
@@ -32,7 +33,7 @@ def pause(where: str) -> None:
     global step  # noqa: PLW0603 - of the rank's process
     if (step, where) == PHASES[os.environ["PAUSE_IN"]] and os.environ["RANK"] == os.environ["PAUSE_RANK"]:
         step = -1
-        time.sleep(PAUSE)
+        time.sleep(LONG_PAUSE if os.environ.get("LONG") else PAUSE)
 
 
 def begin(number: int, evaluates: bool) -> None:
@@ -40,6 +41,7 @@ def begin(number: int, evaluates: bool) -> None:
     due, where = PHASES[os.environ["PAUSE_IN"]]
     step = number
     if step == due and evaluates == (where == "evaluation"):
+        Path(os.environ["LAUNCH_NOTICE"]).touch()
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -84,7 +86,7 @@ def patch() -> None:
         return train(batch_loader, number)
 
     for module, name, new in (
-        (models, "build", lambda config, source=None: Pausing(build(config, source))),
+        (models, "build_model", lambda config, source=None: Pausing(build(config, source))),
         (optimizer, "learning_rate", learning_rate),
         (loop, "evaluate", evaluated),
         (BatchLoader, "train", batch),

@@ -21,6 +21,7 @@ from launch_train import models
 from launch_train.common.config import parse
 from launch_train.common.errors import DisagreementError, TrainError, UsageError
 from launch_train.distributed import process_group
+from launch_train.distributed.process_group import Ranks
 from launch_train.performance import compile as compiling
 from launch_train.trainer import parameters_digest
 from launch_train.trainer import train as loop
@@ -117,10 +118,10 @@ def parameters_changed_behind_ddps_back(session: Session) -> Iterator[None]:
     """On rank 1, before the end."""
     real = parameters_digest.parameters_sha256
 
-    def changed(model: nn.Module) -> str:
+    def changed(model: nn.Module, ranks: Ranks) -> str:
         if session.ranks.rank == 1:
             next(model.parameters()).data.add_(1)
-        return real(model)
+        return real(model, ranks)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "parameters_sha256", changed)

@@ -16,6 +16,8 @@ import pytest
 from launch_train import checkpoint
 from launch_train.common import contract
 from launch_train.common.contract import Exit
+from launch_train.common.storage import LocalFolder
+from launcher.runs.metrics.progress import ProgressReader
 from tests.train import trials
 from tests.train.forked import Ended, Forked
 from tests.train.nodes import Machines, machines, until
@@ -87,6 +89,9 @@ def test_interrupted_it_comes_to_the_same(tmp_path: Path, forked: Forked) -> Non
     assert len(trials.losses(tmp_path / "whole")) == 8
     stopped = script(forked, tmp_path, {**environment(tmp_path / "run"), "STOP_AT": "3"})
     assert stopped.returncode == Exit.PREEMPTED, stopped.stderr
+    progress = ProgressReader(LocalFolder(tmp_path / "run")).read_new()
+    assert progress is not None
+    assert (progress.step, progress.steps, progress.eta_seconds is not None) == (3, 8, True), "as `launch watch` has it"
     resumed = script(forked, tmp_path, environment(tmp_path / "run", 1))
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]

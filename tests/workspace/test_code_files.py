@@ -17,7 +17,7 @@ from tests.workspace.test_git import git
 
 
 def names(folder: Path, *without: Path) -> list[str]:
-    return sorted(file.name for file in code_files.collect_code(folder, frozenset(without)).files)
+    return sorted(file.name for file in code_files.collect_code(folder, frozenset(without)))
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     with open(raw, "wb") as file:  # noqa: PTH123 -- bytes
         file.write(b"1")
     assert names(tmp_path) == [os.fsdecode(b"caf\xe9.py")]
-    assert content.content(code_files.collect_code(tmp_path).files).files == 1
+    assert content.content(code_files.collect_code(tmp_path)).files == 1
     (tmp_path / ".gitignore").write_bytes(b"caf\xe9.py\n.gitignore\n")
     assert names(tmp_path) == []
 
@@ -85,7 +85,7 @@ def test_links_inside_stay_links(tmp_path: Path) -> None:
     (tmp_path / "folder").symlink_to("deep")
     (tmp_path / "deep" / "absolute").symlink_to(tmp_path / "deep" / "a.py")
     (tmp_path / "dangling").symlink_to("not-yet")
-    found = {file.name: file.link for file in code_files.collect_code(tmp_path).files}
+    found = {file.name: file.link for file in code_files.collect_code(tmp_path)}
     assert found == {
         "b.py": "deep/a.py",
         "folder": "deep",
@@ -121,37 +121,11 @@ def test_special_files_are_not_code(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.py"]
 
 
-KEY = '{"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\\n"}'
-
-
-def test_secrets_are_left_out_and_named(tmp_path: Path) -> None:
-    written(tmp_path, __env="A=1", __env__example="A=", a__py="1", key__json=KEY, data__json="{}", id_rsa="x")
-    written(tmp_path / "conf", server__pem="-----BEGIN RSA PRIVATE KEY-----\n", ca__pem="-----BEGIN CERTIFICATE-----")
-    written(tmp_path / ".ssh", config="x")
-    written(tmp_path / ".git", config="x")
-    written(tmp_path / "aws", credentials="x", config__ini="aws_secret_access_key = x\n", other__ini="region = x\n")
-    written(tmp_path / "hf", hf_token__txt="x", tokens__txt="a b", token__py="")
-    found = code_files.collect_code(tmp_path)
-    taken = [".env.example", "a.py", "aws/other.ini", "conf/ca.pem", "data.json", "hf/token.py", "hf/tokens.txt"]
-    assert sorted(file.name for file in found.files) == taken
-    secrets = [".env", "aws/config.ini", "aws/credentials", "conf/server.pem", "hf/hf_token.txt", "id_rsa", "key.json"]
-    assert sorted(found.secrets) == secrets
-
-
-def test_a_link_to_a_secret_is_left_out_too(tmp_path: Path) -> None:
-    written(tmp_path, __env="A=1")
-    (tmp_path / "settings.json").symlink_to(".env")
-    (tmp_path / "mine").symlink_to(".env")
-    found = code_files.collect_code(tmp_path)
-    assert {file.name: file.link for file in found.files} == {"settings.json": ".env", "mine": ".env"}
-    assert found.secrets == [".env"]  # what the links lead to isn't there
-
-
 def test_code_that_is_too_large_names_the_largest_and_reads_none(tmp_path: Path) -> None:
     for number in range(7):
         with (written(tmp_path) / f"w{number}.bin").open("wb") as file:
             file.truncate((number + 1) * 400_000_000)
-    found = code_files.collect_code(tmp_path).files
+    found = code_files.collect_code(tmp_path)
     with pytest.raises(UsageError) as caught:
         code_files.check_size(found, 500)
     lines = caught.value.problem.splitlines()
@@ -239,7 +213,7 @@ def test_a_link_by_the_folders_own_name_leads_to_the_same_in_the_image(tmp_path:
     (folder / "one").symlink_to("../code/deep/a.py")
     (folder / "deep" / "two").symlink_to("../../code/deep")
     (folder / "deep" / "three").symlink_to("../deep/a.py")
-    found = {file.name: file.link for file in code_files.collect_code(folder).files}
+    found = {file.name: file.link for file in code_files.collect_code(folder)}
     assert found == {"one": "deep/a.py", "deep/two": ".", "deep/three": "../deep/a.py", "deep/a.py": None}
 
 
@@ -250,7 +224,7 @@ def test_a_link_to_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_file_that_goes_away_meanwhile(tmp_path: Path) -> None:
-    found = code_files.collect_code(written(tmp_path, a__py="1")).files
+    found = code_files.collect_code(written(tmp_path, a__py="1"))
     (tmp_path / "a.py").unlink()
     with pytest.raises(UsageError, match=r"a\.py can't be read: No such file"):
         code_files.check_size(found, 1)
@@ -259,10 +233,3 @@ def test_a_file_that_goes_away_meanwhile(tmp_path: Path) -> None:
 def test_what_a_mac_leaves_makes_no_other_image(tmp_path: Path) -> None:
     written(tmp_path, a__py="1", __DS_Store="1")
     assert names(tmp_path) == ["a.py"]
-
-
-def test_files_of_variables_by_any_name(tmp_path: Path) -> None:
-    written(tmp_path, prod__env="A=1", __env__local="A=1", example__env="A=", environment="x")
-    found = code_files.collect_code(tmp_path)
-    assert sorted(found.secrets) == [".env.local", "prod.env"]
-    assert sorted(file.name for file in found.files) == ["environment", "example.env"]

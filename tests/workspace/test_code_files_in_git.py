@@ -16,7 +16,7 @@ from tests.workspace.test_git import git
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(file.name for file in code_files.collect_code(folder).files)
+    return sorted(file.name for file in code_files.collect_code(folder))
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_what_never_ships_stays_out_though_git_has_it(checkout: Path) -> None:
     written(checkout / "data", big="1")
     (checkout / ".dockerignore").write_text("data\n")
     commit_all(checkout)
-    found = code_files.collect_code(checkout)
+    found = code_files.without_secrets(code_files.collect_code(checkout))
     assert sorted(file.name for file in found.files) == [".dockerignore", "a.py"]
     assert found.secrets == ["conf/.env"]
 
@@ -98,7 +98,7 @@ def test_links_and_odd_names_ship_as_they_are(checkout: Path) -> None:
     os.mkfifo(checkout / "pipe")
     commit = ["link", "a.py", odd]
     git(checkout, "add", *commit)
-    found = {file.name: file.link for file in code_files.collect_code(checkout).files}
+    found = {file.name: file.link for file in code_files.collect_code(checkout)}
     assert found == {"a.py": None, "link": "a.py", "folder": ".", odd: None, os.fsdecode(b"caf\xe9.py"): None}
 
 
@@ -160,7 +160,7 @@ def test_a_folder_that_became_a_link_ships_as_a_link(checkout: Path) -> None:
     commit_all(checkout)
     shutil.rmtree(checkout / "data")
     (checkout / "data").symlink_to("real")
-    found = {file.name: file.link for file in code_files.collect_code(checkout).files}
+    found = {file.name: file.link for file in code_files.collect_code(checkout)}
     assert found == {"a.py": None, "data": "real", "real/key.txt": None}
     (checkout / "data").unlink()
     (checkout / "data").symlink_to(written(checkout.parent / "elsewhere", key__txt="3"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.images.source_files import File, UserCode
 from launcher.workspace.image_modules import image_modules, modules_of, normalised
 from launcher.workspace.imports import unprovided
 from tests.command import ROOT, launch
@@ -84,36 +85,44 @@ def test_no_false_alarm(tmp_path: Path, code: str) -> None:
     assert warned(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("requirement", "module"),
-    [
-        ("opencv-python-headless==4.12", "cv2"),
-        ("scikit-learn", "sklearn"),
-        ("scikit_image>=0.25", "skimage"),
-        ("PyMuPDF", "fitz"),
-        ("hydra-core", "hydra"),
-        ("python-dotenv", "dotenv"),
-        ("open-clip-torch", "open_clip"),
-        ("umap-learn", "umap"),
-        ("lightning[extra]", "pytorch_lightning"),
-        ("Cython", "Cython"),
-        ("nowhere @ git+https://github.com/a/b", "nowhere"),
-        ("git+https://github.com/a/b", "anything"),
-        ("hypothesis", "sortedcontainers"),
-    ],
-)
-def test_a_requirement_that_provides_it(tmp_path: Path, requirement: str, module: str) -> None:
-    text = SCRIPT + "image: {requirements: needs.txt}\n"
-    written(tmp_path, main=f"import {module}\n")
-    (tmp_path / "needs.txt").write_text(f"{requirement}\n")
-    assert warned(tmp_path, text) == []
-    (tmp_path / "needs.txt").write_text("rich\n")
-    assert lines_of(warned(tmp_path, text)) == [("main.py:1", module)]
-
-
 def test_what_an_image_of_ones_own_has_is_unknown(tmp_path: Path) -> None:
     written(tmp_path, main="import nowhere\n")
     assert warned(tmp_path, SCRIPT + f"image: {{base: 'example.com/mine@sha256:{'0' * 64}'}}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "image", "is_warned"),
+    [
+        ("make", "", True),
+        ("make", "requirements: needs.txt", True),
+        ("make", "setup: [apt-get install -y make]", False),
+        ("make", f"base: 'example.com/mine@sha256:{'0' * 64}'", False),
+        ("deepspeed", "", True),
+        ("accelerate", "requirements: needs.txt", False),  # trl requires it
+        ("accelerate", "", True),
+        *((command, "", False) for command in ("python", "torchrun", "sh", "bash", "./make", "somebody-s-program")),
+    ],
+)
+def test_a_program_that_the_image_lacks(tmp_path: Path, command: str, image: str, is_warned: bool) -> None:
+    written(tmp_path, main="")
+    (tmp_path / "needs.txt").write_text("trl\n")
+    (tmp_path / "job.yaml").write_text(HEAD + f"image: {{code: ., {image}}}\nrun: {{command: [{command}, all]}}\n")
+    ran = launch("vertex", "job.yaml", "--dry-run", "-o", "json", cwd=tmp_path)
+    found = [line for line in json.loads(ran.out)["warnings"] if "run.command" in line]
+    assert bool(found) is is_warned, found
+    assert all(line.startswith(f"run.command: the image has no {command}; add ") for line in found)
+    (tmp_path / "pyproject.toml").write_text(
+        f"[project]\nname = 'own'\nversion = '1'\nscripts = {{{command} = 'main:f'}}\n"
+    )
+    if "/" not in command:
+        ran = launch("vertex", "job.yaml", "--dry-run", "-o", "json", cwd=tmp_path)
+        assert not [line for line in json.loads(ran.out)["warnings"] if "run.command" in line]
+
+
+def test_what_the_requirements_require_in_turn_is_unknown(tmp_path: Path) -> None:
+    written(tmp_path, main="import accelerate\n")
+    (tmp_path / "needs.txt").write_text("trl\n")
+    assert warned(tmp_path, SCRIPT + "image: {requirements: needs.txt}\n") == []
 
 
 def test_large_code_is_read_in_part(tmp_path: Path) -> None:
@@ -121,9 +130,10 @@ def test_large_code_is_read_in_part(tmp_path: Path) -> None:
     names = [f"m{number}.py" for number in range(300)]
     for number, name in enumerate(names):
         (tmp_path / name).write_text(f"import m{number + 1}\nimport nowhere{number}\n")
-    assert len(unprovided(names[:1], tmp_path, names, ())) == 11
+    code = UserCode(files=tuple(File(name, tmp_path / name) for name in names))
+    assert len(unprovided(names[:1], tmp_path, code)) == 11
     (tmp_path / "m0.py").write_text("import nowhere\n" + "#" * 2_000_000)
-    assert unprovided(names[:1], tmp_path, names, ()) == ()
+    assert unprovided(names[:1], tmp_path, code) == ()
 
 
 def test_requirements_that_the_spec_does_not_name(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def written(folder: Path, **texts: str) -> Path:
 
 def test_a_file_counts_by_name_content_and_whether_it_runs(tmp_path: Path) -> None:
     def digest() -> str:
-        return content.content(code_files.collect_code(tmp_path).files).digest
+        return content.content(code_files.collect_code(tmp_path)).digest
 
     written(tmp_path, a__py="1")
     seen = [digest()]

@@ -34,7 +34,7 @@ def project(folder: Path, run: str, ignore: str, **files: str) -> Path:
 
 
 def found(file: Path) -> list[str]:
-    names = [one.name for one in collect_code(file.parent, frozenset([file])).files]
+    names = [one.name for one in collect_code(file.parent, frozenset([file]))]
     spec = read(file)
     folder = file.parent
     return sorted(named_but_ignored(mentioned(spec, folder, names), spec, folder, names, ["job.yaml"]))
@@ -118,14 +118,19 @@ def test_what_is_named(tmp_path: Path, run: str, ignore: str, files: dict[str, s
         ("{script: src/main.py, args: [--data, ../set/]}", "", ["../set (run.args)"]),
         ("{script: src/main.py}", "open('sub/../data'); import sys; sys.path.append('..'); '...and so on'", []),
         ("{script: src/main.py}", "from os import path\nopen(path.join(path.dirname(__file__), '../data'))", []),
+        (
+            "{script: src/main.py}",
+            "hydra.main(config_path='../configs'); _base_ = ['../configs/a.py', '../configs/gone.py']",
+            ["../configs/gone.py (src/main.py:1)"],
+        ),
         ('{command: [sh, -c, "cd src && exec python main.py"]}', "MNIST('../data')", []),
     ],
 )
 def test_paths_that_lead_out_of_the_code(tmp_path: Path, run: str, script: str, expected: list[str]) -> None:
     """A job's working directory is /workspace, and only root may write above it."""
-    file = project(tmp_path, run, "", src___main__py=script)
-    names = [one.name for one in collect_code(tmp_path, frozenset([file])).files]
-    assert named_outside(mentioned(read(file), tmp_path, names)) == tuple(expected)
+    file = project(tmp_path, run, "", src___main__py=script, configs___a__py="")
+    names = [one.name for one in collect_code(tmp_path, frozenset([file]))]
+    assert named_outside(mentioned(read(file), tmp_path, names), names) == tuple(expected)
 
 
 def test_the_search_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

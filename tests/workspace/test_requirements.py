@@ -94,6 +94,45 @@ def test_a_password_is_reported_with_its_line(tmp_path: Path) -> None:
     assert "hunter22" not in str(refused.value)
 
 
+PYPROJECT = """
+[project]
+name = "My.Lib"
+dynamic = ["dependencies"]
+[project.optional-dependencies]
+gpu = ["flash-attn"]
+train = ["my_lib[gpu]", "accelerate>=1", "core[fast]>=2 ; python_version > '3.9'"]
+[dependency-groups]
+log = ["wandb", {include-group = "more"}]
+more = ["rich"]
+cycle = [{include-group = "cycle"}]
+[tool.setuptools.dynamic]
+dependencies = {file = ["requirements/base.txt"]}
+[tool.setuptools.dynamic.optional-dependencies]
+docs = {file = "requirements/docs.txt"}
+[tool.uv.sources]
+core = {git = "https://example.com/core", tag = "v2", subdirectory = "py"}
+accelerate = {index = "pytorch-cpu"}
+"""
+
+
+def test_extras_and_groups_of_a_pyproject_with_its_uv_sources(tmp_path: Path) -> None:
+    written(tmp_path, "numpy  # arrays\n", "requirements/base.txt")
+    written(tmp_path, "sphinx\n", "requirements/docs.txt")
+    path = written(tmp_path, PYPROJECT, "pyproject.toml")
+    assert requirements(path) == "numpy  # arrays\n"
+    assert requirements(path, ("train", "log", "docs")).splitlines()[1:] == [
+        "flash-attn",
+        "accelerate>=1",
+        'core[fast] @ git+https://example.com/core@v2#subdirectory=py ; python_version > "3.9"',
+        "wandb",
+        "rich",
+        "sphinx",
+    ]
+    for name, problem in (("trian", "no extra or dependency group trian"), ("cycle", "cycle includes itself")):
+        with pytest.raises(UsageError, match=problem):
+            requirements(path, (name,))
+
+
 def test_the_dependencies_of_a_pyproject_and_nothing_else_of_it(tmp_path: Path) -> None:
     text = '[project]\nname = "x"\nversion = "1"\ndependencies = ["einops>=0.8", "rich; python_version > \'3\'"]\n'
     one = requirements(written(tmp_path, text, "pyproject.toml"))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import operator
 import os
-import tempfile
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -29,6 +28,7 @@ from launch_train.checkpointing import reader
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.common import contract
 from launch_train.common.config import Checkpoint as Settings
+from launch_train.common.scratch import temporary_folder
 from launch_train.common.storage import Storage, open_storage
 
 __all__ = ["CheckpointError", "due", "leave", "load", "preempted", "restore", "save"]
@@ -61,7 +61,7 @@ def _load_state(storage: Storage, manifest: Manifest) -> dict[str, Any]:
     from launch_train.distributed.dtensor import full_tensors
     from launch_train.script_api.encoding import decode
 
-    with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
+    with temporary_folder("checkpoint") as folder:
         saved = reader.read_all(manifest.folder, reader.fetch(storage, manifest, Path(folder)))
         state: dict[str, Any] = join(full_tensors(saved), saved[0]["rest"])  # copies, as the files are deleted
         own = [copy.deepcopy(shard["own"]) for shard in saved]

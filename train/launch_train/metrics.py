@@ -14,9 +14,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -45,8 +45,12 @@ def log(step: int, **values: Any) -> None:
     Raises TypeError if `step` is not a whole number.
     """
     done, row = whole(step), plain(values)
+    _mark_as_logged()
     _default().put([{"step": done, "time": time.time(), **row}])
-    _warn_once(done, contract.nonfinite(row))
+    for name, text in contract.nonfinite(row).items():
+        if name not in _warned and isinstance(_default(), MetricsWriter):
+            _warned.add(name)
+            say(f"warning: step {done}: {name} is {text}")
     faults.record_step(done)
     if silence := os.environ.get(contract.HANG_AFTER):
         _heartbeat().expect(float(silence))
@@ -57,15 +61,16 @@ def event(name: str, **fields: Any) -> None:
     _default().put([{"event": name, "time": time.time(), **plain(fields)}])
 
 
-def _warn_once(step: int, lost: Mapping[str, str]) -> None:
-    """Warn about each value that is not finite, once per name, on the rank whose rows are written."""
-    for name, text in lost.items():
-        if name not in _warned and isinstance(_default(), MetricsWriter):
-            _warned.add(name)
-            say(f"warning: step {step}: {name} is {text}")
-
-
 _warned: set[str] = set()
+"""Names of the values that were not finite, each reported once, on the rank whose rows are written."""
+
+
+@cache
+def _mark_as_logged() -> None:
+    """Note for the node's collector that the values in this script's event files are not to become rows too."""
+    if folder := os.environ.get(contract.FAULTS):
+        with suppress(OSError):
+            (Path(folder) / faults.LOGGED).touch()
 
 
 @cache

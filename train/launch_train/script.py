@@ -68,6 +68,8 @@ class ScriptRun:
         first = checkpoint.restore(
             self.state, own=self.own, minutes=minutes, keep_last=keep_last, keep_every=keep_every
         )
+        if self.rank == 0:
+            metrics.event("start", steps=total)  # for the remaining time in `launch watch`
         for step in range(first + 1, total + 1):
             yield step
             if checkpoint.due(step):

@@ -83,6 +83,14 @@ def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping
     return shorter
 
 
+def until(request: Mapping[str, Any], left: float) -> Mapping[str, Any]:
+    """Return the request with its time limit reduced to `left`, the seconds until its reservation ends."""
+    if service(request).limit(request) <= left:
+        return request
+    shorter: Mapping[str, Any] = service(request).with_limit(request, max(LEAST_SECONDS, int(left)))
+    return shorter
+
+
 def within_wait(request: Mapping[str, Any], left: float | None) -> Mapping[str, Any]:
     """Return the request with its wait for machines reduced to `left`, the remaining seconds of `limits.wait_total`.
 

@@ -40,24 +40,19 @@ def bench(
     """
     from importlib.util import find_spec
 
+    from launch_train.bench.figures import PARTS
+
     if output_format is Output.yaml:
         raise UsageError("-o yaml is not available for the benchmark", "Use -o text or -o json.")
     if find_spec("torch") is None:
         raise LaunchError("launch bench needs PyTorch, which is not installed here", 'pip install "gcp-launch[train]"')
-    check_parts(only)
+    for part in [] if only is None else only.split(","):  # before torch is loaded
+        if part.strip() not in PARTS:
+            raise UsageError(f"unknown part {part.strip()!r} in --only", f"Use some of {','.join(PARTS)}.")
     words = [*(["--quick"] if quick else []), *(["--strict"] if strict else []), *(["--only", only] if only else [])]
     if output_format is Output.json:
         words += ["--json", "-"]
     print(run_bench([*program(gpus), *words], output_format), end="")
-
-
-def check_parts(only: str | None) -> None:
-    """Check the parts of --only before torch is loaded. Raises UsageError."""
-    from launch_train.bench.figures import PARTS
-
-    for part in [] if only is None else only.split(","):
-        if part.strip() not in PARTS:
-            raise UsageError(f"unknown part {part.strip()!r} in --only", f"Use some of {','.join(PARTS)}.")
 
 
 def program(gpus: int | None) -> list[str]:

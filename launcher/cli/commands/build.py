@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from launcher.cli.flows.image import BuilderFlag, CreateRepository
-from launcher.cli.options import Output, OutputFormat, SpecFile, flags_of
+from launcher.cli.options import BuilderFlag, CreateRepository, Output, OutputFormat, SpecFile, flags_of
 
 
 def build(

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import Output, OutputFormat, Regions, RunName, YesForAnother
+from launcher.cli.options import Last, Output, OutputFormat, Regions, RunName, YesForAnother
 
 if TYPE_CHECKING:
     from launcher.api.cancelling import Cancellation
     from launcher.api.find_local_run import LocalRun
     from launcher.api.find_run import FoundRun
     from launcher.errors import LaunchError
-    from launcher.jobs.job import Job
 
 
 def cancel(
     run: RunName,
     *,
     regions: Regions = None,
+    last: Last = False,
     yes: YesForAnother = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
@@ -30,7 +30,7 @@ def cancel(
     from launcher.api.find_sweep import Sweep
     from launcher.cli.flows.find_run import run_or_sweep
 
-    found = run_or_sweep(run, regions)
+    found = run_or_sweep(run, regions, last=last)
     if isinstance(found, Sweep):
         from launcher.cli.flows.cancel_sweep import cancel_sweep
 
@@ -82,18 +82,14 @@ def show(cancelled: Cancellation, output: Output, error: LaunchError | None) -> 
     from launcher.cli.ui.documents import printed
 
     if output is Output.text:
+        from launcher.cli.ui.event_printer import STATES, after
+
         for job in cancelled.jobs:
-            print(f"{'' if cancelled.done else 'nothing to do: '}{end_text(cancelled.run, job)}")
+            end = f"{cancelled.run} {STATES.get(job.state, job.state)}{after(job)} ({job.place})"
+            folder = f"\nits folder: {job.folder}" if job.folder else ""  # finds a run on VMs from now on
+            print(f"{'' if cancelled.done else 'nothing to do: '}{end}{folder}")
         if cancelled.only_blocked:
             print("no further attempt will be made")
     elif cancelled.jobs:
         data = [job_data(cancelled.run, job) for job in cancelled.jobs]
         printed({**data[0], "jobs": data}, output, error)
-
-
-def end_text(run: str, job: Job) -> str:
-    """Return `my-job-0123abcd cancelled after 3 min 20 s (us-central1)`."""
-    from launcher.cli.ui.event_printer import STATES, after
-
-    folder = f"\nits folder: {job.folder}" if job.folder else ""  # a run on VMs is found by its folder from now on
-    return f"{run} {STATES.get(job.state, job.state)}{after(job)} ({job.place}){folder}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -61,30 +62,53 @@ def check(
     """
     if form is TextFormat.github and output_format is not Output.text:
         raise UsageError(f"--format github cannot be combined with -o {output_format}", "Remove one of them.")
+    from launcher.cli.ui.check_page import log_line
+    from launcher.cli.ui.plan_page import printable
+
     paths, on = specs or [Path()], cast("Target | None", target)
-    if against is not None:
-        show_changes(paths, against, on, project, output_format)
-        return
+    shown = log_line if form is TextFormat.github else printable
+    try:
+        if against is not None:
+            show_changes(paths, against, on, project, output_format, shown)
+        else:
+            show_checked(paths, on, project, output_format, shown)
+    except LaunchError as error:
+        if form is TextFormat.github:
+            error.problem, error.hint = (
+                "\n".join(map(log_line, text.split("\n"))) for text in (error.problem, error.hint)
+            )
+        raise
+
+
+def show_checked(
+    paths: list[Path], target: Target | None, project: str | None, output_format: Output, shown: Callable[[str], str]
+) -> None:
+    """Print the specs and what is wrong with them, as `shown` returns each line. Raises PlanRefused."""
     from launcher.api.checking import check_specs, find_specs
-    from launcher.cli.ui.check_page import annotation_lines, data, page
+    from launcher.cli.ui.check_page import annotation_lines, data, log_line, page
     from launcher.cli.ui.documents import printed
 
     found = find_specs(paths)
-    checked = check_specs(found.specs, target=on, project=project)
+    checked = check_specs(found.specs, target=target, project=project)
     error = refusal(checked)
     if output_format is not Output.text:
         printed(data(checked, found.other_files), output_format, error)
     else:
         for line in page(checked, found.other_files):
-            print(line)
-        for line in annotation_lines(checked) if form is TextFormat.github else ():
+            print(shown(line))
+        for line in annotation_lines(checked) if shown is log_line else ():
             print(line)
     if error:
         raise error
 
 
 def show_changes(
-    paths: list[Path], against: str, target: Target | None, project: str | None, output_format: Output
+    paths: list[Path],
+    against: str,
+    target: Target | None,
+    project: str | None,
+    output_format: Output,
+    shown: Callable[[str], str],
 ) -> None:
     """Print what changed since a commit. Raises PlanRefused: a spec of the working tree is refused."""
     from launcher.api.comparing import compare_specs
@@ -96,7 +120,7 @@ def show_changes(
     if output_format is not Output.text:
         printed(changes_data(found, against), output_format, error)
     else:
-        print("\n".join(markdown(found, against)))
+        print("\n".join(map(shown, markdown(found, against))))
     if error:
         raise error
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import Output, OutputFormat, Regions
+from launcher.cli.options import Last, Output, OutputFormat, Regions
 from launcher.errors import UsageError
 
 
@@ -14,6 +14,7 @@ def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Names, IDs or folders of two or more runs.")],
     *,
     regions: Regions = None,
+    last: Last = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Compare two or more runs.
@@ -23,17 +24,17 @@ def compare(
     """
     import time
 
-    from launch_train.report import read_run
     from launcher.cli.flows.find_run import folder_of
+    from launcher.cli.flows.report import read_whole_run
     from launcher.cli.ui import compare_page
     from launcher.cli.ui.documents import printed
     from launcher.gcp.storage import read_errors
 
     if len(runs) < 2:
         raise UsageError(f"only one run to compare: {runs[0]}", "Name another: launch compare RUN RUN")
-    folders = [folder_of(run, regions) for run in runs]
+    folders = [folder_of(run, regions, last=last) for run in runs]
     with read_errors():
-        found = compare_page.compared([read_run(storage) for _, storage in folders], time.time())
+        found = compare_page.compared([read_whole_run(storage) for _, storage in folders], time.time())
     if output_format is Output.text:
         print("\n".join(compare_page.lines(found)))
     else:

@@ -45,9 +45,10 @@ def doctor(
 
     halves: dict[str, tuple[Check, ...]] = {}
     if only != "project":
-        from launcher.api.doctor import check_machine
+        from launcher.machine.checks import evaluate
+        from launcher.machine.reads import read
 
-        halves["machine"] = check_machine(os.environ)
+        halves["machine"] = evaluate(read(os.environ))
     if only != "machine":
         halves["project"] = project_half(spec, region, target)
     failed = sum(one.status == "failed" for checks in halves.values() for one in checks)
@@ -64,12 +65,15 @@ def project_half(spec: Path | None, regions: list[str] | None, target: Target) -
     from launcher.api.planning import planned
     from launcher.errors import UsageError
     from launcher.project.model import Check
+    from launcher.project.needs import needs_of
     from launcher.spec.reader import Override
     from launcher.workspace.gcloud_config import default_regions
 
     if spec is not None:
         changes = [Override("regions", regions, "--region")] if regions else []
-        return checks.check_plan(planned(gather(target, spec, changes)), os.environ)
+        plan = planned(gather(target, spec, changes))
+        needs = needs_of(plan)
+        return checks.check_vms(plan, needs, os.environ) if target == "vm" else checks.check_needs(needs, os.environ)
     try:
         name = project(target, os.environ)
     except UsageError as error:
@@ -81,6 +85,7 @@ def project_half(spec: Path | None, regions: list[str] | None, target: Target) -
 
 def show(halves: dict[str, tuple[Check, ...]], output: Output, error: LaunchError | None) -> None:
     """Print a line for each check."""
+    from launcher.cli.style import styled
     from launcher.cli.ui.documents import printed
     from launcher.project.report import data, lines
 
@@ -90,5 +95,7 @@ def show(halves: dict[str, tuple[Check, ...]], output: Output, error: LaunchErro
         return
     titles = {"machine": "This machine", "project": "This project"}
     for number, (name, checks) in enumerate(halves.items()):
-        print(("\n" if number else "") + titles[name])
-        print("\n".join(lines(checks)))
+        print(("\n" if number else "") + styled(titles[name], "1"))
+        for line in lines(checks):
+            colour = {"✓": "32", "!": "33", "✗": "31"}.get(line[:1])
+            print(styled(line[0], colour) + line[1:] if colour else line)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from launcher.cli.help_page import MACHINE, option
-from launcher.cli.options import Output, OutputFormat, SpecFile, flags_of
+from launcher.cli.options import Output, OutputFormat, flags_of
 from launcher.errors import UsageError
 
 
 def estimate(
     ctx: typer.Context,
-    spec: SpecFile = None,
+    spec: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SPEC|MODEL]", help="The job's YAML file, or a model (gpt2-124m, hf:llama …)."),
+    ] = None,
     *,
     vram: Annotated[
         str | None,
@@ -28,6 +32,7 @@ def estimate(
     """
     import msgspec
 
+    from launch_train.common.config import PRESETS
     from launcher.cli.ui import estimate_page as ui
     from launcher.cli.ui.documents import printed
 
@@ -45,9 +50,22 @@ def estimate(
             printed([row._asdict() for row in rows], output_format)
         return
     from launcher.api.estimating import estimate_spec
-    from launcher.cli.flows.plan import gather
+    from launcher.api.gather import GatherOptions, gather
+    from launcher.cli.options import overrides
+    from launcher.plan.memory.config_sizes import FAMILIES
+    from launcher.spec.reader import Override
+    from launcher.text import did_you_mean, near
 
-    found = estimate_spec(gather("vertex", spec, flags, project_id="unknown"))
+    changes, name = overrides(flags), str(spec or "")
+    if spec and not spec.exists() and (name.startswith("hf:") or not ("/" in name or spec.suffix)):
+        if name not in PRESETS and not name.startswith("hf:"):
+            known = [*PRESETS, *(f"hf:{kind}" for kind in FAMILIES)]
+            problem = f"{name} is neither a file nor a built-in model"
+            raise UsageError(problem, did_you_mean(near(name, known, most=3), f"Models: {', '.join(known)}"))
+        tokens = [Override("run.config.data.block_size", 1024, name)] * (name.removeprefix("hf:") in FAMILIES)
+        changes, spec = [Override("run.config.model", {"name": name}, name), *tokens, *changes], None
+    options = GatherOptions(run_id=flags.run_id, project_id="unknown")
+    found = estimate_spec(gather("vertex", spec, changes, options))
     if output_format is Output.text:
         print("\n".join(ui.page(found)))
     else:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from launcher.cli.help_page import OUTPUT, RUN, option
-from launcher.cli.options import Output, Regions, RunName
+from launcher.cli.options import Last, Output, Regions, RunName
 from launcher.errors import UsageError
 from launcher.text import size_text
 
@@ -41,12 +41,17 @@ def export(
     weights_only: Annotated[
         bool, option(OUTPUT, "--weights-only", help="Omit the optimizer's state (hf, dcp).")
     ] = False,
+    tokenizer: Annotated[
+        str | None,
+        option(OUTPUT, "--tokenizer", help="A tokenizer.json to write next to the weights.", metavar="FILE"),
+    ] = None,
     regions: Regions = None,
+    last: Last = False,
 ) -> None:
-    """Export a checkpoint's weights in a format that other programs load.
+    """Export a checkpoint's weights for other programs.
 
-    Writes the config and the tokenizer next to the weights. hf loads with from_pretrained, torch with
-    torch.load(weights_only=True). hf and dcp also contain the optimizer's state.
+    Writes the config next to the weights, and the tokenizer if it is that of bytes or --tokenizer names it. hf loads
+    with from_pretrained, torch with torch.load(weights_only=True). hf and dcp also contain the optimizer's state.
     """
     from launcher.api.exporting import export_checkpoint
     from launcher.cli.flows.find_run import folder_of
@@ -56,8 +61,10 @@ def export(
         raise UsageError(f"-o {target}: -o names the output folder here", f"For a folder of that name: -o ./{target}")
     gc.enable()  # the command handles gigabytes
     wanted = step_number(step)
-    name, folder = folder_of(run, regions)
-    done = export_checkpoint(name, folder, kind.value, target, step=wanted, weights_only=weights_only, say=say)
+    name, folder = folder_of(run, regions, last=last)
+    done = export_checkpoint(
+        name, folder, kind.value, target, step=wanted, weights_only=weights_only, tokenizer=tokenizer, say=say
+    )
     for note in done.notes:
         say(note)
     for file, size in done.files.items():

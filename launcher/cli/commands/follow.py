@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from launcher.cli.options import Output, OutputFormat, Regions, RunName, WatchFor
+from launcher.cli.options import Last, Output, OutputFormat, Regions, RunName, WatchFor
 
 
 def follow(
     run: RunName,
     *,
     regions: Regions = None,
+    last: Last = False,
     watch_for: WatchFor = None,
     output_format: OutputFormat = Output.text,
 ) -> None:
@@ -22,7 +23,7 @@ def follow(
     from launcher.cli.ui.text import flag_seconds
 
     seconds = None if watch_for is None else flag_seconds(watch_for, "--watch-for")
-    found = find_run(run, regions)
+    found = find_run(run, regions, last=last)
     if isinstance(found, LocalRun):
         from launcher.cli.flows.local_output import follow_local
 

@@ -10,8 +10,7 @@ from launcher.cli.options import Offline, Output, OutputFormat
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.catalog import Catalog
-    from launcher.catalog.offers import Offer, OfferQuery
+    from launcher.catalog.offers import OfferQuery
     from launcher.compute.live_offers import LiveOffer
 
 
@@ -64,7 +63,12 @@ def gpus(
     known = priced_catalog(offline=offline)
     query = query_of(type, memory, regions, provisioning, max_usd, sort)
     found, total = offers(known, query)
-    seen = read_live(known, found) if live else {}
+    seen: dict[tuple[str, str], LiveOffer] = {}
+    if live:
+        from launcher.api.live_offers import live_offers
+        from launcher.cli.flows.find_vm import open_compute
+
+        seen = live_offers(open_compute(), known, found)
     if output_format is Output.text:
         print("\n".join(table(known, found, total, seen, query.models)))
     else:
@@ -80,14 +84,6 @@ def live_regions(named: list[str] | None) -> list[str]:
     if found := named or list(default_regions(os.environ)):
         return found
     raise UsageError("--live needs a region", "Name it: launch gpus --live --region us-central1")
-
-
-def read_live(known: Catalog, found: list[Offer]) -> dict[tuple[str, str], LiveOffer]:
-    """Return the live data of the first offers. Raises LaunchError."""
-    from launcher.api.live_offers import live_offers
-    from launcher.cli.flows.find_vm import open_compute
-
-    return live_offers(open_compute(), known, found)
 
 
 def query_of(
@@ -121,7 +117,7 @@ def known_regions(named: list[str]) -> tuple[str, ...]:
     if "any" in named:
         raise UsageError("--region any cannot be combined with another --region", "Use any alone, or list regions.")
     known = catalog.load()
-    every = sorted({one for shapes in known.machines.values() for one in known.regions_with_gpu(shapes[0])})
+    every = sorted({place for shapes in known.machines.values() for shape in shapes for place in known.regions(shape)})
     for name in named:
         check_word(name, "--region", every)
     return tuple(dict.fromkeys(named))

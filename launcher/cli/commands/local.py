@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from launch_train.common import contract
 from launcher.cli.help_page import OUTPUT, RUN, option
-from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, flags_of
-from launcher.errors import UsageError
+from launcher.cli.options import Flags, Last, Output, OutputFormat, SpecFile, flags_of
+from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
     from launcher.api.find_local_run import LocalRun
     from launcher.api.gather import Inputs
     from launcher.plan.model import Plan
+    from launcher.workspace.interpreter import Interpreter
 
 
 def local(
@@ -42,11 +43,20 @@ def local(
         str | None,
         option(RUN, "--resume", help="Continue a local run, with the code as it is now.", metavar="RUN"),
     ] = None,
+    last: Last = False,
     preempt_after: Annotated[
         str | None,
         option(RUN, "--preempt-after", help="Preempt the job after this time (15s), then restart it.", metavar="TIME"),
     ] = None,
+    setup: Annotated[
+        bool,
+        option(RUN, "--setup", help="First run the lines of image.setup on this machine."),
+    ] = False,
     docker: Annotated[bool, option(RUN, "--docker", help="Run the image: one container for each replica.")] = False,
+    python: Annotated[
+        str | None,
+        option(RUN, "--python", help="The Python that runs the job: .venv/bin/python.", metavar="PYTHON"),
+    ] = None,
     # For a test double of Vertex AI: the submitter owns the run folder and its locks.
     as_job: Annotated[str | None, typer.Option("--as-job", hidden=True, metavar="ID")] = None,
     dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="Print the request; start nothing.")] = False,
@@ -59,19 +69,33 @@ def local(
     """
     flags = flags_of(ctx)
     check_start(dry_run, new, preempt_after, flags, request)
-    check_in_place(in_place, docker)
-    check_resume(resume, flags, {"--dry-run": dry_run, "--new": new, "--request": request})
-    seconds = preemption_seconds(preempt_after)
+    if docker:
+        hint = "The image has its own code and its own Python."
+        refuse_with("--docker", {"--in-place": in_place, "--python": python}, hint)
+    for flag, value in {"--docker": docker, "--dry-run": dry_run, "--request": request}.items():
+        if setup and value:
+            hint = "The image contains what the setup does." if docker else "Remove one of them."
+            raise UsageError(f"--setup cannot be combined with {flag}", hint)
+    if last and not resume:
+        raise UsageError("--last requires --resume", "Name the run: --resume NAME --last")
+    if resume is not None:
+        refuse_with("--resume", {"--run-id": flags.run_id, "--output": flags.output, "--dry-run": dry_run})
+        refuse_with("--resume", {"--new": new, "--request": request})
+    seconds = None
+    if preempt_after is not None:
+        from launcher.cli.ui.text import flag_seconds
+
+        seconds = flag_seconds(preempt_after, "--preempt-after")
     if request:
         if docker and code:
             raise UsageError("--code cannot be combined with --docker", "The image contains its own code.")
-        run_request(request, spec, code, in_place, flags, dry_run, seconds, docker, as_job, output_format)
+        run_request(request, spec, code, in_place, flags, dry_run, seconds, docker, python, as_job, output_format)
     elif as_job:
         raise UsageError("--as-job requires --request")
     elif code:
         raise UsageError("--code requires --request", "In a spec, image.code sets the code folder.")
     else:
-        run_spec(spec, flags, dry_run, new, resume, seconds, docker, in_place, output_format)
+        run_spec(spec, flags, dry_run, new, resume, last, seconds, docker, python, in_place, setup, output_format)
 
 
 def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flags, request: Path | None) -> None:
@@ -85,29 +109,6 @@ def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flag
         raise UsageError("--new cannot be combined with --request", "To run it again, use another folder: --output DIR")
 
 
-def check_resume(resume: str | None, flags: Flags, others: Mapping[str, object]) -> None:
-    """Check that no other flag names the run. Raises UsageError."""
-    given = {"--run-id": flags.run_id, "--output": flags.output, **others}
-    flag = next((flag for flag, value in given.items() if value), None)
-    if resume is not None and flag:
-        raise UsageError(f"{flag} cannot be combined with --resume", "Remove one of them.")
-
-
-def check_in_place(in_place: bool, docker: bool) -> None:
-    """Check that --in-place runs without a container. Raises UsageError."""
-    if in_place and docker:
-        raise UsageError("--in-place cannot be combined with --docker", "The image contains its own code.")
-
-
-def preemption_seconds(text: str | None) -> float | None:
-    """Return the value of --preempt-after in seconds, or None. Raises UsageError."""
-    if text is None:
-        return None
-    from launcher.cli.ui.text import flag_seconds
-
-    return flag_seconds(text, "--preempt-after")
-
-
 def run_request(
     path: Path,
     spec: Path | None,
@@ -117,6 +118,7 @@ def run_request(
     dry_run: bool,
     preempt_after: float | None,
     docker: bool,
+    python: str | None,
     as_job: str | None,
     output_format: Output,
 ) -> None:
@@ -124,19 +126,21 @@ def run_request(
     from launcher.cli.flows import rehearse, request_file
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.rehearsal.workdirs import Code
-    from launcher.workspace import code_files, content
+    from launcher.workspace import code_files
 
     body, folder = request_file.load(path, spec, flags), request_file.folder(code)
     if dry_run:
         request_file.show(body, output_format, docker=docker)
         return
-    found = code_files.collect_code(folder).files if folder else []
+    found = None if docker else python_of_request(body, python, {} if as_job else os.environ)
+    code_sent = code_files.without_secrets(code_files.collect_code(folder) if folder else [])
     job = Rehearsal(
         request=body,
-        code=Code(found, folder if in_place else None),
-        content=content.content(found).digest if folder else "",
+        code=Code(code_sent.files, folder if in_place else None),
+        content=code_sent.content.digest if folder else "",
         preempt_after=preempt_after,
         docker=docker,
+        python=found,
         job_id=as_job,
     )
     rehearse.run(job, output_format)
@@ -148,35 +152,63 @@ def run_spec(
     dry_run: bool,
     new: bool,
     resume: str | None,
+    last: bool,
     preempt_after: float | None,
     docker: bool,
+    python: str | None,
     in_place: bool,
+    setup: bool,
     output_format: Output,
 ) -> None:
     """Plan a spec and run it, or with `dry_run` show the plan."""
     from launcher.api.planning import planned
     from launcher.cli.flows import rehearse
-    from launcher.cli.flows.plan import gather
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.cli.flows.suggestions import Typed
     from launcher.cli.ui.plan_page import show
+    from launcher.cli.ui.streams import say
+    from launcher.rehearsal.attempts import earlier_python
+    from launcher.rehearsal.on_host import run_setup
     from launcher.rehearsal.workdirs import Code
+    from launcher.workspace.interpreter import answers
 
     run = None
     if resume:
         from launcher.api.local_resume import find_local
 
-        run = find_local(resume)
-    inputs = inputs_of(run, spec, flags, in_place=in_place) if run else gather("local", spec, flags, in_place=in_place)
+        run = find_local(resume, last=last)
+    options: dict[str, Any] = {"in_place": in_place, "docker": docker, "python": python, "setup": setup}
+    options["dry_run"] = dry_run
+    inputs = inputs_of(run, spec, flags, options)
     if docker:
         inputs = for_this_machine(inputs)
     plan = planned(inputs)
+    earlier = "" if new else earlier_python(plan.run_folder)
+    if inputs.python and not inputs.python.is_named and earlier not in ("", inputs.python.path):
+        options["earlier_python"] = earlier
+        inputs = inputs_of(run, spec, flags, options)
+        plan = planned(inputs)
+    if setup:
+        if not inputs.spec.image.setup:
+            raise UsageError("--setup: the spec has no image.setup", "Remove --setup.")
+        python_path = inputs.python.path if inputs.python else sys.executable
+        run_setup(inputs.spec.image.setup, inputs.code or Path.cwd(), os.environ, say, python_path)
+        answers.cache_clear()
+        inputs = inputs_of(run, spec, flags, options)  # the lines may have installed packages, and written code
+        plan = planned(inputs)
     if dry_run:
-        show(plan, output_format, image=docker)
+        show(plan, inputs.spec, output_format, image=docker, python=inputs.python)
         return
+    if inputs.python and inputs.python.error:
+        raise inputs.python.error
     with inputs.located.naming_places():
         check_kernels(inputs)
-        check_entrypoint(inputs, docker)
+        if inputs.spec.run.node == "none" and not docker:
+            raise UsageError(
+                "run.node: none starts the image's own entrypoint, which only the image has",
+                "Run it in a container: --docker",
+                field="run.node",
+            )
     if new:
         plan = as_fresh_run(plan, inputs)
     report_start(plan, inputs, run, is_new=new)
@@ -185,33 +217,58 @@ def run_spec(
         plan, image = with_local_image(plan, inputs)
     job = Rehearsal(
         request=plan.attempts[0].request,
-        code=Code(inputs.source.code, inputs.code if in_place else None),
+        code=Code(inputs.source.code, inputs.code if in_place else None, inputs.source.installed),
         content=inputs.context.code.digest,
         plan=plan,
         typed=Typed(spec, flags),
         preempt_after=preempt_after,
         docker=docker,
         image=image,
+        python=inputs.python,
     )
     rehearse.run(job, output_format)
 
 
-def inputs_of(run: LocalRun, spec: Path | None, flags: Flags, *, in_place: bool = False) -> Inputs:
-    """Return the inputs of a plan that continues a run in its folder; without a spec, by its own. Raises UsageError."""
+def python_of_request(body: dict[str, Any], option: str | None, environ: Mapping[str, str]) -> Interpreter:
+    """Return the Python that runs a request. Raises UsageError: it can't."""
+    from launcher.rehearsal.attempts import earlier_python
+    from launcher.rehearsal.request import parse_request
+    from launcher.workspace.interpreter import TRAINER, Wanted, find_interpreter
+
+    job = parse_request(body)
+    needs = [("torch", "torchrun")] if job.uses_torch else []
+    if job.is_builtin:  # as a spec's
+        needs = [("torch", TRAINER), ("numpy", TRAINER)]
+    if (job.run_folder or "").startswith("gs://"):
+        needs.append(("google-cloud-storage", f"output: {job.run_folder}"))
+    earlier = earlier_python(job.run_folder)
+    found = find_interpreter(Wanted(tuple(needs)), environ, option=option, setting=None, earlier=earlier)
+    if found.error:
+        raise found.error
+    return found
+
+
+def inputs_of(run: LocalRun | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:
+    """Return the inputs of a plan, as `gather` does with these options; for a run, of one that continues it in its
+    folder, without a spec by its own. Raises UsageError."""
     from launcher.api.code_growth import stored_plan
-    from launcher.api.gather import gather_data
+    from launcher.api.gather import GatherOptions, gather_data
     from launcher.cli.flows.plan import gather
     from launcher.cli.options import overrides
 
-    there = replace(flags, run_id=run.id, output=str(run.folder.parent))
+    if run is None:
+        return gather("local", spec, flags, **options)
+    run_flags = flags._replace(run_id=run.id, output=str(run.folder.parent))
     if spec:
-        return gather("local", spec, there, in_place=in_place)
+        return gather("local", spec, run_flags, **options)
     path = run.folder / contract.PLAN
     before = stored_plan(path)
     if before is None or (before.image and before.image.files):
         why = "has no readable plan" if before is None else "has custom code, which its folder does not contain"
         raise UsageError(f"{run.id} {why}", f"Add the spec: launch local SPEC --resume {run.id}")
-    return gather_data("local", before.spec, str(path), overrides(there), run_id=run.id)
+    return gather_data(
+        "local", before.spec, str(path), overrides(run_flags), options=GatherOptions(run_id=run.id, **options)
+    )
 
 
 def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bool) -> None:
@@ -222,6 +279,8 @@ def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bo
     from launcher.api.local_resume import check_repeated, find_unfinished
     from launcher.cli.ui.streams import say
 
+    if inputs.python and inputs.python.note:
+        say(inputs.python.note)
     for warning in plan.warnings:
         say(f"warning: {warning}")
     if run:
@@ -242,16 +301,6 @@ def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     fix = "Without --resume, the command starts a separate run."
     for line in changed_settings(run.id, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
         say(f"resuming with {line.removeprefix('run.config.')}")
-
-
-def check_entrypoint(inputs: Inputs, docker: bool) -> None:
-    """Refuse to start an image's own entrypoint without the image. Raises UsageError."""
-    if inputs.spec.run.node == "none" and not docker:
-        raise UsageError(
-            "run.node: none starts the image's own entrypoint, which only the image has",
-            "Run it in a container: --docker",
-            field="run.node",
-        )
 
 
 GPU_ONLY = {"precision": ("fp16", "tf32"), "attention": ("efficient", "cudnn")}
@@ -281,7 +330,8 @@ def for_this_machine(inputs: Inputs) -> Inputs:
     image = inputs.spec.image
     if image.uri or image.wheel or visible_gpus(os.environ):
         return inputs
-    return inputs._replace(spec=msgspec.structs.replace(inputs.spec, image=msgspec.structs.replace(image, wheel="cpu")))
+    spec = msgspec.structs.replace(inputs.spec, image=msgspec.structs.replace(image, wheel="cpu"))
+    return msgspec.structs.replace(inputs, spec=spec)
 
 
 def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
@@ -304,4 +354,4 @@ def as_fresh_run(plan: Plan, inputs: Inputs) -> Plan:
     from launcher.cli.flows.rehearsal_folder import new_run
 
     run = new_run(plan.run, plan.run_folder or "")
-    return planned(inputs._replace(context=msgspec.structs.replace(inputs.context, run_id=run)))
+    return planned(msgspec.structs.replace(inputs, context=msgspec.structs.replace(inputs.context, run_id=run)))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from launcher.cli.help_page import COMMON, OUTPUT, option
-from launcher.cli.options import Output, Regions, RunName
+from launcher.cli.options import Last, Output, Regions, RunName
 
 
 def logs(
     run: RunName,
     *,
     regions: Regions = None,
+    last: Last = False,
     follow: Annotated[bool, option(OUTPUT, "-f", "--follow", help="Print new lines until the run ends.")] = False,
     tail: Annotated[
         int | None,
@@ -28,7 +29,7 @@ def logs(
     from launcher.api.find_local_run import LocalRun
     from launcher.cli.flows.find_run import find_run, job_of
 
-    found = find_run(run, regions)
+    found = find_run(run, regions, last=last)
     if isinstance(found, LocalRun):
         from launcher.cli.flows.local_output import show_lines
 

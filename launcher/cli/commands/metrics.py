@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli.help_page import COMMON, OUTPUT, option
-from launcher.cli.options import Output, Regions
+from launcher.cli.options import Last, Output, Regions
 from launcher.cli.ui.text import columns
 from launcher.errors import LaunchError, UsageError
 from launcher.text import did_you_mean, listed, near, plural
@@ -38,6 +38,7 @@ def metrics(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, ID, folder or spec, or a job's number.")],
     *,
     regions: Regions = None,
+    last: Last = False,
     everything: Annotated[
         bool, option(OUTPUT, "--all", help=f"Print all steps, not {ROWS} spread over the run.")
     ] = False,
@@ -62,7 +63,7 @@ def metrics(
 
     if (plot or names) and output_format is not Output.text:
         raise UsageError(f"--plot draws text, not {output_format}", f"For all values: launch metrics {run} -o json")
-    name, folder = folder_of(run, regions)
+    name, folder = folder_of(run, regions, last=last)
     if plot or names:
         print("\n".join(plots(name, folder, names)))
         return
@@ -174,7 +175,7 @@ def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def event_texts(events: Sequence[Record]) -> Iterator[str]:
-    """Yield the skipped steps, the steps that ran out of memory, and the GPU errors, with the count of equal ones."""
+    """Yield skipped steps, steps that ran out of memory, slow ranks, and GPU errors with the count of equal ones."""
     skipped = sorted({event["step"] for event in events if event["event"] == "non_finite" and "step" in event})
     if skipped:
         some = listed([str(step) for step in skipped], NAMED)
@@ -182,6 +183,9 @@ def event_texts(events: Sequence[Record]) -> Iterator[str]:
     for event in events:
         if event["event"] == "out_of_memory":
             yield f"step {event.get('step')}: out of memory; micro-batch reduced to {event.get('micro_batch')}"
+        if event["event"] == "slow_rank":
+            seconds, usual = event.get("seconds") or 0.0, event.get("median") or 0.0
+            yield f"step {event.get('step')}: rank {event.get('rank')} is slow: {seconds:.3g} s, median {usual:.3g} s"
     for text, count in Counter(gpu_error(one) for one in events if one["event"] == "gpu_error").items():
         yield f"{text} ({count} times)" if count > 1 else text
 

@@ -27,6 +27,10 @@ def push_code(
         bool,
         option(RUN, "--delete", help="Delete files that an earlier push copied and that no longer exist here."),
     ] = False,
+    allow_secret: Annotated[
+        list[str] | None,
+        option(RUN, "--allow-secret", help="Copy this file even if it looks like a secret.", metavar="FILE"),
+    ] = None,
     dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="List the files; copy nothing.")] = False,
     user: User = None,
     zone: InZone = None,
@@ -41,10 +45,10 @@ def push_code(
     from launcher.cli.flows.ssh_access import remote
     from launcher.cli.ui.streams import say
     from launcher.ssh.sync import push
-    from launcher.workspace.code_files import collect_code
+    from launcher.workspace.code_files import collect_code, without_secrets
 
     here, there = source_of(folder)
-    found = collect_code(here)
+    found = without_secrets(collect_code(here), allow_secret or (), override="--allow-secret FILE")
     if not found.files:
         raise UsageError(f"{here} has no files to copy", "See its .gitignore and .dockerignore.")
     if dry_run:

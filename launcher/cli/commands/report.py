@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.help_page import OUTPUT, option
-from launcher.cli.options import Output, Regions
+from launcher.cli.options import Last, Output, Regions
 from launcher.errors import UsageError
 
 
@@ -21,6 +21,7 @@ def report(
     ] = None,
     show: Annotated[bool, option(OUTPUT, "--open", help="Open the page in the browser.")] = False,
     regions: Regions = None,
+    last: Last = False,
 ) -> None:
     """Write an HTML report of runs or a sweep.
 
@@ -32,7 +33,7 @@ def report(
 
     if target and str(target) in [*Output]:
         raise UsageError(f"-o {target}: -o names the file here", f"For a file of that name: -o ./{target}")
-    found = dict(each for run in runs for each in folders_of(run, regions))
+    found = dict(each for run in runs for each in folders_of(run, regions, last=last))
     path = write_report(found, target, "-".join(runs) if len(found) > len(runs) else "")
     print(path)
     if show:

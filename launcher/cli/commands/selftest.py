@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launch_train.common.scratch import temporary_folder
 from launcher.cli.help_page import COMMON, COST, RUN, WHERE, option
 from launcher.errors import LaunchError, UsageError
 from launcher.signals import signals_stop
@@ -54,19 +55,18 @@ def selftest(
     """
     if bundle and not compare:
         raise UsageError(f"a bundle ({bundle}) needs --compare", f"launch selftest --compare {bundle}")
-    if compare:
-        check_checkout()
+    if compare and not (ROOT / "tests" / "selftest" / "loopback.py").is_file():  # the loopback cloud is for tests
+        raise UsageError("--compare needs launch's own tests", "Run it from a checkout of launch's repository.")
     if bundle:
         show_differences(bundle)
         return
-    import tempfile
 
     from launcher.selftest.steps import GROUPS, chosen
 
     groups = [word for word in only.split(",") if word]
     if unknown := [group for group in groups if group not in GROUPS]:
         raise UsageError(f"unknown part {unknown[0]!r} in --only", f"Use some of {','.join(GROUPS)}.")
-    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, signals_stop():
+    with temporary_folder("selftest") as folder, signals_stop():
         kit = kit_of(project, region, Path(folder), repository, needs_region=not clean)
         if clean:
             cleaned(kit, everywhere=region is None)
@@ -351,16 +351,9 @@ def attempt(read: Callable[[], str]) -> str:
 # --- Google's answers and ours ----------------------------------------------------------------------------------------
 
 
-def check_checkout() -> None:
-    """Check that launch runs from a checkout: the loopback cloud is part of the tests. Raises UsageError."""
-    if not (ROOT / "tests" / "selftest" / "loopback.py").is_file():
-        raise UsageError("--compare needs launch's own tests", "Run it from a checkout of launch's repository.")
-
-
 def show_differences(path: Path) -> None:
     """Print where a bundle's answers differ from the loopback cloud's. Raises UsageError: it is no bundle."""
     import subprocess
-    import tempfile
 
     from launcher.selftest import bundle
     from launcher.selftest.compare import differences
@@ -370,7 +363,7 @@ def show_differences(path: Path) -> None:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot read the bundle {path}: {error}", "launch selftest writes one.") from error
     say("launch: running the same steps against the loopback cloud …")
-    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder:
+    with temporary_folder("selftest") as folder:
         ours = Path(folder) / "ours.zip"
         line = [sys.executable, "-m", "tests.selftest.loopback", str(ours)]
         ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)

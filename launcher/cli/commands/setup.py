@@ -39,9 +39,11 @@ def setup(
     for VMs firewall rules and Cloud NAT. In an existing default bucket it turns on uniform access and turns off soft
     delete. The command can be repeated.
     """
+    import launcher.clock
     from launcher.api.gather import project
-    from launcher.api.setup import apply_setup, read_setup
+    from launcher.api.setup import read_setup
     from launcher.cli.ui.documents import printed
+    from launcher.project.setup import apply
     from launcher.project.steps import parse_quota
     from launcher.workspace.gcloud_config import default_regions
 
@@ -71,7 +73,7 @@ def setup(
         if is_text:
             print("\n".join(listed("✓", text)), flush=True)
 
-    apply_setup(found, done)
+    apply(found.pending, launcher.clock.REAL, done)
     if not is_text:
         printed(document(found, finished), output_format)
     elif finished:

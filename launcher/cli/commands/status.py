@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli.help_page import OUTPUT, option
-from launcher.cli.options import AllRuns, Mine, Output, OutputFormat, Regions
+from launcher.cli.options import AllRuns, Last, Mine, Output, OutputFormat, Regions
 from launcher.cli.ui.streams import say
 from launcher.errors import UsageError
 
@@ -25,6 +25,7 @@ def status(
     ] = None,
     *,
     regions: Regions = None,
+    last: Last = False,
     mine: Mine = False,
     events: Annotated[bool, option(OUTPUT, "--events", help="Print all events of the run too.")] = False,
     everything: AllRuns = False,
@@ -44,17 +45,17 @@ def status(
 
         show_runs(RunFilter(mine=mine), output_format, regions=regions, everything=everything)
         return
-    show_named(run, regions, output_format, events=events)
+    show_named(run, regions, output_format, events=events, last=last)
 
 
-def show_named(run: str, regions: list[str] | None, output_format: Output, *, events: bool) -> None:
+def show_named(run: str, regions: list[str] | None, output_format: Output, *, events: bool, last: bool) -> None:
     """Print a run or a sweep. Raises LaunchError: there is none, or it cannot be read."""
     from launcher.api.find_local_run import LocalRun
     from launcher.api.find_sweep import Sweep
     from launcher.api.run import status_of
     from launcher.cli.flows.find_run import run_or_sweep
 
-    found = run_or_sweep(run, regions)
+    found = run_or_sweep(run, regions, last=last)
     if isinstance(found, Sweep):
         from launcher.cli.flows.sweep_status import show_sweep
 
@@ -80,11 +81,13 @@ def show_run(found: RunStatus, output: Output, *, events: bool = False) -> None:
         return
     if found.problem:
         say(found.problem)
-    from launcher.cli.ui.data import attempt_data, job_data, progress_data
+    import msgspec
+
+    from launcher.cli.ui.data import attempt_data, job_data
     from launcher.cli.ui.documents import printed
 
     data = job_data(found.run, found.job)
-    data["progress"] = progress_data(found.progress)
+    data["progress"] = msgspec.to_builtins(found.progress)
     data["nodes"] = [node.to_dict() for node in found.nodes]
     data["attempts"] = [attempt_data(entry) for entry in found.attempts]
     data["jobs"] = [job_data(found.run, job) for job in found.jobs]

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from launcher.cli.commands.vertex import NoPreflight
-from launcher.cli.flows.image import BuilderFlag, CreateRepository
 from launcher.cli.help_page import OUTPUT, RUN, WHERE, option
-from launcher.cli.options import DryRun, Flags, Offline, Output, OutputFormat, SpecFile, WatchFor, Yes, flags_of
-from launcher.errors import UsageError
+from launcher.cli.options import (
+    BuilderFlag,
+    CreateRepository,
+    DryRun,
+    Flags,
+    Offline,
+    Output,
+    OutputFormat,
+    SpecFile,
+    WatchFor,
+    Yes,
+    flags_of,
+)
+from launcher.errors import UsageError, refuse_with
 
 
 class To(StrEnum):
@@ -68,7 +78,9 @@ def sweep(
 
     flags = flags_of(ctx)
     check(dry_run, detach, watch_for, to, max_parallel, flags)
-    check_counts({"--random": random, "--max-parallel": max_parallel})
+    for flag, count in {"--random": random, "--max-parallel": max_parallel}.items():
+        if count is not None and count < 1:
+            raise UsageError(f"{flag} {count}: expected at least 1", f"For example: {flag} 4")
     if seed is not None and random is None:
         raise UsageError("--seed needs --random", "A grid has no random points. For example: --random 20")
     planned = plan_of(to.value, spec, flags, random=random, seed=seed or 0, offline=offline)
@@ -95,21 +107,13 @@ def check(dry_run: bool, detach: bool, watch_for: str | None, to: To, max_parall
     """Check combinations of flags. Raises UsageError."""
     if flags.run_id is not None:
         raise UsageError("--run-id cannot be used in a sweep", "Each point has its own run ID; --name names the sweep.")
-    given = {"--detach": detach, "--watch-for": watch_for}
-    flag = next((name for name, value in given.items() if value), None)
-    if flag and dry_run:
-        raise UsageError(f"{flag} cannot be combined with --dry-run", "Remove one of them.")
-    if flag and to is To.local:
-        raise UsageError(f"{flag} cannot be combined with --to local", "Points on this machine end with the command.")
+    watched = {"--detach": detach, "--watch-for": watch_for}
+    if dry_run:
+        refuse_with("--dry-run", watched)
+    if to is To.local:
+        refuse_with("--to local", watched, "Points on this machine end with the command.")
     if detach and (watch_for or max_parallel):
         other = "--watch-for" if watch_for else "--max-parallel"
         raise UsageError(
             f"{other} cannot be combined with --detach", "--detach submits all points and returns. Remove one of them."
         )
-
-
-def check_counts(counts: Mapping[str, int | None]) -> None:
-    """Check that each number is at least 1. Raises UsageError."""
-    for flag, count in counts.items():
-        if count is not None and count < 1:
-            raise UsageError(f"{flag} {count}: expected at least 1", f"For example: {flag} 4")

@@ -1,16 +1,26 @@
 """`launch vertex`: run a training job on Vertex AI."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
-from launcher.cli.flows.image import BuilderFlag, CreateRepository
 from launcher.cli.help_page import OUTPUT, RUN, WHERE, option
-from launcher.cli.options import DryRun, Flags, Offline, Output, OutputFormat, SpecFile, WatchFor, Yes, flags_of
-from launcher.errors import UsageError
+from launcher.cli.options import (
+    BuilderFlag,
+    CreateRepository,
+    DryRun,
+    Explain,
+    Flags,
+    Last,
+    Offline,
+    Output,
+    OutputFormat,
+    SpecFile,
+    WatchFor,
+    Yes,
+    flags_of,
+)
+from launcher.errors import UsageError, refuse_with
 
 CpuMachine = Annotated[str | None, typer.Option("--cpu-machine", hidden=True)]
 """A machine type without GPUs, in place of the spec's, for `launch selftest`."""
@@ -23,11 +33,13 @@ def vertex(
     spec: SpecFile = None,
     *,
     dry_run: DryRun = False,
+    explain: Explain = False,
     detach: Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the job is created.")] = False,
     preflight: Preflight = False,
     no_preflight: NoPreflight = False,
     resume: Annotated[str | None, option(RUN, "--resume", help="Resume a run that has ended.", metavar="RUN")] = None,
     new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, even if this job has run before.")] = False,
+    last: Last = False,
     watch_for: WatchFor = None,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
@@ -45,12 +57,12 @@ def vertex(
     from launcher.api.planning import planned
     from launcher.cli.flows.plan import gather
     from launcher.cli.ui.plan_page import show
-    from launcher.plan.cpu import on_cpu
 
     flags = flags_of(ctx)
-    check(dry_run, detach, resume, new, watch_for, flags)
-    check_preflight(preflight, {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
+    dry_run = dry_run or explain
+    check(dry_run, detach, resume, new, watch_for, flags, last)
     if preflight:
+        refuse_with("--preflight", {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
         from launcher.cli.flows.preflight import preflight_only
 
         preflight_only(gather("vertex", spec, flags), output_format, creates_repository=create_repository)
@@ -58,8 +70,11 @@ def vertex(
     if dry_run:
         inputs = gather("vertex", spec, flags)
         made = planned(inputs, offline=offline)
-        made = on_cpu(made, cpu_machine) if cpu_machine else made
-        show(made, output_format, settings=inputs.settings)
+        if cpu_machine:
+            from launcher.plan.cpu import on_cpu
+
+            made = on_cpu(made, cpu_machine)
+        show(made, inputs.spec, output_format, settings=inputs.settings, explain=explain)
         return
     from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
 
@@ -72,15 +87,19 @@ def vertex(
         yes=yes,
         offline=offline,
         cpu_machine=cpu_machine,
+        last=last,
     )
     launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
 
 
-def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags) -> None:
+def check(
+    dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags, last: bool
+) -> None:
     """Check combinations of flags. Raises UsageError."""
-    given = {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for}
-    if dry_run and (flag := next((name for name, value in given.items() if value), None)):
-        raise UsageError(f"{flag} cannot be combined with --dry-run", "Remove one of them.")
+    if last and not resume:
+        raise UsageError("--last requires --resume", "Name the run: --resume NAME --last")
+    if dry_run:
+        refuse_with("--dry-run", {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for})
     if resume is not None and resume.startswith("-"):  # a flag that stood where the run should
         raise UsageError(f"--resume needs a run, not {resume!r}", "launch runs lists the runs.")
     if new and (resume or flags.run_id is not None):
@@ -92,9 +111,3 @@ def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for:
         raise UsageError(
             "--watch-for cannot be combined with --detach", "--detach watches nothing. Remove one of them."
         )
-
-
-def check_preflight(preflight: bool, others: Mapping[str, object]) -> None:
-    """Check that --preflight is combined with none of the flags. Raises UsageError."""
-    if preflight and (flag := next((name for name, value in others.items() if value), None)):
-        raise UsageError(f"{flag} cannot be combined with --preflight", "Remove one of them.")

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from launcher.cli.help_page import OUTPUT, option
-from launcher.cli.options import Regions, WatchFor
+from launcher.cli.options import Last, Regions, WatchFor
 
 
 def watch(
     runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Names, IDs or folders of runs, or a sweep.")],
     *,
     regions: Regions = None,
+    last: Last = False,
     watch_for: WatchFor = None,
     plain: Annotated[bool, option(OUTPUT, "--plain", help="Print lines, as without a terminal.")] = False,
 ) -> None:
@@ -26,4 +27,4 @@ def watch(
     from launcher.cli.ui.text import flag_seconds
 
     seconds = None if watch_for is None else flag_seconds(watch_for, "--watch-for")
-    watch_runs(runs, regions, watch_seconds=seconds, plain=plain)
+    watch_runs(runs, regions, last=last, watch_seconds=seconds, plain=plain)

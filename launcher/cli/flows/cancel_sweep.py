@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import launcher.clock
 from launcher.api.cancel_sweep import cancel_here, cancel_points
@@ -26,24 +26,34 @@ if TYPE_CHECKING:
 
 def cancel_sweep(sweep: Sweep, output: Output, *, yes: bool) -> None:
     """Cancel all points of a sweep. Raises LaunchError: the answer is no, or a job may still run."""
+    from launcher.cli.flows.local_status import as_data, read_snapshot
+
     if not yes:
         confirm(sweep)
-    stopped, errors = stop_here(sweep)
+    stopped: Sequence[LocalRun] = []
     cancelled: list[Cancellation] = []
+    errors: list[LaunchError] = []
+    try:
+        if sweep.here:
+            stopped = cancel_here(sweep.name, sweep.here, launcher.clock.REAL)
+    except LaunchError as error:
+        errors.append(error)
     if sweep.cloud:
         cancelled, others = cancel_points(here(), sweep.cloud, EventPrinter(None).say)
         errors += others
     done = sorted((one for one in cancelled if one.done), key=lambda one: one.run)
-    error = next(iter(errors), None)
+    states = [(run, read_snapshot(run)) for run in stopped]
     if output is Output.text:
-        ended = [*map(local_line, stopped), *map(line, done)]
+        local = (f"{run.id} {snapshot.state.lower()} (this machine)" for run, snapshot in states)
+        ended = [*local, *map(line, done)]
         count = f"{plural(len(ended), 'point')} cancelled" if ended else "nothing to do: no point was running"
         print("\n".join([*ended, f"{sweep.name}: {count}"]))
     else:
         jobs = [job_data(one.run, job) for one in done for job in one.jobs]
-        printed({"sweep": sweep.name, "runs": [*map(local_data, stopped), *jobs]}, output, error)
-    if error:
-        raise error
+        runs = [*(as_data(run, snapshot) for run, snapshot in states), *jobs]
+        printed({"sweep": sweep.name, "runs": runs}, output, next(iter(errors), None))
+    if errors:
+        raise errors[0]
 
 
 def confirm(sweep: Sweep) -> None:
@@ -56,28 +66,6 @@ def confirm(sweep: Sweep) -> None:
     what = f"sweep {sweep.name} has {plural(len(active), 'active point')}{f' and {owner}' if owner else ''}"
     if not confirmed(f"The {what}.\nCancel all of them?", what, f"To cancel them: launch cancel {sweep.name} --yes"):
         raise LaunchError(f"{sweep.name} was not cancelled")
-
-
-def stop_here(sweep: Sweep) -> tuple[Sequence[LocalRun], list[LaunchError]]:
-    """Cancel the points on this machine; return those that were running, and the failure, if any."""
-    try:
-        return (cancel_here(sweep.name, sweep.here, launcher.clock.REAL) if sweep.here else []), []
-    except LaunchError as error:
-        return [], [error]
-
-
-def local_line(run: LocalRun) -> str:
-    """Return `my-job-0123abcd cancelled (this machine)`."""
-    from launcher.cli.flows.local_status import read_snapshot
-
-    return f"{run.id} {read_snapshot(run).state.lower()} (this machine)"
-
-
-def local_data(run: LocalRun) -> dict[str, Any]:
-    """Return a point on this machine for scripts."""
-    from launcher.cli.flows.local_status import as_data, read_snapshot
-
-    return as_data(run, read_snapshot(run))
 
 
 def line(cancelled: Cancellation) -> str:

@@ -6,6 +6,8 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,8 @@ from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one
 from launcher.api.find_sweep import Sweep, local_points
 from launcher.api.run_folder import open_run_folder
 from launcher.backend import request
-from launcher.cli.flows.cloud import is_spec, name_of, of_run
+from launcher.cli.flows.cloud import is_spec, name_of, not_searched, of_run, say_not_searched
 from launcher.cli.flows.find_sweep import SWEEP_ID, find_named, may_be_sweep
-from launcher.cli.ui.streams import say
 from launcher.errors import NotAuthorised, UsageError
 from launcher.text import plural
 
@@ -26,27 +27,27 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
 
 
-def find_run(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun:
+def find_run(text: str, regions: Sequence[str] | None, *, last: bool) -> LocalRun | FoundRun:
     """Return the run with an ID, name or path, of a spec file, or of a job's number: see `only_run`.
 
     Raises:
         UsageError: no such run, several, or a sweep has that name.
         LaunchError: the cloud cannot be searched, and no run on this machine has that name.
     """
-    found = run_or_sweep(text, regions)
+    found = run_or_sweep(text, regions, last=last)
     if isinstance(found, Sweep):
         raise not_a_run(found)
     return found
 
 
-def run_or_sweep(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun | Sweep:
+def run_or_sweep(text: str, regions: Sequence[str] | None, *, last: bool | None = None) -> LocalRun | FoundRun | Sweep:
     """Return the run or the sweep that `text` names. Raises as `only_run`."""
     may_be = may_be_sweep(text)
     likely = may_be and (SWEEP_ID.fullmatch(text) or (not regions and local_points(text)))
     if likely and (sweep := find_named(text, regions)):
         return sweep
     try:
-        return only_run(text, regions)
+        return only_run(text, regions, last)
     except NoSuchRun:
         if may_be and not likely and (sweep := find_named(text, regions)):
             return sweep
@@ -64,7 +65,7 @@ def not_a_run(sweep: Sweep) -> UsageError:
     return UsageError(problem, "\n".join([hint, *commands, *more]))
 
 
-def folders_of(text: str, regions: Sequence[str] | None) -> Iterator[tuple[str, Storage]]:
+def folders_of(text: str, regions: Sequence[str] | None, *, last: bool) -> Iterator[tuple[str, Storage]]:
     """Yield the ID and the folder of each run of a sweep, or those of the run that `text` means.
 
     Raises:
@@ -74,7 +75,7 @@ def folders_of(text: str, regions: Sequence[str] | None) -> Iterator[tuple[str, 
     if not regions and may_be_sweep(text) and (points := local_points(text)) and points.runs:
         yield from ((one.id, open_run_folder(one.id, str(one.folder))) for one in reversed(points.runs))
         return
-    found = run_or_sweep(text, regions)
+    found = run_or_sweep(text, regions, last=last)
     if isinstance(found, Sweep):
         folders = found.cloud.folders if found.cloud else {}
         yield from ((run, open_run_folder(run, folder)) for run, folder in folders.items())
@@ -82,18 +83,20 @@ def folders_of(text: str, regions: Sequence[str] | None) -> Iterator[tuple[str, 
         yield folder_of_found(found)
 
 
-def only_run(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun:
+def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> LocalRun | FoundRun:
     """Return the run with an ID, name or path, of a spec file, or of a job's number.
 
     A path is a run on this machine, and so is an ID with a digest that is in ./runs: no run in the cloud has the same.
     Any other name is looked for in both places: a local run must not hide a billed job. With `regions` only the cloud
-    is searched.
+    is searched. `last`: of several runs take the one that started last; None: the command has no such option.
 
     Raises:
         UsageError: no such run, not a run folder, or several runs have that name; the hint has the command for each.
         LaunchError: the cloud cannot be searched, and no run on this machine has that name.
     """
+    from launcher.api.local_records import last_start
     from launcher.gcp.api import UnreachableError
+    from launcher.rehearsal.folder_lock import is_taken
     from launcher.workspace.gcloud_config import setting
 
     name, spec = name_of(text), is_spec(text)
@@ -101,32 +104,43 @@ def only_run(text: str, regions: Sequence[str] | None) -> LocalRun | FoundRun:
     if exact and ("/" in text or RUN_ID.fullmatch(text)):
         return exact
     here = (exact,) if exact else () if regions else find_local_run.named_runs(name)
-    if here and not spec and not setting("core/project", os.environ):  # a spec's launch.yaml may name one
-        return only_local(text, here)
-    try:
-        there = cloud_runs(text, regions)
-    except (UsageError, NotAuthorised, UnreachableError) as error:  # such as: no project is set
-        if not here and isinstance(error, NotAuthorised | UnreachableError):
-            problem = f"no run {text} in ./{find_local_run.RUNS}, and the cloud was not searched: {error.problem}"
-            raise type(error)(problem, error.hint) from error
-        if not here:
-            raise
-        if not isinstance(error, NoSuchRun):
-            say(f"the cloud was not searched: {error.problem}")
-        return only_local(text, here)
-    if not here and (found := only_one(there)):
-        return found
-    raise several(text, here, there)
+    there: tuple[FoundRun, ...] = ()
+    if not here or spec or setting("core/project", os.environ):  # a spec's launch.yaml may set a project
+        try:
+            there = cloud_runs(text, regions)
+        except (UsageError, NotAuthorised, UnreachableError) as error:  # such as: no project is set
+            if not here and isinstance(error, NotAuthorised | UnreachableError):
+                problem = f"no run {text} in ./{find_local_run.RUNS}, and the cloud was not searched: {error.problem}"
+                raise type(error)(problem, error.hint) from error
+            if not here:
+                raise
+            answered = isinstance(error, NoSuchRun)
+            if not answered:
+                say_not_searched(error, always=bool(last) or isinstance(error, UnreachableError))
+        else:
+            answered = True
+        with suppress(OSError):
+            if answered:
+                not_searched().unlink()
+    if last:
+        starts: list[tuple[float, LocalRun | FoundRun]] = [(last_start(run), run) for run in here]
+        return max(starts + [(run.job.created, run) for run in there], key=itemgetter(0))[1]
+    running = [run for run in here if is_taken(run.folder)]
+    if not there and (len(here) == 1 or len(running) == 1):
+        return (running or here)[0]
+    if not here and (run := only_one(there)):
+        return run
+    raise several(text, here, there, can_take_last=last is not None)
 
 
-def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
+def folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[str, Storage]:
     """Return the run's ID and its folder.
 
     Raises:
         UsageError: no such run, several, or the path is not a run folder.
         LaunchError: the run has no folder, or it is unreadable.
     """
-    return folder_of_found(find_run(run, regions))
+    return folder_of_found(find_run(run, regions, last=last))
 
 
 def folder_of_found(found: LocalRun | FoundRun) -> tuple[str, Storage]:
@@ -153,18 +167,8 @@ def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]
     return look_up(cloud, text, searched(regions))
 
 
-def only_local(text: str, found: Sequence[LocalRun]) -> LocalRun:
-    """Return the only run, or the only one that is running. Raises UsageError: there are several."""
-    from launcher.rehearsal.folder_lock import is_taken
-
-    running = [run for run in found if is_taken(run.folder)]
-    if len(found) == 1 or len(running) == 1:
-        return (running or found)[0]
-    raise several(text, found, ())
-
-
-def several(text: str, here: Sequence[LocalRun], there: Sequence[FoundRun]) -> UsageError:
-    """Return the error of a name that several runs have, with a command for each."""
+def several(text: str, here: Sequence[LocalRun], there: Sequence[FoundRun], *, can_take_last: bool) -> UsageError:
+    """Return the error of a name that several runs have, with a command for each, and one for the newest."""
     from launcher.api.local_records import read_record
 
     ids = {run.id for run in here}
@@ -175,10 +179,13 @@ def several(text: str, here: Sequence[LocalRun], there: Sequence[FoundRun]) -> U
     for found in there[: find_local_run.SHOWN]:
         words = (found.id, "--region", found.job.region) if found.id in ids or found.id == text else (found.id,)
         lines.append((repeated(text, *words), f"{found.job.state} in {found.job.place}"))
+    count = len(here) + len(there)
+    more = [f"… and {count - len(lines)} more"] if count > len(lines) else []
+    if can_take_last:
+        lines.append((repeated(text, text, "--last"), "the newest"))
     width = max(len(command) for command, _ in lines)
-    more = len(here) + len(there) - len(lines)
-    listed = [*(f"{command:{width}}  # {state}" for command, state in lines), *([f"… and {more} more"] if more else [])]
-    return UsageError(f"{len(here) + len(there)} runs match {text}", "\n".join(listed))
+    listed = [f"{command:{width}}  # {state}" for command, state in lines]
+    return UsageError(f"{count} runs match {text}", "\n".join([*listed, *more]))
 
 
 def repeated(text: str, *words: str) -> str:

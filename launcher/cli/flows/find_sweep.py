@@ -10,8 +10,7 @@ from typing import Final
 from launcher.api.find_local_run import exact_run
 from launcher.api.find_run import RUN_ID, searched
 from launcher.api.find_sweep import FoundSweep, Sweep, find_sweep, local_points
-from launcher.cli.flows.cloud import here
-from launcher.cli.ui.streams import say
+from launcher.cli.flows.cloud import here, say_not_searched
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.spec.sweep import NAME
 
@@ -43,5 +42,5 @@ def cloud_sweep(text: str, regions: Sequence[str] | None) -> FoundSweep | None:
     except (UsageError, NotAuthorised):
         return None
     except LaunchError as error:
-        say(f"the cloud was not searched for a sweep: {error.problem}")
+        say_not_searched(error)
         return None

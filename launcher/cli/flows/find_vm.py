@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -96,15 +96,6 @@ def not_found(name: str, zone: str | None, ours: Sequence[VmInstance], fleet: Fl
     if close := near(name, sorted({machine.name for machine in ours}), most=3):
         return UsageError(f"no VM {name} {where}", f"{did_you_mean(close)} {LIST}")
     return NoSuchVm(f"no VM {name} {where}", LIST)
-
-
-def report_unread(unread: Mapping[str, str]) -> None:
-    """Print the zones that could not be read, grouped by reason."""
-    groups: dict[str, list[str]] = {}
-    for zone, why in unread.items():
-        groups.setdefault(why, []).append(zone)
-    for why, zones in groups.items():
-        say(f"{', '.join(zones)} could not be read: {why}")
 
 
 def check_workstation(machine: VmInstance, problem: str, hint: str = "") -> VmInstance:

@@ -6,11 +6,10 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from launcher.cli.help_page import RUN, option
 from launcher.cli.options import Flags, Output
 
 if TYPE_CHECKING:
@@ -19,14 +18,6 @@ if TYPE_CHECKING:
     from launcher.images.pipeline import ImageResult
 
 LABEL = 10
-BuilderFlag = Annotated[
-    str,
-    option(RUN, "--builder", help="auto, append (needs no Docker), docker or cloud-build.", metavar="BUILDER"),
-]
-CreateRepository = Annotated[
-    bool,
-    option(RUN, "--create-repository", help="Create the Artifact Registry repository first."),
-]
 
 
 def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:

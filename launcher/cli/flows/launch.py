@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from launcher.api.cost_limit import is_limited, is_limited_plan
-from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, one_run, searched
+from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
 from launcher.api.gather import Inputs, project_of
 from launcher.api.launching import (
     RunWatcher,
@@ -35,7 +34,7 @@ from launcher.api.planning import planned
 from launcher.api.run_folder import storage_of
 from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirmation
-from launcher.cli.flows.find_run import not_a_run
+from launcher.cli.flows.find_run import not_a_run, several
 from launcher.cli.flows.find_sweep import find_named, may_be_sweep
 from launcher.cli.flows.plan import gather
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
@@ -70,6 +69,8 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     """Use the prices shipped with launch."""
     yes: bool = False
     """Submit without the question about the cost."""
+    last: bool = False
+    """Resume the newest of several runs with the name."""
     cpu_machine: str | None = None
     """A machine type without GPUs in place of the plan's."""
 
@@ -99,7 +100,9 @@ def launch_spec(spec: Path | None, flags: Flags, options: LaunchOptions, output:
     check_output(made, cloud)
     if new:
         made = as_fresh_run(made, inputs, cloud, EventPrinter(made).say)
-    report_warnings(made)
+    say = EventPrinter(made).say
+    for warning in made.warnings:
+        say(warning)
     follow(
         cloud,
         made,
@@ -120,21 +123,21 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
     seconds = options.seconds
     cloud = of_project(project_of(spec, options.target))
     if spec:
-        run_id = run_id_of(name, flags, cloud)
-        inputs = options.inputs(spec, replace(flags, run_id=run_id))
+        run_id = run_id_of(name, flags, cloud, last=options.last)
+        inputs = options.inputs(spec, flags._replace(run_id=run_id))
         made, ready = planned(inputs, offline=options.offline), image_preparer(inputs, options, cloud)
         limited = is_limited(inputs)
         check_output(made, cloud)
         check_run_exists(made, cloud)
         allowed = allowed_change(made, inputs, cloud)
         report_change(allowed, inputs, EventPrinter(made).say)
-    elif typed := [*words(replace(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
+    elif typed := [*words(flags._replace(region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"{typed[0]} requires a spec: --resume without one repeats the run's own plan",
             "Add the spec: launch … SPEC --resume RUN …",
         )
     else:
-        run = run_to_resume(name, flags, cloud)
+        run = run_to_resume(name, flags, cloud, last=options.last)
         made, ready, allowed = stored_plan(cloud, run), with_its_own_image, None
         limited = is_limited_plan(made)
     follow(
@@ -151,24 +154,27 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
     )
 
 
-def run_id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
+def run_id_of(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -> str:
     """Return the run's ID. If only the run's folder is left, `name` must be the ID."""
     if RUN_ID.fullmatch(name):
         return name
     try:
-        return run_to_resume(name, flags, cloud).id
+        return run_to_resume(name, flags, cloud, last=last).id
     except NoSuchRun:
         return name
 
 
-def run_to_resume(name: str, flags: Flags, cloud: CloudContext) -> FoundRun:
+def run_to_resume(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -> FoundRun:
     """Return the only matching run. Raises UsageError: there is none, several match, or it is a sweep's name."""
     try:
-        return one_run(cloud, name, searched(flags.region))
+        runs = look_up(cloud, name, searched(flags.region))
     except NoSuchRun:
         if may_be_sweep(name) and (sweep := find_named(name, flags.region)):
             raise not_a_run(sweep) from None
         raise
+    if found := runs[0] if last else only_one(runs):
+        return found
+    raise several(name, (), runs, can_take_last=True)
 
 
 def after_preflight(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:
@@ -198,13 +204,6 @@ def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) 
             return with_image(made, job, report(bars))
 
     return ready
-
-
-def report_warnings(made: Plan) -> None:
-    """Print the plan's warnings to stderr."""
-    say = EventPrinter(made).say
-    for warning in made.warnings:
-        say(warning)
 
 
 def follow(

@@ -89,7 +89,7 @@ def show_local(run: LocalRun, output: Output, error: LaunchError | None = None, 
 def read_snapshot(run: LocalRun) -> LocalSnapshot:
     """Read a run folder. Raises LaunchError."""
     from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import newest_attempt, read_end, read_facts
+    from launcher.rehearsal.attempts import attempt_numbers, read_end, read_facts
     from launcher.rehearsal.folder_lock import is_taken
     from launcher.runs.metrics.gpu_nodes import read_nodes
     from launcher.runs.metrics.progress import ProgressReader
@@ -97,10 +97,9 @@ def read_snapshot(run: LocalRun) -> LocalSnapshot:
     storage = open_folder(str(run.folder))
     with use_errors():
         is_running = is_taken(run.folder)
-        last = newest_attempt(storage)
-        attempts = tuple(
-            Attempt(number, read_facts(storage, number), read_end(storage, number)) for number in range(1, last + 1)
-        )
+        numbers = attempt_numbers(storage)
+        attempts = tuple(Attempt(number, read_facts(storage, number), read_end(storage, number)) for number in numbers)
+    last = max(numbers, default=0)
     progress = ProgressReader(storage, attempt=max(1, last)).read_new()
     record = read_record(run.folder)
     return LocalSnapshot(
@@ -116,12 +115,13 @@ def read_snapshot(run: LocalRun) -> LocalSnapshot:
 
 def lines(run: LocalRun, snapshot: LocalSnapshot, story: RunStory) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
+    from launch_train.common.text import elapsed
     from launcher.api.find_local_run import relative
     from launcher.cli.ui import gpu_monitor
     from launcher.cli.ui.event_printer import STATES
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
     from launcher.cli.ui.story_text import story_lines
-    from launcher.cli.ui.text import elapsed, stamp
+    from launcher.cli.ui.text import stamp
 
     end = snapshot.attempts[-1].end if snapshot.attempts else None
     if snapshot.problem and not snapshot.is_running:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ def plan_of(
 ) -> SweepPlan:
     """Return the plan of a sweep; `--name` is its name. Raises as `plan_sweep` does."""
     single, axes = parse_axes(flags.set or ())
-    for_all = replace(flags, set=single, name=None)
+    for_all = flags._replace(set=single, name=None)
     cache = CodeCache()
 
     def inputs(point: Sequence[Override]) -> Inputs:

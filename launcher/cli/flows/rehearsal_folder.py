@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
@@ -34,7 +33,8 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
         UsageError: the folder is unusable, or another `launch local` of this run is running.
         NotAuthorised: there are no credentials for its bucket.
     """
-    from launcher.gcp.storage import open_folder
+    from launcher.gcp.storage import open_folder, use_errors
+    from launcher.plan.binding import read
     from launcher.rehearsal.folder_lock import lock_run_folder
 
     with ExitStack() as stack:
@@ -52,17 +52,9 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
                 "Wait for it or stop it (Ctrl-C), or start a separate run with --new.",
             )
         if storage:
-            check_format(storage)
+            with use_errors(), suppress(FileNotFoundError):
+                read(storage.read(contract.PLAN))  # raises UsageError: a newer launch wrote the run folder
         yield storage
-
-
-def check_format(storage: Storage) -> None:
-    """Raise UsageError if a newer launch wrote the run folder."""
-    from launcher.gcp.storage import use_errors
-    from launcher.plan.binding import read
-
-    with use_errors(), suppress(FileNotFoundError):
-        read(storage.read(contract.PLAN))
 
 
 def ended_well(storage: Storage, fingerprint: str) -> End | None:
@@ -77,15 +69,15 @@ def ended_well(storage: Storage, fingerprint: str) -> End | None:
     return end if end and end.succeeded and same else None
 
 
-def say_ended(end: End, *, has_plan: bool) -> None:
-    """Print that the run is complete, and how to run it again."""
-    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(end.time))
-    again = "--new" if has_plan else "--output DIR"
-    say(f"this run finished on {when} UTC; nothing to do ({again} runs it again)")
-
-
-def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], request: ParsedJob, fingerprint: str) -> int:
-    """Write the attempt's lock, the plan and the spec; return the attempt's number.
+def prepare(
+    storage: Storage,
+    plan: Plan | None,
+    body: Mapping[str, Any],
+    request: ParsedJob,
+    fingerprint: str,
+    python: str = "",
+) -> int:
+    """Write the attempt's lock, the plan and the spec; return the attempt's number. `python` is kept for the next one.
 
     Repeating the command asks for a retry, so a `terminal` file of an earlier attempt is reported and removed.
     """
@@ -97,7 +89,7 @@ def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], reques
             reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
             say(f"the previous attempt failed permanently: {reason}")
             storage.delete(contract.TERMINAL)
-        attempt = lock(storage, {**attempt_facts(plan, body), "job": fingerprint})
+        attempt = lock(storage, {**attempt_facts(plan, body), "job": fingerprint, "python": python})
         if attempt > 1:
             say(f"attempt {attempt} of this run; {start_text(storage, request)}")
         if plan:

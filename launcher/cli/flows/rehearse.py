@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 import gc
+import glob
 import os
+import posixpath
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from launcher.rehearsal.supervisor import Ended, Preemption
     from launcher.rehearsal.workdirs import WrittenFiles
     from launcher.runs.metrics.results import Results
+    from launcher.workspace.interpreter import Interpreter
 
 
 WORKDIRS = "workdirs"
@@ -63,6 +68,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     """Run containers of the image, with the code in the image, instead of processes."""
     image: str | None = None
     """The image to run (default: the request's)."""
+    python: Interpreter | None = None
+    """The Python that runs processes; None with `docker`."""
     job_id: str | None = None
     """The ID of a job that another process submitted, which owns the run folder and its locks (--as-job)."""
 
@@ -92,25 +99,35 @@ def run(job: Rehearsal, output: Output) -> None:
         UsageError: the request cannot run here, or its run folder is unusable or in use.
         JobFailed: a replica exited with a code other than 0.
     """
+    from launcher.rehearsal.on_host import check_program
     from launcher.rehearsal.request import fingerprint, parse_request, with_image
+    from launcher.workspace.interpreter import OWN
 
     gc.enable()  # the process lives as long as the job from here on
     request = parse_request(with_image(job.request, job.image) if job.image else job.request)
     if job.job_id:
         run_attempt(job, request, None, 0, output)
         return
+    if job.python:
+        check_program(request, job.code, os.environ, job.python.path)
     what = fingerprint(request, content(job, request))
     with rehearsal_folder.opened(request.run_folder) as storage:
         before = rehearsal_folder.ended_well(storage, what) if storage else None
         if before:
-            rehearsal_folder.say_ended(before, has_plan=job.plan is not None)
+            when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(before.time))
+            again = "--output DIR" if job.plan is None else "--new"
+            say(f"this run finished on {when} UTC; nothing to do ({again} runs it again)")
             show(page(job, request, before, storage, has_report=True), job, output)
         else:
             if job.docker:  # before anything is written: without an engine or an image there is no attempt
                 from launcher.rehearsal.in_docker import ensure_images
 
                 ensure_images(request, os.environ, say)
-            attempt = rehearsal_folder.prepare(storage, job.plan, job.request, request, what) if storage else 0
+            attempt = 0
+            if storage:
+                # launch's own is not recorded: an environment that is activated afterwards is used.
+                python = job.python.path if job.python and job.python.origin != OWN else ""
+                attempt = rehearsal_folder.prepare(storage, job.plan, job.request, request, what, python)
             run_attempt(job, request, storage, attempt, output)
 
 
@@ -125,7 +142,8 @@ def run_attempt(job: Rehearsal, request: ParsedJob, storage: Storage | None, att
     from launcher.rehearsal.attempts import End
 
     if job.docker:
-        say_images(request)
+        for image in request.images:
+            say(f"running in containers of {image}")
     else:
         say_substitutes(job)
     printer, begun = LinePrinter(), time.monotonic()
@@ -145,19 +163,15 @@ def run_attempt(job: Rehearsal, request: ParsedJob, storage: Storage | None, att
     shown = page(job, request, end, storage, printer.restarts)
     shown = msgspec.structs.replace(shown, left=tuple(left))
     if ran.preempted is not None and job.preempt_after is not None:
-        shown = msgspec.structs.replace(
-            shown, preempted=preemption_result(job.preempt_after, ran.preempted, shown.found, attempt)
-        )
+        from launcher.runs.metrics.results import Results
+
+        resumption = (shown.found or Results(starts=())).resumption(attempt)
+        preempted = Preempted(after=job.preempt_after, exit_codes=ran.preempted, resumption=resumption)
+        shown = msgspec.structs.replace(shown, preempted=preempted)
     error = None if end.succeeded else failure(end, request.run_folder, printer.cause)
     show(shown, job, output, error)
     if error:
         raise error
-
-
-def say_images(request: ParsedJob) -> None:
-    """Print the images that run in containers."""
-    for image in request.images:
-        say(f"running in containers of {image}")
 
 
 def say_substitutes(job: Rehearsal) -> None:
@@ -166,11 +180,8 @@ def say_substitutes(job: Rehearsal) -> None:
 
     if job.code.in_place:
         say(f"running in {job.code.in_place} itself, including files that the image would exclude")
-    say(f"image {NO_IMAGE}")
-    image = job.plan.spec.get("image", {}) if job.plan else {}
-    if image.get("requirements"):
-        say(f"{image['requirements']} is not installed here; using this Python's packages")
-    if image.get("uri"):
+    say(f"image not used: runs with {job.python.text}" if job.python and not job.job_id else f"image {NO_IMAGE}")
+    if job.plan and job.plan.spec.get("image", {}).get("uri"):
         say("the code in your custom image is not available here; running in an empty folder")
 
 
@@ -182,8 +193,8 @@ def rehearse(
 
     def say_left(left: WrittenFiles) -> None:
         on_left(left)
-        if not job.job_id:
-            say(left_text(left))
+        if not job.job_id and (lost := left_text(left, job.plan)):
+            say(lost)
 
     try:
         with starter(job, request, say_left) as start_job:
@@ -213,9 +224,11 @@ def starter(
     from launcher.rehearsal.on_host import rehearse as as_processes
     from launcher.rehearsal.workdirs import snapshot
 
-    code = job.code._replace(keep=None if job.job_id else partial(folder_for_left, request.run_folder))
-    with snapshot(code) if job.preempt_after and not code.in_place else nullcontext(code) as same:
-        yield partial(as_processes, code=same, on_left=on_left)
+    keep = None if job.job_id else partial(folder_for_left, request.run_folder)
+    with snapshot(job.code._replace(keep=keep)) as code:
+        yield partial(
+            as_processes, code=code, say=say, on_left=on_left, python=job.python.path if job.python else sys.executable
+        )
 
 
 def folder_for_left(run_folder: str | None) -> Path:
@@ -227,24 +240,27 @@ def folder_for_left(run_folder: str | None) -> Path:
     return Path(tempfile.mkdtemp(prefix="launch-workdirs-"))
 
 
-def left_text(left: WrittenFiles) -> str:
-    """Return `written to the working directory, which a job loses: out/ckpt.pt (10 MB); moved to runs/a/workdirs/1`."""
+def left_text(left: WrittenFiles, plan: Plan | None = None) -> str:
+    """Return `written to the working directory, which a job loses: out/ckpt.pt (10 MB); moved to runs/a/workdirs/1`.
+
+    The event files that the plan uploads (run.metrics.tensorboard) are not lost. Empty if no others were left.
+    """
     from launcher.text import size_text
 
-    largest = sorted(left.files, key=lambda name: -left.files[name])[:MOST_NAMED]
+    metrics = (plan.spec.get("run") or {}).get("metrics") if plan and plan.run_folder else None
+    folder = (metrics or {}).get("tensorboard")
+    uploaded = posixpath.normpath(posixpath.join("*", glob.escape(folder), contract.EVENT_FILES)) if folder else ""
+    lost = [name for name in left.files if not fnmatch.fnmatch(name, uploaded)]
+    largest = sorted(lost, key=lambda name: -left.files[name])[:MOST_NAMED]
+    if not largest:
+        return ""
     named = ", ".join(
         f"{os.fsencode(name).decode(errors='replace')} ({size_text(left.files[name])})" for name in largest
     )
-    more = f" and {len(left.files) - MOST_NAMED} more" if len(left.files) > MOST_NAMED else ""
+    more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
     where = f"moved to {relative(str(left.folder))}" if left.folder else "not kept"
     where += f", except some: {left.problem}" if left.problem else ""
     return f"written to the working directory, which a job loses: {named}{more}; {where}"
-
-
-def left_data(left: WrittenFiles) -> dict[str, Any]:
-    """Return the left files for scripts; `problem` only if some could not be moved."""
-    data = {"folder": left.folder and str(left.folder), "files": left.files}
-    return {**data, "problem": left.problem} if left.problem else data
 
 
 def page(
@@ -284,13 +300,6 @@ def report_of(storage: Storage | None, *, is_written: bool) -> str:
     except Exception as error:  # noqa: BLE001 - a script's metrics may hold anything, and the run has succeeded
         say(f"report not written: {getattr(error, 'problem', error)}")
         return ""
-
-
-def preemption_result(after: float, exit_codes: dict[str, int], found: Results | None, attempt: int) -> Preempted:
-    """Return the preemption of an attempt with the resumption that the metrics show."""
-    from launcher.runs.metrics.results import Results
-
-    return Preempted(after=after, exit_codes=exit_codes, resumption=(found or Results(starts=())).resumption(attempt))
 
 
 def failure(end: End, folder: str | None, cause: Cause | None) -> JobFailed:
@@ -355,7 +364,14 @@ def show(shown: RunResult, job: Rehearsal, output: Output, error: LaunchError | 
     if shown.images:
         data["images"] = list(shown.images)
     if shown.left:
-        data["left_behind"] = [*map(left_data, shown.left)]
+        data["left_behind"] = [
+            {
+                "folder": left.folder and str(left.folder),
+                "files": left.files,
+                **({"problem": left.problem} if left.problem else {}),
+            }
+            for left in shown.left
+        ]
     if shown.preempted:
         data["preemption"] = shown.preempted.as_data()
     printed(data, output, error)

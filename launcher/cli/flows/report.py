@@ -16,6 +16,7 @@ from launcher.text import plural
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
+    from launch_train.report import RunData
 
 READERS: Final = 8
 """Runs read in parallel."""
@@ -25,11 +26,11 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
     """Write the page of some runs, by run ID, and return its path: `target`, else in the folder of a single local run,
     else in the current folder. Points of a `sweep` that have not begun are left out. Raises LaunchError."""
     from launch_train.common.storage import LocalFolder
-    from launch_train.report import page, read_run
+    from launch_train.report import page
     from launcher.gcp.storage import read_errors
 
     with read_errors(), ThreadPoolExecutor(READERS) as threads:
-        found = [*threads.map(read_run, runs.values())]
+        found = [*threads.map(read_whole_run, runs.values())]
     empty = [run.id for run in found if not run.starts and not run.attempts]
     if empty and (not sweep or len(empty) == len(found)):
         raise UsageError(f"{', '.join(empty)}: the run folder has no attempts and no metrics yet", "Try again later.")
@@ -43,6 +44,18 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
         target = Path(storage.url, contract.REPORT) if alone else Path(f"{name[:100]}-{contract.REPORT}")
     write(target, page(found))
     return target
+
+
+def read_whole_run(storage: Storage) -> RunData:
+    """Read a run folder, and of one on this machine whether it is running. Raises TrainError: no access."""
+    from dataclasses import replace
+
+    from launch_train.common.storage import LocalFolder
+    from launch_train.report import read_run
+    from launcher.rehearsal.folder_lock import is_taken
+
+    run = read_run(storage)
+    return replace(run, is_running=is_taken(Path(storage.url))) if isinstance(storage, LocalFolder) else run
 
 
 def write(path: Path, text: str) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.cli.options import Flags, Output
 from launcher.errors import UsageError
 from launcher.text import plural
-
-if TYPE_CHECKING:
-    from launcher.rehearsal.request import Pool
 
 WRITE = "A dry run writes one: launch vertex SPEC --dry-run -o json"
 ALLOWED = frozenset({"output"})
@@ -30,9 +26,12 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     from launcher.api.gather import full_path
     from launcher.rehearsal.request import HINT, parse_request, rebased
 
-    if spec or (extra := first_spec_flag(flags)):
-        what = f"the spec {spec}" if spec else extra
-        raise UsageError(f"{what} cannot be combined with --request", "Edit the request instead, or plan a spec.")
+    extra = [f"the spec {spec}"] if spec else []
+    for name, value in flags._asdict().items():
+        if value != flags._field_defaults[name] and name not in ALLOWED:
+            extra.append(f"--{name.replace('_', '-')}")
+    if extra:
+        raise UsageError(f"{extra[0]} cannot be combined with --request", "Edit the request instead, or plan a spec.")
     try:
         request = json.loads(path.read_bytes())
     except OSError as error:
@@ -46,12 +45,6 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
             request = first
     parse_request(request)
     return rebased(request, full_path(flags.output)) if flags.output else request
-
-
-def first_spec_flag(flags: Flags) -> str:
-    """Return the first given flag that overrides a spec, or an empty text."""
-    given = (one.name for one in fields(flags) if getattr(flags, one.name) != one.default and one.name not in ALLOWED)
-    return next((f"--{name.replace('_', '-')}" for name in given), "")
 
 
 def folder(code: Path | None) -> Path | None:
@@ -86,18 +79,13 @@ def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
     yield from wrapped(f"{job.name or 'a request without a name'}  on {TARGETS['local']}", WIDTH)
     yield ""
     for number, pool in enumerate(job.pools):
-        yield from labelled(f"pool {number}", pool_text(pool))
+        count, gpus = pool.replica_count, pool.machine_spec.accelerator_count
+        each = f"{plural(gpus, 'GPU')}{' each' if count > 1 else ''}" if gpus else "no GPUs"
+        container = pool.container_spec
+        command = shlex.join((*container.command, *container.args)) or "the image's entrypoint"
+        yield from labelled(f"pool {number}", f"{plural(count, 'replica')}, {each}: {command}")
     for image in job.images if docker else [NO_IMAGE]:
         yield from labelled("image", image)
     yield from labelled("output", job.run_folder or "none")
     yield ""
     yield "Nothing was started."
-
-
-def pool_text(pool: Pool) -> str:
-    """Return `2 replicas, 8 GPUs each: python -m launch_train.node --module train`."""
-    count, gpus = pool.replica_count, pool.machine_spec.accelerator_count
-    each = f"{plural(gpus, 'GPU')}{' each' if count > 1 else ''}" if gpus else "no GPUs"
-    container = pool.container_spec
-    runs = shlex.join((*container.command, *container.args)) or "the image's entrypoint"
-    return f"{plural(count, 'replica')}, {each}: {runs}"

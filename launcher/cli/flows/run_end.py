@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from launcher.api.run_folder import read_results, restarts, storage_of
@@ -61,16 +62,20 @@ def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | N
 
     folder = run_folder_of(job)
     found = results_of(folder)
-    restarts = restarts_of(folder)
+    count = None
+    with suppress(LaunchError):  # its folder cannot be read
+        count = restarts(storage) if (storage := storage_of(folder)) else None
     seconds = max(0.0, (job.ended or job.created) - (job.started or job.ended or job.created))
-    usd = usd_of(job, plan, seconds)
+    usd, planned = None, attempt_of(plan, job)
+    if plan and planned and planned.usd_per_hour is not None and job.ended is not None:
+        usd = planned.usd_per_hour * plan.machine.nodes * seconds / 3600
     if output is Output.text:
         ended = (job.run, folder, job.state == "SUCCEEDED", seconds, found)
-        print("\n".join(lines(*ended, how=ENDS.get(job.state, ""), restarts=restarts or 0)))
+        print("\n".join(lines(*ended, how=ENDS.get(job.state, ""), restarts=count or 0)))
         if usd is not None:
             print(f"{'cost':{LABEL}}{usd_text(usd, approx=True)} for the machines of this attempt")
         return
-    data = {"seconds": seconds, "usd": usd, "restarts": restarts, "results": as_data(found)}
+    data = {"seconds": seconds, "usd": usd, "restarts": count, "results": as_data(found)}
     printed({**job_data(job.run, job), **data}, output, error)
 
 
@@ -81,19 +86,3 @@ def results_of(folder: str | None) -> Results | None:
     except LaunchError as error:
         say(f"cannot read its metrics: {error.problem}")
         return None
-
-
-def restarts_of(folder: str | None) -> int | None:
-    """Return how often the run's processes were restarted, or None if its folder cannot be read."""
-    try:
-        return restarts(storage) if (storage := storage_of(folder)) else None
-    except LaunchError:
-        return None
-
-
-def usd_of(job: Job, plan: Plan | None, seconds: float) -> float | None:
-    """Return the cost of the attempt's machines in USD, or None if a price is unknown."""
-    planned = attempt_of(plan, job)
-    if plan is None or planned is None or planned.usd_per_hour is None or job.ended is None:
-        return None
-    return planned.usd_per_hour * plan.machine.nodes * seconds / 3600

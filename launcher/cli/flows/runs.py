@@ -12,8 +12,7 @@ from launcher.api.find_local_run import RUNS
 from launcher.api.run_list import RunFilter, list_runs
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
-from launcher.cli.ui.streams import say
-from launcher.errors import LaunchError, UsageError
+from launcher.errors import UsageError
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.text import did_you_mean, either, near
 
@@ -34,7 +33,7 @@ def show_runs(
     everything: bool = False,
 ) -> None:
     """Print the runs that a filter asks for. Raises LaunchError: the cloud was asked for, and it cannot be listed."""
-    from launcher.cli.flows.cloud import here
+    from launcher.cli.flows.cloud import here, say_not_searched
 
     found = list_runs(here, wanted, only_target(local, cloud, folder, regions), folder or Path(RUNS), regions)
     if output is not Output.text:
@@ -46,7 +45,7 @@ def show_runs(
     fold = SWEEP_LABEL not in wanted.labels
     print("\n".join(run_table.lines(found, everything=everything, fold=fold, width=width)))
     if found.unlisted:
-        say_unlisted(found.unlisted)
+        say_not_searched(found.unlisted)
 
 
 def only_target(
@@ -62,12 +61,6 @@ def only_target(
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--folder: {folder} is not a folder", "launch runs without --folder lists those in ./runs.")
     return "local" if any(here.values()) else "cloud" if any(there.values()) else None
-
-
-def say_unlisted(error: LaunchError) -> None:
-    """Print in one sentence that the runs in the cloud are missing, and what to do."""
-    fix = f" ({error.hint.splitlines()[0]})" if error.hint else ""
-    say(f"runs in the cloud are not listed: {error.problem.splitlines()[0]}{fix}")
 
 
 def check_states(names: Sequence[str]) -> tuple[str, ...]:

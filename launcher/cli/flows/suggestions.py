@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,8 +40,9 @@ def next_commands(typed: Typed | None, folder: str | None, *, has_metrics: bool)
         return
     if command := cloud_command(typed):
         yield command, "plans this job on Google Cloud, with its cost"
-    if command := nodes_command(typed):
-        yield command, "runs this job on two nodes"
+    on_two = typed.flags._replace(nodes=2, run_id=None)  # a job of one node; the run gets its own id
+    if is_planned("local", typed.spec, typed.flags, nodes=1) and is_planned("local", typed.spec, on_two):
+        yield shell(program(), "local", *line(typed.spec, on_two)), "runs this job on two nodes"
     if typed.spec is None and not Path("job.yaml").exists():
         yield shell(program(), "init"), "writes a commented starter spec"
 
@@ -50,20 +50,11 @@ def next_commands(typed: Typed | None, folder: str | None, *, has_metrics: bool)
 def cloud_command(typed: Typed) -> str:
     """Return `launch vertex … --dry-run` for the job, or "" if no region can be planned."""
     output = typed.flags.output if (typed.flags.output or "").startswith("gs://") else BUCKET
-    flags = replace(typed.flags, output=output)
+    flags = typed.flags._replace(output=output)
     others = () if flags.region or flags.zone else REGIONS
-    for each in (flags, *(replace(flags, region=[region]) for region in others)):
+    for each in (flags, *(flags._replace(region=[region]) for region in others)):
         if is_planned("vertex", typed.spec, each):
             return in_project(shell(program(), "vertex", *line(typed.spec, each), "--dry-run"))
-    return ""
-
-
-def nodes_command(typed: Typed) -> str:
-    """Return `launch local … --nodes 2` for a job of one node, or "". The run gets its own id."""
-    if is_planned("local", typed.spec, typed.flags, nodes=1):
-        flags = replace(typed.flags, nodes=2, run_id=None)
-        if is_planned("local", typed.spec, flags):
-            return shell(program(), "local", *line(typed.spec, flags))
     return ""
 
 

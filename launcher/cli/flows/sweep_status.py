@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from launcher.api.find_sweep import runs_without_jobs
 from launcher.api.run_list import listed_points
-from launcher.api.sweep_plan import settings_text
+from launcher.api.sweep_plan import point_settings
 from launcher.cli.flows.cloud import here
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
@@ -48,7 +48,7 @@ def page(sweep: Sweep, found: Sequence[ListedRun], waiting: Sequence[str], width
     done = sum(one.state == "SUCCEEDED" for one in found)
     yield clean_text(f"{sweep.name}  {done} of {plural(len(found) + len(waiting), 'point')} succeeded")
     yield ""
-    now, settings = time.time(), {run: settings_text(values) for run, values in sweep.values.items()}
+    now, settings = time.time(), dict(zip(sweep.values, point_settings([*sweep.values.values()]), strict=True))
     rows = [{**run_table.row(one, now), "SETTINGS": text_of(settings.get(one.run, {}))} for one in found]
     empty = dict.fromkeys(COLUMNS, "")
     rows += [

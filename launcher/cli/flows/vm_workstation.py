@@ -161,16 +161,13 @@ def wait_for_driver(cloud: CloudContext, machine: VmInstance, printer: EventPrin
         )
     except LaunchError as error:
         if not isinstance(error.__cause__, GoneError):
-            error.hint = "\n".join(filter(None, (error.hint, billing_hint(machine.name))))
+            name = machine.name
+            billed = f"The VM exists and is billed: launch vm status {name}, launch vm delete {name}"
+            error.hint = "\n".join(filter(None, (error.hint, billed)))
         raise
     for line in gpus.strip().splitlines():
         printer.say(line)
     return ready
-
-
-def billing_hint(name: str) -> str:
-    """Return the hint for a VM that exists but is not usable (yet)."""
-    return f"The VM exists and is billed: launch vm status {name}, launch vm delete {name}"
 
 
 def interrupted_text(job: Job | None, name: str) -> str:

@@ -17,7 +17,7 @@ from launcher.api.cloud import open_cloud
 from launcher.api.find_local_run import LocalRun
 from launcher.api.find_sweep import Sweep, active_points
 from launcher.api.gather import project, project_of
-from launcher.api.watching import RunWatch, WatchedRun, watched_run
+from launcher.api.watching import RunWatch, WatchedCloudRun, WatchedLocalRun, WatchedRun
 from launcher.cli.flows.cloud import is_spec
 from launcher.cli.flows.confirm import other_owner
 from launcher.cli.flows.find_run import run_or_sweep
@@ -31,7 +31,6 @@ from launcher.errors import JobFailed, LaunchError, StillRunning
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
-    from launcher.api.cloud import CloudContext
     from launcher.api.find_run import FoundRun
     from launcher.api.watching import RunView
 
@@ -40,13 +39,14 @@ REFRESH_SECONDS: Final = 1.0
 
 
 def watch_runs(
-    names: Sequence[str], regions: Sequence[str] | None, *, watch_seconds: float | None, plain: bool
+    names: Sequence[str], regions: Sequence[str] | None, *, last: bool = False, watch_seconds: float | None, plain: bool
 ) -> None:
     """Watch runs until all have ended, and print how. Raises JobFailed: one has failed; StillRunning: `watch_seconds`
     have passed; LaunchError: one can't be watched."""
     gc.enable()  # it may run for days
     messages = Messages(are_printed=plain or not is_terminal())
-    watches = [RunWatch(source, messages.printer(source, len(names))) for source in sources(names, regions, messages)]
+    watched = sources(names, regions, messages, last)
+    watches = [RunWatch(source, messages.printer(source, len(names))) for source in watched]
     for one in watches:
         one.start()
     until = time.monotonic() + watch_seconds if watch_seconds is not None else float("inf")
@@ -74,35 +74,29 @@ def watch_runs(
         raise_end([one.view for one in watches])
 
 
-def sources(names: Sequence[str], regions: Sequence[str] | None, messages: Messages) -> list[WatchedRun]:
+def sources(
+    names: Sequence[str], regions: Sequence[str] | None, messages: Messages, last: bool = False
+) -> list[WatchedRun]:
     """Find the runs, each once. Raises LaunchError."""
-    pairs = [(run, name) for name in names for run in named_runs(name, regions)]
-    found = {(run if isinstance(run, LocalRun) else run.id): (run, name) for run, name in pairs}
-    return [watched_run(run, cloud_of(run, name, messages), messages.say) for run, name in found.values()]
-
-
-def named_runs(name: str, regions: Sequence[str] | None) -> Sequence[LocalRun | FoundRun]:
-    """Return the run of a name, or of a sweep its active points; all of them if none is. Raises LaunchError."""
-    found = run_or_sweep(name, regions)
-    return (active_points(found) or found.runs) if isinstance(found, Sweep) else [found]
-
-
-def cloud_of(run: LocalRun | FoundRun, name: str, messages: Messages) -> CloudContext | None:
-    """Return the context of a run in the cloud: a spec's project may be that of a launch.yaml."""
-    if isinstance(run, LocalRun):
-        return None
-    found = project_of(Path(name), "vertex") if is_spec(name) else project("vertex", os.environ)
-    return open_cloud(found, messages.say)
+    pairs: list[tuple[LocalRun | FoundRun, str]] = []
+    for name in names:  # of a sweep its active points; all of them if none is
+        found = run_or_sweep(name, regions, last=last)
+        runs = (active_points(found) or found.runs) if isinstance(found, Sweep) else [found]
+        pairs += [(run, name) for run in runs]
+    each_once = {(run if isinstance(run, LocalRun) else run.id): (run, name) for run, name in pairs}
+    watched: list[WatchedRun] = []
+    for run, name in each_once.values():
+        if isinstance(run, LocalRun):
+            watched.append(WatchedLocalRun(run))
+        else:  # the project of a spec may be that of a launch.yaml
+            project_id = project_of(Path(name), "vertex") if is_spec(name) else project("vertex", os.environ)
+            watched.append(WatchedCloudRun(open_cloud(project_id, messages.say), run, messages.say))
+    return watched
 
 
 def is_terminal() -> bool:
     """Return whether a screen can be drawn on stdout."""
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-
-
-def all_over(watches: Sequence[RunWatch]) -> bool:
-    """Return whether no run is watched any longer."""
-    return all(one.view.is_over for one in watches)
 
 
 def interrupted_text(views: Sequence[RunView], cancelling: Container[str]) -> str:
@@ -185,9 +179,11 @@ class Screen:
         from rich.console import Console
         from rich.live import Live
 
-        console = Console(file=sys.stdout, highlight=False)
+        from launcher.cli.ui.streams import unescaped
+
+        console = Console(file=unescaped(sys.stdout), highlight=False)
         with single_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-            while not all_over(self._watches) and time.monotonic() < until:
+            while not all(watch.view.is_over for watch in self._watches) and time.monotonic() < until:
                 width, height = console.size
                 views = [one.view for one in self._watches]
                 footer, message = self._footer(keys), self._message

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launcher.cli.ui.plan_page import COMMAND, WIDTH, wrapped
+from launcher.cli.ui.plan_page import COMMAND, WIDTH, printable, wrapped
 from launcher.text import plural, usd_text
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def finding_lines(finding: SpecFinding, label: str = "") -> Iterator[str]:
     where = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
     for number, line in enumerate(f"{label}{where}: {finding.text}\n{finding.hint}".rstrip().split("\n")):
         indent = INDENT + "  " * (number > 0)
-        lines = [line.strip()] if COMMAND.match(line) else wrapped(line, WIDTH - len(indent))
+        lines = [line.strip()] if re.match(COMMAND, line) else wrapped(line, WIDTH - len(indent))
         yield from (f"{indent}{each}" for each in lines)
 
 
@@ -102,6 +103,12 @@ def annotation_lines(checked: Sequence[CheckedSpec]) -> Iterator[str]:
                 yield f"::{kind} {place},title=launch check::{escaped(text)}"
 
 
+def log_line(line: str) -> str:
+    """Return a line that GitHub doesn't take for a workflow command: those begin with `::`, or have the older `##[`
+    anywhere."""
+    return re.sub(r"^(\s*)::", r"\1%3A%3A", printable(line)).replace("##[", "##%5B")
+
+
 def in_repository(file: str) -> str:
     """Return a path relative to the repository that GitHub checked out, else to the current folder."""
     top = os.path.realpath(os.environ.get("GITHUB_WORKSPACE") or ".")
@@ -113,4 +120,4 @@ def escaped(text: str, more: str = "") -> str:
     """Escape a text of a workflow command; `more` are the characters that end a property."""
     for char in ("%", "\r", "\n", *more):
         text = text.replace(char, f"%{ord(char):02X}")
-    return text
+    return printable(text)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from launch_train.common.text import elapsed
 from launcher.cli.ui.plan_page import WIDTH, printable, wrapped
-from launcher.cli.ui.text import columns, elapsed
-from launcher.text import usd_text
+from launcher.cli.ui.text import columns
+from launcher.text import plural, usd_text
 
 if TYPE_CHECKING:
     from launch_train.report import RunData
@@ -46,7 +47,7 @@ def compared(runs: Sequence[RunData], now: float) -> Compared:
 
 
 def as_data(found: Compared) -> dict[str, Any]:
-    """Return the comparison for scripts; a number that is not finite is null."""
+    """Return the comparison for scripts."""
     runs = [
         {"run": run, "folder": folder, "state": each.state, "step": each.step, "steps": each.steps}
         for (run, folder), each in zip(found.runs, found.summaries, strict=True)
@@ -56,17 +57,13 @@ def as_data(found: Compared) -> dict[str, Any]:
             "name": one.name,
             "kind": one.kind,
             "step": one.step,
-            "values": [*map(_finite, one.values)],
-            "deltas": [*map(_finite, one.deltas)],
+            "values": [*one.values],
+            "deltas": [*one.deltas],
         }
         for one in found.figures
     ]
     different = [{"name": one.name, "values": [*one.values]} for one in found.differences]
     return {"runs": runs, "differences": different, "figures": figures}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
@@ -89,6 +86,8 @@ def lines(found: Compared) -> Iterator[str]:
     figures = [(name_of(one), cells(one)) for one in shown]
     if figures:
         yield from table("figures", letters, figures)
+        if rows := max(each.loss_rows for each in found.summaries):
+            yield f"loss: mean of the last {plural(rows, 'row')} up to each step; other metrics are as logged"
     else:
         yield "No run has written metrics yet."
 
@@ -109,7 +108,7 @@ def cells(one: Figure) -> tuple[str, ...]:
     value, delta = FORMATS.get(one.name, FORMATS["tokens/s"] if one.name.endswith("/s") else (_number, _difference))
     texts = []
     for place, (each, more) in enumerate(zip(one.values, one.deltas, strict=True)):
-        first, difference = one.values[0], _finite(more)
+        first, difference = one.values[0], more if more is not None and math.isfinite(more) else None
         against = "" if not place or first is None or difference is None else f" ({delta(difference, first)})"
         texts.append(UNKNOWN if each is None else f"{value(each)}{against}")
     return tuple(texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ if TYPE_CHECKING:
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
     from launcher.runs.attempts import AttemptEntry
-    from launcher.runs.watch.loop import Progress
 
 
 def job_data(run: str, job: Job) -> dict[str, Any]:
@@ -43,18 +41,6 @@ def attempt_data(entry: AttemptEntry) -> dict[str, Any]:
 
     data: dict[str, Any] = msgspec.to_builtins(entry)
     return {name: value for name, value in data.items() if name != "writer"}
-
-
-def progress_data(progress: Progress | None) -> dict[str, Any] | None:
-    """Return the progress for scripts; a loss that is not finite is null, with its text under `nonfinite`."""
-    import msgspec
-
-    if progress is None:
-        return None
-    data = dict(msgspec.to_builtins(progress))
-    if progress.loss is not None and not math.isfinite(progress.loss):
-        data |= {"loss": None, "nonfinite": {"loss": str(progress.loss)}}
-    return data
 
 
 def machine_data(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
+from launch_train.common import contract
 from launcher.cli.options import Output
 from launcher.errors import LaunchError
 
@@ -33,7 +35,22 @@ def printed(data: Any, output: Output, error: LaunchError | None = None) -> None
     if error is not None:
         error.data = data
         return
+    data = finite(data)
     print(json.dumps(data, indent=2, ensure_ascii=False) if output is Output.json else as_yaml(data))
+
+
+def finite(data: Any) -> Any:
+    """Return a document without numbers that JSON can't hold: one that is nan or infinite becomes null, and
+    `nonfinite` of the same object has its text, as in a run's metrics."""
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    if isinstance(data, list | tuple):
+        return [finite(item) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    values = {name: finite(value) for name, value in data.items()}
+    lost = {name: str(value) for name, value in data.items() if values[name] is None and value is not None}
+    return {**values, "nonfinite": {**contract.nonfinite(values), **lost}} if lost else values
 
 
 def print_failure(output: Output, problem: str, hint: str, exit_code: int, data: dict[str, Any] | None = None) -> None:

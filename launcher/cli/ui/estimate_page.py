@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from launch_train.common.text import elapsed
 from launcher.cli.ui.plan_page import labelled
-from launcher.cli.ui.text import columns, elapsed
-from launcher.plan.estimate import SMALLEST
+from launcher.cli.ui.text import columns
+from launcher.plan.estimate import no_speed
 from launcher.text import plural, size_text, usd_text
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def fit_options(found: Estimate) -> Iterator[str]:
     rows = [("largest micro-batch on this machine", "")]
     for choice in found.choices:
         flags = choice.flags.replace("--set run.config.", "").replace("=", ": ") or "as in the spec"
-        rows.append((f"  {flags}", str(choice.micro_batch or "none fits")))
+        limit = " (limit: batch_size)" if choice.limited_by == "batch_size" else ""
+        rows.append((f"  {flags}", f"{choice.micro_batch or 'none fits'}{limit}"))
     yield from columns(rows)
     if found.smallest:
         one = found.smallest
@@ -67,14 +69,13 @@ def fit_options(found: Estimate) -> Iterator[str]:
 def time_and_cost(found: Estimate) -> Iterator[str]:
     """Yield speed, time and cost by provisioning model."""
     if found.speed is None:
-        why = "this GPU's peak is not in the catalog"
-        if (found.parameters or SMALLEST) < SMALLEST:
-            why = f"a model of fewer than {SMALLEST / 1e6:.0f} M parameters does not keep a GPU busy"
-        yield from labelled("speed", f"unknown: {why if found.fits else 'the model does not fit'}")
+        yield from labelled("speed", f"unknown: {no_speed(found.parameters, fits=found.fits)}")
         return
     speed = found.speed
     yield from labelled("speed", f"{speed.per_second:,.0f} {speed.unit}/s; {speed.basis}")
-    yield from labelled("work", f"{found.steps or 0:,} steps of {plural(found.batch_size or 0, 'sample')}")
+    samples = plural(found.batch_size or 0, "sample")
+    units = f" of {found.sample_units:,} {speed.unit}" if (found.sample_units or 0) > 1 else ""
+    yield from labelled("work", f"{found.steps or 0:,} steps of {samples}{units}")
     yield ""
     header = ("provisioning", "region", "USD/h", "time", "cost", "interruptions")
     yield from columns([header, *map(row, found.offers)])

@@ -8,9 +8,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from launch_train.common.text import elapsed
 from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.plan_page import LABEL, WIDTH, fitted, labelled
-from launcher.cli.ui.text import elapsed
+from launcher.cli.ui.streams import CLEAR
 from launcher.jobs.job import GONE
 from launcher.text import usd_text
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 30.0
 """Shortest time between progress lines without a terminal; the last step is always reported."""
 WHAT = {"job": "job state", "lines": "log lines", "progress": "progress"}
-CLEAR = "\r\x1b[K"
 STATES = {
     "QUEUED": "queued",
     "PENDING": "waiting for capacity",
@@ -87,7 +87,12 @@ class EventPrinter:
         self._print(f"{'':{LABEL}}{console_url(event.job)}")
         if self._plan and self._plan.command and event.created and not self._bound_is_printed:
             self._bound_is_printed = True
-            for line in labelled("cost", bound_text(self._plan)):
+            limits = self._plan.limits
+            about = "" if limits.usd_expected is None else f"{usd_text(limits.usd_expected, approx=True)}, "
+            bound = "no upper bound: a price is unknown"
+            if limits.usd_at_most is not None:
+                bound = f"at most {usd_text(limits.usd_at_most)}"
+            for line in labelled("cost", f"{about}{bound} ({limits.hours:g} h of billed time)"):
                 self._print(line)
 
     def _attempt_failed(self, event: AttemptFailed) -> None:
@@ -156,13 +161,6 @@ def width() -> int:
         return os.get_terminal_size(sys.stderr.fileno()).columns or WIDTH
     except (OSError, ValueError):  # not a terminal, or no file descriptor
         return WIDTH
-
-
-def bound_text(plan: Plan) -> str:
-    """Return `at most $46.32 (24 h of billed time)`."""
-    most = plan.limits.usd_at_most
-    bound = "no upper bound: a price is unknown" if most is None else f"at most {usd_text(most)}"
-    return f"{bound} ({plan.limits.hours:g} h of billed time)"
 
 
 def clock() -> str:

@@ -20,7 +20,10 @@ def lines(found: Sequence[Node], reported: Container[int] = ()) -> Iterator[tupl
 
     Errors of the nodes in `reported` are omitted.
     """
-    seen = sorted((one for one in found if one.gpus), key=_worst_first)
+    seen = sorted(
+        (node for node in found if node.gpus),
+        key=lambda node: (not (node.wrong or node.errors), node.facts.get("gpu_util_mean", 1.0)),
+    )
     for node in seen[:SHOWN]:
         yield "GPUs", sentence(node)
     if len(seen) > SHOWN:
@@ -36,10 +39,6 @@ def labelled_lines(found: Sequence[Node]) -> Iterator[tuple[str, str]]:
     for label, text in lines(found):
         yield ("" if label == above else label), text
         above = label
-
-
-def _worst_first(node: Node) -> tuple[bool, float]:
-    return not (node.wrong or node.errors), node.facts.get("gpu_util_mean", 1.0)
 
 
 def sentence(node: Node) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.text import plural, rough_duration
 
 if TYPE_CHECKING:
-    from launcher.catalog import Catalog, MachineType
+    from launcher.catalog import Catalog
     from launcher.catalog.offers import Offer, PriceRange
     from launcher.compute.live_offers import LiveOffer, QuotaUse
 
@@ -24,13 +24,22 @@ NOT_OFFERED = "-"
 def table(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live, models: Sequence[str]) -> Iterator[str]:
     """Yield the table: a row per offer with the prices of `models`, its machine types below unless each region has its
     row, and what is known of it in the project."""
+    import textwrap
+
     rows = [(*HEAD, *models), *(row(one, models) for one in offers)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     each_region = len({one.region for one in offers}) > 3
     for number, cells in enumerate(rows):
         yield line(cells, widths)
         if number and not each_region:
-            yield from machine_lines(offers[number - 1].machines)
+            shown = ", ".join(f"{one.name}\u00a0×{one.share or one.gpus}" for one in offers[number - 1].machines)
+            for text in textwrap.wrap(shown, WIDTH - 2, break_on_hyphens=False):
+                yield f"  {text}".replace("\u00a0", " ")
+            models_by_region: dict[str, list[str]] = {}
+            for model, region in offers[number - 1].cheapest.items():
+                models_by_region.setdefault(region, []).append(model)
+            cheapest = (f"{', '.join(names)} cheapest in {region}" for region, names in models_by_region.items())
+            yield from indented("; ".join(cheapest))
         if number and (found := live.get((cells[0], cells[3]))):
             yield from live_lines(found)
     yield ""
@@ -61,15 +70,6 @@ def price_text(price: PriceRange | None) -> str:
     if low != high and price.high >= 10:  # the column has 10 characters
         low, high = f"{price.low:.1f}", f"{price.high:.1f}"
     return ("≤" if price.bound else "") + (low if low == high else f"{low}-{high}")
-
-
-def machine_lines(machines: Sequence[MachineType]) -> Iterator[str]:
-    """Yield the machine types with their GPUs: `a3-highgpu-2g ×2`."""
-    import textwrap
-
-    shown = [f"{one.name}\u00a0×{one.share or one.gpus}" for one in machines]
-    for text in textwrap.wrap(", ".join(shown), WIDTH - 2, break_on_hyphens=False):
-        yield f"  {text}".replace("\u00a0", " ")
 
 
 def live_lines(found: LiveOffer) -> Iterator[str]:
@@ -130,6 +130,7 @@ def as_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -
                 "bf16_tflops": one.gpu.peak_tflops["bf16"],
                 "region": one.region,
                 "regions": list(one.regions),
+                "cheapest_region": one.cheapest,
                 "machines": [
                     {"machine_type": each.name, "gpus": each.gpus, "share": each.share} for each in one.machines
                 ],

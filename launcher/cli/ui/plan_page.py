@@ -14,23 +14,36 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launcher.cli.options import Output
-from launcher.text import exact_duration, hourly_price, plural, size_text, usd_text
+from launcher.cli.style import styled
+from launcher.text import exact_duration, hourly_price, plural, rough_duration, size_text, usd_text
 
 if TYPE_CHECKING:
     from launcher.api.gather import AppliedSettings
     from launcher.plan.model import Attempt, Image, Plan, Target
+    from launcher.spec.models import JobSpec
+    from launcher.workspace.interpreter import Interpreter
 
 WIDTH = 80
 LABEL = 10
-ATTEMPTS_SHOWN = 8
+ATTEMPTS_SHOWN = 5
 NO_IMAGE = "not used: runs in the local Python environment"
 NOT_PLAIN = {"yes", "no", "on", "off", "true", "false", "null"}
 TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
-def show(plan: Plan, output: Output, *, image: bool = False, settings: AppliedSettings | None = None) -> None:
-    """Print the plan; `image`: the job runs in containers of the image (launch local --docker). `settings` have the
-    fields that settings files have set, and their cap."""
+def show(
+    plan: Plan,
+    spec: JobSpec,
+    output: Output,
+    *,
+    image: bool = False,
+    settings: AppliedSettings | None = None,
+    python: Interpreter | None = None,
+    explain: bool = False,
+) -> None:
+    """Print the plan of a spec; `image`: the job runs in containers of the image (launch local --docker). `settings`
+    have the fields that settings files have set, and their cap. `python` runs the job on this machine. `explain`: with
+    formulas, bounds and all attempts."""
     from launcher.plan.build import with_hidden_webhook
 
     plan = with_hidden_webhook(plan)
@@ -39,7 +52,7 @@ def show(plan: Plan, output: Output, *, image: bool = False, settings: AppliedSe
     elif output is Output.yaml:
         print("\n".join(yaml_lines(plan)))
     else:
-        print("\n".join(page(plan, image, settings)))
+        print("\n".join(page(plan, spec, image, settings, python, explain=explain)))
 
 
 # --- YAML for gcloud ------------------------------------------------------------------------------------------------
@@ -96,18 +109,32 @@ def style_of(value: str) -> str | None:
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def page(plan: Plan, image: bool = False, settings: AppliedSettings | None = None) -> Iterator[str]:
+def page(
+    plan: Plan,
+    spec: JobSpec,
+    image: bool = False,
+    settings: AppliedSettings | None = None,
+    python: Interpreter | None = None,
+    *,
+    explain: bool = False,
+) -> Iterator[str]:
     """Yield the page of a plan, in at most 80 columns."""
     yield from wrapped(f"{plan.run}  on {target_text(plan.target, plan.project)}", WIDTH)
     yield ""
-    for label, text in facts(plan, image, settings.usd_cap if settings else None):
+    for label, text in facts(plan, spec, image, settings.usd_cap if settings else None, explain=explain):
         yield from labelled(label, text)
-    for number, (field, where) in enumerate(settings.origins if settings else ()):
-        yield from labelled("" if number else "settings", f"{field}: {where}")
+        if label == "image" and python and (python.origin != "launch's own" or python.note):
+            yield from labelled("python", python.text)
+    for number, origin in enumerate(settings.origins if settings else ()):
+        yield from labelled("" if number else "settings", f"{origin.field}: {origin.where}")
     if plan.target != "local":
         yield ""
-        yield from attempt_table(plan)
-    yield from closing_lines(plan.warnings, plan.target)
+        yield from attempt_table(plan, len(plan.attempts) if explain else ATTEMPTS_SHOWN)
+    notes = [python.note] if python and python.note else []
+    if python and python.error:
+        notes.append(". ".join(filter(None, (python.error.problem, python.error.hint))))
+    more = "" if explain else " --explain shows all attempts, limits and sources."
+    yield from closing_lines([*notes, *plan.warnings], plan.target, more)
 
 
 def target_text(target: Target, project: str) -> str:
@@ -115,48 +142,109 @@ def target_text(target: Target, project: str) -> str:
     return TARGETS[target] + ("" if target == "local" else f", project {project}")
 
 
-def closing_lines(warnings: Iterable[str], target: Target) -> Iterator[str]:
-    """Yield the warnings, and that nothing was submitted."""
+def closing_lines(warnings: Iterable[str], target: Target, more: str = "") -> Iterator[str]:
+    """Yield the warnings, and that nothing was submitted; `more`: how to see more."""
     for warning in warnings:
         yield ""
         yield from labelled("warning", warning)
     yield ""
-    yield "Nothing was submitted." if target != "local" else "Nothing was started."
+    yield f"Nothing was submitted.{more}" if target != "local" else "Nothing was started."
 
 
-def facts(plan: Plan, image: bool, usd_cap: tuple[float, str] | None = None) -> Iterator[tuple[str, str]]:
+def facts(
+    plan: Plan, spec: JobSpec, image: bool, usd_cap: tuple[float, str] | None = None, *, explain: bool = False
+) -> Iterator[tuple[str, str]]:
     """Yield the labels and texts above the table of attempts."""
+    is_cloud = plan.target != "local"
     yield "machine", machine_text(plan)
-    if plan.command and plan.target != "local" and plan.machine.gpu_memory_gb:
-        yield "memory", memory_text(plan)
-    if plan.image and plan.target == "local" and not image:
-        yield "image", NO_IMAGE
-        if plan.image.files:
-            yield "code", f"{code_text(plan.image)}; each start gets a copy (without --in-place)"
-    elif plan.image:
-        yield "image", plan.image.uri
-        made = f"tag: content hash; {plan.image.platform}, {torch_text(plan.image)}"
-        yield "", "(custom image, pinned by digest)" if plan.image.pinned else f"({made})"
-        if plan.image.files:
-            yield "code", code_text(plan.image)
+    if is_cloud and plan.command:
+        if plan.machine.gpu_memory_gb:
+            from launcher import catalog
+            from launcher.plan.machine import choose
+            from launcher.plan.memory.fit import memory_line
+
+            # It is not part of the plan, whose digest is in the requests.
+            yield "memory", memory_line(spec, choose(spec, catalog.load(), plan.target))
+        yield from beside("time", time_lines(plan, explain))
+    if is_cloud:
+        yield from beside("cost", cost_lines(plan, usd_cap, explain))
+    yield from beside("image", image_lines(plan, is_cloud or image, explain))
+    if plan.image and (is_cloud or image):
+        yield from beside("setup", setup_lines(plan.spec, plan.image))
+    if plan.image and plan.image.files:
+        copied = "" if is_cloud or image else "; each start gets a copy (without --in-place)"
+        yield "code", code_text(plan.image) + copied
     if plan.command:
-        yield "command", shlex.join(plan.command)
-        if config := plan.spec.get("run", {}).get("config"):
+        config = plan.spec.get("run", {}).get("config")
+        if explain or not is_cloud or not config:
+            yield "command", shlex.join(plan.command)
+        if config:
             yield "config", flow(config)
         yield "output", plan.run_folder or "none"
-        if plan.target != "local":
-            yield from zip(chain(["mounts"], repeat("")), mount_lines(plan), strict=False)
-    elif plan.target == "vm":
-        yield "image", boot_image(plan)
-    if plan.target != "local":
+    if is_cloud:
+        yield from beside("mounts", mount_lines(plan) if plan.command else ())
+        yield from account_facts(plan, explain)
+
+
+def beside(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield texts with one label, which stands beside the first."""
+    yield from zip(chain([label], repeat("")), texts, strict=False)
+
+
+def image_lines(plan: Plan, used: bool, explain: bool) -> Iterator[str]:
+    """Yield the container image and its PyTorch, or the boot image of a VM to work on."""
+    image = plan.image
+    if image is None:
+        if plan.target == "vm":
+            yield str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
+    elif not used:
+        yield NO_IMAGE
+    else:
+        tag = f"tag: content hash; {image.platform}, " if explain else ""
+        how = "(custom image, pinned by digest)" if image.pinned else f"({tag}{torch_text(image)})"
+        yield from [f"{image.uri} {how}"] if len(image.uri) + len(how) < WIDTH - LABEL else [image.uri, how]
+
+
+def account_facts(plan: Plan, explain: bool) -> Iterator[tuple[str, str]]:
+    """Yield the account of the job or the VM, its secrets, limits and notifications."""
+    if explain:
         yield "account", account_text(plan)
-        if secrets := plan.spec.get("secrets"):
-            yield "secrets", f"{', '.join(secrets)}: read on the machine by this account"
+    if secrets := plan.spec.get("secrets"):
+        yield "secrets", f"{', '.join(secrets)}: read on the machine by {account_text(plan)}"
+    if explain or not plan.command:
         yield "limits", limits_text(plan)
-        yield from notify_lines(plan)
-        if plan.limits.wait_at_most_seconds:
-            yield "waiting", waiting_text(plan)
-        yield from zip(chain(["cost"], repeat("")), cost_lines(plan, usd_cap), strict=False)
+    yield from notify_lines(plan)
+
+
+def setup_lines(spec: dict[str, Any], image: Image) -> Iterator[str]:
+    """Yield the lines of image.setup, and what can build an image with them."""
+    yield from (lines := spec.get("image", {}).get("setup", ()))
+    if lines:
+        builder = "a Docker engine" if image.build_secrets or image.builds_base else "a Docker engine or Cloud Build"
+        yield f"(needs {builder} to build the dependency image, once)"
+
+
+def time_lines(plan: Plan, explain: bool) -> Iterator[str]:
+    """Yield how long the run takes and how that is known, and how long it may wait for a machine."""
+    from launch_train.common.config import parse
+    from launcher.plan.estimate import START_HOURS
+
+    limits = plan.limits
+    if limits.hours_expected is None:
+        yield f"duration unknown: {limits.hours_basis}; stops after {limits.hours:g} h"
+    else:
+        start, training = 3600 * START_HOURS, 3600 * limits.hours_expected
+        steps = f"{parse(plan.spec.get('run', {}).get('config', {})).steps:,} steps"
+        total = rough_duration(start + training)
+        yield f"about {total}: {rough_duration(start)} to start (assumed), {rough_duration(training)} for {steps}"
+        yield limits.hours_basis
+    if limits.wait_at_most_seconds:
+        longest = exact_duration(limits.wait_at_most_seconds)
+        yield f"plus the wait for a machine, unbilled: at most {longest} in {plural(len(plan.attempts), 'attempt')}"
+    if explain:
+        waits = {one.provisioning.partition(":")[0]: one.wait_seconds for one in plan.attempts}
+        each = ", ".join(f"{kind} {exact_duration(wait)}" for kind, wait in waits.items() if wait)
+        yield f"({each} per attempt; {'' if limits.wait_total_seconds else 'no '}limits.wait_total)"
 
 
 def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -212,29 +300,14 @@ def machine_text(plan: Plan) -> str:
     return f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}{total}"
 
 
-def memory_text(plan: Plan) -> str:
-    """Return the GPU memory that the run needs. It is not part of the plan, whose digest is in the requests."""
-    from launcher import catalog
-    from launcher.plan.machine import choose
-    from launcher.plan.memory.fit import memory_line
-    from launcher.spec.models import JobSpec
-
-    spec = msgspec.convert(plan.spec, JobSpec)
-    return memory_line(spec, choose(spec, catalog.load(), plan.target))
-
-
-def boot_image(plan: Plan) -> str:
-    """Return the name of the boot disk's image."""
-    return str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
-
-
 def torch_text(image: Image) -> str:
     """Return the image's PyTorch: its CUDA build, with the release if the spec brings one, or whose it is."""
-    from launcher.plan.image import BASE_TORCH
+    from launcher.plan.image import BASE_TORCH, CONDA_TORCH
 
     if image.torch:
         return f"torch {image.torch.version}+{image.torch.build}"
-    return image.wheel if image.wheel != BASE_TORCH else "the base image's PyTorch"
+    whose = {BASE_TORCH: "the base image's PyTorch", CONDA_TORCH: "PyTorch as conda chooses"}
+    return whose.get(image.wheel, image.wheel)
 
 
 def code_text(image: Image) -> str:
@@ -251,16 +324,6 @@ def limits_text(plan: Plan) -> str:
     return ", ".join([*parts, *lease_text(plan)])
 
 
-def waiting_text(plan: Plan) -> str:
-    """Return how long each attempt waits for capacity, and all of them: `spot 1 h per attempt; at most 2 h in 2 …`."""
-    waits = {one.provisioning.partition(":")[0]: one.wait_seconds for one in plan.attempts}
-    each = ", ".join(f"{kind} {exact_duration(wait)}" for kind, wait in waits.items() if wait)
-    limits = plan.limits
-    how = "limits.wait_total" if limits.wait_total_seconds else "no limits.wait_total"
-    number = plural(len(plan.attempts), "attempt")
-    return f"{each} per attempt; at most {exact_duration(limits.wait_at_most_seconds or 0)} in {number} ({how})"
-
-
 def lease_text(plan: Plan) -> Iterator[str]:
     """Yield when a VM to work on ends itself before its time limit."""
     from launcher.jobs.vm import of_instance
@@ -275,59 +338,57 @@ def lease_text(plan: Plan) -> Iterator[str]:
 def cap_text(limit: float | None, of_settings: tuple[float, str] | None) -> str:
     """Return the cap on the cost: the lower one of limits.usd and that of the settings files, with its place."""
     if of_settings and (limit is None or of_settings[0] < limit):
-        return f"cap {usd_text(of_settings[0])} ({of_settings[1]})"
-    return f"cap {usd_text(limit)}" if limit is not None else "no cap (--usd sets one)"
+        return f"cost limit {usd_text(of_settings[0])} ({of_settings[1]})"
+    return f"cost limit {usd_text(limit)}" if limit is not None else "no cost limit (--usd sets one)"
 
 
-def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None = None) -> Iterator[str]:
-    """Yield the expected cost, the upper bound that the cap is compared with, the hard bound, and what they cover."""
-    limits = plan.limits
-    cap = cap_text(limits.usd, usd_cap)
-    if limits.usd_at_most is None:
-        yield f"unknown: some attempts have no known price; {cap}"
-        return
+def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None, explain: bool) -> Iterator[str]:
+    """Yield the expected cost, and the upper bound that the cap is compared with; to `explain` them also the hard
+    bound, and what they cover."""
     from launcher.plan.cost import billed_hours, hourly_ceiling, in_hours
 
+    limits, first, nodes = plan.limits, plan.attempts[0], plan.machine.nodes
+    cap = cap_text(limits.usd, usd_cap)
+    hourly = expected_price(first) + (f" × {plural(nodes, 'node')}" if nodes > 1 else "")
+    place = f"{first.provisioning.partition(':')[0]} in {first.where}"
     if limits.usd_expected is not None:
-        yield f"{usd_text(limits.usd_expected, approx=True)} expected{prices_of(plan)}"
+        yield f"{usd_text(limits.usd_expected, approx=True)} with {place}, {hourly}"
+    else:
+        yield f"{hourly} with {place}"
+    if limits.usd_at_most is None:
+        yield f"upper bound unknown: some attempts have no known price; {cap}"
+        return
+    there = hourly_ceiling(first) * billed_hours(first, limits.hours) * nodes
+    is_dearest = limits.usd_at_most - there < 0.005  # the sums may differ in their last bit
+    dearest = "" if is_dearest else f", {usd_text(limits.usd_at_most)} in the dearest place"
+    yield f"at most {usd_text(there)} there (limit: {limits.hours:g} h){dearest}"
+    yield cap + (f"; prices of {plan.prices.date}" if plan.prices else "")
+    if not explain:
+        return
     most = max(plan.attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, limits.hours))
-    by = f"{hourly_price(hourly_ceiling(most))} × {plural(plan.machine.nodes, 'node')} × {in_hours(most, limits.hours)}"
-    yield f"at most {usd_text(limits.usd_at_most)}: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
+    by = f"{hourly_price(hourly_ceiling(most))} × {plural(nodes, 'node')} × {in_hours(most, limits.hours)}"
+    yield f"{usd_text(limits.usd_at_most)} = {by}; price ceiling: {most.usd_ceiling_rule}"
     if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
         restarts = max(attempt.service_restarts for attempt in plan.attempts)
         again = f"if Vertex AI restarts the job {restarts} times, each with its own {limits.hours:g} h"
         yield f"{usd_text(limits.usd_hard_bound)} hard bound: {again if restarts else 'every hour at list price'}"
-    yield "; ".join(scope(plan))
-
-
-def prices_of(plan: Plan) -> str:
-    """Return `, at prices of 2026-07-30 (shipped with launch)`, or an empty text if the plan does not say."""
-    if not plan.prices:
-        return ""
-    return f", at prices of {plan.prices.date} ({'shipped with launch' if plan.prices.shipped else 'fetched'})"
-
-
-def scope(plan: Plan) -> Iterator[str]:
-    """Yield what the sums include besides the machines, and what they exclude."""
     inside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_extras)
     outside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
-    yield f"including {', '.join(inside) or 'only the machines'}"
-    yield f"excluding {', '.join(outside)}"
-    if plan.limits.usd_expected is None and plan.prices:
-        yield prices_of(plan).removeprefix(", at ")
+    yield f"including {', '.join(inside) or 'only the machines'}; excluding {', '.join(outside)}"
+    if plan.prices:
+        yield f"the price table {'came with launch' if plan.prices.shipped else 'was fetched'}"
 
 
-def attempt_table(plan: Plan) -> Iterator[str]:
+def attempt_table(plan: Plan, most: int) -> Iterator[str]:
     """Yield the first attempts, in fallback order."""
-    yield "fallback order (next on refusal or timeout):"
-    shown = plan.attempts[:ATTEMPTS_SHOWN]
+    shown = plan.attempts[:most]
+    shown_of = f", {len(shown)} of {len(plan.attempts)}" if len(plan.attempts) > len(shown) else ""
+    yield f"fallback order (next on refusal or timeout){shown_of}:"
     width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
     place = max(24, *(len(attempt.where) for attempt in shown))
     for number, attempt in enumerate(shown, 1):
         kind = attempt.provisioning.partition(":")[0]
         yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.where:<{place}}  {price_text(attempt)}"
-    if len(plan.attempts) > len(shown):
-        yield f"{'':{LABEL}} … and {len(plan.attempts) - len(shown)} more (-o json lists all)"
 
 
 def price_text(attempt: Attempt) -> str:
@@ -344,7 +405,7 @@ def expected_price(attempt: Attempt) -> str:
     return hourly_price(known, highest, approx=attempt.usd_approx, bound=attempt.usd_is_bound)
 
 
-COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")
+COMMAND = r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b"
 """A line with a command is never wrapped, so that it can be copied."""
 
 
@@ -357,7 +418,7 @@ def fitted(text: str, before: int = 0) -> str:
 
 def in_width(line: str, width: int) -> list[str]:
     """Return the lines of a line, each with its indentation; a command is not cut."""
-    if COMMAND.match(line):
+    if re.match(COMMAND, line):
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
@@ -366,7 +427,8 @@ def in_width(line: str, width: int) -> list[str]:
 def labelled(label: str, text: str) -> Iterator[str]:
     """Yield a label with the wrapped text beside it."""
     for number, line in enumerate(wrapped(text, WIDTH - LABEL)):
-        yield f"{label if number == 0 else '':<{LABEL}}{line}"
+        start = f"{label if number == 0 else '':<{LABEL}}"
+        yield f"{styled(start, '1') if start.strip() else start}{line}"
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -33,7 +33,8 @@ def chart(curve: Points, marks: Points, width: int, height: int = HEIGHT) -> Ite
 
     A long curve keeps the lowest and the highest value of each stretch. Yields nothing if no value is finite.
     """
-    line = thinned(curve, 4 * width)
+    places = downsample([curve.y], 4 * width)
+    line = Points([curve.x[place] for place in places], [curve.y[place] for place in places])
     finite = [(x, y) for x, y in (*zip(*line, strict=True), *zip(*marks, strict=True)) if math.isfinite(y)]
     if not finite:
         return
@@ -56,12 +57,6 @@ def chart(curve: Points, marks: Points, width: int, height: int = HEIGHT) -> Ite
     yield f"{'':{margin}} └{'─' * canvas.width}"
     begin, end = f"{first:,.0f}", f"{last:,.0f}"
     yield f"{'':{margin + 2}}{begin}{end if first < last else '':>{canvas.width - len(begin)}}".rstrip()
-
-
-def thinned(curve: Points, most: int) -> Points:
-    """Reduce a curve to about `most` points; keep all extremes and gaps."""
-    places = downsample([curve.y], most)
-    return Points([curve.x[place] for place in places], [curve.y[place] for place in places])
 
 
 class Canvas:

@@ -6,6 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from launcher.cli.ui.streams import unescaped
 from launcher.text import size_text
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def bars() -> Any:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     name = TextColumn("{task.description}", table_column=None)
-    return Progress(name, BarColumn(20), DownloadColumn(), TransferSpeedColumn(), console=Console(stderr=True))
+    return Progress(
+        name, BarColumn(20), DownloadColumn(), TransferSpeedColumn(), console=Console(file=unescaped(sys.stderr))
+    )
 
 
 def progress() -> Lines:

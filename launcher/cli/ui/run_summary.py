@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from launch_train.common import contract
 from launch_train.common.contract import MEAN_STEPS
+from launch_train.common.text import elapsed
 from launcher.api.find_local_run import relative
 from launcher.cli.ui.plan_page import labelled
-from launcher.cli.ui.text import elapsed
 from launcher.runs.metrics.results import figure
 from launcher.text import plural
 
@@ -48,6 +49,9 @@ def lines(
             yield from labelled(label, text)
     elif found and found.rows:
         yield from labelled("metrics", last_row(found))
+    if found and not found.rows and (idle := found.event(contract.NO_STEP)):
+        lasted = f"exited with 0 after {figure(idle, 'seconds') or 0:.0f} s without a step or a checkpoint"
+        yield from labelled("warning", f"{lasted}; its output may say why: launch logs {run}")
     for text in nonfinite(found) if found else ():
         yield from labelled("warning", text)
     if folder:

@@ -31,8 +31,9 @@ def lines(found: RunList, *, everything: bool, fold: bool = True, width: int = W
 
     entries = group_sweeps(found.runs) if fold else [*found.runs]
     shown = entries if everything else entries[:SHOWN]
+    unsearched = "; the cloud was not searched" if found.unlisted else ""
     if not shown:
-        yield "No runs."
+        yield f"No runs{unsearched}."
         return
     now = time.time()
     yield from aligned(
@@ -41,7 +42,7 @@ def lines(found: RunList, *, everything: bool, fold: bool = True, width: int = W
     for one in shown:
         if not isinstance(one, ListedSweep) and one.problem:
             yield clean_text(f"{one.run}: {one.problem}")
-    yield footer(found.runs, len(entries) - len(shown))
+    yield f"{footer(found.runs, len(entries) - len(shown))}{unsearched}"
     if any(isinstance(one, ListedSweep) for one in shown):
         yield "The points of a sweep: launch status NAME"
 
@@ -149,14 +150,16 @@ def sweep_data(sweep: ListedSweep) -> dict[str, Any]:
 
 def run_data(run: ListedRun) -> dict[str, Any]:
     """Return a run with the keys of `launch status`; those that need a cloud are null for one on this machine."""
-    from launcher.cli.ui.data import job_data, progress_data
+    import msgspec
+
+    from launcher.cli.ui.data import job_data
 
     data = job_data(run.run, run.job) if run.job else local_data(run)
     return {
         **data,
         "target": run.target,
         "owner": run.owner or None,
-        "progress": progress_data(run.progress),
+        "progress": msgspec.to_builtins(run.progress),
         "usd": run.usd,
         "problem": run.problem or None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,9 @@ def markdown(found: Sequence[SpecChange], ref: str) -> Iterator[str]:
     if changed:
         yield from ("", "| spec | change | cost at most |", "|---|---|---:|")
         for one in changed:
-            yield f"| {code(one.path)} | {kind_text(one)} | {cost_change(one)} |"
+            before, after = (cost_text(side) if side and side.plan else "" for side in (one.before, one.after))
+            cost = " → ".join(filter(None, (before, after or ("–" if before else ""))))
+            yield f"| {code(one.path)} | {kind_text(one)} | {after if before == after else cost} |"
     for one in changed:
         if lines := [*details(one, ref)]:
             yield from ("", f"#### {code(one.path)}", "", *lines)
@@ -55,12 +58,6 @@ def kind_text(one: SpecChange) -> str:
         return "refused"
     renamed = f"renamed from {code(one.renamed_from)}" if one.renamed_from else ""
     return ", ".join(filter(None, (renamed, one.kind if one.kind != "unchanged" else "")))
-
-
-def cost_change(one: SpecChange) -> str:
-    """Return the upper bound of the cost, before and after."""
-    before, after = (cost_text(side) if side and side.plan else "" for side in (one.before, one.after))
-    return after if before == after else " → ".join(filter(None, (before, after or ("–" if before else ""))))
 
 
 def details(one: SpecChange, ref: str) -> Iterator[str]:
@@ -100,7 +97,7 @@ def code(text: str) -> str:
     """Return a text as code in one line of Markdown, also in a table, at most MOST_SHOWN characters of it."""
     shown = " ".join(text.split())
     shown = shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}…"
-    fence = "``" if "`" in shown else "`"
+    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     gap = " " if "`" in shown else ""
     return f"{fence}{gap}{shown}{gap}{fence}".replace("|", "\\|")
 

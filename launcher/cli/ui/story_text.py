@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from launch_train.common.text import elapsed
 from launcher.cli.ui.event_printer import progress_text
 from launcher.cli.ui.plan_page import WIDTH, labelled, printable
-from launcher.cli.ui.text import columns, elapsed
+from launcher.cli.ui.text import columns
 from launcher.runs.story import total_usd
 from launcher.text import plural, usd_text
 
@@ -28,7 +29,10 @@ def attempt_text(one: AttemptSummary) -> str:
     `queued 14 min 3 s, ran 2 h 10 min on 2 × a3-highgpu-8g (spot in us-central1), preempted at step 4,200`.
     """
     resumed = [resumed_text(one.resumed, one.lost_usd)] if one.resumed else []
-    restarts = [*map(restart_text, one.restarts)]
+    restarts = [
+        f"{'preempted' if each.was_preempted else 'restarted'} at step {each.stopped_at:,}, {resumed_text(each)}"
+        for each in one.restarts
+    ]
     ran = [*restarts, *_running(one)] if one.state == "running" else [*_running(one), *restarts]
     parts = [*_waiting(one), *resumed, *ran, *_end(one)]
     text = ", ".join(parts)
@@ -56,7 +60,7 @@ def _end(one: AttemptSummary) -> Iterator[str]:
         case "preempted":
             yield f"preempted{at}"
         case "succeeded":
-            yield f"succeeded{at}"
+            yield "exited with 0 without a step or a checkpoint" if one.left_nothing else f"succeeded{at}"
         case "cancelled" if one.cause == "it was cancelled":
             yield f"cancelled{at}"
         case "cancelled" if not one.ran:
@@ -75,12 +79,6 @@ def _end(one: AttemptSummary) -> Iterator[str]:
 
 def _machines(one: AttemptSummary) -> str:
     return f"{one.machine or 'a machine'} ({one.place})" if one.place else one.machine or "machines"
-
-
-def restart_text(resumed: Resumed) -> str:
-    """Return `preempted at step 70, resumed from step 70 (no step lost)`, or `restarted at …`."""
-    how = "preempted" if resumed.was_preempted else "restarted"
-    return f"{how} at step {resumed.stopped_at:,}, {resumed_text(resumed)}"
 
 
 def resumed_text(resumed: Resumed, usd: float | None = None) -> str:
@@ -106,9 +104,10 @@ def story_lines(
     story: Sequence[AttemptSummary], cap: float | None, advice: str, progress: Progress | None
 ) -> Iterator[str]:
     """Yield the attempts, the progress, the cost and what to do next, in at most 80 columns."""
+    label = "attempts" if len(story) > 1 else "attempt"
     for number, one in enumerate(story):
         count = f"{one.number}. " if len(story) > 1 else ""
-        yield from labelled("" if number else plural_label(story), f"{count}{attempt_text(one)}")
+        yield from labelled("" if number else label, f"{count}{attempt_text(one)}")
     if progress and story and story[-1].state not in ("waiting", "running"):
         progress = replace(progress, eta_seconds=None)
     if progress:
@@ -117,11 +116,6 @@ def story_lines(
         yield from labelled("cost", cost)
     for number, text in enumerate(advice.splitlines()):
         yield from labelled("" if number else "to do", text)
-
-
-def plural_label(story: Sequence[AttemptSummary]) -> str:
-    """Return the label of the attempts."""
-    return "attempts" if len(story) > 1 else "attempt"
 
 
 def story_data(story: Sequence[AttemptSummary], cap: float | None, advice: str) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from launcher.api.sweep_plan import point_settings
 from launcher.cli.options import Output
-from launcher.cli.ui.plan_page import WIDTH, as_yaml, closing_lines, labelled, machine_text, target_text
+from launcher.cli.ui.plan_page import WIDTH, closing_lines, labelled, machine_text, target_text
 from launcher.cli.ui.text import columns
 from launcher.text import plural, usd_text
 
@@ -20,8 +20,9 @@ def show(sweep: SweepPlan, output: Output) -> None:
     if output is Output.text:
         print("\n".join(page(sweep)))
     else:
-        data = sweep.to_dict()
-        print(json.dumps(data, indent=2, ensure_ascii=False) if output is Output.json else as_yaml(data))
+        from launcher.cli.ui.documents import printed
+
+        printed(sweep.to_dict(), output)
 
 
 def page(sweep: SweepPlan) -> Iterator[str]:
@@ -51,8 +52,11 @@ def table(sweep: SweepPlan) -> Iterator[str]:
     bounds = ["" if (usd := one.plan.limits.usd_at_most) is None else usd_text(usd) for one in sweep.points]
     cost = sweep.target != "local"
     ends = [[one.run, *([bound] if cost else [])] for one, bound in zip(sweep.points, bounds, strict=True)]
-    head = ["point", *sweep.points[0].settings, "run", *(["at most"] if cost else [])]
-    rows = [[str(one.number), *one.settings.values(), *end] for one, end in zip(sweep.points, ends, strict=True)]
+    settings = point_settings([point.values for point in sweep.points])
+    head = ["point", *settings[0], "run", *(["at most"] if cost else [])]
+    rows = [
+        [str(number), *texts.values(), *end] for number, (texts, end) in enumerate(zip(settings, ends, strict=True), 1)
+    ]
     lines = [*columns([head, *rows])]
     if max(map(len, lines)) <= WIDTH:
         yield from lines
@@ -61,5 +65,5 @@ def table(sweep: SweepPlan) -> Iterator[str]:
         [["point", *head[-len(ends[0]) :]], *([row[0], *end] for row, end in zip(rows, ends, strict=True))]
     )
     yield ""
-    for one in sweep.points:
-        yield from labelled(str(one.number), one.text)
+    for number, texts in enumerate(settings, 1):
+        yield from labelled(str(number), " ".join(f"{name}={value}" for name, value in texts.items()))

@@ -10,20 +10,6 @@ from datetime import UTC, datetime
 from launcher.errors import UsageError
 
 
-def elapsed(seconds: float) -> str:
-    """Return a duration in two units: `42 s`, `3 min 20 s`, `5 h 10 min` or `4 d 7 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    minutes = round(whole / 60)
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    hours = round(minutes / 60)
-    return f"{hours // 24} d {hours % 24} h"
-
-
 def flag_seconds(text: str, flag: str) -> float:
     """Return the seconds of a flag's `15s`, `2m` or `1h`, which a spec takes too. Raises UsageError."""
     from launcher.spec.kinds import DURATION

@@ -31,23 +31,16 @@ def price_and_end(machine: VmInstance, price: Price, now: float) -> str:
     if price.usd is not None and limit:
         parts.append(f"at most {usd_text(price.usd * limit / 3600, price.approx)}")
     until, ceiling = machine.lease_until, machine.ceiling
-    if until is None:
-        return ", ".join([*parts, end_after_start(machine)])
+    if until is None:  # it is not running: its end after its next start
+        known = [float(seconds) for seconds in (machine.parameters.get("lease_seconds"), limit) if seconds]
+        end = f"{ends_itself(machine)} {rough_duration(min(known))} after its start" if known else "never stops itself"
+        return ", ".join([*parts, end])
     if until < now:
         return ", ".join([*parts, f"should have ended {clock_text(until, now)}"])
     ends = f"{ends_itself(machine)} {clock_text(until, now)}"
     if price.usd is not None and machine.started is not None and (ceiling is None or until < ceiling):
         ends += f" ({usd_text(price.usd * (until - machine.started) / 3600, price.approx)} by then)"
     return ", ".join([*parts, ends])
-
-
-def end_after_start(machine: VmInstance) -> str:
-    """Return when a VM that is not running will end after its next start: `stops itself 4 h after its start`."""
-    own = machine.parameters.get("lease_seconds")
-    known = [float(seconds) for seconds in (own, machine.limit_seconds) if seconds]
-    if not known:
-        return "never stops itself"
-    return f"{ends_itself(machine)} {rough_duration(min(known))} after its start"
 
 
 def ends_itself(machine: VmInstance) -> str:

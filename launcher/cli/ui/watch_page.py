@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
+from launch_train.common.text import elapsed
 from launcher.cli.ui import gpu_monitor
 from launcher.cli.ui.event_printer import STATES
 from launcher.cli.ui.plan_page import LABEL, printable, wrapped
 from launcher.cli.ui.plot import sparkline
 from launcher.cli.ui.story_text import attempt_text, cost_text
-from launcher.cli.ui.text import elapsed
 from launcher.runs.metrics.results import figure
 from launcher.runs.story import total_usd
 
@@ -50,7 +50,9 @@ def page(
         if sum(map(len, blocks)) <= room:
             break
     rows = [row for lines in blocks for row in lines][: max(1, room)]
-    logs = log_lines(views[chosen], width, height - len(below) - len(rows) - 1)
+    most = height - len(below) - len(rows) - 1
+    last = views[chosen].lines[-most:] if most > 0 else []
+    logs = [Text(printable(f"[{line.replica}] {line.text}")[:width]) for line in last]
     rows += [Text(rule(f"output of {views[chosen].id}" if len(views) > 1 else "output", width), style="dim"), *logs]
     rows += [Text("")] * (height - len(below) - len(rows))
     return Text("\n").join([*rows[: height - len(below)], *below])
@@ -140,11 +142,6 @@ def several(label: str, text: str, width: int, style: str = "") -> Iterator[Text
     """Yield the lines of a text beside its label."""
     for place, line in enumerate(wrapped(text, width - LABEL)):
         yield Text(f"{'' if place else label:<{LABEL}}{line}", style=style)
-
-
-def log_lines(view: RunView, width: int, most: int) -> list[Text]:
-    """Return the last lines of output, cut at the width."""
-    return [Text(printable(f"[{line.replica}] {line.text}")[:width]) for line in view.lines[-most:]] if most > 0 else []
 
 
 def rule(text: str, width: int) -> str:

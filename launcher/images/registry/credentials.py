@@ -102,7 +102,8 @@ def from_environment(environ: Mapping[str, str]) -> Credentials | None:
 
 def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
     """Return the credentials of `docker login`, from its file or a credential helper."""
-    path = _docker_config(environ)
+    folder, home = environ.get("DOCKER_CONFIG"), environ.get("HOME")
+    path = Path(folder or f"{home}/.docker", "config.json") if folder or home else None
     content = _read_json(path) if path else {}
     config = {key: content[key] for key in ("auths", "credHelpers", "credsStore") if content.get(key)}
     if not config:
@@ -114,7 +115,11 @@ def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
         raise SourceError('not read: pip install "gcp-launch[docker]"') from error
     try:
         auth = load_config(config_dict=config, credstore_env=dict(environ))
-        _check_helper(auth.get_credential_store(host), environ)
+        store = auth.get_credential_store(host)
+        helper = f"docker-credential-{store}"
+        # docker.auth only warns of a missing one, and then reports another reason.
+        if store and shutil.which(helper, path=environ.get("PATH", "")) is None:
+            raise SourceError(f"its credential helper {helper} is not on PATH")
         found = auth.resolve_authconfig(host)
     except DockerException as error:
         raise SourceError(f"{path}: {' '.join(str(error).split())}") from error
@@ -122,14 +127,6 @@ def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
         problem = f"an entry of auths or a credential helper's answer can't be read ({type(error).__name__})"
         raise SourceError(f"{path}: {problem}") from error
     return _of_docker(found or {})
-
-
-def _docker_config(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of Docker's configuration file. None: no home folder."""
-    folder, home = environ.get("DOCKER_CONFIG"), environ.get("HOME")
-    if folder:
-        return Path(folder) / "config.json"
-    return Path(home) / ".docker" / "config.json" if home else None
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -143,13 +140,6 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise SourceError(f"{path} is not a JSON object")
     return content
-
-
-def _check_helper(name: str | None, environ: Mapping[str, str]) -> None:
-    """Raise SourceError if a credential helper is missing. docker.auth only warns, and then reports another reason."""
-    command = f"docker-credential-{name}"
-    if name and shutil.which(command, path=environ.get("PATH", "")) is None:
-        raise SourceError(f"its credential helper {command} is not on PATH")
 
 
 def _of_docker(found: Mapping[str, Any]) -> Credentials | None:

@@ -161,9 +161,12 @@ class Http:
         If the first connection fails, the name is wrong or no registry is running there, so it is not retried.
         """
         from requests import exceptions
+        from urllib3.exceptions import NewConnectionError
 
         hopeless = isinstance(error, (exceptions.InvalidURL, exceptions.InvalidSchema, exceptions.MissingSchema))
-        if hopeless or (place not in self._reached and _never_connected(error)):
+        reason = getattr(error.args[0], "reason", None) if error.args else None
+        first = isinstance(error, (exceptions.ConnectTimeout, exceptions.ProxyError, exceptions.SSLError))
+        if hopeless or (place not in self._reached and (first or isinstance(reason, NewConnectionError))):
             hint = "Is the name right, and is this machine online? Behind a proxy: HTTPS_PROXY, REQUESTS_CA_BUNDLE"
             if is_loopback(place):
                 hint = "Start the registry, or name another: image.repository"
@@ -181,14 +184,6 @@ class _Authorization:
         if self._value:
             request.headers["Authorization"] = self._value
         return request
-
-
-def _never_connected(error: Exception) -> bool:
-    from requests.exceptions import ConnectTimeout, ProxyError, SSLError
-    from urllib3.exceptions import NewConnectionError
-
-    reason = getattr(error.args[0], "reason", None) if error.args else None
-    return isinstance(error, (ConnectTimeout, ProxyError, SSLError)) or isinstance(reason, NewConnectionError)
 
 
 def _innermost(error: BaseException) -> str:

@@ -62,7 +62,9 @@ def parse(text: str) -> Reference:
     if "://" in text:
         raise UsageError(f"{text!r} is not an image: it is an address", "Remove the scheme: HOST/NAME:TAG")
     name, _, digest = text.partition("@")
-    host, path = _split_host(name)
+    host, slash, path = name.partition("/")
+    if not slash or (host != "localhost" and "." not in host and ":" not in host):  # Docker's rule
+        host, path = HUB, name
     repository, colon, tag = path.partition(":")
     if host == HUB and "/" not in repository:
         repository = f"library/{repository}"
@@ -74,14 +76,6 @@ def parse(text: str) -> Reference:
         _checked(tag, _TAG, "tag", text) if colon else None,
         _checked(digest, _DIGEST, "digest", text) if "@" in text else None,
     )
-
-
-def _split_host(name: str) -> tuple[str, str]:
-    """Split off the host. By Docker's rule, the first part is a host if it has a dot or a port, or is localhost."""
-    first, slash, rest = name.partition("/")
-    if slash and (first == "localhost" or "." in first or ":" in first):
-        return first, rest
-    return HUB, name
 
 
 def _checked(value: str, pattern: re.Pattern[str], what: str, whole: str) -> str:
@@ -153,18 +147,14 @@ def check_repository(text: str) -> None:
             f"image.repository: {text} names one image", f"launch adds name and tag itself: {reference.name}"
         )
     if _is_container_registry(reference.host):
-        raise _no_writes(reference)
+        project = reference.repository.partition("/")[0]
+        better = f"{_LOCATIONS.get(reference.host, 'us')}-docker.pkg.dev/{project}/launch"
+        raise UsageError(
+            f"image.repository: {reference.name}: Container Registry takes no writes since 2025-03-18",
+            f"Use Artifact Registry: {better}  (launch build --create-repository creates it)",
+        )
     if reference.host.endswith("pkg.dev") and artifact_repository(reference.host, reference.repository) is None:
         raise UsageError(
             f"image.repository: {reference.name} is not a repository of Artifact Registry",
             "It is LOCATION-docker.pkg.dev/PROJECT/REPOSITORY, such as us-docker.pkg.dev/my-project/launch",
         )
-
-
-def _no_writes(reference: Reference) -> UsageError:
-    project = reference.repository.partition("/")[0]
-    better = f"{_LOCATIONS.get(reference.host, 'us')}-docker.pkg.dev/{project}/launch"
-    return UsageError(
-        f"image.repository: {reference.name}: Container Registry takes no writes since 2025-03-18",
-        f"Use Artifact Registry: {better}  (launch build --create-repository creates it)",
-    )

@@ -79,10 +79,5 @@ class Tries:
 def raise_if_transient(response: Response) -> None:
     """Raise TransientError for a response after which the same request may work."""
     if response.status_code in TRANSIENT:
-        raise TransientError(said(response), _retry_after(response))
-
-
-def _retry_after(response: Response) -> float:
-    """Return the seconds of the Retry-After header. 0 if it is missing or a date."""
-    text = response.headers.get("Retry-After", "")
-    return float(text) if re.fullmatch(r"\d{1,6}", text) else 0.0
+        seconds = response.headers.get("Retry-After", "")  # or a date, which is not followed
+        raise TransientError(said(response), float(seconds) if re.fullmatch(r"\d{1,6}", seconds) else 0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet
 from launcher.plan.memory import transformer
 from launcher.plan.memory.model_sizes import ModelSizes
@@ -20,9 +22,9 @@ def sizes_of(config: Config) -> ModelSizes | None:
 
         return resnet.sizes(model.name, model.width, model.num_classes, model.image_size)
     if isinstance(model, Gpt | Bert):
-        return transformer.sizes(of_builtin(model)._replace(scores=scores))
+        return transformer.sizes(replace(of_builtin(model), scores=scores))
     shape = of_family(model, config.data.block_size) if not config.loss else None
-    return transformer.sizes(shape._replace(scores=scores)) if shape else None
+    return transformer.sizes(replace(shape, scores=scores)) if shape else None
 
 
 def of_builtin(model: Gpt | Bert) -> Transformer:

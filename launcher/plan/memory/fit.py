@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launch_train.common.config import Checkpointing, Config, parse
 from launcher.catalog import Catalog, MachineType
@@ -20,7 +22,7 @@ CHECKPOINTING = "run.config.activation_checkpointing"
 PARALLEL = "run.config.parallel"
 
 
-class Fit(NamedTuple):
+class Fit(Struct, frozen=True):
     """A model on a GPU. `need` is at the micro-batch of the spec, else at the largest that fits, else at 1; `fits`
     says whether it is within the memory."""
 
@@ -115,7 +117,7 @@ def fixes(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, mod
             break
     for machine in larger(catalog, context, chosen):
         other = Chosen(machine=machine, gpu=chosen.gpu, gpus=machine.gpus)
-        if fits(model, setup_on(spec, config, other)._replace(sharded=True)):
+        if fits(model, replace(setup_on(spec, config, other), sharded=True)):
             yield f"--gpus {machine.gpus} --set {PARALLEL}=fsdp"
             break
 
@@ -126,12 +128,12 @@ def variants(setup: Setup) -> Iterator[tuple[str, Setup]]:
     cheaper = {"none": ("selective", "full"), "selective": ("full",), "full": ()}
     modes = cheaper[setup.checkpointing]
     for mode in modes:
-        yield f"--set {CHECKPOINTING}={mode}", setup._replace(checkpointing=mode)
+        yield f"--set {CHECKPOINTING}={mode}", replace(setup, checkpointing=mode)
     if setup.world > 1 and not setup.sharded:
-        sharded = setup._replace(sharded=True)
+        sharded = replace(setup, sharded=True)
         yield f"--set {PARALLEL}=fsdp", sharded
         for mode in modes:
-            changed = sharded._replace(checkpointing=mode)
+            changed = replace(sharded, checkpointing=mode)
             yield f"--set {PARALLEL}=fsdp --set {CHECKPOINTING}={mode}", changed
 
 

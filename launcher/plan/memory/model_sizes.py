@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 
-class Saved(NamedTuple):
+class Saved(Struct, frozen=True):
     """Bytes that a forward pass of one sample keeps for the backward pass, with eager code.
 
     `blocks`: all repeated blocks; `entries`: their inputs alone, kept with activation_checkpointing: full; `operators`:
@@ -22,7 +22,7 @@ class Saved(NamedTuple):
     work: int
 
 
-class ModelSizes(NamedTuple):
+class ModelSizes(Struct, frozen=True):
     """Numbers of parameters, and what one sample is.
 
     `parameters` are all; `matrices` those that autocast copies to half precision; `block` those of the largest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from launch_train.common.config import Checkpointing, Config
 from launcher.catalog import Gpu
@@ -26,7 +27,7 @@ GIB = 2**30
 GB = 10**9
 
 
-class Setup(NamedTuple):
+class Setup(Struct, frozen=True):
     """Where and how a model trains, as far as its memory depends on it.
 
     `memory_gb` is the GPU's as sold: a card has 0.92 to 0.995 of that in GiB, which is 0.98 to 1.07 of it in GB.
@@ -63,7 +64,7 @@ class Setup(NamedTuple):
         return int(min(self.memory_gb * GIB, self.limit_bytes or float("inf")) * self.fills)
 
 
-class MemoryItem(NamedTuple):
+class MemoryItem(Struct, frozen=True):
     """A part of the memory, in bytes. `what` is its name in a table."""
 
     name: str
@@ -71,7 +72,7 @@ class MemoryItem(NamedTuple):
     what: str
 
 
-class Need(NamedTuple):
+class Need(Struct, frozen=True):
     """The peak of one GPU at a micro-batch."""
 
     micro_batch: int

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 from launcher.plan.memory.model_sizes import ModelSizes, Saved
 
@@ -10,7 +12,7 @@ FP32 = 4
 """Bytes. The residual stream and the inputs of norms stay in fp32 under autocast."""
 
 
-class Transformer(NamedTuple):
+class Transformer(Struct, frozen=True):
     """A transformer's shape. `norm`: layer norm with weight and bias, without bias, or RMSNorm as transformers writes
     it (which also keeps its normalised input). `split`: query, key and value are three layers, and each one, as the two
     input layers of a `gated` MLP, keeps an own half-precision copy of its input. `gelu`: arrays of the MLP's width that
@@ -53,8 +55,13 @@ class Transformer(NamedTuple):
 def sizes(shape: Transformer) -> ModelSizes:
     """Return the sizes of a transformer."""
     width, layers, words = shape.width, shape.layers, shape.vocabulary * shape.width
-    matrices, vectors = block_matrices(shape), block_vectors(shape)
-    norm = norm_parameters(shape)
+    qkv = shape.queries + 2 * shape.keys
+    matrices, norm, biases = block_matrices(shape), norm_parameters(shape), 0
+    if shape.bias:
+        biases = qkv + width + shape.mlp + width
+    elif shape.qkv_bias:
+        biases = qkv
+    vectors = biases + 2 * norm + (2 * shape.head_dim if shape.qk_norm else 0)
     looked_up = shape.positions * width + (2 * width if shape.masked_head else 0)
     head = width * width + width + norm + shape.vocabulary if shape.masked_head else 0
     outside = words * (1 if shape.tied else 2) + looked_up + head + norm  # the last norm, or that of the embeddings
@@ -81,13 +88,6 @@ def block_matrices(shape: Transformer) -> int:
     """Return the parameters of a block's linear layers, without biases."""
     attention = shape.width * (2 * shape.queries + 2 * shape.keys)
     return attention + shape.width * shape.mlp * (3 if shape.gated else 2)
-
-
-def block_vectors(shape: Transformer) -> int:
-    """Return the parameters of a block's biases and norms."""
-    qkv = shape.queries + 2 * shape.keys
-    biases = qkv + shape.width + shape.mlp + shape.width if shape.bias else qkv if shape.qkv_bias else 0
-    return biases + 2 * norm_parameters(shape) + (2 * shape.head_dim if shape.qk_norm else 0)
 
 
 def norm_parameters(shape: Transformer) -> int:

@@ -249,19 +249,13 @@ def parse_entry(raw: Mapping[str, Any]) -> LogEntry | None:
     resource_labels = as_mapping(as_mapping(raw.get("resource")).get("labels"))  # Vertex AI's; a VM's are the entry's
     labels = (resource_labels, as_mapping(raw.get("labels")))
     task = next((str(found[contract.LOG_TASK]) for found in labels if contract.LOG_TASK in found), "")
-    text = message_text(raw)
+    text = raw.get("textPayload")
+    if not isinstance(text, str):  # Vertex AI writes jsonPayload.message
+        payload = as_mapping(raw.get("jsonPayload") or raw.get("protoPayload"))
+        message = payload.get("message")
+        text = message if isinstance(message, str) else json.dumps(payload, ensure_ascii=False)
     name = str(raw.get("insertId") or text)
     return LogEntry(time, name, task, text, str(raw.get("severity") or "DEFAULT"))
-
-
-def message_text(raw: Mapping[str, Any]) -> str:
-    """Return the printed text: textPayload or, as Vertex AI writes it, jsonPayload.message; else the payload as
-    JSON."""
-    if isinstance(text := raw.get("textPayload"), str):
-        return text
-    payload = as_mapping(raw.get("jsonPayload") or raw.get("protoPayload"))
-    message = payload.get("message")
-    return message if isinstance(message, str) else json.dumps(payload, ensure_ascii=False)
 
 
 def lines_in(entry: LogEntry) -> Iterator[Line]:

@@ -80,7 +80,13 @@ class TextLogReader:
     def _unread_parts(self) -> Sequence[LogPart]:
         with read_errors():
             names = self._folder.list(self._prefix)
-        return sorted(part for name in names if name not in self._read and (part := parse_part_name(name)))
+        parts = []
+        for name in names:
+            match = NAME.fullmatch(name)
+            if match and name not in self._read:
+                attempt, node, part, variant = map(int, match.groups("0"))
+                parts.append(LogPart(attempt, part, variant, node, name))
+        return sorted(parts)
 
     def _lines(self, part: LogPart) -> Iterator[Line]:
         data = self._bytes(part)
@@ -106,15 +112,6 @@ class TextLogReader:
         """Return the lines without a final newline, once no part has followed."""
         partial, self._partial_lines = self._partial_lines, {}
         return (decode_line(node, rest) for (_, node), rest in sorted(partial.items()))
-
-
-def parse_part_name(name: str) -> LogPart | None:
-    """Parse an object's name; None: the object is no part."""
-    found = NAME.fullmatch(name)
-    if not found:
-        return None
-    attempt, node, part, variant = map(int, found.groups("0"))
-    return LogPart(attempt, part, variant, node, name)
 
 
 def decode_line(node: int, line: bytes) -> Line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launch_train.common import contract
@@ -67,11 +68,7 @@ def nodes(parts: Mapping[str, bytes]) -> tuple[Node, ...]:
     for name, text in parts.items():
         if found := contract.PART.match(name):
             rows[int(found[3])] += [row for row in contract.records(text) if isinstance(row.get("time"), int | float)]
-    return tuple(_node(number, sorted(rows[number], key=_time)) for number in sorted(rows) if rows[number])
-
-
-def _time(row: Record) -> float:
-    return float(row["time"])
+    return tuple(_node(number, sorted(rows[number], key=itemgetter("time"))) for number in sorted(rows) if rows[number])
 
 
 def _node(number: int, rows: Sequence[Record]) -> Node:

@@ -81,7 +81,8 @@ class ProgressReader:
         self._listed_at = float("-inf")
         self._list_interval = list_interval
         self._rows: deque[Record] = deque(maxlen=ROWS)
-        self._recent: deque[Record] = deque(maxlen=RECENT)
+        self._recent: dict[int, Record] = {}
+        """By step."""
         self._resumed_from: int | None = None
         """The step that this start resumed from, if it logged one and has no rows yet."""
 
@@ -96,8 +97,8 @@ class ProgressReader:
 
     @property
     def newest_rows(self) -> tuple[Record, ...]:
-        """Return the newest rows that were read, of all starts, oldest first."""
-        return tuple(self._recent)
+        """Return the newest rows that were read, of all starts, in order of steps."""
+        return tuple(self._recent[step] for step in sorted(self._recent))
 
     def _read_next_parts(self) -> bool:
         """Read the parts after the newest one; return whether there were any."""
@@ -113,7 +114,10 @@ class ProgressReader:
             return False
         names = self._folder.list(f"{contract.METRICS}/")
         self._listed_at = self._clock.now()
-        parts = sorted(part for name in names if (part := parse_part_name(name)) and part.attempt >= self._attempt)
+        matches = [match for name in names if (match := contract.PART.match(name))]
+        # Only reports read variants (the name without the number had been taken).
+        parts = sorted(MetricsPart(*map(int, match.groups()[:4])) for match in matches if match[5] is None)
+        parts = [part for part in parts if part.attempt >= self._attempt]
         if not parts or (self._newest is not None and parts[-1] <= self._newest):
             return False
         same_start = [part for part in parts if part[:2] == parts[-1][:2]]
@@ -138,22 +142,18 @@ class ProgressReader:
 
     def _add(self, record: Record) -> None:
         if "event" not in record:
-            if as_int(record.get("step")) is not None:
+            if (step := as_int(record.get("step"))) is not None:
+                if not self._rows:  # the first row of a start, which repeats the steps from here
+                    self._recent = {before: row for before, row in self._recent.items() if before < step}
                 self._rows.append(record)
-                while self._recent and self._recent[-1]["step"] >= record["step"]:  # repeated after a restart
-                    self._recent.pop()
-                self._recent.append(record)
+                self._recent[step] = record
+                if len(self._recent) > RECENT:
+                    del self._recent[min(self._recent)]
         elif record["event"] == "start":
             self._steps = logged_steps(record) or self._steps
             self._resumed_from = 0 if self._resumed_from is None else self._resumed_from
         elif record["event"] == "resumed":
             self._resumed_from = as_int(record.get("step"))
-
-
-def parse_part_name(name: str) -> MetricsPart | None:
-    """Parse an object's name; None: no part, or a variant (its name had been taken), which only reports read."""
-    found = contract.PART.match(name)
-    return MetricsPart(*map(int, found.groups()[:4])) if found and found[5] is None else None
 
 
 def summarize_rows(rows: tuple[Record, ...], steps: int | None, resumed_from: int | None) -> Progress:

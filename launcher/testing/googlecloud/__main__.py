@@ -2,7 +2,8 @@
 
     python -m launcher.testing.googlecloud --port 0 [--record FILE] [--latency 0.1]
 
-It prints the environment that leads gcloud and Google's clients to it, for a shell's `eval`.
+It prints the environment that leads gcloud and Google's clients to it, for a shell to read. LAUNCH_REPOSITORY is an
+image.repository on loopback that has the dependencies of each image, so launch builds nothing (not with --docker).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from launcher.testing.googlecloud.custom_jobs import stockout
 from launcher.testing.googlecloud.runs import Runner
 from launcher.testing.googlecloud.server import GoogleCloud
 from launcher.testing.googlecloud.shapes import is_zone
+from launcher.testing.registry import OciRegistry, put_image
 
 
 def main() -> None:
@@ -27,19 +29,24 @@ def main() -> None:
     # Handled instead of blocked: a job's processes would inherit the mask and could not be stopped.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
-    with GoogleCloud(
-        port=options.port,
-        project=options.project,
-        buckets=tuple(options.bucket) or ("my-bucket",),
-        record=options.record,
-        latency=options.latency,
-        runner=Runner(options.code, options.docker) if options.run else None,
-    ) as cloud:
+    with (
+        GoogleCloud(
+            port=options.port,
+            project=options.project,
+            buckets=tuple(options.bucket) or ("my-bucket",),
+            record=options.record,
+            latency=options.latency,
+            runner=Runner(options.code, options.docker) if options.run else None,
+        ) as cloud,
+        OciRegistry() as registry,
+    ):
+        if not options.docker:  # its image is not run
+            registry.store.absent = lambda name, tag: name.endswith("/dependencies") and put_image(registry, name, tag)
         cloud.compute.pace = Pace().times(options.pace)
         for place in options.stockout:
             cloud.compute.capacity.out(place if is_zone(place) else f"{place}-*")
         cloud.jobs.play = lambda region, message: stockout(region) if region in options.stockout else None
-        for name, value in cloud.environ().items():
+        for name, value in {**cloud.environ(), "LAUNCH_REPOSITORY": f"{registry.host}/launch"}.items():
             print(f"export {name}={shlex.quote(value)}")
         print(f"# listening on {cloud.url}", flush=True)
         done.wait()

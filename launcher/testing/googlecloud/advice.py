@@ -58,13 +58,12 @@ class Advice:
                 {"interval": _day(f"2026-11-{22 - n:02}"), "preemptionRate": rate} for n, rate in enumerate(self.rates)
             ]
         if "PRICE" in asked.get("types", ()):
-            answer["priceHistory"] = [{"interval": _day(day), "listPrice": _money(usd)} for day, usd in self.prices]
+            answer["priceHistory"] = []
+            for day, usd in self.prices:
+                price = {"currencyCode": "USD", "units": str(int(usd)), "nanos": round((usd - int(usd)) * 1e9)}
+                answer["priceHistory"].append({"interval": _day(day), "listPrice": price})
         return json_response(answer)
 
 
 def _day(start: str) -> dict[str, str]:
     return {"startTime": f"{start}T00:00:00.000-08:00", "endTime": f"{start}T23:59:59.000-08:00"}
-
-
-def _money(usd: float) -> dict[str, Any]:
-    return {"currencyCode": "USD", "units": str(int(usd)), "nanos": round((usd - int(usd)) * 1e9)}

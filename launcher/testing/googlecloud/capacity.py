@@ -122,7 +122,6 @@ PLENTY = 1000.0
 NAMED = {
     "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
     "nvidia-tesla-v100": "NVIDIA_V100_GPUS",
-    "nvidia-tesla-p100": "NVIDIA_P100_GPUS",
     "nvidia-tesla-p4": "NVIDIA_P4_GPUS",
     "nvidia-tesla-a100": "NVIDIA_A100_GPUS",
     "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
@@ -171,7 +170,11 @@ class Quotas:
             region = "" if name == EVERYWHERE else asked[0].region
             most = self.limits.get((region, name), PLENTY)
             if self.usage(asked, region, name) and self.usage([*there, *asked], region, name) > most:
-                return _exceeded(name, region, most)
+                known = {"metricName": f"compute.googleapis.com/{name.lower()}", "limit": most}
+                known |= {"limitName": f"{name.replace('_', '-')}-per-project" + ("-region" if region else "")}
+                info = {"quotaInfo": {**known, "dimensions": {"region": region or "global"}}}
+                where = f"in region {region}." if region else "globally."
+                return Problem("QUOTA_EXCEEDED", f"Quota '{name}' exceeded.  Limit: {most:.1f} {where}", 403, (info,))
         return None
 
     def usage(self, vms: Iterable[Demand], region: str, name: str) -> float:
@@ -189,11 +192,3 @@ class Quotas:
             {"metric": n, "limit": self.limits.get((region, n), PLENTY), "usage": self.usage(vms, region, n)}
             for n in names
         ]
-
-
-def _exceeded(name: str, region: str, most: float) -> Problem:
-    where = f"in region {region}." if region else "globally."
-    known = {"metricName": f"compute.googleapis.com/{name.lower()}", "limit": most}
-    known |= {"limitName": f"{name.replace('_', '-')}-per-project" + ("-region" if region else "")}
-    info = {"quotaInfo": {**known, "dimensions": {"region": region or "global"}}}
-    return Problem("QUOTA_EXCEEDED", f"Quota '{name}' exceeded.  Limit: {most:.1f} {where}", 403, (info,))

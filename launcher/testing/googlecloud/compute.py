@@ -55,6 +55,7 @@ class Compute:
         self.life = Life(self.park, self.operations, self.capacity, self.timeline)
         self.instances = Instances(self.park, self.life, self.operations, self.quotas, self.who)
         self.zones = Zones(self.park, self.quotas, number)
+        self.instances.reservations = self.zones.reservations
         self.networks = Networks(self.zones)
         more = (InstanceReads(self.instances), Disks(self.instances, self.operations))
         services = (self.operations, *more, self.instances, self.zones, self.networks)

@@ -170,7 +170,9 @@ class CustomJobs:
         with self._changing:
             played = self.play(region, message)
             runs = self.runs if played is None else None
-            script = played or (starting(runs.runner.pending) if runs else self.script)
+            pending = runs.runner.pending if runs else 0
+            times = {"JOB_STATE_QUEUED": 0, "JOB_STATE_PENDING": pending / 2, "JOB_STATE_RUNNING": pending}
+            script = played or (tuple(Stage(*stage) for stage in times.items()) if runs else self.script)
             job = self.jobs[region, job_id] = Job(region, job_id, message, self.clock(), script, runs is not None)
             if runs:
                 runs.start(job_id, asked, partial(self._end, region, job_id))
@@ -189,7 +191,10 @@ class CustomJobs:
         self._allow(project)
         request.only_query("pageSize", "pageToken", "filter", "readMask", "orderBy")
         now, wanted = self.clock(), request.query.get("filter", "")
-        before = _last_seen(request.query.get("pageToken", ""))
+        token = request.query.get("pageToken", "")
+        if token and not token.isdecimal():
+            raise ApiError(400, "The page token is invalid.")
+        before = int(token) if token else float("inf")
         there = [job for job in reversed([*self.jobs.values()]) if job.region == region and int(job.id) < before]
         kept = [answer for job in there if matches(answer := to_json(shown(job, now)), wanted)]
         items, more = page(kept, int(request.query.get("pageSize", 0)) or 100, "")
@@ -245,19 +250,6 @@ def stockout(region: str) -> tuple[Stage, ...]:
     """Return the life of a job without available machines (message seen in answers of Vertex AI)."""
     said = f"Resources are insufficient in region: {region}. Please try a different region."
     return (*LIFE[:2], Stage("JOB_STATE_FAILED", 2, (8, said)))
-
-
-def starting(pending: float) -> tuple[Stage, ...]:
-    """Return the life of a running job, before its end."""
-    waits = (Stage("JOB_STATE_QUEUED", 0), Stage("JOB_STATE_PENDING", pending / 2))
-    return (*waits, Stage("JOB_STATE_RUNNING", pending))
-
-
-def _last_seen(token: str) -> float:
-    """Return the number of the last job on the previous page. Later jobs have higher numbers. Raises ApiError 400."""
-    if token and not token.isdecimal():
-        raise ApiError(400, "The page token is invalid.")
-    return int(token) if token else float("inf")
 
 
 def _region(request: Request, project: str, region: str) -> Target:

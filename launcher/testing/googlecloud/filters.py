@@ -31,7 +31,9 @@ def _term(job: dict[str, Any], text: str) -> bool:
 
 def _compare(job: dict[str, Any], field: str, operator: str, value: str, text: str) -> bool:
     if field.startswith("labels") and operator in (":", "="):
-        return _label(job.get("labels", {}), field, operator, value)
+        labels = job.get("labels", {})
+        key = field.removeprefix("labels").removeprefix(".") or value  # labels.KEY=VALUE, labels.KEY:* and labels:KEY
+        return labels.get(key) == value if operator == "=" else key in labels
     if field in TIMES and operator != ":":
         return _ordered(job[TIMES[field]], operator, value)
     if field in NAMES and operator in ("=", "!="):
@@ -39,14 +41,6 @@ def _compare(job: dict[str, Any], field: str, operator: str, value: str, text: s
     if NAMES.get(field) == "displayName" and operator == ":":
         return fnmatchcase(job["displayName"], value)
     raise ApiError(400, f"Invalid filter: {text}")
-
-
-def _label(labels: dict[str, str], field: str, operator: str, value: str) -> bool:
-    """Compare labels.KEY=VALUE, labels.KEY:* and labels:KEY."""
-    key = field.removeprefix("labels").removeprefix(".") or value
-    if operator == "=":
-        return labels.get(key) == value
-    return key in labels
 
 
 def _ordered(left: str, operator: str, right: str) -> bool:

@@ -40,11 +40,12 @@ def handler(
                 if response.status != 204:
                     self.send_header("Content-Length", str(size(response.pieces)))
                 self.end_headers()
-            for piece in response.pieces if response.shown is None else cut(response.pieces, 0, response.shown):
+            shown = response.pieces if response.shown is None else cut(response.pieces, 0, response.shown)
+            for piece in shown if self.command != "HEAD" else ():
                 self.wfile.write(piece)
             self.wfile.flush()
 
-        do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - names that the base class requires
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - names that the base class requires
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             """Return the Date header by the cloud's clock, which may differ from the client's."""

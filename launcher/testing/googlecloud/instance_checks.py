@@ -126,7 +126,9 @@ def _model(instance: Properties, path: str) -> None:
         raise invalid(f"{path}.scheduling.preemptible", "true", text)
     if machine in PARTS and not spot:
         raise invalid(field, model or "STANDARD", f"Machine type {machine} requires SPOT or FLEX_START.")
-    if scheduling.on_host_maintenance != "TERMINATE" and (instance.guest_accelerators or _has_gpus(machine)):
+    if scheduling.on_host_maintenance != "TERMINATE" and (
+        instance.guest_accelerators or machine.startswith(GPU_SERIES)
+    ):
         raise bad("Instances with guest accelerators do not support live migration.")
 
 
@@ -194,10 +196,6 @@ def has_local_ssd(instance: Properties) -> bool:
     """Return whether a VM has local SSDs, listed or built into its machine type."""
     known = shapes().get(last(instance.machine_type))
     return bool(known and known.local_ssds) or any(disk.type_ == "SCRATCH" for disk in instance.disks)
-
-
-def _has_gpus(machine: str) -> bool:
-    return machine.startswith(GPU_SERIES)
 
 
 def last(link: str) -> str:

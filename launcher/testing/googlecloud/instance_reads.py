@@ -27,7 +27,7 @@ class InstanceReads:
         vm = self.park.find(zone, instance)
         path = request.query.get("queryPath", "") or request.query.get("variableKey", "")
         space, _, key = path.partition("/")
-        found = {at: value for at, value in sorted(vm.guest.items()) if _under(at, space, key)}
+        found = {at: value for at, value in sorted(vm.guest.items()) if space in ("", at[0]) and key in ("", at[1])}
         if not found or not enabled(vm):
             text = f"The resource '{path}' of type 'Guest Attribute' was not found."
             raise ApiError(404, text, reason="notFound")
@@ -56,7 +56,3 @@ class InstanceReads:
 def enabled(vm: Vm) -> bool:
     """Return whether guest attributes are enabled."""
     return vm.items.get("enable-guest-attributes", "").upper() == "TRUE"
-
-
-def _under(at: tuple[str, str], space: str, key: str) -> bool:
-    return (not space or at[0] == space) and (not key or at[1] == key)

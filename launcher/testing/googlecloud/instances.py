@@ -38,7 +38,7 @@ class Instances:
     """The instances.
 
     `who` returns the user of a request. `denied` has pairs of a user and a permission that the user lacks.
-    `unreachable` has zones that lists can't read.
+    `unreachable` has zones that lists can't read. `reservations` are those of the zones.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Instances:
         self.who = who
         self.denied: set[tuple[str, str]] = set()
         self.unreachable: set[str] = set()
+        self.reservations: dict[tuple[str, str], Json] = {}
         self._requests: dict[str, tuple[float, str, Operation]] = {}
         actions: dict[str, Callable[[Request, Vm], Operation]] = {
             "stop": self.stop,
@@ -203,7 +204,9 @@ class Instances:
         instance = parse_instance(body)
         self.permit(request, "compute.instances.create", zone, instance.name)
         self._check_machine("resource.machineType", instance.machine_type, zone)
+        ends = self._end_of_reservation(instance, zone)
         vm = self.park.add(zone, instance.name, body)
+        vm.ends = ends
         self._within_quotas([vm])
         operation = self._begin("insert", request, vm)
         self.life.make(vm, operation)
@@ -216,6 +219,7 @@ class Instances:
         bulk = parse_bulk(body)
         properties = body["instanceProperties"]
         self._check_machine("resource.instanceProperties.machineType", properties["machineType"], zone)
+        ends = self._end_of_reservation(bulk.instance_properties, zone)
         names = sorted(bulk.per_instance_properties) or list(numbered(bulk.name_pattern, bulk.count))
         vms: list[Vm] = []
         for name in names:
@@ -225,6 +229,7 @@ class Instances:
             except ApiError:
                 self._undo(vms)
                 raise
+            vms[-1].ends = ends
         self._within_quotas(vms)
         group = f"{len(self.operations.all):08x}-launch-group"
         operation = self.operations.begin(
@@ -240,6 +245,23 @@ class Instances:
         if shape(last(machine), zone) is None:
             text = f"Machine type with name '{last(machine)}' does not exist in zone '{zone}'."
             raise invalid(path, machine, text)
+
+    def _end_of_reservation(self, instance: Any, zone: str) -> str:
+        """Return when the VM's reservation ends; empty: never, or it has none. Raises ApiError: the VM can't use it.
+
+        https://github.com/skypilot-org/skypilot/issues/9771 has the message about DENSE.
+        """
+        affinity = instance.reservation_affinity
+        if affinity.consume_reservation_type != "SPECIFIC_RESERVATION":
+            return ""
+        name = last(affinity.values[0])
+        if (zone, name) not in self.reservations:
+            raise bad(f"Specified reservations [{name}] do not exist.")
+        known = self.reservations[zone, name]
+        dense = known.get("deploymentType") == "DENSE" or known.get("reservationMode") == "CALENDAR"
+        if dense and instance.scheduling.provisioning_model != "RESERVATION_BOUND":
+            raise bad("Instances consuming DENSE reservations must use provisioningModel RESERVATION_BOUND.")
+        return str(known.get("deleteAtTime", ""))
 
     def _within_quotas(self, vms: Sequence[Vm]) -> None:
         problem = self._over(vms) if vms and not self.quotas.late else None

@@ -13,7 +13,8 @@ from typing import Any
 from google.cloud import aiplatform_v1
 
 from launcher.testing.googlecloud.errors import ApiError, Violation, found_errors
-from launcher.testing.googlecloud.machines import accelerators, may_be_bare
+from launcher.testing.googlecloud.instance_checks import GPU_SERIES
+from launcher.testing.googlecloud.machines import accelerators
 
 REQUIRED = "Required field is not set."
 LABELS = (
@@ -121,7 +122,7 @@ def _machine(machine: Any) -> None:
     known = accelerators(name)
     if known is None:
         raise ApiError(400, f'Machine type "{name}" is not supported.')
-    if not count and may_be_bare(name):
+    if not count and not name.startswith(GPU_SERIES):  # the A and G series always have accelerators
         return
     if gpu not in known:
         raise ApiError(400, f'Accelerator "{gpu}" is not supported for machine type "{name}".')

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from launcher.testing.googlecloud.capacity import Capacity, Shortage
 from launcher.testing.googlecloud.compute_operations import SYSTEM, Operation, Operations, Problem, stamp
@@ -170,6 +171,9 @@ class Life:
         vm.serial += f"[    0.000000] Linux: {vm.name} boots at {stamp(self.timeline.now())}\n"
         self.operations.end(self._making.pop(vm.number, {"status": "DONE"}))
         seconds = float(vm.body["scheduling"].get("maxRunDuration", {}).get("seconds", 0))
+        if vm.ends:
+            left = datetime.fromisoformat(vm.ends).timestamp() - self.timeline.now()
+            seconds = min(seconds or left, left)
         if seconds:
             ends = {"terminationTimestamp": stamp(self.timeline.now() + seconds)}
             vm.body["resourceStatus"] = {"scheduling": ends}

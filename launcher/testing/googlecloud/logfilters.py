@@ -144,7 +144,8 @@ def _comparison(field: str, operator: str, value: Token) -> Test:
             raise ApiError(400, f"Invalid severity: {value.text!r}")
         return _ordered(lambda entry: ranks[entry["severity"]], operator, ranks[value.text], value)
     if operator == ":":
-        return lambda entry: _has(_at(entry, field), value.text)
+        wanted = "" if value.text == "*" else value.text.casefold()
+        return lambda entry: _at(entry, field) is not None and wanted in str(_at(entry, field)).casefold()
     return _ordered(lambda entry: _text(_at(entry, field)), operator, value.text.casefold(), value)
 
 
@@ -174,10 +175,6 @@ def _at(entry: dict[str, Any], field: str) -> Any:
 def _text(value: Any) -> str | None:
     """Return a text in lower case, as comparisons ignore case."""
     return None if value is None else str(value).casefold()
-
-
-def _has(value: Any, wanted: str) -> bool:
-    return value is not None and (wanted == "*" or wanted.casefold() in str(value).casefold())
 
 
 def rfc3339(nanos: int) -> str:

@@ -163,7 +163,8 @@ class Logging:
         passes, after = compiled(asked.filter), _after(asked)
         backwards = asked.order_by.endswith("desc")
         found = sorted(self._readable(), key=lambda entry: entry.place, reverse=backwards)
-        matching = [e for e in found if passes(e.shown) and _is_behind(e.place, after, backwards)]
+        behind = [e for e in found if after is None or (e.place < after if backwards else e.place > after)]
+        matching = [entry for entry in behind if passes(entry.shown)]
         size = asked.page_size or PAGE
         if self.empty_pages and matching:
             self.empty_pages -= 1
@@ -196,10 +197,6 @@ def _target(request: Request) -> Target:
     except ApiError:
         body = {}
     return Target(str(body.get("filter", "")), "page" if body.get("pageToken") else None)
-
-
-def _is_behind(place: tuple[int, str], after: tuple[int, str] | None, backwards: bool) -> bool:
-    return after is None or (place < after if backwards else place > after)
 
 
 def _token(asked: Any, after: tuple[int, str] | None) -> str:

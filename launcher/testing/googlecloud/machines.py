@@ -22,11 +22,6 @@ def accelerators(machine_type: str) -> Accelerators | None:
     return merged
 
 
-def may_be_bare(machine_type: str) -> bool:
-    """Return whether `machine_type` is available without an accelerator (the A and G series never are)."""
-    return not machine_type.startswith(("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-"))
-
-
 @cache
 def _table() -> list[tuple[str, Accelerators]]:
     lines = Path(__file__).with_name("machines.csv").read_text(encoding="utf-8").splitlines()

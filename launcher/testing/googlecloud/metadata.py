@@ -152,7 +152,9 @@ def _instance(vm: Vm, cloud: GoogleCloud) -> Tree:
         },
         "network-interfaces": {"0": {"ip": nic["networkIP"], "network": f"projects/{number}/networks/default"}},
         "service-accounts": _accounts(vm),
-        "guest-attributes": _guest(vm),
+        "guest-attributes": {
+            space: {key: value for (own, key), value in vm.guest.items() if own == space} for space, _ in vm.guest
+        },
     }
 
 
@@ -162,13 +164,6 @@ def _accounts(vm: Vm) -> Tree:
     scopes = [scope for account in vm.body["serviceAccounts"] for scope in account.get("scopes", ())]
     account = {"aliases": ["default"], "email": vm.email, "scopes": scopes}
     return {"default": account, vm.email: account}
-
-
-def _guest(vm: Vm) -> Tree:
-    spaces: Tree = {}
-    for (space, key), value in vm.guest.items():
-        spaces.setdefault(space, {})[key] = value
-    return spaces
 
 
 def _found(request: Request, tree: Tree) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -55,8 +56,8 @@ class Blob:
 
     @property
     def crc32c(self) -> str:
-        """Return the CRC-32C in base64, as the API shows it."""
-        return pieces.as_base64(self.crc)
+        """Return the CRC-32C as the API shows it: big-endian, in base64."""
+        return base64.b64encode(self.crc.to_bytes(4)).decode()
 
     @property
     def data(self) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
 from itertools import accumulate
 
 import google_crc32c
@@ -20,9 +19,10 @@ def size(pieces: Pieces) -> int:
 
 def cut(pieces: Pieces, first: int, end: int) -> Pieces:
     """Return the bytes from `first` up to `end` (exclusive), as views."""
+    starts = accumulate((len(piece) for piece in pieces), initial=0)
     return tuple(
         memoryview(piece)[max(first - start, 0) : end - start]
-        for start, piece in _placed(pieces)
+        for start, piece in zip(starts, pieces, strict=False)
         if start < end and first < start + len(piece)
     )
 
@@ -60,11 +60,6 @@ def crc32c_of_both(first: int, second: int, length: int) -> int:
     return _times(shift, first) ^ second
 
 
-def as_base64(crc: int) -> str:
-    """Format a CRC-32C as Google does: big-endian, in base64."""
-    return base64.b64encode(crc.to_bytes(4)).decode()
-
-
 def md5(pieces: Pieces) -> str:
     """Return the MD5 digest in base64."""
     digest = hashlib.md5(usedforsecurity=False)
@@ -80,8 +75,3 @@ def _times(a: int, b: int) -> int:
         product ^= b if a >> bit & 1 else 0
         b = b >> 1 ^ (0x82F63B78 if b & 1 else 0)
     return product
-
-
-def _placed(pieces: Pieces) -> Iterator[tuple[int, bytes | memoryview]]:
-    """Yield each piece with the number of bytes before it."""
-    return zip(accumulate((len(piece) for piece in pieces), initial=0), pieces, strict=False)

@@ -58,7 +58,7 @@ def _message(value: Any, descriptor: Any, path: str) -> Iterator[Violation]:
 def _field(value: Any, field: Any, path: str) -> Iterator[Violation]:
     if value is None:
         return
-    if _is_map(field):
+    if field.message_type and field.message_type.GetOptions().map_entry:
         yield from _map(value, field, path)
     elif not field.is_repeated:
         yield from _single(value, field, path)
@@ -84,8 +84,11 @@ def _single(value: Any, field: Any, path: str) -> Iterator[Violation]:
         yield from _string(value, field, path)
     elif field.type == FieldDescriptor.TYPE_BOOL and not isinstance(value, bool):
         yield _invalid(path, "TYPE_BOOL", value)
-    elif field.type == FieldDescriptor.TYPE_ENUM and not _in_enum(value, field.enum_type):
-        yield _invalid(path, f"type.googleapis.com/{field.enum_type.full_name}", value)
+    elif field.type == FieldDescriptor.TYPE_ENUM:
+        enum = field.enum_type
+        known = enum.values_by_name if isinstance(value, str) else enum.values_by_number
+        if isinstance(value, bool) or not isinstance(value, str | int) or value not in known:
+            yield _invalid(path, f"type.googleapis.com/{enum.full_name}", value)
 
 
 def _string(value: Any, field: Any, path: str) -> Iterator[Violation]:
@@ -98,16 +101,6 @@ def _string(value: Any, field: Any, path: str) -> Iterator[Violation]:
     if enum is not None and value not in enum.values_by_name:
         camel = re.sub(r"_(\w)", lambda m: m[1].upper(), path)
         yield Violation(path, f"Invalid value for field '{camel}': '{value}'.")
-
-
-def _in_enum(value: Any, enum: Any) -> bool:
-    if isinstance(value, str):
-        return value in enum.values_by_name
-    return isinstance(value, int) and not isinstance(value, bool) and value in enum.values_by_number
-
-
-def _is_map(field: Any) -> bool:
-    return bool(field.message_type and field.message_type.GetOptions().map_entry)
 
 
 def _invalid(path: str, kind: str, value: Any) -> Violation:

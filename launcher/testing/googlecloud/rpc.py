@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 from google.cloud import aiplatform_v1
 from google.longrunning import operations_pb2
-from google.protobuf import any_pb2, empty_pb2, json_format
+from google.protobuf import empty_pb2, json_format
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -137,13 +137,7 @@ def _refuse(status: int, text: bytes, context: grpc.ServicerContext) -> NoReturn
         error = {"status": CODES.get(status, "UNKNOWN"), "message": text.decode(errors="replace")}
     told = status_pb2.Status(code=code_pb2.Code.Value(error["status"]), message=error["message"])
     for detail in error.get("details", ()):
-        told.details.append(_packed(detail))
+        content = {name: value for name, value in detail.items() if name != "@type"}
+        told.details.add().Pack(json_format.ParseDict(content, DETAILS[detail["@type"]]()))
     context.abort_with_status(rpc_status.to_status(told))
     raise AssertionError("abort_with_status raises")
-
-
-def _packed(detail: dict[str, Any]) -> any_pb2.Any:
-    said = {name: value for name, value in detail.items() if name != "@type"}
-    packed = any_pb2.Any()
-    packed.Pack(json_format.ParseDict(said, DETAILS[detail["@type"]]()))
-    return packed

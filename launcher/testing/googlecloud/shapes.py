@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-ATTACHED = {"nvidia-tesla-t4": 4, "nvidia-tesla-v100": 8, "nvidia-tesla-p100": 4, "nvidia-tesla-p4": 4}
+ATTACHED = {"nvidia-tesla-t4": 4, "nvidia-tesla-v100": 8, "nvidia-tesla-p4": 4}
 """Accelerators that can be attached to N1 machines, and the maximum number per VM."""
 AI_ZONES = {"us-central1": ("ai1a",), "us-south1": ("ai1b",), "europe-west4": ("ai1a",)}
 """AI zones by region (https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones).

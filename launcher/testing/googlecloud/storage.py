@@ -153,7 +153,7 @@ class Storage:
             **owner,
             **place,
             **labels,
-            **_iam_configuration(settings.uniform),
+            "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": settings.uniform}},
             "softDeletePolicy": self._soft_delete(settings),
         }
 
@@ -161,7 +161,8 @@ class Storage:
         """Return a page of names and, with a delimiter, of the folders below the prefix, in byte order."""
         query = request.query
         request.only_query("prefix", "delimiter", "maxResults", "pageToken", "startOffset", *LISTING)
-        _only_live(query)
+        if query.get("softDeleted", "false").lower() != "false":  # no bucket here is versioned
+            raise ApiError(400, "The loopback cloud doesn't list soft-deleted objects.")
         prefix, start = query.get("prefix", ""), query.get("startOffset", "")
         found = [b for b in self.objects.listed(bucket) if b.name.startswith(prefix) and b.name >= start]
         entries = _folded(found, prefix, query.get("delimiter", ""))
@@ -224,12 +225,6 @@ def _bytes(request: Request, bucket: str, name: str) -> Target:
     return Target(name, "media")
 
 
-def _only_live(query: Mapping[str, str]) -> None:
-    """Reject a list of deleted versions: no bucket here is versioned."""
-    if query.get("softDeleted", "false").lower() != "false":
-        raise ApiError(400, "The loopback cloud doesn't list soft-deleted objects.")
-
-
 def _folded(blobs: list[Blob], prefix: str, delimiter: str) -> list[Blob | str]:
     """Replace the objects that have `delimiter` after the prefix by one string per folder."""
     if not delimiter:
@@ -280,10 +275,6 @@ def _ranged(data: Pieces, wanted: str, headers: dict[str, str]) -> Response:
 def _uniform(asked: Mapping[str, Any], otherwise: bool) -> bool:
     known = asked.get("iamConfiguration", {}).get("uniformBucketLevelAccess", {})
     return bool(known.get("enabled", otherwise))
-
-
-def _iam_configuration(uniform: bool) -> dict[str, Any]:
-    return {"iamConfiguration": {"uniformBucketLevelAccess": {"enabled": uniform}}}
 
 
 def _location_type(location: str) -> str:

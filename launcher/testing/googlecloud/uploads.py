@@ -73,7 +73,8 @@ class Uploads:
         with session.lock:
             if session.stored is None:
                 session.stored = self._receive(session, request)
-            return session.stored or _incomplete(session.data)
+            received = {"Range": f"bytes=0-{size(session.data) - 1}"} if size(session.data) else {}
+            return session.stored or Response(status=308, headers=received)
 
     def cancel(self, request: Request, bucket: str) -> Response:
         """Cancel a resumable upload (499, as Google answers)."""
@@ -110,8 +111,10 @@ class Uploads:
         if total is None or size(session.data) < total:
             return None
         data = tuple(bytes(piece) for piece in session.data)
-        given = {**session.given, **_hashes(request)}
-        blob = draft(session.name, data, given, with_md5=session.with_md5)
+        keys = {"crc32c": "crc32c", "md5": "md5Hash"}  # in the last chunk's X-Goog-Hash and in an object's resource
+        pairs = (pair.strip().partition("=") for pair in request.headers.get("x-goog-hash", "").split(","))
+        metadata = {**session.given, **{keys[kind]: value for kind, _, value in pairs if kind in keys}}
+        blob = draft(session.name, data, metadata, with_md5=session.with_md5)
         response = self._store(session.bucket, blob, session.query)
         session.data = ()  # the object has the bytes now
         return response
@@ -138,11 +141,6 @@ def _name(request: Request, given: Mapping[str, Any]) -> str:
     if not name:
         raise ApiError(400, "Required parameter: name", reason="required")
     return str(name)
-
-
-def _incomplete(data: Pieces) -> Response:
-    received = {"Range": f"bytes=0-{size(data) - 1}"} if size(data) else {}
-    return Response(status=308, headers=received)
 
 
 def _multipart(request: Request) -> tuple[dict[str, Any], bytes]:
@@ -174,10 +172,3 @@ def _content_range(request: Request) -> tuple[int | None, int | None]:
     if not match:
         return 0, int(request.headers.get("content-length", len(request.body)))
     return (int(match[1]) if match[1] else None), (int(match[2]) if match[2] else None)
-
-
-def _hashes(request: Request) -> dict[str, str]:
-    """Return the hashes in the last chunk's X-Goog-Hash, under the names of an object's resource."""
-    keys = {"crc32c": "crc32c", "md5": "md5Hash"}
-    pairs = (pair.strip().partition("=") for pair in request.headers.get("x-goog-hash", "").split(","))
-    return {keys[kind]: value for kind, _, value in pairs if kind in keys}

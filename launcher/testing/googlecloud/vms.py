@@ -34,6 +34,8 @@ class Vm:
     asked: Json = field(default_factory=dict)
     guest: dict[tuple[str, str], str] = field(default_factory=dict)
     serial: str = ""
+    ends: str = ""
+    """RFC 3339: the end of its reservation."""
     preempted: bool = False
     maintenance: str = "NONE"
 
@@ -158,6 +160,7 @@ class Park:
     def _instance(self, vm: Vm) -> Json:
         asked, zone = vm.asked, vm.zone
         given = {name: asked[name] for name in (*GIVEN, *MORE) if name in asked}
+        scheduling = {"onHostMaintenance": "MIGRATE", "automaticRestart": True, "preemptible": False}
         return {
             "kind": "compute#instance",
             "id": vm.number,
@@ -170,7 +173,7 @@ class Park:
             "creationTimestamp": stamp(self.now()),
             "disks": self._attached(vm),
             "networkInterfaces": [self._interface(n, one) for n, one in enumerate(asked["networkInterfaces"])],
-            "scheduling": _scheduling(asked.get("scheduling", {})),
+            "scheduling": {**scheduling, "provisioningModel": "STANDARD", **asked.get("scheduling", {})},
             "metadata": fingerprinted({"kind": "compute#metadata", **asked.get("metadata", {})}),
             "tags": fingerprinted(asked.get("tags", {})),
             "labelFingerprint": fingerprint(asked.get("labels", {})),
@@ -235,11 +238,6 @@ class Park:
             "stackType": "IPV4_ONLY",
             **({"accessConfigs": access} if access else {}),
         }
-
-
-def _scheduling(asked: Json) -> Json:
-    usual = {"onHostMaintenance": "MIGRATE", "automaticRestart": True, "preemptible": False}
-    return {**usual, "provisioningModel": "STANDARD", **asked}
 
 
 def fingerprinted(value: Json) -> Json:

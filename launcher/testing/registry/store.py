@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +30,13 @@ class Repository:
 
 
 class Store:
-    """All repositories. `only`: the names (or prefixes of names, up to a slash) that exist; None: any."""
+    """All repositories. `only`: the names (or prefixes of names, up to a slash) that exist; None: any. `absent` is
+    called with repository and tag of a missing manifest, and may store it."""
 
     def __init__(self, only: frozenset[str] | None, *, immutable: bool) -> None:
         self.only = only
         self.immutable = immutable
+        self.absent: Callable[[str, str], object] = lambda _name, _tag: None
         self.data: dict[str, bytes] = {}
         self._repositories: dict[str, Repository] = defaultdict(Repository)
 
@@ -61,6 +64,8 @@ class Store:
     def manifest(self, name: str, reference: str) -> tuple[str, str, bytes]:
         """Return digest, media type and bytes of a manifest, by tag or digest. Raises RefusedError."""
         repository = self.repository(name)
+        if reference not in repository.tags and ":" not in reference:
+            self.absent(name, reference)
         found = repository.tags.get(reference, reference)
         if found not in repository.manifests:
             raise RefusedError(404, "MANIFEST_UNKNOWN", "manifest unknown")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.ui.spec_changes import code
 from tests.command import ROOT, SPECS, WORLD, launch
 from tests.test_imports import heavy, modules_of_launch
 
@@ -39,7 +41,30 @@ def test_every_spec_of_the_project_passes_without_a_project_or_a_region() -> Non
     assert {one["result"] for one in found} == {"pass"}
     assert {Path(one["spec"]) for one in found} >= set(SPECS.glob("*.yaml"))
     targets = {Path(one["spec"]).stem: one["target"] for one in found}
-    assert (targets["quickstart"], targets["vm-dlvm-ssh"], targets["vertex-2xh100"]) == ("local", "vm", "vertex")
+    assert (targets["quickstart"], targets["vm-dlvm-ssh"], targets["vertex-2xh100"]) == ("vertex", "vm", "vertex")
+
+
+@pytest.mark.parametrize(
+    ("machine", "more", "problem"),
+    [
+        ("{type: h100, gpus: 8, nodes: 4}", "limits: {hours: 2, usd: 9}", "limits.usd"),
+        ("{type: l4}", "secrets: {HF_TOKEN: projects/p/secrets/hf/versions/1}", "identity.service_account"),
+    ],
+)
+def test_a_local_output_doesnt_hide_what_the_cloud_refuses(
+    tmp_path: Path, machine: str, more: str, problem: str
+) -> None:
+    spec = (
+        f"name: both\nmachine: {machine}\nregions: [us-central1]\noutput: runs\nrun: {{config: {{batch_size: 32}}}}\n"
+    )
+    (tmp_path / "job.yaml").write_text(spec)
+    (passed,) = data("job.yaml", cwd=tmp_path)["specs"]
+    assert (passed["result"], passed["target"]) == ("pass", "vertex")
+    assert passed["warnings"][0]["line"] == 4
+    assert "output: runs is a folder on this machine" in passed["warnings"][0]["text"]
+    (tmp_path / "job.yaml").write_text(f"{spec}{more}\n")
+    (refused,) = data("job.yaml", cwd=tmp_path, code=2)["specs"]
+    assert problem in refused["problems"][0]["text"] + refused["problems"][0]["hint"]
 
 
 def test_a_line_has_the_bound_of_the_dry_run(folder: Path) -> None:
@@ -123,6 +148,45 @@ def test_annotations_are_at_file_and_line(folder: Path) -> None:
     assert "%0A" in notes[0], "the hint is on a line of its own"
     assert notes[1].startswith("::warning file=specs/good.yaml,line=6,"), notes
     assert launch("check", "--format", "github", "-o", "json", cwd=folder).code == 2
+
+
+def workflow_commands(log: str) -> list[str]:
+    """Return the lines that GitHub's runner takes for commands: `::` first, or the older form `##[` anywhere.
+
+    Source: actions/runner, src/Runner.Common/ActionCommand.cs.
+    """
+    return [line for line in re.split("\r\n|\r|\n", log) if line.lstrip().startswith("::") or "##[" in line]
+
+
+HOSTILE_NAMES = (
+    *("a\n::error::pwned", "b\r::add-mask::pwned", "::warning::pwned", "c ##[error]pwned"),
+    "d\x1b[2J\n ::debug::pwned",
+)
+
+
+def test_no_name_and_no_value_becomes_a_workflow_command(folder: Path) -> None:
+    for name in HOSTILE_NAMES:
+        (folder / "specs" / f"{name}.yaml").write_text("name: a\nmachine: {type: ':: ::error::pwned ##[error]'}\n")
+        (folder / "specs" / f"{name}-good.yaml").write_text(GOOD)
+    ran = launch("check", "specs", "--format", "github", "--target", "vertex", cwd=folder)
+    assert (ran.code, "\x1b" in ran.shown) == (2, False)
+    notes = [line for line in ran.out.splitlines() if re.match("::(error|warning) file=[^:]*,line=[0-9]+,title=", line)]
+    assert len(notes) >= len(HOSTILE_NAMES)
+    assert workflow_commands(f"{ran.out}\n{ran.err}") == notes
+    for name in HOSTILE_NAMES:
+        missing = launch("check", f"no {name}", "--format", "github", cwd=folder)
+        empty = launch("check", "specs", "--against", name, "--format", "github", cwd=folder)
+        assert workflow_commands(missing.err + empty.shown) == []
+
+
+@pytest.mark.parametrize("text", ["a`b", "a``b", "```", "`a", "a|b", "\n# a\n"])
+def test_code_in_markdown_ends_where_the_text_ends(text: str) -> None:
+    shown = code(text)
+    fence = shown[: len(shown) - len(shown.lstrip("`"))]
+    inner = shown[len(fence) : -len(fence)]
+    assert shown.endswith(fence)
+    assert fence not in re.findall("`+", inner)
+    assert inner.replace("\\|", "|").split() == text.split()
 
 
 def test_the_file_of_an_annotation_is_relative_to_the_repository(folder: Path) -> None:

@@ -39,13 +39,13 @@ def test_figures_and_differences_as_data(here: Path) -> None:
     found = json.loads(launch("compare", "run-0123abcd", "runs/run-4567cdef", "-o", "json", cwd=here).out)
     assert [(one["run"], one["state"], one["step"]) for one in found["runs"]] == [
         ("run-0123abcd", "finished", 50),
-        ("run-4567cdef", "not ended", 40),
+        ("run-4567cdef", "interrupted", 40),
     ]
     different = {one["name"]: one["values"] for one in found["differences"]}
     assert different["image"] == ["", "h/train:22"]
     assert different["image: code"] == ["", "2 files, 9 bytes"]
     assert different["launch"] == ["", "0.2.0"]
-    assert different["run.args"] == ["--lr 0.1", "--lr 0.2"]
+    assert different["run.args.lr"] == ["0.1", "0.2"]
     assert "machine" not in different
     assert "canary" not in json.dumps(found)
     figures = {(one["name"], one["kind"]): one for one in found["figures"]}
@@ -72,8 +72,9 @@ def test_a_page_of_80_columns(here: Path) -> None:
     assert max(map(len, ran.out.splitlines())) <= 80
     assert [line.split()[0] for line in ran.out.splitlines()[:5]] == [*"ABCDE"]
     print(ran.out)
-    assert any(line.split()[:3] == ["run.args", "--lr", "0.2"] for line in ran.out.splitlines())
+    assert any(line.split()[:2] == ["run.args.lr", "0.2"] for line in ran.out.splitlines())
     assert "26.2%" in ran.out
+    assert "loss: mean of the last 10 rows up to each step; other metrics are as logged" in ran.out
 
 
 def test_runs_without_metrics(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_what_an_estimate_has() -> None:
     assert found["fits"] is True
     assert found["parameters"] == 124_373_760
     assert sum(part["bytes"] for part in found["parts"]) == found["bytes"]
-    assert found["choices"][0] == {"flags": "", "micro_batch": found["micro_batch"]}
+    assert found["choices"][0] == {"flags": "", "micro_batch": found["micro_batch"], "limited_by": "memory"}
     assert found["speed"]["basis"].startswith("measured")
     assert {offer["provisioning"] for offer in found["offers"]} == {"flex-start", "spot"}
     work = found["steps"] * found["batch_size"] * 1024 / found["speed"]["per_second"] / 3600
@@ -89,6 +89,46 @@ def test_a_model_of_ten_trillion_parameters_and_more() -> None:
     ran = launch("estimate", "--type", "h100", "--gpus", "8", "--set", f"run.config.model={HUGE}")
     assert ran.code == 0
     assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_a_model_without_a_spec() -> None:
+    """`hf:TYPE` is estimated with 1,024 tokens a sample; --set changes that and the model's settings."""
+    wide = ("--set", "run.config.model.num_hidden_layers=2", "--set", "run.config.data.block_size=512")
+    found = data("hf:llama", "--type", "h100", "--gpus", "8")
+    assert (found["model"], found["sample_units"], found["machine"]["gpus"]) == ("hf:llama", 1024, 8)
+    small = data("hf:llama", "--type", "h100", *wide)
+    assert small["parameters"] < found["parameters"] / 8
+    assert small["sample_units"] == 512
+    ran = launch("estimate", "gpt2-124m", "--type", "h100")
+    assert ran.code == 0
+    assert "gpt2-124m, 124 M parameters" in ran.out
+    assert "samples of 1,024 tokens" in ran.out
+
+
+def test_the_batch_that_limits_the_micro_batch_is_named() -> None:
+    """Eight samples a GPU fit many times over: more memory would not help, a larger batch_size would."""
+    few = ("gpt2-124m", "--type", "h100", "--gpus", "2", "--set", "run.config.batch_size=16")
+    assert data(*few)["choices"][0] == {"flags": "", "micro_batch": 8, "limited_by": "batch_size"}
+    assert "8 (limit: batch_size)" in launch("estimate", *few).out
+
+
+def test_a_misspelled_model_names_similar_ones() -> None:
+    ran = launch("estimate", "gpt2-124")
+    assert ran.code == 2
+    assert "gpt2-124 is neither a file nor a built-in model" in ran.err
+    assert "gpt2-124m" in ran.err
+
+
+@pytest.mark.slow
+def test_an_uncached_hub_model_is_refused_with_the_download_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    ran = launch("estimate", "hf:nobody/nothing", "--type", "h100")
+    assert ran.code == 2
+    assert "HF_HUB_OFFLINE" not in ran.shown
+    assert "hf download nobody/nothing config.json" in ran.err
 
 
 def test_the_largest_models() -> None:

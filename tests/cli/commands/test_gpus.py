@@ -43,7 +43,7 @@ def test_the_table_has_80_columns_and_a_footer(more: tuple[str, ...]) -> None:
 
 def test_every_gpu_is_listed_with_all_of_its_machine_types() -> None:
     found = data()
-    assert {one["gpu"] for one in found["offers"]} == set(CATALOG.gpus)
+    assert {one["gpu"] for one in found["offers"]} == set(CATALOG.gpus) - {"p100"}
     [h100] = [one for one in found["offers"] if one["gpu"] == "h100"]
     counts = {one["machine_type"]: one["gpus"] for one in h100["machines"]}
     assert (counts["a3-highgpu-1g"], counts["a3-highgpu-2g"], counts["a3-highgpu-8g"]) == (1, 2, 8)
@@ -51,6 +51,16 @@ def test_every_gpu_is_listed_with_all_of_its_machine_types() -> None:
     shown = launch("gpus", "--type", "h100").out
     assert "a3-highgpu-8g ×8" in shown
     assert "20 regions" in shown
+
+
+def test_the_cheapest_region_is_named() -> None:
+    [a100] = data("--type", "a100-40gb")["offers"]
+    for model, place in a100["cheapest_region"].items():
+        [there] = data("--type", "a100-40gb", "--region", place)["offers"]
+        assert there["usd_per_gpu_hour"][model]["low"] == a100["usd_per_gpu_hour"][model]["low"]
+    shown = " ".join(launch("gpus", "--type", "a100-40gb").out.split())
+    assert f"spot cheapest in {a100['cheapest_region']['spot']}" in shown
+    assert "cheapest in" not in launch("gpus", "--type", "a100-40gb", "--region", "us-central1").out
 
 
 def test_the_price_of_a_gpu_is_the_nodes_share() -> None:
@@ -106,8 +116,8 @@ def test_an_unknown_price_is_a_bound_or_unknown_and_never_zero() -> None:
     found, _ = offers(CATALOG, OfferQuery(regions=("any",)))
     every = [price for one in found for price in one.prices.values()]
     assert all(price.low is None or price.low > 0.05 for price in every)
-    [rtx] = [one for one in found if (one.gpu.name, one.region) == ("rtx-pro-6000", "asia-northeast1")]
-    assert rtx.prices["standard"].bound  # no list price there: at most 1.6 times us-central1's
+    [mega] = [one for one in found if (one.gpu.name, one.region) == ("h100-mega", "europe-north1")]
+    assert mega.prices["spot"].bound  # no Spot price there: at most 0.60 times the list price
     assert "$0" not in launch("gpus").out
 
 

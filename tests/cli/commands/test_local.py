@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,50 @@ def test_a_relative_folder_is_refused_in_a_container(tmp_path: Path) -> None:
     assert (ran.code, ran.out) == (2, "")
     assert "the job writes to out, a relative path" in ran.err
     assert not [*tmp_path.glob("out/attempts/*")]
+
+
+def with_setup(folder: Path, *lines: str) -> Path:
+    """A spec whose script lists its folder."""
+    (folder / "code").mkdir()
+    (folder / "code" / "a.py").write_text("import os\nprint('files:', *sorted(os.listdir()))\n")
+    fields = {"image": {"code": "code", "setup": [*lines]}, "run": {"script": "a.py", "launcher": "python"}}
+    spec = {"name": "job", "machine": {"type": "l4", "gpus": 1}, "output": str(folder / "runs"), **fields}
+    (folder / "job.yaml").write_text(yaml.safe_dump(spec))
+    return folder / "job.yaml"
+
+
+def test_setup_is_printed_and_run_on_this_machine_only_on_request(tmp_path: Path) -> None:
+    spec = with_setup(tmp_path, "echo made >made.txt; echo said", "command -v python3 >which.txt")
+    plan = launch("local", spec, "--dry-run")
+    assert "image.setup is not run on this machine: echo made >made.txt; echo said" in " ".join(plan.out.split())
+    assert "setup is not run" not in launch("local", spec, "--dry-run", "--docker").out
+    sweep = launch("sweep", spec, "--to", "local", "--set", "env.A=1,2", "--dry-run")
+    assert "image.setup is not run on this machine" in " ".join(sweep.out.split()), sweep
+    ran = run("local", spec, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "warning: image.setup is not run on this machine: echo made >made.txt; echo said; command -v" in ran.stderr
+    assert "files: a.py\n" in ran.stdout + ran.stderr
+    ran = run("local", spec, "--setup", "-o", "json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["exit_codes"] == {"workerpool0-0": 0}
+    assert "\nsaid\n" in ran.stderr
+    assert "not run" not in ran.stderr
+    assert "files: a.py made.txt which.txt\n" in ran.stderr
+    assert Path((tmp_path / "code" / "which.txt").read_text()).parent == Path(sys.executable).parent
+
+
+def test_a_line_of_setup_that_fails_starts_no_run(tmp_path: Path) -> None:
+    spec = with_setup(tmp_path, "exit 7", "touch made.txt")
+    ran = run("local", spec, "--setup", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "'exit 7' failed on this machine (exit code 7)" in ran.stderr
+    assert not [*tmp_path.rglob("made.txt"), *tmp_path.glob("runs")]
+
+
+@pytest.mark.parametrize("flag", ["--docker", "--dry-run"])
+def test_setup_on_this_machine_is_part_of_neither_a_container_nor_a_dry_run(tmp_path: Path, flag: str) -> None:
+    assert f"--setup cannot be combined with {flag}" in refused(with_setup(tmp_path, "true"), "--setup", flag)
+
+
+def test_setup_without_lines_is_refused(tmp_path: Path) -> None:
+    assert "the spec has no image.setup" in refused(with_setup(tmp_path), "--setup")

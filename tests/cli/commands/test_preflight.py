@@ -159,6 +159,24 @@ def test_a_reservation_that_is_full_is_not_used(job: Job) -> None:
     assert [one["provisioning"] for one in found["placements"]] == ["spot"]
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_vm_of_a_dense_reservation_needs_the_field(job: Job, dense: bool) -> None:
+    end = "2099-12-01T00:00:00+00:00"
+    name = "projects/my-project/zones/us-central1-a/reservations/r"
+    fields = {"machine": {"type": "g2-standard-24"}, "regions": None, "provisioning": [f"reservation:{name}"]}
+    job.write(**fields, vm={"external_ip": True, "dense_reservation": dense})
+    body = {"count": "1", "instanceProperties": {"machineType": "g2-standard-24"}}
+    known = {"status": "READY", "deploymentType": "DENSE", "deleteAtTime": end, "specificReservation": body}
+    job.cloud.compute.zones.reservations["us-central1-a", "r"] = known
+    if dense:
+        found = job.data("vm", "job.yaml", "--run", "--preflight")
+        [check] = [one for one in found["checks"] if one["name"] == "reservation"]
+        assert (check["status"], "ends on 2099-12-01 00:00 UTC" in check["text"]) == ("ok", True)
+    else:
+        ran = job.launch("vm", "job.yaml", "--run", "--preflight", code=2)
+        assert "vm.dense_reservation=true" in ran.shown
+
+
 def test_the_reads_take_less_than_three_seconds_at_200_ms_each(whole: Job) -> None:
     from launcher.api import plan
 

@@ -32,7 +32,7 @@ class Home:
 
     def __init__(self, folder: Path, cloud: GoogleCloud) -> None:
         self.folder, self.cloud = folder, cloud
-        self.env = {**cloud.environ(), "HOME": str(folder), "LAUNCH_OFFLINE": ""}
+        self.env = {**cloud.environ(), "HOME": str(folder), "XDG_CACHE_HOME": "", "LAUNCH_OFFLINE": ""}
         cloud.billing.rows, cloud.billing.most = real.skus(), 5000
 
     def launch(self, *argv: str, code: int = 0, **env: str) -> Ran:

@@ -298,7 +298,7 @@ def test_many_runs_in_the_cloud_take_few_requests(job: Job, clock: FakeClock) ->
     runs = job.data("runs")["runs"]
     assert (len(runs), sum(one["state"] == "SUCCEEDED" for one in runs)) == (250, 245)
     lists = [one for one in job.cloud.requests if one.path.endswith(("/customJobs", "/instances", "/o"))]
-    assert (len(lists), len(job.cloud.requests) - len(lists)) == (31, 5 + NEWEST)
+    assert (len(lists), len(job.cloud.requests) - len(lists)) == (29, 5 + NEWEST)
 
 
 def test_the_list_of_this_machine_loads_no_library_of_google(tmp_path: Path) -> None:

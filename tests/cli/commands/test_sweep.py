@@ -57,6 +57,17 @@ def test_a_dry_run_sends_nothing_and_is_the_same_each_time(job: Job) -> None:
     assert not job.cloud.requests
 
 
+def test_one_argument_is_swept_and_tables_show_only_the_arguments_that_differ(job: Job) -> None:
+    job.write(run={"module": "train", "args": ["data", "--lr", 0.1, "--epochs=3"]})
+    command = ("sweep", "job.yaml", "--dry-run", "--set")
+    points = job.data(*command, "run.args.lr=1e-2,1e-3")["points"]
+    written = [point["plan"]["spec"]["run"]["args"] for point in points]
+    assert written == [["data", "--lr", lr, "--epochs=3"] for lr in ("1e-2", "1e-3")]
+    for setting in ("run.args.lr=1e-2,1e-3", "run.args=[data, --lr, 0.01, --amp],[data, --lr, 0.001, --amp]"):
+        [head] = [line for line in job.launch(*command, setting).out.splitlines() if line.startswith("point")]
+        assert head.split() == ["point", "lr", "run", "at", "most"]
+
+
 def test_a_point_is_the_same_run_as_without_a_sweep(job: Job) -> None:
     alone = job.data("vertex", "job.yaml", "--set", "run.config.steps=20", "--dry-run")
     assert job.data(*SWEEP, "--dry-run")["points"][1]["run"] == alone["run"]

@@ -131,6 +131,10 @@ def test_new_starts_another_run_and_resume_the_same(job: Job) -> None:
     ended = job.launch("cancel", f"{first}-2").out
     assert ended.startswith(f"{first}-2 cancelled")
     assert "2 runs match job" in job.launch("logs", "job", code=2).err
+    ran = job.launch("vertex", "--resume", "job", code=2)
+    assert f"launch vertex --resume {first}-2 " in ran.err
+    assert "launch vertex --resume job --last" in ran.err
+    assert f"{first} succeeded" in job.launch("vertex", "--resume", "job", "--last").out, "its job is the newest"
 
 
 def test_a_run_id_belongs_to_one_computation(job: Job) -> None:

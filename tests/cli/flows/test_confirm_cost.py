@@ -109,9 +109,13 @@ def test_nothing_is_asked_about_a_run_that_exists(job: Job) -> None:
 
 def test_hours_alone_are_a_limit_and_the_bound_is_printed(job: Job) -> None:
     job.write(limits={"hours": 168})
-    bound = f"at most ${job.data('vertex', 'job.yaml', '--dry-run')['limits']['usd_at_most']:,.2f}"
-    assert f"{bound}: " in " ".join(job.launch("vertex", "job.yaml", "--dry-run").out.split())
-    assert f"cost      {bound} (168 h of billed time)" in job.launch("vertex", "job.yaml").err.splitlines()
+    limits = job.data("vertex", "job.yaml", "--dry-run")["limits"]
+    expected, bound = f"${limits['usd_expected']:,.2f}", f"${limits['usd_at_most']:,.2f}"
+    assert f"{bound} = $" in " ".join(job.launch("vertex", "job.yaml", "--explain").out.split())
+    assert (
+        f"cost      ≈{expected}, at most {bound} (168 h of billed time)"
+        in job.launch("vertex", "job.yaml").err.splitlines()
+    )
 
 
 def test_a_resume_is_asked_about_too(job: Job) -> None:

@@ -232,6 +232,14 @@ def test_cancel_between_two_attempts_prevents_the_next(job: Job, clock: FakeCloc
     assert len(job.created) == 2
 
 
+def test_cancel_records_the_end_in_the_run_folder(job: Job) -> None:
+    job.cloud.jobs.script = RUNS
+    run = job.data("vertex", "job.yaml", "--detach")["run"]
+    job.launch("cancel", run)
+    end = json.loads(job.cloud.objects.buckets["my-bucket"][f"runs/{run}/{contract.attempt_verdict(1)}"].data)
+    assert end["state"] == "CANCELLED"
+
+
 @pytest.mark.parametrize("created", [True, False])
 def test_cancel_waits_for_a_job_that_is_being_created(
     job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, created: bool

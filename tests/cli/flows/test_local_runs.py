@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +21,7 @@ from launcher.errors import LaunchError
 from launcher.rehearsal.attempts import End, lock, write_end
 from launcher.rehearsal.folder_lock import lock_run_folder
 from launcher.signals import Stopped, signals_stop
+from launcher.testing.googlecloud import GoogleCloud
 from tests.cli.cloudjobs import Job
 from tests.command import Ran, launch
 
@@ -79,9 +82,42 @@ def test_a_name_of_runs_here_and_in_the_cloud_lists_a_command_for_each(job: Job)
         hint = job.launch(*words, code=2).err
         commands = [line.partition("  #")[0].strip() for line in hint.splitlines() if line.startswith("launch ")]
         rest = " ".join(words[2:])
-        assert commands == [f"launch {words[0]} {name} {rest}".strip() for name in ("runs/job-0123abcd", run)]
+        newest = [] if words[0] == "rm" else ["job --last"]
+        names = ["runs/job-0123abcd", run, *newest]
+        assert commands == [f"launch {words[0]} {name} {rest}".strip() for name in names]
+    make(old := job.folder / "runs" / "job-1123abcd")
+    os.utime(old, (1, 1))
+    shutil.rmtree(job.folder / "runs" / "job-0123abcd")
+    assert job.data("status", "job", "--last")["run"] == run
+    make(job.folder / "runs" / "job-0123abcd", ended(0))
+    assert job.data("status", "job", "--last")["run"] == "job-0123abcd"
     assert job.data("status", "runs/job-0123abcd")["region"] == "local"
     assert job.data("status", run)["region"] == "us-central1"
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "metrics", "follow", "watch", "cancel", "report", "compare"])
+def test_last_is_the_run_with_that_name_that_started_last(tmp_path: Path, command: str) -> None:
+    for digest in ("0123abcd", "1123abcd"):
+        make(tmp_path / "runs" / f"tiny-{digest}", ended(0))
+    os.utime(tmp_path / "runs" / "tiny-0123abcd")  # a file beside the results, such as a report, makes no run newer
+    names = ("tiny", "tiny") if command == "compare" else ("tiny",)
+    ran = launch(command, *names, cwd=tmp_path, env=NO_CLOUD)
+    assert (ran.code, f"launch {command} tiny" in ran.err, "--last" in ran.err) == (2, True, True), ran.shown
+    ran = launch(command, *names, "--last", cwd=tmp_path, env=NO_CLOUD)
+    assert ran.code == 0, ran.shown
+    assert "tiny-0123abcd" not in ran.shown
+    assert "2 runs match" not in ran.shown
+
+
+def test_resume_takes_the_last_of_several_runs(tmp_path: Path) -> None:
+    for digest in ("0123abcd", "1123abcd"):
+        make(tmp_path / "runs" / f"tiny-{digest}", ended(1))
+    ran = launch("local", "--resume", "tiny", cwd=tmp_path, env=NO_CLOUD)
+    assert (ran.code, "--resume tiny --last" in ran.err) == (2, True), ran.shown
+    ran = launch("local", "--resume", "tiny", "--last", cwd=tmp_path, env=NO_CLOUD)
+    assert "tiny-1123abcd" in ran.err, ran.shown  # it has no plan
+    ran = launch("local", "--last", cwd=tmp_path, env=NO_CLOUD)
+    assert (ran.code, "--last requires --resume" in ran.err) == (2, True), ran.shown
 
 
 def test_an_id_without_a_digest_may_be_in_both_places(job: Job) -> None:
@@ -98,6 +134,25 @@ def test_without_credentials_a_name_means_the_local_run(tmp_path: Path) -> None:
     ran = launch("metrics", "tiny", "-o", "json", cwd=tmp_path)
     assert (ran.code, json.loads(ran.out)["run"]) == (0, "tiny-0123abcd"), ran.shown
     assert ran.err
+
+
+def test_the_reason_for_not_searching_the_cloud_is_printed_once_a_day(tmp_path: Path) -> None:
+    """The reason is printed by the first command; after a day, or if it changes, again."""
+    make(tmp_path / "runs" / "tiny-0123abcd", ended(0))
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    commands = [("status", "tiny"), ("metrics", "tiny"), ("runs",), ("status",)]
+    shown = [launch(*words, cwd=tmp_path, env=env) for words in commands]
+    assert [ran.code for ran in shown] == [0, 0, 0, 0]
+    assert "the cloud was not searched: no credentials" in shown[0].err
+    assert [ran.err for ran in shown[1:]] == ["", "", ""]
+    assert shown[2].out.endswith("1 run, 0 active; the cloud was not searched\n"), "a list says that it lacks runs"
+    os.utime(tmp_path / "cache" / "launch" / "not-searched", (1, 1))
+    assert launch("status", "tiny", cwd=tmp_path, env=env).err == shown[0].err
+    newest = launch("status", "tiny", "--last", cwd=tmp_path, env=env)
+    assert newest.err == shown[0].err, "the newest run may be in the cloud"
+    with GoogleCloud() as cloud:
+        assert launch("status", "tiny", cwd=tmp_path, env={**env, **cloud.environ()}).err == ""
+    assert launch("status", "tiny", cwd=tmp_path, env=env).err == shown[0].err, "the cloud has answered since"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from launcher.backend import request
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError
+from launcher.gcp.storage import open_folder
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored
 from launcher.runs.identity_check import request_id
@@ -142,9 +143,9 @@ def plant_vm(job: Job, run: str, zone: str, user: str) -> None:
     job.cloud.compute.actors[token] = user
     as_user = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "", "CLOUDSDK_AUTH_ACCESS_TOKEN": token}
     compute = Compute("my-project", {**job.cloud.environ(), **as_user})
-    plan, digest = stored(job, run)
-    body = {**work_body("planted", zone), "labels": request.labels(plan.attempts[0].request)}
-    made = compute.insert(zone, body, request_id(run, zone, 1, digest))
+    found = stored(job, run)
+    body = {**work_body("planted", zone), "labels": request.labels(found.plan.attempts[0].request)}
+    made = compute.insert(zone, body, request_id(run, zone, 1, found.digest))
     note_job(job, run, f"projects/my-project/zones/{zone}/instances/{made.target}")
 
 
@@ -334,6 +335,7 @@ def test_a_planted_vm_vouches_for_nothing(job: Job, site: VmSite) -> None:
     tamper(job, run, VM_CHANGES["serviceAccount"])
     take_away(job, site)
     plant_vm(job, run, ZONE, "trainer@p.iam")
+    open_folder(f"gs://my-bucket/runs/{run}").write(contract.attempt_lock(10**12), b"{}")  # as many names are not tried
     entries = BucketLedger.open(f"gs://my-bucket/runs/{run}").entries()
     bound = {
         account: is_bound(stored(job, run), (), entries, Vms("my-project", job.cloud.environ(), account=account))

@@ -43,6 +43,19 @@ def test_the_working_folder_has_only_the_images_files(tmp_path: Path) -> None:
     assert (in_place.code, "[workerpool0-0] data\n" in in_place.err) == (0, True), in_place.shown
 
 
+@pytest.mark.slow
+def test_uploaded_event_files_are_not_reported_as_lost(tmp_path: Path) -> None:
+    script = (
+        "import pathlib\npathlib.Path('tb/a').mkdir(parents=True)\n"
+        "for name in ('tb/a/events.out.tfevents.1.h', 'other.pt'): pathlib.Path(name).write_text('x')\n"
+    )
+    project(tmp_path, script)
+    ran = local(tmp_path, "--set", "run.metrics.tensorboard=tb")
+    assert ran.code == 0, ran.err
+    assert "which a job loses: workerpool0-0/other.pt (1 B); moved" in ran.err
+    assert [*(tmp_path / "runs").rglob("logs/script/a/events.out.tfevents.1.h")]
+
+
 def test_the_plan_counts_the_files_that_are_copied(tmp_path: Path) -> None:
     project(tmp_path, "", train__bin="data", __gitignore="*.bin\n")
     ran = local(tmp_path, "--dry-run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,27 @@ def test_a_stderr_that_is_closed() -> None:
     ran = shell("vertex missing.yaml --dry-run 2>&-")
     assert (ran.returncode, ran.stdout) == (2, b"")
     assert shell(f"{PLAN} 2>&-").stdout == shell(PLAN).stdout
+
+
+@pytest.mark.parametrize(
+    ("env", "colours"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), (None, False)]
+)
+def test_launch_colours_its_own_words_on_a_terminal(env: dict[str, str] | None, colours: bool) -> None:
+    """Errors are red, headings bold; in a pipe (None) and with NO_COLOR nothing is, and no text of others ever is."""
+    import pty
+
+    main, terminal = pty.openpty()
+    world = {**os.environ, "TERM": "xterm", **(env or {})}
+    code = "from launcher.cli import main; main()"
+    for argv, word in ((["--help"], b"1mGet started"), (["vertex", "\x1b[32mno.yaml", "--dry-run"], b"1;31merror:")):
+        piped = subprocess.run([sys.executable, "-c", code, *argv], env=world, capture_output=True, check=False)
+        assert b"\x1b" not in piped.stdout + piped.stderr
+        if env is not None:
+            subprocess.run(
+                [sys.executable, "-c", code, *argv], env=world, stdout=terminal, stderr=terminal, check=False
+            )
+            shown = os.read(main, 100_000)
+            assert (b"\x1b[" + word in shown) == colours, shown
+            assert b"\x1b[32m" not in shown
+    os.close(main)
+    os.close(terminal)

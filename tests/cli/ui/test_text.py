@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.cli.ui.text import clock_text, columns, elapsed, flag_seconds
+from launch_train.common.text import elapsed
+from launcher.cli.ui.text import clock_text, columns, flag_seconds
 from launcher.errors import UsageError
 
 

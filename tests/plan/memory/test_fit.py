@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from launch_train.common.config import parse
 from launcher.catalog import load
@@ -91,10 +92,10 @@ def test_what_makes_a_run_smaller() -> None:
     """Each technique saves what it should; a need never shrinks with the micro-batch."""
     model = sizes_of(parse({"model": "gpt2-medium"}))
     assert model is not None
-    plain, eight = TINY_CARD, TINY_CARD._replace(world=8)
-    modes = [plain._replace(checkpointing=mode) for mode in ("none", "selective", "full")]
+    plain, eight = TINY_CARD, replace(TINY_CARD, world=8)
+    modes = [replace(plain, checkpointing=mode) for mode in ("none", "selective", "full")]
     assert [need(model, one, 8).total for one in modes] == sorted(need(model, one, 8).total for one in modes)[::-1]
-    sharded = need(model, eight._replace(sharded=True), 1)
+    sharded = need(model, replace(eight, sharded=True), 1)
     assert sharded.total < need(model, eight, 1).total
     weights = next(part.size for part in sharded.parts if part.name == "weights")
     assert weights == -(-4 * model.parameters // 8)
@@ -117,6 +118,16 @@ def test_the_line_of_a_page(gpus: int) -> None:
     explicit = spec(**trained({"type": "l4", "gpus": 1}, model="gpt2-medium", batch_size=64, micro_batch_size=64))
     assert "May not fit" in memory_line(explicit, chosen)
     assert memory_line(spec(run={"module": "mine"}), chosen).startswith("unknown")
+
+
+@pytest.mark.parametrize(("layers", "nodes", "warned"), [(36, 1, True), (36, 2, False), (33, 1, False)])
+def test_a_checkpoints_copy_that_exceeds_the_host_memory_is_a_warning(layers: int, nodes: int, warned: bool) -> None:
+    """36 layers with AdamW's moments are 13.3 GB and take at most an eighth more, besides 2 GB of the process; the
+    machine has 16 GB, its GPU 24."""
+    model = {"name": "gpt", "n_layer": layers, "n_head": 25, "n_embd": 1600, "block_size": 64}
+    config = {"model": model, "batch_size": 2, "activation_checkpointing": "full", "parallel": "fsdp"}
+    plan = planned("vertex", **trained({"type": "g2-standard-4", "nodes": nodes}, **config), output="gs://b/r")
+    assert any("host memory: a checkpoint's copy takes about" in warning for warning in plan.warnings) == warned
 
 
 def test_the_requests_do_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

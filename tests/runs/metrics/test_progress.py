@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,14 @@ def test_a_new_start_makes_the_old_one_history(folder: Counting, meter: Progress
     assert (found.step, found.loss, found.eta_seconds) == (81, None, 219 * 0.5)
 
 
+def test_a_late_row_of_an_earlier_step_takes_its_place_in_the_curve(folder: Counting, meter: ProgressReader) -> None:
+    write(folder, 0, row(1), row(2), row(3), row(2, accuracy=0.5), row(3))
+    progress = meter.read_new()
+    assert progress
+    assert progress.step == 3
+    assert [(each["step"], each.get("accuracy")) for each in meter.newest_rows] == [(1, None), (2, 0.5), (3, None)]
+
+
 def test_other_attempts(folder: Counting, clock: FakeClock) -> None:
     write(folder, 0, start(), row(50))
     second = ProgressReader(folder, attempt=2, clock=Clock(clock, clock.advance))
@@ -156,7 +165,9 @@ def test_torn_lines_and_strange_names(folder: Counting, meter: ProgressReader, c
     assert found.step == 1
     write(folder, 1, tail=b'\xff\xfe{"step": 3}\n[1]\nnull\n{"step": true}\n{"step": "4"}\n{"step": 5, "loss": NaN}\n')
     assert (found := meter.read_new())
-    assert (found.step, found.loss) == (5, None)
+    assert found.step == 5
+    assert found.loss is not None
+    assert math.isnan(found.loss)
 
 
 @given(

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +16,22 @@ import torch
 from launch_train import checkpoint
 from launch_train.checkpointing import async_saver, multipart_writer
 from launch_train.checkpointing import manifest as manifests
+from launch_train.checkpointing.async_saver import Saver, Snapshot
+from launch_train.checkpointing.interval import from_settings
+from launch_train.checkpointing.lease import Lease
 from launch_train.common import contract
+from launch_train.common.config import parse
 from launch_train.common.errors import OutputError, PreemptedError
-from launch_train.common.storage import LocalFolder, Storage
-from launch_train.trainer import shutdown
+from launch_train.common.storage import Buffer, LocalFolder, Storage, UnreachableError
+from launch_train.distributed.process_group import Ranks
+from launch_train.telemetry.metric_sink import Null
 from launch_train.trainer import train as loop
 from launch_train.trainer.build import Run
 from launcher.runs.metrics.results import results
 from launcher.testing.googlecloud import GoogleCloud
 from launcher.testing.googlecloud.faults import Fault, Reset, Slow, Status
 from tests.train import trials
+from tests.train.trainer.test_cuda_threads import until_done
 from tests.train.trials import STEPS, differences, train, waiting_for_saves
 
 OFTEN = {"minutes": 1e-6, "keep": {"last": 2}}
@@ -65,6 +72,83 @@ def test_what_a_save_takes_is_measured(tmp_path: Path) -> None:
         train(tmp_path / "run", checkpoint=OFTEN)
     assert all(0 < seconds < async_saver.FIRST_SECONDS for seconds in took - {async_saver.FIRST_SECONDS})
     assert len(took) >= 2
+
+
+class SlowFolder(LocalFolder):
+    """A folder in which each object takes `seconds` of a clock."""
+
+    def __init__(self, folder: Path, clock: list[float], seconds: float) -> None:
+        super().__init__(folder)
+        self.clock, self.object_seconds = clock, seconds
+
+    def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
+        self.clock[0] += self.object_seconds
+        return super().write(name, data, create=create, crc32c=crc32c)
+
+
+@pytest.mark.parametrize(
+    ("object_seconds", "minutes", "first"),
+    [
+        (0.0, "auto", 60),
+        (0.0, 10, 60),
+        (0.0, 0.5, 30),
+        (2.0, "auto", 80),  # two objects, of 2 s each
+        (4.0, 10, 160),
+        (9.0, 10, 300),
+        (2.0, "off", None),
+    ],
+)
+def test_the_first_checkpoint_comes_early_and_the_next_by_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, object_seconds: float, minutes: float | str, first: float | None
+) -> None:
+    clock, settings = [1000.0], parse({"checkpoint": {"minutes": minutes}}).checkpoint
+    folder = SlowFolder(tmp_path, clock, object_seconds)
+    for module in (async_saver, multipart_writer):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(async_saver, "TEST_SECONDS", 1000.0)
+    lease = Lease(folder, "0001-0000")
+    began = clock[0]
+    saver = Saver(
+        *(Ranks(), folder, settings, Null()), start="0001-0000", lease=lease, interval=from_settings(settings, {})
+    )
+    state = {"w": torch.zeros(multipart_writer.PART_BYTES // 4 + 1)}
+    saver.estimate(lambda: state)
+    until_done("write test")
+    assert [name for name in folder.list() if "write-test" in name] == []
+    assert saver.seconds == pytest.approx(2 * object_seconds)
+    if first is None:
+        clock[0] += 1e9
+        assert not saver.due()
+        return
+    clock[0] = began + first - 1
+    assert not saver.due()
+    clock[0] = began + first + 1
+    assert saver.due()
+    saver.begin(1, Snapshot(state, {}, {}, frozenset()))
+    until_done("checkpoint")
+    saver.after_step(2, 0.0, 0.0, 0)
+    if isinstance(minutes, (int, float)):
+        clock[0] = began + first + 60 * minutes
+        assert not saver.due()
+        clock[0] += 2
+        assert saver.due()
+
+
+def test_a_write_test_that_takes_too_long_gives_a_lower_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(multipart_writer, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    class Unreachable(SlowFolder):
+        def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
+            clock[0] += self.object_seconds
+            raise UnreachableError("no answer")
+
+    size, cancelled = 100 * multipart_writer.PART_BYTES, threading.Event()
+    folder = Unreachable(tmp_path, clock, 6.0)
+    seconds = multipart_writer.time_writing(folder, 0, size, deadline=1005.0, cancelled=cancelled)
+    assert seconds >= 6 * 100 / multipart_writer.WORKERS
+    with pytest.raises(UnreachableError):
+        multipart_writer.time_writing(folder, 0, 1, deadline=2000.0, cancelled=cancelled)
 
 
 @pytest.mark.slow
@@ -160,7 +244,7 @@ def test_a_checkpoint_does_not_wait_for_rows_for_ever(
 
 def test_a_pointer_that_stalls_does_not_hold_a_preemption(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest is there: that is what counts. Its pointer gets what is left of the time."""
-    monkeypatch.setattr(shutdown, "PREEMPTION_SECONDS", 2.0)
+    monkeypatch.setattr(contract, "SAVE_SECONDS", 2.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="LATEST", times=None, after=1))
     began = time.monotonic()
     with trials.sigterm_after(9), pytest.raises(SystemExit):
@@ -184,7 +268,7 @@ def test_a_save_under_way_is_given_up_in_time(bucket: GoogleCloud, monkeypatch: 
 def test_a_preempted_run_whose_rows_do_not_arrive_is_saved_all_the_same(
     bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "PREEMPTION_SECONDS", 3.0)
+    monkeypatch.setattr(contract, "SAVE_SECONDS", 3.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="metrics/", times=None))
     with trials.sigterm_after(9), pytest.raises(PreemptedError):
         train(RUN)
@@ -217,7 +301,7 @@ def test_a_preemption_that_the_link_can_not_carry_leaves_the_checkpoint_before(
 ) -> None:
     with trials.sigterm_after(3), pytest.raises(PreemptedError):
         train(RUN)
-    monkeypatch.setattr(shutdown, "PREEMPTION_SECONDS", 1.0)
+    monkeypatch.setattr(contract, "SAVE_SECONDS", 1.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="step-00000010/", times=None))
     began = time.monotonic()
     with trials.sigterm_after(9), pytest.raises(SystemExit) as stopped:

@@ -195,6 +195,10 @@ def test_an_evaluation_that_is_not_a_number_hides_no_best_step() -> None:
     assert retention.best_steps(metrics, 3) == [300, 100]
 
 
+def test_of_equal_evaluations_the_newest_is_the_best() -> None:
+    assert retention.best_steps({100: 1.5, 200: 1.5, 300: 2.0, 400: 1.5}, 2) == [400, 200]
+
+
 def test_they_are_kept_by_step() -> None:
     names = [contract.manifest(step, "0001-0000") for step in (1, 2, 3, 4)]
     doomed = retention.folders_to_remove(names, 4, "0001-0000", last=1, every=0, best=[2])

@@ -399,6 +399,24 @@ def test_what_a_later_start_saved_is_not_ours_to_remove() -> None:
     assert retention.folders_to_remove(names, 200, ONE, last=1, every=0) == []
 
 
+def test_a_manifest_is_deleted_before_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed in between leaves parts, never a manifest that names missing ones."""
+    storage = LocalFolder(tmp_path)
+    deleted: list[str] = []
+    for step in (1, 2):
+        write(storage, step=step)
+    delete = storage.delete
+
+    def record(name: str) -> None:
+        deleted.append(name)
+        delete(name)
+
+    monkeypatch.setattr(storage, "delete", record)
+    assert retention.prune(storage, 2, "0001-0000", last=1, every=0) == [contract.checkpoint_folder(1, "0001-0000")]
+    assert deleted[0] == contract.manifest(1, "0001-0000")
+    assert len(deleted) > 2
+
+
 def test_the_next_checkpoint_of_the_same_start_is_never_removed() -> None:
     """Rank 1 writes the last checkpoint while rank 0 still removes old ones after the one before."""
     names = [contract.manifest(11, ONE), f"{contract.checkpoint_folder(12, ONE)}/rank-00001-0000.part"]

@@ -29,8 +29,10 @@ def test_youngs_interval_loses_least() -> None:
     assert all(lost(best) < lost(best * factor) for factor in (0.5, 0.9, 1.1, 2))
 
 
-@pytest.mark.parametrize(("minutes", "seconds"), [("auto", FIRST_SECONDS), ("off", math.inf), (10, 600.0), (0.5, 30.0)])
-def test_what_the_config_says(minutes: object, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("minutes", "seconds"), [("auto", FIRST_SECONDS), ("off", math.inf), (10, FIRST_SECONDS), (0.5, 30.0)]
+)
+def test_the_config_sets_the_first_interval(minutes: object, seconds: float) -> None:
     settings = parse({"checkpoint": {"minutes": minutes}}).checkpoint
     assert from_settings(settings, {}).seconds == seconds
 
@@ -68,6 +70,12 @@ def test_a_fixed_one_learns_nothing() -> None:
     one = Interval(600.0, 8.0)
     assert one.update(cost=0.5, write=2.0, trained=0.0, interruptions=0) is None
     assert one.seconds == 600
+
+
+@pytest.mark.parametrize(("save", "first"), [(0.0, 60), (3.0, 60), (4.0, 80), (15.0, 300), (1000.0, 300)])
+def test_the_first_interval_follows_from_the_expected_duration_of_a_save(save: float, first: float) -> None:
+    assert Interval(600.0, save_seconds=save).seconds == Interval(None, save_seconds=save).seconds == first
+    assert Interval(math.inf, save_seconds=save).seconds == math.inf
 
 
 def test_what_the_run_has_seen_counts() -> None:

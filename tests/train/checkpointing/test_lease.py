@@ -66,6 +66,18 @@ def test_a_damaged_pointer_stops_nobody(tmp_path: Path) -> None:
         Lease(storage, "0001-0000").advance(1, "manifest")
 
 
+def test_a_start_of_the_same_name_that_took_over_a_damaged_pointer_ends_the_first(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    first = Lease(storage, "0001-0000")
+    storage.write(contract.LATEST, b"{")
+    second = Lease(storage, "0001-0000")
+    with pytest.raises(SupersededError, match=r"another process writes this run as the same start \(0001-0000\)"):
+        first.check()
+    with pytest.raises(SupersededError):
+        first.advance(1, "manifest")
+    second.advance(1, "manifest")
+
+
 def test_of_many_at_once_with_one_name_one_wins(tmp_path: Path) -> None:
     won, lost, gate = [], [], threading.Barrier(8)
 

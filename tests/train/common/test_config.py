@@ -181,6 +181,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel": "tp"}, "parallel", "ddp, fsdp"),
     ({"activation_checkpointing": True}, "activation_checkpointing", "selective"),
     ({"compile": False, "cuda_graphs": True}, "cuda_graphs", "compiler"),
+    ({"cuda_graphs": True, "parallel": "fsdp"}, "cuda_graphs", "parallel: fsdp"),
     ({"profile": {"active": 0}}, "profile", "{wait: 5"),
     ({"profile": {"steps": 3}}, "profile", "{wait: 5"),
     ({"non_finite": -1}, "non_finite", "from 0"),

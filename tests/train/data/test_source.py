@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,22 @@ def test_python_stdlib_is_megabytes_of_source_without_tests(tmp_path: Path) -> N
     assert 2 < corpus.unigram_entropy < 4  # nats per byte; English text and code have about 3.2
     names = {path.parent.name for path in stdlib_files(Path(math.__spec__.origin or "").parent)}
     assert not {"test", "tests", "site-packages"} & names
+
+
+def test_python_stdlib_does_not_walk_the_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start of a run waits for the walk, and torch alone has 13,000 files."""
+    for name in ("os.py", "json/decoder.py", "site-packages/torch/nn/linear.py", "json/tests/test_decode.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("pass\n")
+    scandir, walked = os.scandir, list[str]()
+
+    def recorded(folder: str) -> Any:
+        walked.append(os.path.relpath(folder, tmp_path))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", recorded)
+    assert {path.name for path in stdlib_files(tmp_path)} == {"os.py", "decoder.py"}
+    assert sorted(walked) == [".", "json"]
 
 
 @pytest.mark.parametrize(

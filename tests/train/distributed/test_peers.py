@@ -70,7 +70,7 @@ class Waiting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int = 2) -> None:
         monkeypatch.setattr(shutdown, "PEER_SECONDS", 0.2)
-        monkeypatch.setattr(shutdown, "PREEMPTION_SECONDS", 1.6)
+        monkeypatch.setattr(contract, "SAVE_SECONDS", 1.6)
         monkeypatch.setattr(shutdown, "leave", self._leave)
         self.run: Any = SimpleNamespace(ranks=Ranks(world=world), sink=Null(), saver=SimpleNamespace(seconds=0.6))
         self.left = threading.Event()
@@ -99,6 +99,19 @@ def test_after_a_notice_it_waits_while_a_save_still_fits(monkeypatch: pytest.Mon
     assert waited
     assert 1.0 <= waited < 1.6
     assert waiting.code == 143
+
+
+def test_a_notice_says_how_long_it_may_wait_and_may_become_shorter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "notice"
+    monkeypatch.setattr(contract, "NOTICE_SECONDS", 2.0)
+    path.write_text(f"{time.time()} {time.time() + 600}\n")
+    assert Waiting(monkeypatch).seconds(ShutdownSignal({contract.NOTICE: str(path)}), False, 2) is None
+    path.write_text(f"{time.time()} {time.time() + 2}\n")
+    waited = Waiting(monkeypatch).seconds(ShutdownSignal({contract.NOTICE: str(path)}), False, 5)
+    assert waited
+    assert 0.8 <= waited < 1.6
 
 
 @pytest.mark.parametrize(("notice", "failed"), [(True, True), (False, False)])

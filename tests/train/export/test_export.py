@@ -23,7 +23,7 @@ from launch_train.checkpointing import multipart_writer
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.common import contract
 from launch_train.common.config import parse
-from launch_train.common.errors import OutputError, UsageError
+from launch_train.common.errors import OutputError, TrainError, UsageError
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
@@ -220,16 +220,23 @@ def test_a_text_run_brings_its_tokenizer(tmp_path: Path) -> None:
     assert (exported(tmp_path / "run", "torch", tmp_path / "torch") / "tokenizer.json").exists()
 
 
-def test_a_tokenizer_file_is_copied_or_named(tmp_path: Path) -> None:
-    from launch_train.export import tokenizer
-
+@pytest.mark.parametrize("name", ["{}/t.json", "gs://my-bucket/t.json", "tiktoken:gpt2"])
+def test_a_tokenizer_is_exported_if_the_person_names_it_and_never_because_the_checkpoint_does(
+    tmp_path: Path, name: str
+) -> None:
+    """Who can write to the run folder could name any file that the person can read."""
+    name = name.format(tmp_path)
     (tmp_path / "t.json").write_text('{"a": 1}')
-    settings = {"model": {"name": "gpt"}, "data": {"path": "text", "tokenizer": str(tmp_path / "t.json")}}
-    assert tokenizer.write(settings, tmp_path) == []
-    assert (tmp_path / "tokenizer.json").read_text() == '{"a": 1}'
-    for name in (str(tmp_path / "no.json"), "tiktoken:gpt2"):
-        (line,) = tokenizer.write({**settings, "data": {"path": "text", "tokenizer": name}}, tmp_path)
-        assert name.removeprefix("tiktoken:") in line
+    settings = made_by("gpt") | {"data": {"path": "text", "tokenizer": name}}
+    write(tmp_path / "run", [{"tensors": {"model/v": torch.ones(2)}, "rest": REST, "own": {}}], config=settings)
+    storage = open_storage(str(tmp_path / "run"))
+    done = export(storage, find_checkpoint(storage), "torch", str(tmp_path / "out"))
+    assert {*done.files} == {"config.json", "model.pt"}
+    assert name.removeprefix("tiktoken:") in done.notes[0]
+    with pytest.raises(UsageError, match=r"no\.json"):
+        exported(tmp_path / "run", "torch", tmp_path / "no", tokenizer=str(tmp_path / "no.json"))
+    folder = exported(tmp_path / "run", "torch", tmp_path / "named", tokenizer=str(tmp_path / "t.json"))
+    assert (folder / "tokenizer.json").read_text() == '{"a": 1}'
 
 
 # --- Checkpoints of other kinds ---------------------------------------------------------------------------------------
@@ -310,6 +317,159 @@ def test_of_a_script(script: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="custom script"):
         exported(script, "hf", tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
+
+
+# --- Checkpoints that somebody else wrote -----------------------------------------------------------------------------
+
+REST = {"model": {"v": {"$tensor": "model/v"}}, "optimizer": {}}
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", "/tmp/outside", "..", ".hidden", "a\x1b[2J", "a" * 300, ""])
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_a_states_name_is_no_path(tmp_path: Path, name: str, kind: str) -> None:
+    rest = {"$items": [[name, {"w": {"$tensor": "t"}}]]}
+    write(tmp_path / "run", [{"tensors": {"t": torch.ones(2)}, "rest": rest, "own": {}}], script={})
+    with pytest.raises(UsageError, match="--format dcp"):
+        exported(tmp_path / "run", kind, tmp_path / "deep" / "out")
+    assert sorted(path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.pt")) == []
+    assert not any((tmp_path / "deep").iterdir())
+
+
+LLAMA = {"model_type": "llama", "vocab_size": 64, **TRUNK}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"class": "Trainer", "config": LLAMA},
+        {"class": "pipeline", "config": LLAMA},
+        {"class": "AutoModelForCausalLM", "config": LLAMA},
+        {"class": "GPT2LMHeadModel", "config": LLAMA},
+        {"class": "LlamaForCausalLM", "config": LLAMA | {"model_type": "../llama"}},
+        {"class": "LlamaForCausalLM", "config": LLAMA | {"num_hidden_layers": 10**9}},
+        {"class": "LlamaForCausalLM", "config": []},
+        {"class": ["LlamaForCausalLM"], "config": LLAMA},
+    ],
+)
+def test_hf_builds_only_models_that_the_trainer_builds(tmp_path: Path, recipe: Any) -> None:
+    about = {"config": made_by("gpt"), "hf": recipe}
+    write(tmp_path / "run", [{"tensors": {"model/v": torch.ones(2)}, "rest": REST, "own": {}}], **about)
+    with pytest.raises((UsageError, CheckpointError)):
+        exported(tmp_path / "run", "hf", tmp_path / "out", weights_only=True)
+
+
+def test_hf_takes_the_fields_of_the_models_config_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    from launch_train.export import hugging_face
+
+    code = {"attn_implementation": "evil/kernel", "_attn_implementation": "evil/kernel", "trust_remote_code": True}
+    code |= {"auto_map": {"AutoModel": "evil/repository--model.Evil"}, "quantization_config": {"quant_method": "awq"}}
+    taken: list[str] = []
+
+    def for_model(model_type: str, **settings: Any) -> Any:
+        taken.extend(settings)
+        return original(model_type, **settings)
+
+    original = transformers.AutoConfig.for_model
+    monkeypatch.setattr(transformers.AutoConfig, "for_model", for_model)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{k: LLAMA[k] for k in ("vocab_size", *TRUNK)}))
+    tensors = {f"model/model.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+    rest = {"model": {name.removeprefix("model/"): {"$tensor": name} for name in tensors}, "optimizer": {}}
+    about = {"config": made_by("gpt"), "hf": {"class": "LlamaForCausalLM", "config": LLAMA | code}}
+    write(tmp_path / "run", [{"tensors": tensors, "rest": rest, "own": {}}], **about)
+    folder = exported(tmp_path / "run", "hf", tmp_path / "out", weights_only=True)
+    assert {*taken} == LLAMA.keys() - {"model_type"}
+    assert "evil" not in (folder / "config.json").read_text()
+    text = {"model_type": "gemma3_text", "hidden_size": 8}
+    config = {"model_type": "gemma3", "text_config": text | code, **code}
+    recipe = hugging_face._recipe_of_transformers("Gemma3ForConditionalGeneration", config, "")
+    assert recipe.config == {"model_type": "gemma3", "text_config": text}
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors", "hf", "dcp"])
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        {"config": None},
+        {"config": {"model": 3, "loss": None, "data": []}},
+        {"config": {"model": {"name": ["gpt"]}, "loss": None, "data": {"path": 3, "tokenizer": {}}}, "trained": 4},
+        {"hf": None, "config": {"loss": None}},
+    ],
+)
+def test_a_manifest_of_another_program_is_an_error_and_no_traceback(tmp_path: Path, about: Any, kind: str) -> None:
+    write(tmp_path / "run", [{"tensors": {"model/v": torch.ones(2)}, "rest": REST, "own": {}}], **about)
+    with pytest.raises(TrainError):
+        exported(tmp_path / "run", kind, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert"])
+def test_hf_builds_no_billion_layers(name: str) -> None:
+    from launch_train.export import hugging_face
+
+    settings = made_by(name)
+    about = {"config": settings | {"model": settings["model"] | {"n_layer": 10**12}}}
+    with pytest.raises(UsageError, match="n_layer: 1000000000000"):
+        hugging_face.prepare(about, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../../../../secret"},
+        {"name": "/etc/passwd"},
+        {"name": 3},
+        {"bytes": "many"},
+        {"bytes": 1 << 70},
+        {"bytes": -1},
+        {"crc32c": None},
+    ],
+)
+def test_a_part_of_a_manifest_is_a_file_of_its_checkpoint(runs: Any, tmp_path: Path, change: dict[str, Any]) -> None:
+    (tmp_path / "secret").write_bytes(b"s" * 9)
+    storage = LocalFolder(tmp_path / "run")
+    manifest = find_checkpoint(LocalFolder(runs("gpt")), HALF)
+    part = manifest.shards[0][0]._replace(**change)
+    manifests.commit(storage, manifest._replace(shards=((part,),)))
+    with pytest.raises(CheckpointError, match="not a launch manifest"):
+        exported(tmp_path / "run", "torch", tmp_path / "out", HALF)
+    manifests.commit(LocalFolder(tmp_path / "twice"), manifest._replace(shards=(manifest.shards[0] * 2,)))
+    with pytest.raises(CheckpointError, match="not a launch manifest"):
+        exported(tmp_path / "twice", "torch", tmp_path / "out", HALF)
+
+
+def test_a_tensor_that_is_larger_than_its_file_is_refused(tmp_path: Path) -> None:
+    tensor = torch.ones(1).expand(1 << 20, 1 << 20)
+    write(tmp_path / "run", [{"tensors": {"model/v": tensor}, "rest": REST, "own": {}}], config=made_by("gpt"))
+    with pytest.raises(CheckpointError, match="larger than"):
+        exported(tmp_path / "run", "torch", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["link", "linked folder", "pipe", "device"])
+def test_a_part_that_is_no_file_of_the_run_folder_is_not_read(runs: Any, tmp_path: Path, kind: str) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(runs("gpt"), tmp_path / "run"))
+    (part,) = folder.glob(f"checkpoints/step-{HALF:08d}/*/*.part")
+    if kind == "linked folder":
+        outside = part.parent.rename(tmp_path / "outside")
+        part.parent.symlink_to(outside)
+        (folder / "checkpoints" / f"step-{STEPS:08d}").rename(tmp_path / "newer")
+        with pytest.raises(CheckpointError):
+            find_checkpoint(open_storage(str(folder)), HALF)
+        return
+    part.rename(tmp_path / "outside")
+    match kind:
+        case "link":
+            part.symlink_to(tmp_path / "outside")
+        case "device":
+            part.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(part)
+    with pytest.raises(OutputError, match="not a file of the folder"):
+        exported(folder, "torch", tmp_path / "out", HALF)
 
 
 # --- Refused ----------------------------------------------------------------------------------------------------------

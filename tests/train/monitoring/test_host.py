@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch_train.common.cgroup import Cgroup, find_cgroup
 from launch_train.monitoring import host
-from launch_train.monitoring.cgroup import Cgroup, find_cgroup
 from launch_train.monitoring.host import Host, family, open_host, physical
 from launch_train.monitoring.rates import Rates
 

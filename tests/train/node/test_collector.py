@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import signal
-from collections.abc import Iterator
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from launch_train.common import contract
 from launch_train.common.contract import Exit
+from launch_train.common.heartbeat import Heartbeat, create, newest
 from launch_train.common.storage import LocalFolder
+from launch_train.node import collector
+from launch_train.node.collector import StepRows, is_read_from
 from launch_train.telemetry.event_files import EventFiles
+from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.rows import Row
 from launch_train.telemetry.upload_queue import Direct
 from tests.train import trials
 from tests.train.nodes import Machines, machines, until
@@ -87,6 +97,16 @@ def test_a_regex_that_never_ends_only_stops_the_rows(one: Machines) -> None:
     assert "run.metrics.regex took more than 1 s" in node.text
 
 
+@pytest.mark.parametrize(("code", "warned"), [(0, True), (1, False)])
+def test_a_successful_script_whose_output_never_matches_is_reported(one: Machines, code: int, warned: bool) -> None:
+    script = one.script(f"print('Step 1 loss 2', flush=True)\nraise SystemExit({code})\n")
+    env = wanted(regex=REGEX, tensorboard="tb") | {contract.RESTARTS: "0"}
+    node = one.start("--launcher", "python", "--script", script, env=env)
+    assert (node.wait() == Exit.OK) == warned, node.text
+    assert ("run.metrics.regex found no step" in node.text) == warned
+    assert ("run.metrics.tensorboard: tb has no event files" in node.text) == warned
+
+
 def test_without_a_run_folder_nothing_is_collected(one: Machines) -> None:
     env = wanted(regex=REGEX) | {contract.RUN_FOLDER: ""}
     node = one.start("--launcher", "python", "--script", one.script(PRINTS), env=env)
@@ -118,3 +138,149 @@ def test_an_event_file_is_uploaded_again_when_it_has_grown_and_its_time_has_come
     files.upload(last=True)
     assert stored.read_text() == "123"
     assert [path.name for path in stored.parents[1].iterdir()] == ["a"]
+
+
+WRITES = """
+import os, sys, time
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter  # torch's SummaryWriter uses it
+from launch_train import metrics
+
+folder, steps = sys.argv[1].replace("AIP", os.environ["LAUNCH_RUN_PATH"] + "/logs"), sys.argv[2:]
+metrics.event("begun")
+writer, others = EventFileWriter(folder), EventFileWriter(folder + "/validation")
+for step in map(int, steps[int(os.environ["LAUNCH_GENERATION"])].split(",")):
+    print(f"step {step}: x {step}", flush=True)
+    for place, values in {writer: {"train/loss": 1 / step, "reward": step}, others: {"train/loss": 2.0}}.items():
+        for tag, value in values.items():
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            place.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+            place.flush()
+    if "LOG" in os.environ:
+        time.sleep(2.5)
+        metrics.log(step, own=1.0)
+writer.close(), others.close()
+sys.exit(0 if len(steps) == 1 + int(os.environ["LAUNCH_GENERATION"]) else 9)
+"""
+
+
+def rows_of(one: Machines) -> list[Row]:
+    parts = "".join(path.read_text() for path in sorted((one.run_folder / "metrics").glob("*.jsonl")))
+    return [row for line in parts.splitlines() if "event" not in (row := json.loads(line))]
+
+
+def values_of(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in ("step", "time")}
+
+
+def written(step: int) -> Row:
+    return {"loss": pytest.approx(1 / step), "reward": step, "validation/loss": 2.0}
+
+
+@pytest.mark.parametrize("folder", ["tb", "AIP"])
+def test_scalars_of_event_files_are_rows_of_the_start_that_wrote_them(one: Machines, folder: str) -> None:
+    argv = ("--launcher", "python", "--script", one.script(WRITES), "--", folder, "1,2,3", "3,4")
+    node = one.start(*argv, env=wanted(tensorboard="tb") if folder == "tb" else {})
+    assert node.wait() == Exit.OK, node.text
+    assert [(row["step"], values_of(row)) for row in rows_of(one)] == [
+        *((step, written(step)) for step in (1, 2, 3)),
+        *((step, written(step)) for step in (3, 4)),
+    ]
+    assert trials.losses(one.run_folder) == {step: pytest.approx(1 / step) for step in (1, 2, 3, 4)}
+    files = [path for path in (one.run_folder / "logs").rglob("*.tfevents.*") if path.parent.name != "validation"]
+    assert len(files) == 2, "one of each start, and none of launch's own with the same curves"
+
+
+def test_a_script_that_logs_its_rows_gets_none_of_its_event_files(one: Machines) -> None:
+    argv = ("--launcher", "python", "--script", one.script(WRITES), "--", "AIP", "1,2")
+    node = one.start(*argv, env={"LOG": "1"})
+    assert node.wait() == Exit.OK, node.text
+    assert [(row["step"], values_of(row)) for row in rows_of(one)] == [(1, {"own": 1.0}), (2, {"own": 1.0})]
+
+
+def test_values_of_lines_and_event_files_share_a_row_and_launchs_own_event_files_are_not_read(one: Machines) -> None:
+    argv = ("--launcher", "python", "--script", one.script(WRITES), "--", "AIP", "1,2")
+    node = one.start(*argv, env=wanted(regex=r"step (?P<step>\d+): x (?P<x>\d+)"))
+    assert node.wait() == Exit.OK, node.text
+    rows = rows_of(one)
+    assert {row["step"]: values_of(row) for row in rows} == {step: {"x": step, **written(step)} for step in (1, 2)}
+    assert len(rows) <= 4
+
+
+def test_event_files_of_other_ranks_and_of_launch_are_not_read(tmp_path: Path) -> None:
+    name, logs = f"events.out.tfevents.1700000000.{socket.gethostname()}", tmp_path / "logs"
+    sleep = [sys.executable, "-c", "print(flush=True); input()"]
+    for rank in ("", "0", "1"):
+        env = {name: value for name, value in os.environ.items() if name != "RANK"} | ({"RANK": rank} if rank else {})
+        with subprocess.Popen(sleep, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
+            assert is_read_from(tmp_path / f"{name}.{process.pid}.0", None) == (rank != "1")
+            assert is_read_from(tmp_path / f"events.out.tfevents.1700000000.elsewhere.{process.pid}.0", None)
+    assert is_read_from(logs / "run" / f"{name}.1.0", logs)
+    assert not is_read_from(logs / "script" / f"{name}.1.0", logs)
+    assert not is_read_from(logs / "events.out.tfevents.0001-0000-1700000000.123456-0a1b2c3d-000000", logs)
+
+
+class Written(Null):
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def put(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+
+
+def test_a_late_value_joins_its_row_and_the_newest_step_stays_last(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(collector, "KEPT_STEPS", 2)
+    sink = Written()
+    rows = StepRows(lambda: sink)
+    for step in (1, 2, 3):
+        rows.add(step, float(step), {"loss": 1.0})
+    rows.write()
+    rows.add(2, 9.0, {"accuracy": 0.5})
+    rows.write()
+    assert sink.rows[3:] == [
+        {"step": 2, "time": 2.0, "loss": 1.0, "accuracy": 0.5},
+        {"step": 3, "time": 3.0, "loss": 1.0},
+    ]
+    rows.add(1, 9.0, {"accuracy": 0.5})
+    rows.add(1, 9.0, {"f1": 0.5})
+    rows.write()
+    assert len(sink.rows) == 5
+    assert capfd.readouterr().err.count("accuracy of step 1 came too late") == 1
+
+
+def test_scalars_extend_a_deadline_but_never_shorten_a_later_one(tmp_path: Path) -> None:
+    create(tmp_path)
+    heartbeat = Heartbeat({contract.WATCH: str(tmp_path)})
+    heartbeat.extend(60.0)
+    first = newest(tmp_path)
+    assert math.isclose(first.deadline - first.last, 60.0)
+    heartbeat.expect(600.0)
+    heartbeat.extend(60.0)
+    assert math.isclose(newest(tmp_path).deadline - newest(tmp_path).last, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("work", "warned"),
+    [
+        ("print('unable to locate 2 gpus')", True),
+        ("metrics.event('begun')", False),
+        ("open(os.environ['LAUNCH_RUN_PATH'] + '/scores.txt', 'w').close()", False),
+        ("open('model-7.bin', 'wb').write(b'1')", False),  # of run.resume_glob
+        ("sys.exit(1)", False),
+    ],
+)
+def test_a_script_that_exits_with_0_and_has_done_nothing_is_reported(one: Machines, work: str, warned: bool) -> None:
+    script = one.script(f"import os, sys\nfrom launch_train import metrics\n{work}\n")
+    glob = json.dumps({"glob": "model-*.bin", "args": ["{path}"]})
+    env = {contract.RESTARTS: "0", contract.RESUME: glob}
+    for _ in range(2):  # the first one's record is not a result
+        node = one.start("--launcher", "python", "--script", script, env=env)
+        node.wait()
+        assert ("warning: the script exited with 0 after" in node.text) == warned, node.text

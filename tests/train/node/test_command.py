@@ -51,14 +51,14 @@ def test_torchrun_on_one_node() -> None:
     assert shown(Task("torchrun", "module", "launch_train", ("--a",)), Cluster(("h:1",), 0)) == (
         "PYTHON -P TORCHRUN --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
         " --shutdown-timeout=30 --nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --local-addr=localhost"
-        " -m launch_train --a"
+        " -m -- launch_train --a"
     )
 
 
 def test_torchrun_on_two_nodes_keeps_their_order() -> None:
     assert shown(Task("torchrun", "script", "x.py", ()), PAIR) == (
         "PYTHON -P TORCHRUN --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
-        " --shutdown-timeout=30 --nnodes=2 --node-rank=1 --master-addr=host-a --master-port=31000 x.py"
+        " --shutdown-timeout=30 --nnodes=2 --node-rank=1 --master-addr=host-a --master-port=31000 -- x.py"
     )
 
 
@@ -167,3 +167,13 @@ def test_frameworks_get_nothing_where_it_would_be_wrong() -> None:
     assert framework_env(PYTHON, Cluster(("host:2222", ""), 0), ORDER, {}) == {}  # the others' hosts are not known
     own = framework_env(PYTHON, PAIR, ORDER, {"JAX_COORDINATOR_ADDRESS": "h:1"})
     assert own.keys() == {"TF_CONFIG"}
+
+
+def test_torchrun_starts_under_python_3_10_which_has_no_safe_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def torchrun() -> list[str]:
+        return command(Task("torchrun", "script", "x.py", ()), PAIR, ORDER, processes=2, run="r", grace=10)
+
+    monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+    assert torchrun()[1:3] == ["-P", TORCHRUN]
+    monkeypatch.setattr(sys, "version_info", (3, 10, 0))
+    assert torchrun()[1] == TORCHRUN

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from launch_train.common import contract
 from launch_train.common.errors import OutputError
-from launch_train.common.shutdown_signal import PREEMPTION_SECONDS
 from launch_train.common.storage import Buffer, LocalFolder, Storage, open_storage
 from launch_train.metrics import LAST_SECONDS
 from launch_train.node.control_store import (
@@ -30,6 +32,8 @@ from launch_train.node.control_store import (
 from launch_train.node.coordinator import Coordinator
 from launch_train.node.exit_status import End, Outcome
 from launch_train.node.run_record import RunRecord
+from launcher.rehearsal.supervisor import GRACE_SECONDS
+from tests.command import ROOT
 from tests.train.nodes import free_port, until
 
 FAST = Timing(tick=0.002, beat=0.02, lost=0.3, gather=5, line=0.05, settle=0.2, retry=0.3, retry_every=0.01)
@@ -410,10 +414,20 @@ def test_an_order_survives_the_store() -> None:
     assert GenerationSpec.from_json(json.dumps(asdict(order))) == order
 
 
-def test_graces_nest() -> None:
+def test_the_grace_periods_nest_at_least_two_seconds_apart() -> None:
     timing = Timing()
-    torchrun, node, container = timing.grace - timing.report, timing.grace, 25.0
-    assert max(PREEMPTION_SECONDS, LAST_SECONDS + 1) < torchrun <= node - 3 < node < node + timing.last <= container
+    container = {
+        float(seconds)
+        for seconds in re.findall(
+            r"(?:docker stop -t|--stop-timeout) (\d+)", (ROOT / "launcher/compute/startup.sh").read_text()
+        )
+    }
+    assert container == {contract.CONTAINER_SECONDS}
+    assert timing.grace + timing.last <= contract.CONTAINER_SECONDS
+    assert GRACE_SECONDS == contract.NOTICE_SECONDS
+    nested = (contract.SAVE_SECONDS, timing.grace - timing.report, timing.grace, *container, GRACE_SECONDS)
+    assert min(outer - inner for inner, outer in pairwise(nested)) >= 2
+    assert timing.grace - timing.report > LAST_SECONDS + 1
 
 
 def test_a_thousand_nodes_look_less_often() -> None:

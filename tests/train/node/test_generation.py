@@ -32,7 +32,7 @@ def test_the_first_signal_counts_and_only_a_second_ctrl_c_hurries() -> None:
     stop, before = StopRequest(), time.time()
     stop.note(signal.SIGTERM, ctrl_c=False)
     first = replace(stop)
-    stop.note(signal.SIGTERM, ctrl_c=False)
+    stop.note(signal.SIGTERM, ctrl_c=False, seconds=600)
     assert stop == first
     assert before <= stop.when <= time.time()
     stop.note(signal.SIGINT, ctrl_c=True)
@@ -55,10 +55,21 @@ def test_the_first_signal_counts_and_only_a_second_ctrl_c_hurries() -> None:
 )
 def test_what_is_left_after_a_signal_fits_into_the_graces(since: float, gone: float, left: float) -> None:
     now = time.monotonic()
-    stop = StopRequest(signal.SIGTERM, since=now - since, exited=now - gone)
+    stop = StopRequest(signal.SIGTERM, since=now - since, until=now - since + 30, exited=now - gone)
     assert stop.left(now + 100, TIMING) == pytest.approx(left, abs=0.2)
     assert stop.left(now + 0.5, TIMING) <= 0.5
     assert replace(stop, hurry=True).left(now + 100, TIMING) == 0
+
+
+def test_a_longer_notice_moves_the_graces_until_the_machine_ends_earlier() -> None:
+    stop = StopRequest()
+    stop.note(signal.SIGTERM, ctrl_c=False, seconds=600)
+    assert stop.kill_at(TIMING) - stop.since == pytest.approx(592, abs=0.1)
+    assert replace(stop, exited=stop.since + 590).left(inf, TIMING) == pytest.approx(593, abs=0.2)
+    since = stop.since
+    stop.note(signal.SIGTERM, ctrl_c=False)
+    assert stop.since == since
+    assert stop.kill_at(TIMING) - since == pytest.approx(22, abs=0.1)
 
 
 def test_without_a_signal_there_is_the_time_that_was_asked_for() -> None:
@@ -69,8 +80,8 @@ def test_the_notice_is_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "notice"
     prepare_notice(path)
     assert not path.exists()
-    give_notice(path, 1234.5)
-    assert path.read_text() == "1234.5\n"
+    give_notice(path, StopRequest(signal.SIGTERM, when=1234.5, since=10, until=40))
+    assert path.read_text() == "1234.5 1264.5\n"
 
 
 def test_a_notice_that_can_not_be_written_is_given_all_the_same(tmp_path: Path) -> None:
@@ -78,7 +89,7 @@ def test_a_notice_that_can_not_be_written_is_given_all_the_same(tmp_path: Path) 
     prepare_notice(path)
     path.with_suffix(".new").unlink()
     path.with_suffix(".new").symlink_to("/dev/full")  # no space left on device
-    give_notice(path, 1234.5)
+    give_notice(path, _told(signal.SIGTERM))
     assert path.is_symlink()
 
 
@@ -91,8 +102,8 @@ def _told(signum: int) -> StopRequest:
 @pytest.mark.parametrize(
     ("node", "task", "looks"),
     [
-        (0, Task("python", "command", "", ("sleep", "0.5")), True),
-        (1, Task("python", "command", "", ("sleep", "0.5")), True),
+        (0, Task("python", "command", "", ("sleep", "2")), True),
+        (1, Task("python", "command", "", ("sleep", "2")), True),
         (0, Task("python", "module", "launch_train.profiling.__main__", ("--help",)), False),
     ],
 )

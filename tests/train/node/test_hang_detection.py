@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import re
 import time
 from collections.abc import Iterator
@@ -215,8 +216,67 @@ def test_stacks_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(hang_detection, "WRITE_S", 0.0)
     monkeypatch.setattr(hang_detection, "descendants", lambda root: set(range(1, 100)))
     monkeypatch.setattr(hang_detection, "_handles_signal", lambda pid: True)
-    monkeypatch.setattr(hang_detection, "_rank", lambda pid: "")
+    monkeypatch.setattr(hang_detection, "rank_of", lambda pid: None)
     monkeypatch.setattr(os, "kill", lambda pid, signum: (tmp_path / str(pid)).write_bytes(b"x" * 100_000))
     for pid in range(1, 100):
         (tmp_path / str(pid)).touch()
     assert len(found.stacks()) == hang_detection.STACKS_BYTES
+
+
+RECORDED = """
+import os, threading, time
+from contextlib import suppress
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+from launch_train.common.heartbeat import Heartbeat
+
+rank = os.environ["RANK"]
+
+def monitor():
+    '''As NCCL's monitor thread in torch: it polls a pipe, and writes the dump to a file of the rank.'''
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    requested = b""
+    while not requested:
+        time.sleep(0.2)
+        with suppress(BlockingIOError):
+            requested = os.read(reading, 128)
+    with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank, "wb") as file:
+        file.write(_dump_fr_trace(includeStackTraces=False))
+
+threading.Thread(target=monitor, daemon=True).start()
+dist.init_process_group("gloo")
+for _ in range(3):
+    dist.all_reduce(torch.ones(2))
+Heartbeat(os.environ).expect(1.0)
+if rank == "1":
+    time.sleep(60)
+dist.all_reduce(torch.ones(2))
+"""
+
+
+@pytest.mark.slow
+def test_the_flight_recorder_names_the_rank_that_a_collective_waits_for(one: Machines) -> None:
+    env = environ(LAUNCH_PROCESSES="2", LAUNCH_RESTARTS="0", PYTHONPATH=str(REPOSITORY / "train"))
+    node = one.start("--script", one.script(RECORDED), env=env, timing=QUICK)
+    assert node.wait() == Exit.FAILED, node.text
+    assert "; rank 1 has joined 3 collectives, others 4" in node.text
+    dumps = [(one.run_folder / contract.collectives(1, 0, rank)).read_bytes() for rank in (0, 1)]
+    assert [len(pickle.loads(dump)["entries"]) for dump in dumps] == [4, 3]
+    assert "stuck" not in stacks(one)
+
+
+def test_dumps_of_another_format_name_no_rank(tmp_path: Path) -> None:
+    detector = HangDetector(tmp_path / "watch", None, lambda: 0.0)
+    for name in ("nccl-0", "nccl-1.pipe", "nccl-x", "123"):
+        (tmp_path / "watch" / name).write_bytes(b"not a pickle.")
+    assert detector.collectives() == {0: b"not a pickle."}
+    assert hang_detection.behind(detector.collectives()) == ""
+    assert (
+        hang_detection.behind(
+            {rank: pickle.dumps({"pg_status": {"0": {"last_enqueued_collective": 7}}}) for rank in (0, 1)}
+        )
+        == ""
+    )

@@ -40,11 +40,13 @@ def test_torchrun_starts_a_process_for_each_gpu_asked_for(one: Machines) -> None
         "names = 'RANK LOCAL_RANK WORLD_SIZE LAUNCH_ATTEMPT LAUNCH_GENERATION LAUNCH_NODE TORCHELASTIC_RUN_ID'\n"
         "print(*[os.environ[name] for name in names.split()], *sys.argv[1:])\n"
     )
-    node = one.start("--script", script, "--", "--lr", "1e-3", "--", env={"LAUNCH_PROCESSES": "2"})
+    # abbreviations of torchrun's own options, one of them, and what argparse itself takes
+    args = ["--run=dummy", "--logs", "-h", "--shutdown-timeout=5", "--", "--nnodes", "7", "-m", "--"]
+    node = one.start("--script", script, "--", *args, env={"LAUNCH_PROCESSES": "2"})
     assert node.wait() == Exit.OK, node.text
     assert "OMP_NUM_THREADS" not in node.text
     lines = sorted(line for line in node.text.splitlines() if "demo-1" in line)
-    assert lines == [f"{rank} {rank} 2 1 0 0 demo-1-1-0 --lr 1e-3 --" for rank in (0, 1)]
+    assert lines == [f"{rank} {rank} 2 1 0 0 demo-1-1-0 {' '.join(args)}" for rank in (0, 1)]
 
 
 def test_a_command_is_started_as_it_is(one: Machines) -> None:
@@ -173,7 +175,7 @@ def test_a_signal_reaches_the_command_and_leaves_nothing(one: Machines, signum: 
 def test_a_signal_ends_torchrun_and_its_workers(one: Machines) -> None:
     node = one.start("--script", one.script(WAITS), env={"LAUNCH_PROCESSES": "2"})
     until(lambda: node.text.count("waiting") == 2, "both workers")
-    assert any("--shutdown-timeout=18 " in line for line in one.left_over())  # less than the node's own 22 s
+    assert any("--shutdown-timeout=23 " in line for line in one.left_over())  # less than the node's own 25 s
     node.send(signal.SIGTERM)
     assert node.wait() == 143, node.text
     assert one.left_over() == []

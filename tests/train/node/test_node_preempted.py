@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -40,6 +42,26 @@ while not os.path.exists("save"):
     time.sleep(0.01)
 time.sleep(float(os.environ.get("SAVING", "0")))
 leave(int(os.environ.get("CODE", "75")))
+"""
+
+
+# A rank and a worker of its loader, which any SIGTERM ends; the rank needs it until it has saved.
+LOADING = """
+import os, signal, subprocess, sys, time
+from contextlib import ExitStack
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+def save(signum, frame):
+    time.sleep(0.5)
+    print("saved; worker's exit code:", worker.poll(), flush=True)
+    with open(os.environ["LAUNCH_EXIT_FILE"], "a") as file:
+        file.write("75\\n")
+    os._exit(75)
+signal.signal(15, save)
+if "REGISTERS" in os.environ:
+    from launch_train.script_api.signals import listen_for_shutdown
+    listen_for_shutdown(os.environ, ExitStack())
+print("ready", flush=True)
+time.sleep(100)
 """
 
 
@@ -105,6 +127,67 @@ def test_every_rank_of_torchrun_has_the_notice(one: Machines) -> None:
     node.send(signal.SIGTERM)
     assert node.wait() == Exit.PREEMPTED, node.text
     assert len({heard(told(one, f"{rank}-0")[0]) for rank in (0, 1)}) == 1
+
+
+RANKS_OF_A_COMMAND = """
+import multiprocessing, runpy
+context = multiprocessing.get_context("spawn")
+if __name__ == "__main__":
+    ranks = [context.Process(target=runpy.run_path, args=("work.py",)) for _ in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    print("the ranks ended before their parent", flush=True)
+    raise SystemExit(75)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [
+        (("--script", "work.py"), 2),
+        (("--launcher", "python", "--script", "work.py"), 1),
+        (("--launcher", "python", "--script", "spawn.py"), 2),
+        (("--command", "--", "sh", "-c", f"{sys.executable} work.py; sleep 100"), 1),
+        (("--command", "--", "sh", "-c", f"{sys.executable} spawn.py; sleep 100"), 2),
+    ],
+)
+def test_a_preempted_rank_has_its_loader_workers_until_it_has_saved(
+    one: Machines, how: tuple[str, ...], ranks: int
+) -> None:
+    one.script(LOADING)
+    one.script(RANKS_OF_A_COMMAND, "spawn.py")
+    env = {"LAUNCH_PROCESSES": "2"} | ({} if how == ("--script", "work.py") else {"REGISTERS": "yes"})
+    node = one.start(*how, env=env)
+    until(lambda: node.text.count("ready") == ranks or node.process.poll() is not None, "the ranks")
+    os.killpg(node.process.pid, signal.SIGTERM)  # as a terminal or a batch system does
+    assert node.wait() == Exit.PREEMPTED, node.text
+    assert node.text.count("saved; worker's exit code: None") == ranks, node.text
+    assert one.left_over() == []
+
+
+def test_a_command_without_registered_processes_gets_the_signal_as_a_group(one: Machines) -> None:
+    one.script(LOADING)
+    node = one.start("--command", "--", "sh", "-c", f"{sys.executable} work.py & {sys.executable} work.py & wait")
+    until(lambda: node.text.count("ready") == 2, "both processes")
+    node.send(signal.SIGTERM)
+    assert node.wait() == 143  # the shell dies of it, and nobody waits for what it has started
+    assert one.left_over() == []
+
+
+def test_a_process_that_has_exited_is_no_longer_registered(one: Machines) -> None:
+    """The command's second program gets the signal like its shell."""
+    first = LOADING.replace("time.sleep(100)\n", "worker.kill(); os._exit(0)\n")
+    one.script(LOADING)
+    one.script(first, "first.py")
+    assert first != LOADING
+    command = f"REGISTERS=yes {sys.executable} first.py; exec {sys.executable} work.py"
+    node = one.start("--command", "--", "sh", "-c", command)
+    until(lambda: node.text.count("ready") == 2, "the second program")
+    node.send(signal.SIGTERM)
+    assert node.wait() == Exit.PREEMPTED, node.text
+    assert node.text.count("saved;") == 1
 
 
 @pytest.mark.parametrize("told_node", [0, 1])

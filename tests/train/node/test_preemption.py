@@ -52,13 +52,15 @@ def listen(server: Metadata) -> Iterator[Listen]:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "meaning"),
+    ("key", "value", "meaning", "seconds"),
     [
-        (PREEMPTED, "TRUE", "Compute Engine is preempting this VM"),
-        (MAINTENANCE, TERMINATE, "Compute Engine is stopping this VM for host maintenance"),
+        (PREEMPTED, "TRUE", "Compute Engine is preempting this VM", 30),
+        (MAINTENANCE, TERMINATE, "Compute Engine is stopping this VM for host maintenance", 600),
     ],
 )
-def test_a_notice_is_a_signal(server: Metadata, listen: Listen, key: str, value: str, meaning: str) -> None:
+def test_a_notice_is_a_signal(
+    server: Metadata, listen: Listen, key: str, value: str, meaning: str, seconds: float
+) -> None:
     heard = listen()
     until(lambda: server.requests.count(key) == 2, "a request that waits for a change")
     assert not heard.stop.signum
@@ -68,6 +70,7 @@ def test_a_notice_is_a_signal(server: Metadata, listen: Listen, key: str, value:
     assert before <= heard.stop.when < before + 2
     assert heard.said == [f"{meaning} ({key} is {value}); saving a checkpoint"]
     assert not heard.stop.hurry
+    assert heard.stop.until - heard.stop.since == pytest.approx(seconds, abs=0.1)
 
 
 def test_a_notice_that_was_there_before(server: Metadata, listen: Listen) -> None:

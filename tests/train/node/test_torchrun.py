@@ -70,16 +70,12 @@ def test_the_loggers_that_are_quiet_are_torchs() -> None:
 
 
 def test_an_older_torch_is_not_told_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.11 has no --shutdown-timeout; it waits as long all the same."""
+    """torch 2.11 has no --shutdown-timeout; it waits as long all the same. A script may have such an option."""
     monkeypatch.setattr(PContext.close, "__defaults__", (None, 30))
-    known, argv = ArgumentParser(), ["--nnodes=1", "--shutdown-timeout=18", "-m", "launch_train", "--x=1"]
+    script = ["-m", "--", "launch_train", "--shutdown-timeout=1"]
+    known, argv = ArgumentParser(), ["--nnodes=1", "--shutdown-timeout=18", *script]
     known.add_argument("--shutdown-timeout")
     assert torchrun_wrapper._supported_arguments(argv, known) == argv
     assert PContext.close.__defaults__ == (None, 30)
-    assert torchrun_wrapper._supported_arguments(argv, ArgumentParser()) == [
-        "--nnodes=1",
-        "-m",
-        "launch_train",
-        "--x=1",
-    ]
+    assert torchrun_wrapper._supported_arguments(argv, ArgumentParser()) == ["--nnodes=1", *script]
     assert PContext.close.__defaults__ == (None, 18)

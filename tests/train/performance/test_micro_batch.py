@@ -18,13 +18,17 @@ from torch._C._distributed_c10d import HashStore
 from launch_train import models
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing.manifest import Manifest
+from launch_train.checkpointing.multipart_writer import CheckpointPart
 from launch_train.common.config import parse
+from launch_train.common.decisions import Choice
 from launch_train.common.errors import OutOfMemoryError, UsageError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
+from launch_train.performance import compile as compiling
 from launch_train.performance import micro_batch as memory
+from launch_train.performance import prepare_model
 from launch_train.performance.micro_batch import LIMIT_FILE, divisors, largest_that_fits, split_evenly
-from launch_train.trainer import train, warmup
+from launch_train.trainer import build, train, warmup
 from tests.train.forked import Forked
 from tests.train.trainer.test_determinism import environment
 from tests.train.trainer.test_train import TINY, events, read, run, steps
@@ -155,6 +159,54 @@ def test_memory_that_runs_out_later_loses_no_step(
     assert memory.load_limit(LocalFolder(tmp_path / "run")) == 2
 
 
+def test_out_of_memory_with_cuda_graphs_ends_with_the_size_to_set(
+    tmp_path: Path, room: Callable[[Callable[[int], int]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second pass of a step would overwrite the gradients of the first (pytorch issue 169545)."""
+    room(lambda number: 8 if number < 4 else 3)
+    prepare = prepare_model.prepare
+
+    def prepared_with_graphs(*args: Any, **options: Any) -> Any:
+        found = prepare(*args, **options)
+        return found._replace(choices=(*found.choices, Choice("cuda graphs", "true", "set in the spec")))
+
+    monkeypatch.setattr(build, "prepare", prepared_with_graphs)
+    with pytest.raises(OutOfMemoryError) as error:
+        run(tmp_path / "run", {"data": "synthetic", "steps": 6, "batch_size": 8})
+    assert str(error.value) == (
+        "rank 0 is out of memory with micro_batch_size 8, and cuda_graphs: true allows no smaller ones: a CUDA graph "
+        "overwrites the gradients of the pass before; set run.config.micro_batch_size: 4, which trains without CUDA "
+        "graphs, or run.config.batch_size: 4"
+    )
+    assert [row["step"] for row in steps(read(tmp_path / "run"))] == [1, 2, 3]
+    assert memory.load_limit(LocalFolder(tmp_path / "run")) is None
+
+
+@pytest.mark.slow
+def test_a_halved_micro_batch_is_compiled_with_static_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the probe and a resumed run compile it: kernels for any size are slower and round differently."""
+    compiled, forward_backward = list[list[Any]](), train.forward_backward
+
+    def note_dynamic_sizes(graph: Any, inputs: Any) -> Any:
+        compiled.append([size for size in inputs if not isinstance(size, Tensor)])
+        return graph.forward
+
+    def full_from_step_4(run: Any, batch: Any) -> Tensor:
+        if run.state["step"] >= 3 and run.micro_batches.size == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward_backward(run, batch)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", True)
+    monkeypatch.setattr(compiling, "BACKEND", note_dynamic_sizes)
+    monkeypatch.setattr(train, "forward_backward", full_from_step_4)
+    rows = run(tmp_path / "run", {"data": "synthetic", "steps": 5, "batch_size": 8, "compile": "whole"})
+    torch._dynamo.reset()
+    assert [row.get("micro_batch") for row in steps(rows)] == [None, None, None, 4, 4]
+    assert len(compiled) >= 2
+    assert not any(compiled)
+
+
 @pytest.mark.parametrize("asked", ["auto", 4])
 def test_a_start_begins_with_what_an_earlier_one_came_down_to(tmp_path: Path, asked: Any) -> None:
     """Whatever the spec asks for: it would run out of memory again. Perhaps the share is another one now."""
@@ -168,7 +220,9 @@ def test_a_start_begins_with_what_an_earlier_one_came_down_to(tmp_path: Path, as
 
 def test_a_scripts_run_folder_is_refused_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the memory is bounded, its manifest is read during setup already."""
-    manifests.commit(LocalFolder(tmp_path), Manifest(3, "0001-0000", ((),), {"config": {"model": "your own script's"}}))
+    shard = (CheckpointPart("rank-00000-0000.part", 1, "AAAAAA=="),)
+    about = {"config": {"model": "your own script's"}}
+    manifests.commit(LocalFolder(tmp_path), Manifest(3, "0001-0000", (shard,), about))
     monkeypatch.setattr(memory, "is_memory_bounded", lambda device: True)
     with pytest.raises(UsageError, match="another program"):
         run(tmp_path, {"data": "synthetic", "steps": 2})
@@ -336,7 +390,7 @@ def test_a_second_try_that_ddp_refuses_names_both_sizes(monkeypatch: pytest.Monk
     monkeypatch.setattr(train, "forward_backward", gradients)
     monkeypatch.setattr(train, "set_deadline", lambda *_: None)
     model = nn.Linear(2, 2)
-    own = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "state": {"step": 4}}
+    own = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "state": {"step": 4}, "is_compiled": False}
     run_: Any = SimpleNamespace(micro_batches=split_evenly(18, 9, 2), storage=None, ranks=Ranks(1, 2), **own)
     with pytest.raises(OutOfMemoryError, match=r"with micro_batch_size 9, and .*micro_batch_size 3"):
         train.forward_backward_with_retry(run_, (torch.zeros(9), torch.zeros(9)))

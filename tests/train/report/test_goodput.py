@@ -126,3 +126,15 @@ def test_the_time_before_a_scripts_first_row_is_its_start(tmp_path: Path) -> Non
     (one,) = attempt_times(read(write(tmp_path, {**parts, "metrics/0001-0000-0000-000000.jsonl": times})), T)
     assert one.parts["startup"] == pytest.approx(1810)
     assert one.parts["train"] == pytest.approx(20)
+
+
+def test_an_interrupted_local_attempt_started_at_once_and_was_not_queued(tmp_path: Path) -> None:
+    parts = {
+        "plan.json": {"run": "a", "target": "local"},
+        "attempts/0001.json": {"time": T},
+        "metrics/0001-0000-0000-000000.jsonl": [{"event": "start", "time": T + 9}, *rows([1, 2], T + 10)],
+    }
+    (attempt,) = attempt_times(read(write(tmp_path, parts)), T + 99)
+    assert attempt.parts["queue"] == 0
+    assert attempt.parts["startup"] == pytest.approx(10)
+    assert attempt.paid == pytest.approx(12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ def test_several_runs_show_what_differs(tmp_path: Path) -> None:
     spec = {"run": "b", "spec": {"name": "run", "run": {"args": ["--lr", "0.2"]}, "env": {"WORD": "else"}}}
     runs = [read(preempted(tmp_path / "one")), read(write(other, {"plan.json": spec}))]
     text = page(runs)
-    assert "<td>run.args<td>--lr 0.1<td>--lr 0.2" in text
+    assert "<td>run.args.lr<td>0.1<td>0.2" in text
     assert "<td>env" not in text.partition("Timeline")[0]
     assert {curve["run"] for curve in data_of(text)["charts"][0]["curves"]} == {0, 1}
 
@@ -184,7 +185,35 @@ def test_several_runs_show_what_differs(tmp_path: Path) -> None:
 def test_a_run_without_anything(tmp_path: Path) -> None:
     text = page([read(tmp_path)])
     assert data_of(text)["charts"] == []
-    assert "not ended" in text
+    assert "no end recorded" in text
+    assert "interrupted" in page([replace(read(tmp_path), is_running=False)])
+
+
+def test_without_metrics_time_is_counted_from_the_first_sample_and_goodput_is_unknown(tmp_path: Path) -> None:
+    samples = [{"time": T + 36 * second, "host": {"cpu": 0.1}} for second in range(3)]
+    parts = {"attempts/0001.json": {"time": T - 5}, "attempts/0001.end.json": {"time": T + 90, "seconds": 95.0}}
+    text = page([read(write(tmp_path, {**parts, "monitor/0001-0000-0000-000000.jsonl": samples}))])
+    [chart] = data_of(text)["charts"]
+    assert chart["curves"][0]["x"]["hours"] == [0, 0.01, 0.02]
+    assert "goodput" not in text
+    assert "<td>1 min 35 s" in text, "as the terminal and launch status say it"
+
+
+def test_no_sample_of_the_machine_is_before_the_start(tmp_path: Path) -> None:
+    samples = [{"time": T - 7.2, "host": {"cpu": 0.1}}]
+    parts = {"monitor/0001-0000-0000-000000.jsonl": samples, "metrics/0001-0000-0000-000000.jsonl": rows([1], T)}
+    hours = [
+        x for chart in data_of(page([read(write(tmp_path, parts))]))["charts"] for x in chart["curves"][0]["x"]["hours"]
+    ]
+    assert min(hours) == 0
+
+
+def test_each_of_several_runs_has_its_own_colour(tmp_path: Path) -> None:
+    metrics = [*rows([1, 2], T), {"event": "eval", "step": 2, "loss": 1.0, "time": T + 3}]
+    runs = [read(write(tmp_path / name, {"metrics/0001-0000-0000-000000.jsonl": metrics})) for name in "ab"]
+    lines = [attrs for tag, attrs in Reader(page(runs)).tags if tag == "polyline"][:4]
+    assert [line["class"] for line in lines] == ["line c0", "line c0", "line c1", "line c1"]
+    assert ["stroke-dasharray" in line for line in lines] == [False, True, False, True]
 
 
 def test_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:

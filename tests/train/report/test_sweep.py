@@ -60,6 +60,18 @@ def test_a_point_without_a_result_is_last_and_has_a_line(tmp_path: Path) -> None
     assert page(runs).count('class="point') == 3
 
 
+def test_only_the_arguments_that_differ_are_compared(tmp_path: Path) -> None:
+    runs = []
+    for number, lr in enumerate(("1e-2", "1e-3"), 1):
+        arguments = ["data", "--epochs", 3, f"--lr={lr}", "--amp"]
+        spec = {"labels": {"launch-sweep": "s-012345"}, "run": {"script": "train.py", "args": arguments}}
+        plan = {"run": f"run-{number:08x}", "spec": spec}
+        runs.append(read(write(tmp_path / lr, {"plan.json": plan, "attempts/0001.json": {"time": T}})))
+    found = compared(runs)
+    assert found.settings == ("run.args.lr",)
+    assert [point.settings for point in found.points] == [("1e-2",), ("1e-3",)]
+
+
 @pytest.mark.parametrize("other", ["", "t-012345"])
 def test_other_runs_are_no_sweep(tmp_path: Path, other: str) -> None:
     runs = [point(tmp_path, 1), point(tmp_path, 2, sweep=other)]

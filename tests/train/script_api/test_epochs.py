@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from tests.command import ROOT
 from tests.train import trials
+from tests.train.nodes import machines
 from tests.train.script_api.user_script import run, run_ranks
 
 SECTION = (ROOT / "docs/scripts.md").read_text().partition("### Epochs")[2].partition("\n## ")[0]
@@ -18,6 +23,7 @@ SETTING = """
 import multiprocessing, os
 import torch
 multiprocessing.set_start_method("fork", force=True)  # as in a script that an interpreter starts
+multiprocessing.set_forkserver_preload(["torch"])
 from launch_train import checkpoint
 images, labels = torch.randn(22, 6, generator=torch.Generator().manual_seed(0)), torch.arange(22) % 3
 DATASET
@@ -69,6 +75,54 @@ def test_two_ranks_preempted_in_an_epoch(tmp_path: Path) -> None:
     assert [said.code for said in run_ranks(text(), tmp_path / "run", 1)] == [0, 0]
     assert trials.losses(tmp_path / "run") == trials.losses(tmp_path / "whole")
     assert len(trials.losses(tmp_path / "run")) == STEPS
+
+
+SLOW = "import time\ncheckpoint.due = lambda step: (print('step', step, flush=True), time.sleep(0.15), due(step))[2]\n"
+
+
+def ranks_with_workers(before: str = "", workers: str = "num_workers=2,") -> str:
+    """The loop as a script for torchrun, with `before` in front of it: 51 steps of two ranks, 17 an epoch."""
+    script = text(loop=before + LOOP).replace("(22", "(66")
+    data, program = script.replace("num_workers=2,", workers).split("\nrank, world", 1)
+    program = f"torch.distributed.init_process_group('gloo')\nrank, world{program}"
+    program += "torch.distributed.destroy_process_group()\n"
+    return f"{data}\nif __name__ == '__main__':\n{indent(program, '    ')}"
+
+
+TORCHRUN = ("--script", "work.py")
+COMMAND = ("--command", "--", "torchrun", "--standalone", "--nproc-per-node=2", "work.py")
+FORKSERVER = 'num_workers=2, persistent_workers=True, multiprocessing_context="forkserver",'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "workers"),
+    [(TORCHRUN, "num_workers=2,"), (COMMAND, "num_workers=2,"), (TORCHRUN, FORKSERVER)],
+    ids=["torchrun", "command", "forkserver"],
+)
+def test_two_ranks_with_loader_workers_are_preempted_twice_by_a_signal_to_the_group(
+    tmp_path: Path, how: tuple[str, ...], workers: str
+) -> None:
+    """As a platform preempts: the signal comes to the node, by its process group, and from there to the ranks."""
+    per_epoch, losses = 17, []
+    for name, stops in (("whole", ()), ("run", (20, 40))):
+        (tmp_path / name).mkdir()
+        with machines(tmp_path / name) as crew:
+            crew.script(ranks_with_workers(SLOW if stops else "", workers))
+            env = {"LAUNCH_PROCESSES": "2", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+            for stop in stops:
+                node = crew.start(*how, env=env)
+                node.await_text(f"step {stop}\n")
+                os.killpg(node.process.pid, signal.SIGTERM)
+                assert node.wait() == 75, node.text
+                assert "DataLoader worker" not in node.text
+                assert max(trials.losses(crew.run_folder)) % per_epoch, "the end of an epoch"
+            node = crew.start(*how, env=env)
+            assert node.wait() == 0, node.text
+            assert ("resumed from step" in node.text) == bool(stops)
+            losses.append(trials.losses(crew.run_folder))
+    assert list(losses[0]) == list(range(1, 3 * per_epoch + 1))
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("part", ["        generator=draws,\n", "[epoch * len(dataset) + index for index in sampler]"])

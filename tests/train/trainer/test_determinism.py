@@ -162,7 +162,7 @@ def test_the_held_out_loss_is_that_of_the_saved_model(switches: Path) -> None:
     state = checkpoint.load(str(folder), 4)
     saved = build_model(parsed)
     saved.load_state_dict(state["model"])
-    assert parameters_sha256(saved) == end["parameters_sha256"]
+    assert parameters_sha256(saved, Ranks()) == end["parameters_sha256"]
     saved.eval()
     batches = [open_data(parsed, Ranks()).held_out(index, 2, slice(0, 8)) for index in (0, 1)]
     with torch.no_grad():

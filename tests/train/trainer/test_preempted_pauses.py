@@ -19,24 +19,27 @@ from tests.command import ROOT
 from tests.train.pausing import PHASES
 from tests.train.trials import CONFIG, read
 
-CASES = tuple(product(PHASES, (0, 1)))
+CASES = (*product(PHASES, (0, 1)), ("forward", 1, "long"))
+
+Case = tuple[str | int, ...]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tuple[Path, dict[str, Any]]]:
-    """By phase and the rank that pauses in it: the run folder, and how the ranks ended. They run side by side."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[Path, dict[str, Any]]]:
+    """By phase, the rank that pauses in it, and whether for long: the run folder, and how the ranks ended. They run
+    side by side."""
     base = tmp_path_factory.mktemp("pauses")
-    (base / "notice").touch()
-    outs = {case: base / f"{case[0]}-{case[1]}" for case in CASES}
+    outs = {case: base / "-".join(map(str, case)) for case in CASES}
     jobs = []
-    for number, ((phase, rank), out) in enumerate(outs.items()):
+    for number, ((phase, rank, *long), out) in enumerate(outs.items()):
         out.mkdir()
         env = {
             "PATH": os.environ["PATH"],
             "HOME": str(base),
-            "PAUSE_IN": phase,
+            "PAUSE_IN": str(phase),
             "PAUSE_RANK": str(rank),
-            contract.NOTICE: str(base / "notice"),
+            "LONG": "long" if long else "",
+            contract.NOTICE: str(out / "notice"),
             contract.RUN_FOLDER: str(out / "run"),
             contract.EXIT_FILE: str(out / "exit"),
             contract.CONFIG: json.dumps({**CONFIG, "monitor": 0}),
@@ -52,13 +55,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tupl
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_preemption_in_a_long_phase_saves_and_exits_with_75(
-    case: tuple[str, int], runs: dict[tuple[str, int], tuple[Path, dict[str, Any]]]
+    case: Case, runs: dict[Case, tuple[Path, dict[str, Any]]]
 ) -> None:
     folder, end = runs[case]
     assert set((folder.parent / "exit").read_text().split()) == {"75"}, "\n".join(end["errors"])
     assert set(end["codes"]) <= {contract.Exit.PREEMPTED, -signal.SIGTERM}  # rank 1 exits last, and is signalled again
     stopped = read(folder).event("preempted")
     assert stopped
-    step, _ = PHASES[case[0]]
+    step, _ = PHASES[str(case[0])]
     assert step <= stopped["step"] <= step + 2
     assert any(name.startswith(f"checkpoints/step-{stopped['step']:08d}/") for name in LocalFolder(folder).list())

@@ -29,12 +29,14 @@ class Watch:
 
     def start(self) -> None: ...
 
+    def lap(self) -> None: ...
+
     def stop(self) -> None:
         self.count += 1
 
     def read(self) -> Times:
         count, self.count = self.count, 0
-        return [(self.seconds, 1e9)] * count
+        return [(self.seconds, 1e9, 0.0)] * count
 
 
 def recorded(record: Recorder, *steps: int) -> list[dict[str, Any]]:
@@ -57,7 +59,7 @@ def test_mfu_and_rates_by_hand() -> None:
 def test_all_ranks_know_the_same_usual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go by it when they take turns: one that had its own idea would wait for the others, and they for it."""
     for mine, theirs in ((0.5, 0.1), (0.1, 0.5)):
-        other = torch.tensor([[4.0, 3.0, theirs, 0.0, 1.0]], dtype=torch.float64)
+        other = torch.tensor([[4.0, 3.0, theirs, 0.0, 1.0, 0.0]], dtype=torch.float64)
         monkeypatch.setattr(
             "launch_train.trainer.metrics_buffer.gather_tensors", lambda _, values, other=other: [values, other]
         )
@@ -67,12 +69,36 @@ def test_all_ranks_know_the_same_usual_time(monkeypatch: pytest.MonkeyPatch) -> 
         assert (row["step_s"], row["loss"]) == (mine, 3.0)
 
 
+def test_a_rank_that_the_others_wait_for_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps take as long, as the ranks wait for each other; their work before the exchange of gradients differs."""
+    record, work, now = Recorder(Ranks(world=3), Watch(0.5), "tokens", units=1), [0.1, 0.4, 0.1], 0.0
+
+    def gathered(_: Ranks, values: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.cat([values[:, :5], torch.full((len(values), 1), seconds)], dim=1) for seconds in work]
+
+    def block() -> Any:
+        monkeypatch.setattr(record.watch, "read", lambda: [(0.5, now, 0.1)])
+        recorded(record, 1)
+        found, record.slow = record.slow, None
+        return found
+
+    monkeypatch.setattr("launch_train.trainer.metrics_buffer.gather_tensors", gathered)
+    assert block() is None  # not for long yet
+    now = 11.0
+    found = block()
+    assert (found.rank, round(found.seconds, 3), round(found.median, 3)) == (1, 0.4, 0.1)
+    now = 30.0
+    assert block() is None  # known
+    work[:] = [0.11, 0.1, 0.1]
+    assert [block() for now in (40.0, 60.0)] == [None, None]  # hardly slower
+
+
 @pytest.mark.parametrize(("mine", "theirs"), [(False, True), (True, False)])
 def test_a_step_that_one_rank_recorded_counts_on_none(
     monkeypatch: pytest.MonkeyPatch, mine: bool, theirs: bool
 ) -> None:
     """Rank 0 alone has a profiler."""
-    other = torch.tensor([[2.0, 3.0, 0.5, 0.0, float(theirs)]], dtype=torch.float64)
+    other = torch.tensor([[2.0, 3.0, 0.5, 0.0, float(theirs), 0.0]], dtype=torch.float64)
     monkeypatch.setattr("launch_train.trainer.metrics_buffer.gather_tensors", lambda _, values: [values, other])
     record = Recorder(Ranks(world=2), Watch(0.5), "tokens", units=1)
     for step, seconds in ((1, 0.5), (2, 4.0)):  # a first one counts in any case
@@ -164,11 +190,13 @@ def test_a_step_that_broke_off_loses_no_other(monkeypatch: pytest.MonkeyPatch) -
     for began, ended in ((0.0, 2.0), (3.0, 3.5)):
         Event.now = began
         watch.start()
+        Event.now = began + 0.4
+        watch.lap()
         Event.now = ended
         watch.stop()
     Event.now = 4.0
     watch.start()
-    assert watch.read() == [(2.0, 1e9 - 1.5), (0.5, 1e9)]
+    assert watch.read() == [(2.0, 1e9 - 1.5, 0.4), (0.5, 1e9, pytest.approx(0.4))]
     assert watch.read() == []
 
 
@@ -191,7 +219,7 @@ def test_a_macs_gpu_is_waited_for_before_the_clock_is_read(monkeypatch: pytest.M
     watch = stopwatch(torch.device("mps"))
     watch.start()
     watch.stop()
-    assert (done, [seconds for seconds, _ in watch.read()]) == ([1], [2.0])
+    assert (done, [seconds for seconds, *_ in watch.read()]) == ([1], [2.0])
 
 
 def test_a_step_whose_gradients_overflow_is_skipped() -> None:

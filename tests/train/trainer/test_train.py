@@ -92,7 +92,7 @@ def test_a_run_from_start_to_end(tmp_path: Path, text: Path, capsys: pytest.Capt
     manifest = manifests.read(LocalFolder(folder), f"{saved['path']}/manifest.json")
     model = build_model(parse(TINY))
     model.load_state_dict(state["model"])
-    assert parameters_sha256(model) == end["parameters_sha256"] == manifest.about["parameters_sha256"]
+    assert parameters_sha256(model, Ranks()) == end["parameters_sha256"] == manifest.about["parameters_sha256"]
     assert (state["loop"]["step"], saved["path"]) == (30, "checkpoints/step-00000030/0001-0001")
     assert list((folder / "logs").iterdir())
 
@@ -309,14 +309,14 @@ def test_disagreement_names_the_ranks() -> None:
 def test_the_digest_sees_every_bit_and_every_name() -> None:
     def digest(name: str = "a", value: float = 1.0, shape: tuple[int, ...] = (4,), dtype: Any = torch.float32) -> str:
         parameter = torch.nn.Parameter(torch.full(shape, value, dtype=dtype))
-        return parameters_sha256(torch.nn.ParameterDict({name: parameter}))
+        return parameters_sha256(torch.nn.ParameterDict({name: parameter}), Ranks())
 
     assert digest() == digest()
     zero = digest(value=0.0)
     assert digest() not in {digest(name="b"), digest(value=1.0000001), digest(shape=(2, 2)), zero}
     norms = [torch.nn.BatchNorm1d(2) for _ in range(2)]
     norms[1].register_buffer("running_mean", torch.full((2,), 1e-6))
-    assert parameters_sha256(norms[0]) != parameters_sha256(norms[1])
+    assert parameters_sha256(norms[0], Ranks()) != parameters_sha256(norms[1], Ranks())
     assert digest(value=0.0, dtype=torch.bfloat16, shape=(8,)) != digest(value=0.0, dtype=torch.float16, shape=(8,))
 
 

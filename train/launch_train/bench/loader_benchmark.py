@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from launch_train.bench.figures import BenchFigure
-from launch_train.bench.matmul import cores, threads
+from launch_train.bench.matmul import threads
+from launch_train.common.cgroup import cores
 from launch_train.common.text import plural
 
 SIZE: Final = (500, 375)
@@ -79,10 +79,6 @@ def rate(data: Dataset[Tensor], workers: int, budget: float) -> float:
     batches = iter(DataLoader(data, batch_size=BATCH, num_workers=workers))
     for _ in range(max(1, 2 * workers)):
         next(batches)
-    return _per_second(batches, budget)
-
-
-def _per_second(batches: Iterator[Tensor], budget: float) -> float:
     seen, began = 0, time.perf_counter()
     while (now := time.perf_counter()) - began < budget or not seen:
         seen += len(next(batches))

@@ -70,7 +70,9 @@ def marks(ranks: Sequence[Measured], rank: Measured, asked: Mapping[str, float |
         found["memory copy"] = found["memory triad"] = Mark(card.memory_gbs, card.memory_floor)
     if rank.pcie:
         found["to GPU, pinned"] = found["from GPU, pinned"] = Mark(pcie_gbs(*rank.pcie), PCIE_FLOOR)
-    if card and card.nvlink_gbs and len({one.node for one in ranks}) == 1 and (largest := _largest(rank)):
+    all_reduces = [figure.name for figure in rank.figures if figure.name.startswith("all-reduce")]
+    if card and card.nvlink_gbs and len({one.node for one in ranks}) == 1 and all_reduces:
+        largest = all_reduces[-1]  # the last one measured; latency limits small ones
         found[largest] = found["link to the next"] = Mark(card.nvlink_gbs, NVLINK_FLOOR)
     return found
 
@@ -82,11 +84,6 @@ def pcie_gbs(generation: int, lanes: int) -> float:
     """
     rate = {1: 2.5 * 0.8, 2: 5 * 0.8}.get(generation, 2.0**generation * 128 / 130)
     return rate * lanes / 8
-
-
-def _largest(rank: Measured) -> str | None:
-    """Return the name of the largest all-reduce, the last one measured. Small ones are bound by latency."""
-    return next((one.name for one in reversed(rank.figures) if one.name.startswith("all-reduce")), None)
 
 
 def _troubles(rank: Measured) -> Iterator[BenchFinding]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from launch_train.checkpointing import retention
 from launch_train.checkpointing.interval import Interval
 from launch_train.checkpointing.lease import Lease
 from launch_train.checkpointing.manifest import Manifest
-from launch_train.checkpointing.multipart_writer import CancelledError, CheckpointPart, write_shard
+from launch_train.checkpointing.multipart_writer import CancelledError, CheckpointPart, time_writing, write_shard
 from launch_train.checkpointing.partition import HostCopies, State, coverage_checksum, rank_share, split
 from launch_train.checkpointing.store_messages import StoreMessages
 from launch_train.common import contract
@@ -41,7 +41,13 @@ PRUNE_SECONDS = 20.0
 """Time limit of deleting one old object: the next save tries again."""
 
 FIRST_SECONDS = 3.0
-"""Expected duration of a save until one was measured."""
+"""Expected duration of a save until `estimate` has one."""
+
+TEST_SECONDS = 5.0
+"""Time limit of the write test."""
+
+COMMIT_REQUESTS = 5
+"""Requests, one after the other, that commit a checkpoint."""
 
 CANCEL_SECONDS = 2.0
 """Time for a cancelled save to end."""
@@ -119,7 +125,9 @@ class Saver:
         self.postponed = False
         """A save that the ranks have agreed on waits for the evaluation of this step. The same on all ranks."""
         self.seconds = FIRST_SECONDS
-        """Duration of the last save, until it was written."""
+        """Duration of the last save until it was durable; an estimate before the first one."""
+        self._write_test: threading.Event | None = None
+        """Set it to cancel the write test."""
         self.superseded: SupersededError | None = None
         """Set if another start has taken over the run, so that this one must exit."""
 
@@ -130,13 +138,45 @@ class Saver:
         self._requested = time.monotonic() - self._last >= self._interval.seconds
         return self._requested
 
+    def estimate(self, read_state: Callable[[], State]) -> None:
+        """Estimate once, before the first save, how long it will take: by the state's size and a short write test in a
+        thread. Call it after a step: the optimizer has no state before."""
+        if self._write_test or self._current:
+            return
+        self._write_test = threading.Event()
+        try:
+            tensors = split(read_state()).tensors
+        except TrainError:  # it will be raised by the save
+            return
+        share = rank_share(tensors, self._ranks.rank, self._ranks.world, frozenset())
+        size = sum(tensor.nbytes for tensor in share.tensors.values())
+        args = (size, self._write_test)
+        threading.Thread(target=self._test_writing, args=args, name="write test", daemon=True).start()
+
+    def _test_writing(self, size: int, cancelled: threading.Event) -> None:
+        began = time.monotonic()
+        deadline = began + TEST_SECONDS
+        with suppress(OSError, TrainError):  # a save would fail too, and be reported
+            seconds = time_writing(self._storage, self._ranks.rank, size, deadline=deadline, cancelled=cancelled)
+            if self._lease:
+                began = time.monotonic()
+                self._lease.check(self._storage.within(TEST_SECONDS))
+                seconds += COMMIT_REQUESTS * (time.monotonic() - began)
+            if not self._current:
+                self.seconds = self._interval.save_seconds = seconds
+
     def begin(self, step: int, snapshot: Snapshot) -> None:
         """Take a snapshot of this rank's share and write it in a thread. All ranks must call it at the same step."""
         self._requested = False
         if self._current and self._current.step == step:  # an evaluation ends in a step boundary too
             return
         save = self._snapshot(step, snapshot, LIMIT_SECONDS)
-        save.thread = threading.Thread(target=self._run_in_background, args=(save,), name="checkpoint", daemon=True)
+
+        def run() -> None:
+            use_device(self._ranks.device)
+            self._run(save)
+
+        save.thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         save.thread.start()
 
     def finish(self, seconds: float = LIMIT_SECONDS) -> None:
@@ -205,6 +245,8 @@ class Saver:
         """Copy this rank's share of the tensors; the rest is small, and rank 0's."""
         began = time.monotonic()
         self._cancel_current(CANCEL_SECONDS)  # it can only still run here if it has failed on rank 0
+        if self._write_test:
+            self._write_test.set()
         tensors, rest = split(snapshot.shared)
         mine = rank_share(tensors, self._ranks.rank, self._ranks.world, snapshot.first_only)
         content = {"tensors": self._copies.take(mine.tensors), "own": snapshot.own}
@@ -220,11 +262,6 @@ class Saver:
         self._current.blocked = time.monotonic() - began
         return self._current
 
-    def _run_in_background(self, save: Save) -> None:
-        """Run a save in a background thread."""
-        use_device(self._ranks.device)
-        self._run(save)
-
     def _run(self, save: Save) -> None:
         """Write this rank's share; rank 0 then commits the checkpoint."""
         rank, folder = self._ranks.rank, contract.checkpoint_folder(save.step, self._start)
@@ -239,10 +276,9 @@ class Saver:
                 self._messages.post(f"{save.serial}/{rank}", [coverage_checksum(save.content["tensors"]), [*parts]])
                 if save.waits:
                     self._messages.wait(f"{save.serial}/done", save.deadline, save.cancelled)
+                self.seconds = time.monotonic() - save.began
         except Exception as error:  # noqa: BLE001 - reported by rank 0, and raised to callers that wait
             self._report_failure(save, error)
-        else:
-            self.seconds = time.monotonic() - save.began
         finally:
             save.ended = time.monotonic()
 
@@ -260,7 +296,12 @@ class Saver:
             )
         shards = (own, *(tuple(CheckpointPart(*part) for part in parts) for _, parts in others))
         manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})
-        self._flush_rows(save)
+        # The state matters more than its rows: they are on the local disk, so the manifest doesn't wait forever.
+        if not self._sink.flush(min(ROWS_SECONDS, save.left / 2)):
+            _print(
+                f"the metrics up to step {save.step} are not in the run folder yet; "
+                "its checkpoint does not wait for them"
+            )
         self._lease.check(self._storage.within(save.left))
         if save.cancelled.is_set():
             raise CancelledError("cancelled for another save")
@@ -271,22 +312,13 @@ class Saver:
         save.manifest = contract.manifest(save.step, self._start)
         self._lease.advance(save.step, save.manifest, self._storage.within(save.left))
         self._messages.post(f"{save.serial}/done", [])
+        self.seconds = time.monotonic() - save.began
+        event = {"event": "checkpoint", "time": time.time(), "step": manifest.step, "path": manifest.folder}
+        event |= {"mb": round(manifest.bytes / 1e6, 3), "seconds": round(self.seconds, 3)}
         with suppress(OutputError):  # the checkpoint is durable; the loop sees the sink's error
-            seconds = time.monotonic() - save.began
-            self._sink.put([_event(manifest, seconds=round(seconds, 3), blocked=round(save.blocked, 4))])
+            self._sink.put([{**event, "blocked": round(save.blocked, 4)}])
         if not save.waits:
             self._prune(save)
-
-    def _flush_rows(self, save: Save) -> None:
-        """Make the rows up to this step durable before the checkpoint, because no restart repeats these steps.
-
-        The state matters more than its rows, though: they are on the local disk, so the manifest doesn't wait forever.
-        """
-        if not self._sink.flush(min(ROWS_SECONDS, save.left / 2)):
-            _print(
-                f"the metrics up to step {save.step} are not in the run folder yet; "
-                "its checkpoint does not wait for them"
-            )
 
     def _prune(self, save: Save) -> None:
         """Remove old checkpoints. What can't be removed now is removed after the next save."""
@@ -339,22 +371,13 @@ class Saver:
             return
         _print(f"checkpoint of step {save.step} failed: {error}")
         _print(f"training continues; next checkpoint attempt in {format_duration(self._interval.seconds)}")
-        if not save.manifest:
-            self._discard(save)
-
-    def _discard(self, save: Save) -> None:
-        """Remove the parts of a failed save: they would fill the disk, or be billed."""
-        try:
+        try:  # the parts would fill the disk, or be billed
             folder = contract.checkpoint_folder(save.step, self._start)
-            retention.discard(self._storage, folder, save.cancelled.is_set)
-        except (OSError, TrainError) as error:
-            _print(f"its parts can't be removed: {error}")
-
-
-def _event(manifest: Manifest, **fields: Any) -> dict[str, Any]:
-    size = round(manifest.bytes / 1e6, 3)
-    known = {"event": "checkpoint", "time": time.time(), "step": manifest.step, "path": manifest.folder, "mb": size}
-    return {**known, **fields}
+            for name in [] if save.manifest else self._storage.list(f"{folder}/"):
+                if not save.cancelled.is_set():
+                    self._storage.delete(name)
+        except (OSError, TrainError) as failure:
+            _print(f"its parts can't be removed: {failure}")
 
 
 def _print(line: str) -> None:

@@ -10,8 +10,12 @@ from launch_train.common import contract
 from launch_train.common.config import Checkpoint
 from launch_train.common.text import format_duration
 
-FIRST_SECONDS = 60.0
-"""First interval of `auto`, before the cost of a save was measured."""
+FIRST_SECONDS, LATEST_FIRST_SECONDS = 60.0, 300.0
+"""Bounds of the time until a start's first checkpoint: until then a failure loses everything, and the cost of a save is
+not known."""
+
+FIRST_SAVES = 20
+"""The first checkpoint comes after this many times its expected duration, so it costs at most 5 %."""
 
 LEAST_SECONDS, MOST_SECONDS = 30.0, 3600.0
 """Bounds of `auto`. Below, a bucket would fill with checkpoints; above, a wrong estimate would cost too much."""
@@ -22,20 +26,25 @@ DEFAULT_MTBF_HOURS = 24.0
 
 @dataclass
 class Interval:
-    """Seconds between two saves.
+    """Seconds between two saves, or from the start to the first one.
 
     `fixed` is the configured interval, None for `auto`, infinity for never. `mtbf` is the expected time between two
-    interruptions of the run, in hours.
+    interruptions of the run, in hours. `save_seconds` is the expected duration of the first save.
     """
 
     fixed: float | None
     mtbf: float = DEFAULT_MTBF_HOURS
-    _measured: float = FIRST_SECONDS
+    save_seconds: float = 0.0
+    _measured: float = math.inf
     _reported: float = 0.0
+    _saved: bool = False
 
     @property
     def seconds(self) -> float:
-        return self._measured if self.fixed is None else self.fixed
+        seconds = self._measured if self.fixed is None else self.fixed
+        if self._saved or self.fixed == math.inf:
+            return seconds
+        return min(seconds, LATEST_FIRST_SECONDS, max(FIRST_SECONDS, FIRST_SAVES * self.save_seconds))
 
     def update(self, cost: float, write: float, trained: float, interruptions: int) -> str | None:
         """Update the automatic interval by the cost of a save; return a line to print if it changed by much, else None.
@@ -44,6 +53,7 @@ class Interval:
         training so far, with so many `interruptions`.
         """
         between = expected_between(self.mtbf, trained, interruptions)
+        self._saved = True
         self._measured = min(MOST_SECONDS, max(LEAST_SECONDS, 2 * write, young_interval(cost, between)))
         if self.fixed is not None or 0.8 < self._reported / self._measured < 1.25:
             return None

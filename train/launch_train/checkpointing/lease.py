@@ -37,10 +37,8 @@ class Lease:
         pointer, version = read(storage or self._storage)
         if pointer.get("nonce") != self._nonce:
             raise _superseded(pointer, self.start)
-        self._pointer, self._version = (
-            pointer,
-            version,
-        )  # ours in any case: a swap may have succeeded although its answer was lost
+        # Ours in any case: a swap may have succeeded although its answer was lost.
+        self._pointer, self._version = pointer, version
 
     def advance(self, step: int, manifest: str, storage: Storage | None = None) -> None:
         """Move the pointer to a new checkpoint. Raises SupersededError if another start has taken over."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -90,6 +91,12 @@ def _other_version(name: str, version: object) -> str:
     )
 
 
+def _is_part(part: CheckpointPart) -> bool:
+    """Return whether a part is a name without a path, a size and a checksum: a manifest may be another program's."""
+    is_name = isinstance(part.name, str) and re.fullmatch(r"\w[\w.-]*", part.name)
+    return bool(is_name) and type(part.bytes) is int and 0 <= part.bytes < 1 << 50 and isinstance(part.crc32c, str)
+
+
 def metrics(storage: Storage, metric: str) -> dict[int, float]:
     """Return the value of a metric (`eval_loss`) by step, of the newest start of each, for those that have one.
 
@@ -127,7 +134,12 @@ def read(storage: Storage, name: str) -> Manifest:
         shards = tuple(tuple(CheckpointPart(**part) for part in shard) for shard in data["shards"])
         manifest = Manifest(data["step"], data["start"], shards, data["about"])
         wanted = contract.manifest(manifest.step, manifest.start)
-    except (KeyError, TypeError, ValueError) as error:
+        parts = [part for shard in shards for part in shard]
+        if not (isinstance(manifest.about, dict) and all(shards) and all(map(_is_part, parts))):
+            raise ValueError("it has no parts or no description, or a part that is not a file of its folder")
+        if len({part.name for part in parts}) < len(parts):
+            raise ValueError("it has a part twice")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{name} is not a launch manifest: {type(error).__name__}: {error}") from error
     if name != wanted:
         raise CheckpointError(f"{name} belongs to another checkpoint ({manifest.folder})")

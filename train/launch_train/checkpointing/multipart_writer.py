@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from launch_train.common import contract
 from launch_train.common.errors import TrainError
 from launch_train.common.storage import Storage, UnreachableError
 from launch_train.common.storage.sources import checksum
@@ -51,6 +52,33 @@ def write_shard(
         finally:
             torch.serialization.set_crc32_options(before)
         return writer.finish()
+
+
+def time_writing(storage: Storage, rank: int, size: int, *, deadline: float, cancelled: threading.Event) -> float:
+    """Return the seconds that it takes to store `size` bytes, from a test with as many as all workers send at once.
+
+    What a killed process leaves is removed like an unfinished checkpoint. Raises as `write_shard`, but at the deadline
+    it returns what the size takes at least.
+    """
+    folder = f"{contract.checkpoint_folder(0, WRITE_TEST)}-{rank:05d}"
+    tested, began = min(size, WORKERS * PART_BYTES), time.monotonic()
+    with _workers() as pool:
+        writer = _PartWriter(storage, f"{folder}/rank-{rank:05d}", pool, deadline, cancelled)
+        writer.write(bytes(tested))
+        try:
+            parts = writer.finish()
+        except UnreachableError:
+            if time.monotonic() < deadline:
+                raise
+            parts = ()
+    seconds = time.monotonic() - began
+    for part in parts:
+        storage.delete(f"{folder}/{part.name}")
+    return seconds * max(1.0, size / max(1, tested))
+
+
+WRITE_TEST = "0000-write-test"
+"""Stands in the place of a start's name: before all of them."""
 
 
 def _workers() -> Executor:

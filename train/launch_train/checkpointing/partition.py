@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -105,33 +106,86 @@ def coverage_checksum(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * zlib.crc32(path.encode()) for path, tensor in tensors.items())
 
 
+ALIGNMENT = 64
+"""Bytes: a cache line, and what torch aligns its own tensors on the CPU to."""
+
+
 class HostCopies:
-    """Copies of tensors in host memory, in buffers that are reused.
+    """Copies of tensors in host memory, in segments that are reused.
+
+    torch rounds each request for pinned memory up to a power of two, which is up to twice a tensor, and keeps it for
+    the next request of that size. So tensors share segments whose sizes are powers of two: together they take an eighth
+    more than the state at most, unless it has tensors that are larger than the gaps which they leave (in the extreme,
+    one alone).
 
     Copies from a GPU are queued in its current stream, so that the next training step waits for nothing else; `ready`
     waits until they are complete.
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+        self._segments: list[torch.UntypedStorage] = []
+        self._copies: dict[str, Tensor] = {}
         self._event: torch.cuda.Event | None = None
+        self._pinnable = True
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Start copying; earlier copies are overwritten."""
-        copies = {path: self._copy(path, tensor) for path, tensor in tensors.items()}
-        if any(tensor.is_cuda for tensor in tensors.values()):
+        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+        layout = [(path, tensor.shape, tensor.dtype) for path, tensor in tensors.items()]
+        if layout != [(path, copy.shape, copy.dtype) for path, copy in self._copies.items()]:
+            self._copies = self._lay_out(tensors, pin=on_gpu)
+        for path, tensor in tensors.items():  # without a GPU there is no event to wait for
+            self._copies[path].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        if on_gpu:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._event.record()
-        return copies
+        return self._copies
 
     def ready(self) -> None:
         """Wait for the copies."""
         if self._event:
             self._event.synchronize()
 
-    def _copy(self, path: str, tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(path)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[path] = buffer
-        return buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)  # without a GPU there is no event to wait for
+    def _lay_out(self, tensors: Mapping[str, Tensor], *, pin: bool) -> dict[str, Tensor]:
+        """Return a place for each tensor: the largest first, in the segments that exist, then in new ones."""
+        waiting = sorted((path for path in tensors if tensors[path].nbytes), key=lambda path: -tensors[path].nbytes)
+        sizes = {path: -(-tensors[path].nbytes // ALIGNMENT) * ALIGNMENT for path in waiting}
+        places: dict[str, Tensor] = {}
+        number, whole = 0, sum(sizes.values())
+        while waiting:
+            if number == len(self._segments):
+                total = sum(sizes[path] for path in waiting)
+                size = 1 << (total.bit_length() - 1)
+                if sizes[waiting[0]] > size or total >= size * 16 / 9 or size < whole / 16:
+                    size = 1 << (total - 1).bit_length()  # one segment takes all that is left
+                self._segments.append(self._new_segment(size, pin=pin))
+            segment, end, later = self._segments[number], 0, []
+            for path in waiting:
+                if end + sizes[path] > segment.nbytes():
+                    later.append(path)
+                    continue
+                # A storage for each: torch.save writes the whole storage of a view.
+                storage, tensor = segment[end : end + tensors[path].nbytes], tensors[path]
+                places[path] = torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
+                end += sizes[path]
+            waiting, number = later, number + 1
+        return {
+            path: places[path] if path in places else torch.empty(tensor.shape, dtype=tensor.dtype)
+            for path, tensor in tensors.items()
+        }
+
+    def _new_segment(self, size: int, *, pin: bool) -> torch.UntypedStorage:
+        """Return pinned memory if `pin`, until no more of it is available."""
+        if pin and self._pinnable:
+            try:
+                return torch.empty(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
+            except RuntimeError as error:
+                self._pinnable = False
+                reason = str(error).partition("\n")[0]
+                print(
+                    f"train: pinned host memory is not available ({reason}); training waits longer for each "
+                    "checkpoint's copy",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return torch.empty(size, dtype=torch.uint8).untyped_storage()

@@ -76,4 +76,6 @@ def read(path: Path) -> dict[str, Any]:
     import torch
 
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if any(tensor.nbytes > path.stat().st_size for tensor in content["tensors"].values()):
+        raise ValueError("a tensor is larger than its file")
     return content

@@ -73,18 +73,13 @@ def take_over(ranks: Ranks, storage: Storage, about: Mapping[str, Any], env: Map
     mine: list[Lease] = []
 
     def take() -> str:
-        check_same_run(patient, about)
+        if manifest := newest_manifest(patient):
+            require_same_run(manifest.about, about, patient.url)
         mine.append(leases.acquire(patient, env))
         return mine[0].start
 
     start = run_on_rank_0(ranks, take)
     return Claim(start, mine[0] if mine else None)
-
-
-def check_same_run(storage: Storage, about: Mapping[str, Any]) -> None:
-    """Raise UsageError if the run folder belongs to another spec, by its newest readable manifest."""
-    if manifest := newest_manifest(storage):
-        require_same_run(manifest.about, about, storage.url)
 
 
 def newest_manifest(storage: Storage) -> Manifest | None:
@@ -177,8 +172,11 @@ def require_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: st
     if not isinstance(config, Mapping) or not {*FIXED, "data"} <= config.keys():
         raise UsageError(f"{url} contains checkpoints of another program; use another output or another name")
     before, now = _fixed_settings(theirs["config"]), _fixed_settings(json.loads(json.dumps(ours["config"])))
-    if _is_extended(before, now):
-        before = _with_end_of(before, now)
+    if isinstance(before["steps"], int) and isinstance(now["steps"], int) and now["steps"] > before["steps"]:
+        optimizer = dict(before["optimizer"])  # the default warm-up depends on the end
+        if all(each["optimizer"]["warmup_steps"] == default_warmup(each["steps"]) for each in (before, now)):
+            optimizer["warmup_steps"] = now["optimizer"]["warmup_steps"]
+        before = {**before, "steps": now["steps"], "optimizer": optimizer}
     changed = [
         f"{key} was {_format_value(before[key])} and is {_format_value(now[key])}"
         for key in FIXED
@@ -197,19 +195,6 @@ def require_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: st
             f"{url} belongs to another spec: {'; '.join(changed)}. "
             "Change it back to resume, or start a fresh run (--new, or another name)"
         )
-
-
-def _is_extended(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    return isinstance(before["steps"], int) and isinstance(now["steps"], int) and now["steps"] > before["steps"]
-
-
-def _with_end_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the end of `now`, and with its warm-up if both are the default, which depends on it."""
-    optimizer = dict(before["optimizer"])
-    is_default = all(each["optimizer"]["warmup_steps"] == default_warmup(each["steps"]) for each in (before, now))
-    if is_default:
-        optimizer["warmup_steps"] = now["optimizer"]["warmup_steps"]
-    return {**before, "steps": now["steps"], "optimizer": optimizer}
 
 
 def describe_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

@@ -69,11 +69,3 @@ def best_steps(metrics: Mapping[int, float], count: int) -> list[int]:
 
 def _step(folder: str) -> int:
     return int(folder.split("/")[1].removeprefix("step-"))
-
-
-def discard(storage: Storage, folder: str, cancelled: Callable[[], bool] = lambda: False) -> None:
-    """Remove the parts of a failed save: they would fill the disk, or be billed."""
-    for name in storage.list(f"{folder}/"):
-        if cancelled():
-            return
-        storage.delete(name)

@@ -7,10 +7,11 @@ launcher imports it to plan (nothing heavy may load), and the node before it kno
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 # --- The environment that the request carries -------------------------------------------------------------------
@@ -62,6 +63,10 @@ SCRIPT_METRICS: Final = "LAUNCH_METRICS"
 """JSON: where a script's metrics come from without our API (`run.metrics` of the spec): {"regex", "tensorboard"}, each
 optional (train/launch_train/node/collector.py). In the request `$(` is written as in CONFIG."""
 
+RESUME: Final = "LAUNCH_RESUME"
+"""JSON: how a script resumes from the checkpoints that it writes itself (`run.resume_glob` and `run.resume_args` of the
+spec): {"glob", "args"} (train/launch_train/node/own_checkpoints.py)."""
+
 LOGGERS: Final = "LAUNCH_LOGGERS"
 """Where a script's rows go besides the run folder (`run.loggers` of the spec): names of LOGGER_NAMES, separated by
 commas; unset: DEFAULT_LOGGERS. The built-in trainer has its own setting for it, in CONFIG."""
@@ -92,20 +97,52 @@ output to Cloud Logging, which on Vertex AI the platform does.
 LIBRARY_PATH: Final = "LAUNCH_LIBRARY_PATH"
 """Folders (colon-separated) to prepend to LD_LIBRARY_PATH: the machine's NCCL network plugin."""
 
+PYTHON_PATH: Final = "LAUNCH_PYTHONPATH"
+"""PYTHONPATH of the spec's `env`: folders (colon-separated), relative to the code's. The variable itself has the folder
+of launch_train."""
+
 RESERVED_PREFIXES: Final = ("LAUNCH_", "AIP_", "TORCHELASTIC_")
 RESERVED: Final = frozenset(
     {
-        *("CLUSTER_SPEC", "TF_CONFIG", "CLOUD_ML_JOB_ID", "PYTHONSAFEPATH", "PYTHONPATH"),
+        *("CLUSTER_SPEC", "TF_CONFIG", "CLOUD_ML_JOB_ID", "PYTHONSAFEPATH"),
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     }
 )
 """Names that a spec's `env` may not set, because the platform, launch or torchrun sets them."""
+
+PROJECT: Final = "LAUNCH_PROJECT"
+"""The folder with what installing the code's projects would write (launcher/workspace/python_project.py): metadata, the
+programs in bin/, and code.pth with the folders of their modules. Unset: PROJECT_FOLDER within this package."""
+PROJECT_FOLDER: Final = "_project"
 
 # --- The environment that the platform sets -----------------------------------------------------------------------
 
 CLUSTER_SPEC: Final = "CLUSTER_SPEC"
 JOB_ID: Final = "CLOUD_ML_JOB_ID"
 TENSORBOARD_DIR: Final = "AIP_TENSORBOARD_LOG_DIR"
+EVENT_FILES: Final = "*.tfevents.*"
+"""Matches the names of TensorBoard's files."""
+
+# --- Grace periods, in seconds from the SIGTERM of a platform ------------------------------------------------------
+
+# They nest, so that no outer process kills an inner one that still reports. launcher/compute/startup.sh repeats
+# CONTAINER_SECONDS.
+
+NOTICE_SECONDS: Final = 30.0
+"""From SIGTERM to the end of the machine: Vertex AI, a Spot VM and `launch local`. A longer notice is known to the
+node alone (train/launch_train/node/preemption.py), and moves the other limits as far."""
+
+CONTAINER_SECONDS: Final = 28.0
+"""The container is killed."""
+
+NODE_SECONDS: Final = 25.0
+"""The node kills its processes. It has the rest for its last uploads."""
+
+TORCHRUN_SECONDS: Final = 23.0
+"""torchrun kills the ranks."""
+
+SAVE_SECONDS: Final = 21.0
+"""A checkpoint must be durable."""
 
 # --- The environment that the node sets for the processes it starts -----------------------------------------------
 
@@ -114,6 +151,10 @@ GENERATION: Final = "LAUNCH_GENERATION"
 NODE: Final = "LAUNCH_NODE"
 """Numbers, from 1 (attempt) and 0 (generation, node). They name the parts that a process writes."""
 
+RUN_PATH: Final = "LAUNCH_RUN_PATH"
+"""The run folder as a path: of a bucket, /gcs/BUCKET/… if the machine has that folder. In the request's arguments and
+variables the node replaces `$(LAUNCH_RUN_PATH)`, because the path depends on the machine."""
+
 VISIBLE_GPUS: Final = "LAUNCH_VISIBLE_GPUS"
 """Number of GPUs that the node sees. A trainer that can't use them must not train on the CPU instead."""
 
@@ -121,18 +162,23 @@ CODE: Final = "LAUNCH_CODE"
 """The user's code: the folder in which the node was started. Its modules come after the standard library and after
 those beside the script (train/launch_train/node/sitecustomize/sitecustomize.py)."""
 
+CODE_PATH: Final = "LAUNCH_CODE_PATH"
+"""Folders (colon-separated) that are imported from in place of CODE alone: those of the spec's PYTHONPATH, CODE, those
+of the code's projects, and their metadata. Unset if CODE is the only one."""
+
 EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
 """A file to which a process that exits deliberately appends its exit code (`Exit`) as a line, because torchrun exits
 with 1 whatever its workers do. A 0 means that the work is complete."""
 
 NOTICE: Final = "LAUNCH_NOTICE"
-"""A file that exists once this machine must stop; it contains the Unix time of that. With it SIGTERM means "save and
-exit"; without it a peer has failed, and nothing can be agreed any more."""
+"""A file that exists once this machine must stop: the Unix times of that request and of the machine's end. With it
+SIGTERM means "save and exit"; without it a peer has failed, and nothing can be agreed any more."""
 
 WATCH: Final = "LAUNCH_WATCH"
-"""A folder for hang detection. `heartbeat` holds the deadline of the next heartbeat
+"""A folder for hang detection and signals. `heartbeat` holds the deadline of the next heartbeat
 (train/launch_train/common/heartbeat.py). Every Python process writes its stacks to a file named after its process id
-when the node requests them (train/launch_train/node/sitecustomize/sitecustomize.py)."""
+when the node requests them (train/launch_train/node/sitecustomize/sitecustomize.py). Processes that handle signals
+register there (train/launch_train/common/signal_registry.py)."""
 
 FAULTS: Final = "LAUNCH_FAULTS"
 """A folder in which processes record their uncaught exceptions (train/launch_train/common/faults.py)."""
@@ -161,6 +207,9 @@ def task_name(node: int) -> str:
 PLAN: Final = "plan.json"
 SPEC: Final = "spec.yaml"
 REPORT: Final = "report.html"
+PAGE_MARK: Final = '<meta name="generator" content="launch">'
+"""In the head of each page that launch writes, so that a page in a code folder is not taken for code."""
+
 TERMINAL: Final = "terminal"
 """The reason why this run must not be started again. While it exists, every restarted container exits at once."""
 
@@ -200,7 +249,10 @@ name had been taken."""
 
 
 def records(text: bytes) -> list[dict[str, Any]]:
-    """Return the JSON objects of a part; skip malformed lines (a crash may cut one off)."""
+    """Return the JSON objects of a part; skip malformed lines (a crash may cut one off).
+
+    A value that is nan or infinite (a script may write its own rows) becomes None, with its text under `nonfinite`.
+    """
     lines = text.splitlines()
     found: list[dict[str, Any]]
     try:
@@ -217,15 +269,19 @@ def _decoder() -> Callable[[bytes], Any]:
     try:  # launch has msgspec, which is twice as fast; a training image may not
         from msgspec.json import decode
     except ImportError:
-        return json.loads
+        return partial(json.loads, parse_constant=int)  # raises ValueError for NaN and Infinity, as msgspec does
     return decode
 
 
 def _record(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         return None
+    values = record.items() if isinstance(record, dict) else ()
+    if lost := {name: str(value) for name, value in values if isinstance(value, float) and not math.isfinite(value)}:
+        record |= {**dict.fromkeys(lost), "nonfinite": {**nonfinite(record), **lost}}
+    return record
 
 
 def text_part(attempt: int, node: int, part: int) -> str:
@@ -255,6 +311,10 @@ MANIFEST: Final = re.compile(rf"^{CHECKPOINTS}/step-(?P<step>\d{{8,}})/(?P<start
 def attempt_lock(attempt: int) -> str:
     """Return the name of the lock of one attempt (numbers start at 1)."""
     return f"{ATTEMPTS}/{attempt:04d}.json"
+
+
+ATTEMPT_LOCK: Final = re.compile(rf"^{ATTEMPTS}/([0-9]{{4,18}})\.json\Z")
+"""Matches the locks of attempts among the names of a run folder."""
 
 
 def attempt_end(attempt: int) -> str:
@@ -321,10 +381,28 @@ train/launch_train/bench/report.py)."""
 
 MACHINES: Final = "machines"
 
+WORK: Final = frozenset({METRICS, CHECKPOINTS, LOGS, PROFILE})
+"""Names in a run folder below which only a running program's results are."""
+OWN_NAMES: Final = frozenset(
+    {
+        *(*WORK, MONITOR, TEXT, ATTEMPTS, NODES, MACHINES, PLAN, SPEC, REPORT, TERMINAL, BENCH, PROGRESS, NOTIFIED),
+        *("stacks", "wandb", "workdirs"),
+    }
+)
+"""Names of the files and folders that launch creates directly in a run folder."""
+NO_STEP: Final = "no_step"
+"""The event of a program that exited with 0 soon, and left neither a row nor another result; `seconds`: after how
+many."""
+
 
 def stacks(attempt: int, generation: int, node: int) -> str:
     """Return the name of the file with the stacks of a node's hung processes (text)."""
     return f"stacks/{attempt:04d}-{generation:04d}-{node:04d}.txt"
+
+
+def collectives(attempt: int, generation: int, rank: int) -> str:
+    """Return the name of a hung rank's dump of NCCL's flight recorder (a pickle, which torchfrtrace reads)."""
+    return f"stacks/{attempt:04d}-{generation:04d}-nccl-{rank}"
 
 
 def machine_end(instance: str) -> str:

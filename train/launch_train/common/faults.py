@@ -30,6 +30,8 @@ PRINTED: Final = "printed-"
 """Prefix of files that mark a kind of failure whose traceback was printed."""
 STEPPED: Final = "stepped"
 """A file that exists once a process has completed a step."""
+LOGGED: Final = "logged"
+"""A file that exists once a process logs rows of metrics itself (launch_train.metrics.log)."""
 MAX_TEXT: Final = 200
 """Characters of an error's text that are recorded."""
 

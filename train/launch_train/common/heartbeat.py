@@ -46,6 +46,11 @@ class Heartbeat:
             now = time.monotonic()
             _BEAT.pack_into(self._map, 0, now, now + seconds)
 
+    def extend(self, seconds: float) -> None:
+        """Set the deadline as `expect` does, unless another process has set a later one."""
+        if self._map and not time.monotonic() + seconds < _BEAT.unpack_from(self._map)[1] < math.inf:
+            self.expect(seconds)
+
 
 def create(folder: Path) -> None:
     """Create the file, without a deadline."""

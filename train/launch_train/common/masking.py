@@ -20,7 +20,8 @@ INLINE: Final = re.compile(
 """A secret within a line: `sh -c "train.py --password …"`, `?token=…`."""
 LIKE_SECRET: Final = re.compile(
     r"(?=.*[0-9])(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9_\-+=.]{20,}"  # random characters
-    r"|.*(?<![A-Za-z0-9_-])(hf_|gh[pousr]_|github_pat_|sk-|AKIA|ASIA|AIza|ya29\.|GOCSPX-|xox[a-z]-|glpat-|eyJ)[\w.-]{8,}.*"
+    r"|.*(?<![A-Za-z0-9_-])(hf_|gh[pousr]_|github_pat_|sk-|AKIA|ASIA|AIza|ya29\.|GOCSPX-|xox[a-z]-|glpat-"
+    r"|pypi-AgEIcHlwaS|gsk_|wandb_v1_|eyJ)[\w.-]{8,}.*"
     r"|.*://[^\s/@:]*:[^\s/@]+@.*|.*PRIVATE KEY.*",
     re.DOTALL,
 )

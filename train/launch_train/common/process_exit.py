@@ -64,6 +64,8 @@ def leave(code: int, *, rank: int = 0) -> NoReturn:
     ends all ranks as soon as one exits, so rank 0, which prints errors, gets a moment, and so do the ranks that wait
     for it.
     """
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the end of a DataLoader worker is no error any more
     if code and "RANK" in os.environ:
         time.sleep(1.0 if rank else 0.2)
     try:

@@ -160,20 +160,16 @@ def explain_refusal(answer: Any, version: str, account: str) -> str:
         return f"can't be read: run the job as your own service account (identity.service_account): {message}"
     if answer.status_code == 403:
         who = account or "the job's service account"
-        return f"can't be read: {who} has no access, or it doesn't exist: {grant_command(project, secret, account)}"
+        grant = (
+            f"gcloud secrets add-iam-policy-binding {secret} {in_project} "
+            f"--member=serviceAccount:{account or 'ACCOUNT'} --role=roles/secretmanager.secretAccessor"
+        )
+        return f"can't be read: {who} has no access, or it doesn't exist: {grant}"
     if answer.status_code == 404:
         return f"doesn't exist: {message}: gcloud secrets versions list {secret} {in_project}"
     if "DISABLED" in message and number != "latest":
         return f"can't be read: {message}: gcloud secrets versions enable {number} --secret={secret} {in_project}"
     return f"can't be read: {message}"
-
-
-def grant_command(project: str, secret: str, account: str) -> str:
-    """Return the command that grants `account` access to one secret."""
-    return (
-        f"gcloud secrets add-iam-policy-binding {secret} --project={project} "
-        f"--member=serviceAccount:{account or 'ACCOUNT'} --role=roles/secretmanager.secretAccessor"
-    )
 
 
 def message_and_reason(answer: Any) -> tuple[str, str]:

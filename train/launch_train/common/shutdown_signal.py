@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import FrameType
 
 from launch_train.common import contract
-
-PREEMPTION_SECONDS = 14.0
-"""Seconds from the notice of a preemption to a durable checkpoint: less than torchrun gives its processes (Timing)."""
 
 PEER_SECONDS = 3.0
 """Time that a rank has to exit by itself once a peer has failed, before its watching thread ends it."""
@@ -39,9 +38,17 @@ class ShutdownSignal:
         """The whole machine must stop, so all ranks can save.
 
         Without a node (no notice file) every signal means that. The node withdraws its notice when the processes of
-        another node have failed.
+        another node have failed. If the machine ends much later, the notice comes long before the signal.
         """
-        return bool(self.signum) and (not self._notice or Path(self._notice).exists())
+        return os.path.exists(self._notice) if self._notice else bool(self.signum)  # noqa: PTH110 - in each step
+
+    @property
+    def save_by(self) -> float:
+        """time.monotonic() by which a checkpoint must be durable; infinity if nothing has reached this process."""
+        with suppress(OSError, ValueError, IndexError):  # no node, no notice, or one written on a full disk
+            until = float(Path(self._notice or os.devnull).read_text().split()[1])
+            return time.monotonic() + until - time.time() - (contract.NOTICE_SECONDS - contract.SAVE_SECONDS)
+        return self.at + contract.SAVE_SECONDS if self.at else math.inf
 
     def raise_if_peer_failed(self) -> None:
         """Raise SystemExit if the signal means that a peer has failed: the ranks can no longer agree on anything."""

@@ -9,13 +9,16 @@ from typing import Protocol
 
 import torch
 
-Times = list[tuple[float, float]]
-"""For each step: its duration in seconds, and the Unix time of its end."""
+Times = list[tuple[float, float, float]]
+"""For each step: its duration in seconds, the Unix time of its end, and the seconds until its lap (0: none)."""
 
 
 class Stopwatch(Protocol):
     def start(self) -> None:
         """Start a step."""
+
+    def lap(self) -> None:
+        """Mark the moment in the step after which it may wait for other ranks."""
 
     def stop(self) -> None:
         """End the step: its work is done, or queued on the device."""
@@ -29,11 +32,8 @@ def stopwatch(device: torch.device) -> Stopwatch:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return CudaStopwatch()
-    return HostStopwatch(torch.mps.synchronize if device.type == "mps" else _no_wait)
-
-
-def _no_wait() -> None:
-    """Do nothing: CPU work is complete when the call returns."""
+    # Work on the CPU is complete when the call returns.
+    return HostStopwatch(torch.mps.synchronize if device.type == "mps" else lambda: None)
 
 
 class HostStopwatch:
@@ -42,15 +42,18 @@ class HostStopwatch:
     def __init__(self, done: Callable[[], None]) -> None:
         """`done` returns once the device has finished."""
         self._done = done
-        self._began = 0.0
+        self._began = self._lap = 0.0
         self._times: Times = []
 
     def start(self) -> None:
-        self._began = time.perf_counter()
+        self._began = self._lap = time.perf_counter()
+
+    def lap(self) -> None:
+        self._lap = time.perf_counter()
 
     def stop(self) -> None:
         self._done()
-        self._times.append((time.perf_counter() - self._began, time.time()))
+        self._times.append((time.perf_counter() - self._began, time.time(), self._lap - self._began))
 
     def read(self) -> Times:
         times, self._times = self._times, []
@@ -62,24 +65,31 @@ class CudaStopwatch:
 
     def __init__(self) -> None:
         self._began: torch.cuda.Event | None = None
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._lap: torch.cuda.Event | None = None
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        self._began = _record_event()
+        self._began, self._lap = _record_event(), None
+
+    def lap(self) -> None:
+        self._lap = _record_event()
 
     def stop(self) -> None:
         """End the step, if one was started."""
         if self._began:
-            self._events.append((self._began, _record_event()))
+            self._events.append((self._began, self._lap or self._began, _record_event()))
 
     def read(self) -> Times:
         events, self._events = self._events, []
         if not events:
             return []
-        last = events[-1][1]
+        last = events[-1][-1]
         last.synchronize()
         now = time.time()
-        return [(a.elapsed_time(b) / 1e3, now - b.elapsed_time(last) / 1e3) for a, b in events]
+        return [
+            (began.elapsed_time(end) / 1e3, now - end.elapsed_time(last) / 1e3, began.elapsed_time(lap) / 1e3)
+            for began, lap, end in events
+        ]
 
 
 def _record_event() -> torch.cuda.Event:

@@ -29,6 +29,20 @@ def si(value: float | None) -> str:
     return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
 
 
+def elapsed(seconds: float) -> str:
+    """Return a duration in two units: `42 s`, `3 min 20 s`, `5 h 10 min` or `4 d 7 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(whole / 60)
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24} h"
+
+
 def clock(seconds: float) -> str:
     """Return a duration as a clock shows it: `0:41`, `12:05`, `3:00:00`."""
     minutes, s = divmod(max(0, round(seconds)), 60)

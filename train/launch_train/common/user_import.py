@@ -49,7 +49,8 @@ def load(name: str, key: str = "run.config") -> UserFunction:
     module = _module(module_name, f"{key}: {name}")
     where = f"{key}: {name}: {_place(getattr(module, '__file__', None) or module_name)}"
     if not hasattr(module, attribute):
-        raise UsageError(f"{where} has no {attribute}{_suggestion(attribute, _public(module))}")
+        public = [member for member in vars(module) if not member.startswith("_")]
+        raise UsageError(f"{where} has no {attribute}{_suggestion(attribute, public)}")
     function = getattr(module, attribute)
     if not callable(function):
         raise UsageError(f"{where}: {attribute} is not a function (type: {type(function).__name__})")
@@ -109,10 +110,6 @@ def _modules(folder: Path) -> Iterator[str]:
                 yield ".".join(parts)
 
 
-def _public(module: ModuleType) -> list[str]:
-    return [name for name in vars(module) if not name.startswith("_")]
-
-
 def _suggestion(name: str, known: Iterable[str]) -> str:
     near = did_you_mean(name, known)
     return f"; {near}" if near else ""
@@ -130,21 +127,19 @@ def describe_error(error: BaseException) -> str:
 
 def _where(error: BaseException) -> str:
     """Return the last line of the user's code in the traceback, else the last line outside of this package."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_own_file(frame.filename)]
-    mine = [frame for frame in frames if Path(frame.filename).is_relative_to(_code()) and _is_user_code(frame.filename)]
+    frames: list[traceback.FrameSummary] = []
+    user_frames: list[traceback.FrameSummary] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(Path(__file__).parents[1]) or frame.filename.startswith("<frozen importlib"):
+            continue
+        frames.append(frame)
+        if path.is_relative_to(_code()) and "site-packages" not in path.parts:  # a virtual environment may be in it
+            user_frames.append(frame)
     if not frames:
         return "when it was called"
-    last = (mine or frames)[-1]
+    last = (user_frames or frames)[-1]
     return f"at {_place(last.filename)}:{last.lineno}"
-
-
-def _is_own_file(filename: str) -> bool:
-    return Path(filename).is_relative_to(Path(__file__).parents[1]) or filename.startswith("<frozen importlib")
-
-
-def _is_user_code(filename: str) -> bool:
-    """Return whether a file isn't an installed package's: the folder of the code may contain a virtual environment."""
-    return "site-packages" not in Path(filename).parts
 
 
 def _place(filename: str) -> str:

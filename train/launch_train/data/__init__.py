@@ -39,7 +39,10 @@ def open_data(config: Config, ranks: Ranks) -> Source:
     """
     path = config.data.path
     if _CODE.fullmatch(path):
-        return _own(config, ranks)
+        from launch_train.data.user_dataset import open_own
+
+        settings = {"seed": config.seed, "batch_size": config.batch_size, "steps": config.steps}
+        return open_own(path, config.data.settings, **settings, ranks=ranks)
     if path == "synthetic":
         return _synthetic(config, ranks)
     found = run_once_per_node(ranks, lambda: _prepared(config, ranks))
@@ -67,13 +70,6 @@ def open_decoder(config: Config, source: Source) -> Decode | None:
 # --- One function per kind of data ------------------------------------------------------------------------------------
 
 
-def _own(config: Config, ranks: Ranks) -> Source:
-    from launch_train.data.user_dataset import open_own
-
-    asked = {"seed": config.seed, "batch_size": config.batch_size, "steps": config.steps}
-    return open_own(config.data.path, config.data.settings, **asked, ranks=ranks)
-
-
 def _synthetic(config: Config, ranks: Ranks) -> Source:
     model, rest = config.model, (config.seed, config.batch_size, ranks.device)
     if isinstance(model, ResNet):
@@ -94,8 +90,9 @@ def _synthetic(config: Config, ranks: Ranks) -> Source:
 def _text(config: Config, corpus: Corpus, ranks: Ranks) -> Source:
     text = Text(corpus, _block_size(config), config.seed, config.batch_size, ranks.device)
     source = _hidden(config, text, ranks) if _hides(config) else text
-    size = _vocab_size(config.model)
-    if size is not None and size < corpus.vocab_size and corpus.tokenizer == PRETOKENISED:
+    model = config.model
+    size = model.settings.get("vocab_size") if isinstance(model, ExternalModel) else getattr(model, "vocab_size", None)
+    if isinstance(size, int) and size < corpus.vocab_size and corpus.tokenizer == PRETOKENISED:
         from launch_train.data.token_shards import require_vocabulary
 
         require_vocabulary(corpus, size)
@@ -289,11 +286,6 @@ def _block_size(config: Config) -> int:
     if size is None:
         raise UsageError("data: block_size (tokens per sample) is required: data: {block_size: 1024}")
     return int(size)
-
-
-def _vocab_size(model: Shape) -> int | None:
-    given = model.settings.get("vocab_size") if isinstance(model, ExternalModel) else getattr(model, "vocab_size", None)
-    return given if isinstance(given, int) else None
 
 
 def _number(model: ExternalModel, default: int, *names: str) -> int:

@@ -102,7 +102,10 @@ def _split(url: str) -> tuple[str, str]:
 
 def _listed(folder: Objects, path: str, url: str) -> tuple[str, list[Object]]:
     """Return the folder that the objects' local names are relative to (or the object's own name), and the objects."""
-    fixed, is_wanted = _matcher(path)
+    wildcard = _WILDCARD.search(path)
+    expression = "".join(_AS_EXPRESSION.get(part, part if part[0] == "[" else re.escape(part)) for part in _parts(path))
+    is_wanted = re.compile(f"{expression}(/.*)?" if path else ".*", re.DOTALL).fullmatch
+    fixed = path[: wildcard.start()] if wildcard else path
     found = [one for one in folder.objects(fixed) if is_wanted(one.name) and not one.name.startswith(OWN)]
     if not found:
         raise UsageError(f"data: {url} does not exist")
@@ -118,15 +121,6 @@ def _data_errors() -> Iterator[None]:
         raise UnfitError(f"data: {error}") from error
     except OutputError as error:
         raise UsageError(f"data: {error}") from error
-
-
-def _matcher(path: str) -> tuple[str, Callable[[str], object]]:
-    """Return the part of a path before its first wildcard, and a test of object names: those that match, and what is
-    below them."""
-    wildcard = _WILDCARD.search(path)
-    expression = "".join(_AS_EXPRESSION.get(part, part if part[0] == "[" else re.escape(part)) for part in _parts(path))
-    matches = re.compile(f"{expression}(/.*)?" if path else ".*", re.DOTALL).fullmatch
-    return path[: wildcard.start()] if wildcard else path, matches
 
 
 def _parts(path: str) -> list[str]:
@@ -208,17 +202,13 @@ class _Cache:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(self._kept(one), target)
             making.chmod(0o755)
-            _appear(making, tree)
+            try:
+                making.rename(tree)
+            except OSError:
+                if not tree.is_dir():  # another process may have created it first
+                    raise
         finally:
             shutil.rmtree(making, ignore_errors=True)
-
-
-def _appear(making: Path, tree: Path) -> None:
-    try:
-        making.rename(tree)
-    except OSError:
-        if not tree.is_dir():  # another process may have created it first
-            raise
 
 
 class _DownloadReporter:

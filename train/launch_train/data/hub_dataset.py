@@ -41,7 +41,11 @@ def fetch(name: str, cache: Path) -> str:
             wanted = pattern or f"files of data ({', '.join(DATA)})"
             raise UsageError(f"data: {name}: the hub has no {wanted} in it: name them, hf:{repo}/FOLDER/*.parquet")
         if not pattern:
-            _require_one_configuration(repo, files)
+            folders = sorted({file.partition("/")[0] for file in files if "/" in file})
+            # Several folders that are not splits may hold the same text twice.
+            if len(folders) > 1 and not any("train" in folder for folder in folders):
+                some = ", ".join(folders[:6])
+                raise UsageError(f"data: hf:{repo} has the folders {some}: choose one, hf:{repo}/{folders[0]}/*")
         snapshot = snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=files)
     except UsageError:
         raise
@@ -76,14 +80,6 @@ def _files(repo: str, revision: str | None, pattern: str | None) -> tuple[str, l
         if files:
             break
     return str(info.sha), files
-
-
-def _require_one_configuration(repo: str, files: list[str]) -> None:
-    """Raise UsageError if there are several folders, unless they are splits: they may hold the same text twice."""
-    folders = sorted({name.partition("/")[0] for name in files if "/" in name})
-    if len(folders) > 1 and not any("train" in folder for folder in folders):
-        some = ", ".join(folders[:6])
-        raise UsageError(f"data: hf:{repo} has the folders {some}: choose one, hf:{repo}/{folders[0]}/*")
 
 
 def _explained(name: str, repo: str, error: Exception) -> Exception:

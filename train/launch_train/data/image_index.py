@@ -191,7 +191,9 @@ def scanned(shard: Path, number: int) -> list[Row]:
     try:
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
-                key, suffix = _key(member.name)
+                # The key of a/b.c.jpg is a/b: it ends at the file name's first dot.
+                folder, slash, file = member.name.rpartition("/")
+                key, suffix = folder + slash + file.partition(".")[0], Path(file).suffix.lower()
                 if member.isfile() and suffix in SUFFIXES:
                     images[key] = member
                 elif member.isfile() and suffix in (".cls", ".json"):
@@ -213,12 +215,6 @@ def _ends(shard: Path) -> bool:
     with shard.open("rb") as file:
         file.seek(-min(shard.stat().st_size, 2 * tarfile.BLOCKSIZE), os.SEEK_END)
         return file.read() == bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _key(name: str) -> tuple[str, str]:
-    """Split a name into key and suffix: `a/b.c.jpg` into (`a/b`, `.jpg`). A key ends at the file name's first dot."""
-    folder, slash, file = name.rpartition("/")
-    return folder + slash + file.partition(".")[0], Path(file).suffix.lower()
 
 
 def _label(content: bytes, where: str) -> int:

@@ -6,12 +6,12 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from launch_train.common.cgroup import cores, find_cgroup, free_memory
 from launch_train.common.config import Loader
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
@@ -19,13 +19,14 @@ from launch_train.common.text import plural, si
 from launch_train.data.batch import count_samples, map_tensors, move_to
 from launch_train.data.map_dataset import size
 from launch_train.data.source import Batch, Source
-from launch_train.data.workers import BatchKey, Pool, WorkerDataset, pickling_error, prepare_batch, start_server
-
-MOST = 8
-"""Upper bound for the default number of worker processes per rank."""
+from launch_train.data.workers import BatchKey, Pool, WorkerDataset, pickled_size, prepare_batch, start_server
 
 SHM, SHM_PART = "/dev/shm", 0.8  # noqa: S108 - where processes share memory
 """Workers pass batches through shared memory. The rest of it is left for NCCL."""
+
+WORKER_BYTES, MEMORY_PART = 100 << 20, 0.5
+"""Memory of a worker's own besides its copy of the dataset (22 MB measured, without the user's modules), and the share
+of a node's free memory that the default number of workers may take."""
 
 
 class BatchLoader:
@@ -90,14 +91,18 @@ class BatchLoader:
         sample = self._source.train(1, slice(first, first + 1))
         _check_sample(sample)
         need = size(sample) * (self._share.stop - first)
-        self._workers, self._prefetch, self.choice = choose_workers(loader, local_resources(os.environ), need)
-        if not self._workers:
-            return
-        start_server()
-        if problem := pickling_error(WorkerDataset(self._source, self._share)):
+        dataset, problem = 0, ""
+        if loader.workers != 0:
+            dataset, problem = pickled_size(WorkerDataset(self._source, self._share))
+        shm = shutil.disk_usage(SHM).free if Path(SHM).is_dir() else float("inf")
+        here = Resources(cores(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1), shm, free_memory(find_cgroup()))
+        self._workers, self._prefetch, self.choice = choose_workers(loader, here, need, dataset)
+        if self._workers and problem:
             self._workers, self.choice = 0, Choice("loader", "main process", "the dataset can't be pickled")
             if first == 0:
                 print(f"loader: the dataset can't be sent to a worker process: {problem}", flush=True)
+        elif self._workers:
+            start_server()
 
     def _started(self, step: int) -> Pool:
         asked = WorkerDataset(self._source, self._share), self._workers, self._prefetch, step
@@ -120,11 +125,13 @@ def _check_sample(sample: Batch) -> None:
 
 
 class Resources(NamedTuple):
-    """Resources of a node for worker processes: cores, ranks that share them, free bytes of shared memory."""
+    """Resources of a node for worker processes: cores, ranks that share them, free bytes of shared memory and of all
+    memory."""
 
     cores: int
     ranks: int
     shm: float
+    memory: float
 
 
 class WorkerPlan(NamedTuple):
@@ -135,35 +142,23 @@ class WorkerPlan(NamedTuple):
     choice: Choice
 
 
-def choose_workers(loader: Loader, here: Resources, need: int) -> WorkerPlan:
-    """Choose the number of workers: as set in the spec, else the rank's cores minus one for training.
+def choose_workers(loader: Loader, here: Resources, need: int, dataset: int = 0) -> WorkerPlan:
+    """Choose the number of workers: as set in the spec, else the rank's cores minus one for training, and no more than
+    the memory has room for.
 
     At most as many batches as fit into shared memory are prepared ahead: a worker that finds it full dies silently.
-    `need`: bytes of a rank's batch.
+    `need`: bytes of a rank's batch; `dataset`: bytes of the pickled dataset.
     """
-    free_cores = here.cores // here.ranks - 1
-    workers = min(MOST, max(0, free_cores)) if loader.workers is None else loader.workers
-    why = f"{here.cores} cores for {plural(here.ranks, 'rank')}" if loader.workers is None else "set in the spec"
-    room = int(SHM_PART * here.shm / here.ranks / max(1, need))
+    workers, why = loader.workers, "set in the spec"
+    if workers is None:
+        workers, why = max(0, here.cores // here.ranks - 1), f"{here.cores} cores for {plural(here.ranks, 'rank')}"
+        fitting = MEMORY_PART * here.memory / here.ranks / (WORKER_BYTES + dataset)
+        if fitting < workers:
+            workers, why = int(fitting), f"{si(here.memory)}B of memory free, {si(WORKER_BYTES + dataset)}B per worker"
+    room = SHM_PART * here.shm / here.ranks / max(1, need)  # inf where a machine has no shared memory of its own
     prefetch = loader.prefetch
     if workers * prefetch > room:
-        workers, prefetch = (room // prefetch, prefetch) if room >= prefetch else (min(1, room), 1)
+        workers, prefetch = (int(room) // prefetch, prefetch) if room >= prefetch else (min(1, int(room)), 1)
         why = f"{SHM} has only {si(here.shm)}B free"
     chosen = plural(workers, "process") if workers else "main process"
     return WorkerPlan(workers, prefetch, Choice("loader", chosen, why))
-
-
-def local_resources(environ: Mapping[str, str]) -> Resources:
-    """Return the resources of this node."""
-    shm = shutil.disk_usage(SHM).free if Path(SHM).is_dir() else float("inf")
-    return Resources(cores(), int(environ.get("LOCAL_WORLD_SIZE") or 1), shm)
-
-
-def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the number of cores that this process may use; a container may be limited to some."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = limit.read_text().split()
-        return max(1, min(available, int(quota) // int(period)))
-    except (OSError, ValueError):  # not limited: "max"
-        return available

@@ -4,6 +4,7 @@ or Python's standard library."""
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -160,16 +161,15 @@ def stdlib_files(root: Path) -> list[Path]:
 
     Sorted by a hash of their names, so that the held-out end is a representative sample; at most STDLIB_CAP bytes.
     """
-    parts = ((path, path.relative_to(root)) for path in root.rglob("*.py"))
-    files = [(_digest(name), path) for path, name in parts if not _LEFT_OUT.intersection(name.parts)]
+    files = list[tuple[bytes, Path]]()
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]  # site-packages may hold 100,000 files
+        paths = (Path(folder, name) for name in names if name.endswith(".py"))
+        files += [(hashlib.sha256(path.relative_to(root).as_posix().encode()).digest(), path) for path in paths]
     return list(_up_to(STDLIB_CAP, (path for _, path in sorted(files))))
 
 
 _LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "encodings", "pydoc_data"})
-
-
-def _digest(name: Path) -> bytes:
-    return hashlib.sha256(name.as_posix().encode()).digest()
 
 
 def _up_to(cap: int, files: Iterable[Path]) -> Iterator[Path]:

@@ -16,10 +16,10 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from launch_train.common.cgroup import cores
 from launch_train.common.errors import UsageError
 from launch_train.data import tables
 from launch_train.data.files import find_files, split_by_name
-from launch_train.data.loader import cores
 from launch_train.data.source import HELD_OUT_SHARE
 from launch_train.data.token_file import BLOCK, PRETOKENISED, Corpus, Shard, count, sampled_entropy, split, temporary
 
@@ -54,7 +54,10 @@ def prepare(
     """
     files = _shards(data, column)
     train, rest = split_by_name(files, data) if by_name else (files, [])
-    shards, held = ([read_shard(_mappable(path, cache), dtype) for path in paths] for paths in (train, rest))
+    shards, held = (
+        [read_shard(tables.write_tokens(path, cache) if tables.are_in(path) else path, dtype) for path in part]
+        for part in (train, rest)
+    )
     found = _examined(shards, held, cache)
     return Corpus(
         shards=tuple(shards),
@@ -93,10 +96,6 @@ def _is_shard(path: Path, column: str) -> bool:
         start = b""
     is_named = path.suffix.lower() in SUFFIXES and not start.startswith(NOT_TOKENS)
     return is_named or start.startswith(NUMPY) or _magic(start) in LLMC or tables.hold_tokens(path, column)
-
-
-def _mappable(path: Path, cache: Path) -> Path:
-    return tables.write_tokens(path, cache) if tables.are_in(path) else path
 
 
 def _magic(start: bytes) -> tuple[int, int]:

@@ -20,12 +20,12 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from launch_train.common.cgroup import cores
 from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.storage.objects import Object
 from launch_train.common.text import si
 from launch_train.data.files import opened
 from launch_train.data.gcs_cache import stream
-from launch_train.data.loader import cores
 from launch_train.data.text import are_records, documents, files_of
 from launch_train.data.token_file import BLOCK, Corpus, Shard, TokenStatistics, measured, temporary
 from launch_train.data.token_store import TokenStore
@@ -147,7 +147,10 @@ def prepare_files(
     A JSON Lines file has one document per line, and a table one per row, both in `column`; any other file is one
     document. All but tables may be compressed (.gz, .zst).
     """
-    key = _key(files, tokenizer, column)
+    other_column = f" {column}" if column != "text" else ""
+    digest = hashlib.sha256(f"{VERSION} {PIECE} {tokenizer.digest} {tokenizer.end}{other_column}".encode())
+    files.identify(digest)
+    key = digest.hexdigest()
     tokens, about = cache / f"{key}.tokens", cache / f"{key}.json"
     known = _known(tokens, about, tokenizer)
     if known is None:
@@ -172,14 +175,6 @@ def prepare_files(
         mask=tokenizer.vocab_size if tokenizer.mask is None else tokenizer.mask,
         end=tokenizer.end,
     )
-
-
-def _key(files: TextFiles, tokenizer: Tokenizer, column: str) -> str:
-    """Return a digest of everything that the tokens depend on."""
-    key = f" {column}" if column != "text" else ""
-    digest = hashlib.sha256(f"{VERSION} {PIECE} {tokenizer.digest} {tokenizer.end}{key}".encode())
-    files.identify(digest)
-    return digest.hexdigest()
 
 
 def _known(tokens: Path, about: Path, tokenizer: Tokenizer) -> tuple[TokenStatistics, int] | None:

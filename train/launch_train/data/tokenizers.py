@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from launch_train.common.cgroup import cores
 from launch_train.common.errors import UnfitError, UsageError
-from launch_train.data.loader import cores
 
 NETWORK_SECONDS = 60.0
 """Timeout for the download of tiktoken's vocabulary (1 to 2 MB)."""
@@ -73,18 +73,14 @@ def _hugging_face(name: str) -> Tokenizer:
     return Tokenizer(
         name=path.name,
         digest=hashlib.sha256(content).hexdigest(),
-        vocab_size=_highest(made) + 1,
+        vocab_size=max(made.get_vocab(with_added_tokens=True).values(), default=-1)
+        + 1,  # not the size: it may have gaps
         end=_first(made.token_to_id, (said.get("eos_token"), said.get("sep_token"), *_ENDS)),
         mask=_first(made.token_to_id, (said.get("mask_token"), *_MASKS)),
         encode=lambda texts: [one.ids for one in made.encode_batch_fast(texts, add_special_tokens=False)],
         decode=made.decode,
         origin=str(path.resolve()),
     )
-
-
-def _highest(tokenizer: Any) -> int:
-    """Return the highest token id. A vocabulary may have gaps, so its size is not enough."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
 def _config(path: Path) -> Mapping[str, Any]:

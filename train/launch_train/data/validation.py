@@ -35,19 +35,15 @@ class Unsuited(NamedTuple):
 
 def unsuited(batch: Batch, requirements: BatchRequirements) -> Unsuited | None:
     """Return the first problem of a batch, or None. Of mappings, only `input_ids` or `pixel_values` is validated."""
-    inputs, targets = batch
-    first = _main(inputs, requirements)
+    first: Any
+    first, targets = batch
+    if isinstance(first, Mapping):
+        first = first.get("input_ids" if requirements.takes == "tokens" else "pixel_values")
     if not isinstance(first, Tensor):
         return None  # other inputs that a model may accept by name
     if wrong := (_tokens if requirements.takes == "tokens" else _images)(first, requirements):
         return wrong
     return _targets(targets, requirements) if requirements.judges and isinstance(targets, Tensor) else None
-
-
-def _main(inputs: Any, requirements: BatchRequirements) -> Any:
-    if isinstance(inputs, Mapping):
-        return inputs.get("input_ids" if requirements.takes == "tokens" else "pixel_values")
-    return inputs
 
 
 def _tokens(tokens: Tensor, requirements: BatchRequirements) -> Unsuited | None:

@@ -209,13 +209,12 @@ def _started(
         )
 
 
-def pickling_error(dataset: WorkerDataset) -> str:
-    """Return why the dataset can't be pickled; empty if it can."""
+def pickled_size(dataset: WorkerDataset) -> tuple[int, str]:
+    """Return the bytes of the pickled dataset, of which each worker has a copy, and why it can't be pickled, or ""."""
     try:
-        ForkingPickler.dumps(dataset)
+        return len(ForkingPickler.dumps(dataset)), ""
     except Exception as error:  # noqa: BLE001 - custom __reduce__ may raise anything; shared memory may be full
-        return _line(error) or type(error).__name__
-    return ""
+        return 0, _line(error) or type(error).__name__
 
 
 def _line(error: BaseException) -> str:

@@ -8,18 +8,22 @@ an all-reduce costs a millisecond of the CPU cores that gloo shares with the tra
 
 from __future__ import annotations
 
+import math
+import time
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from launch_train.distributed.process_group import TIMEOUT, Ranks
+from launch_train.common import contract
+from launch_train.common.shutdown_signal import ShutdownSignal
+from launch_train.distributed.process_group import TIMEOUT, Ranks, gather
 
 LONG_SECONDS = 0.5
 """Steps longer than this are agreed on at once."""
 
 VOTE_SECONDS = 0.2
-"""Least time between two votes. A preemption is agreed on after two votes, which leaves 14 s or more."""
+"""Least time between two votes. A preemption is agreed on after two votes."""
 
 
 class StepVote(NamedTuple):
@@ -33,6 +37,16 @@ class StepVote(NamedTuple):
 
     def __or__(self, other: StepVote) -> StepVote:
         return StepVote(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def seconds_to_save(ranks: Ranks, shutdown: ShutdownSignal) -> float:
+    """Return the seconds in which a checkpoint must be durable: the least that any machine of the run has left.
+    Collective."""
+    began = time.monotonic()
+    seconds = min(gather(ranks, shutdown.save_by - began))
+    if math.isinf(seconds):  # a notice that no machine could write
+        seconds = contract.SAVE_SECONDS
+    return seconds - (time.monotonic() - began)
 
 
 class Agreement:

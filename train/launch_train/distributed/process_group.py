@@ -236,7 +236,9 @@ def should_report(ranks: Ranks | None, error: BaseException) -> bool:
     ours, first = isinstance(error, TrainError), ranks.rank == 0
     with suppress(RuntimeError):  # the store has exited with rank 0
         if isinstance(error, RuntimeError) or (ours and not first):
-            _wait_for(ranks.store, _REPORTED, REPORT_SECONDS)
+            deadline = time.monotonic() + REPORT_SECONDS
+            while not ranks.store.check([_REPORTED]) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS / 5)
         same = ranks.store.add(f"{_REPORTED}/{error}", 1) > 1
         alone = ranks.store.add(_REPORTED, 1) == 1
         return (alone or first) and not same if ours else alone or not (same or isinstance(error, RuntimeError))
@@ -244,12 +246,6 @@ def should_report(ranks: Ranks | None, error: BaseException) -> bool:
 
 
 _REPORTED = "reported"
-
-
-def _wait_for(store: Store, key: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not store.check([key]) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS / 5)
 
 
 def gather(ranks: Ranks, value: T) -> list[T]:

@@ -21,8 +21,10 @@ from launch_train.checkpointing import reader, retention
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.common import contract
 from launch_train.common.errors import OutputError, TrainError, UsageError
+from launch_train.common.scratch import temporary_folder
 from launch_train.common.storage import LocalFolder, Storage, open_storage
 from launch_train.common.storage.local import explain_disk_error
+from launch_train.export import tokenizer as tokenizers
 
 if TYPE_CHECKING:
     from launch_train.export.formats import Writer
@@ -83,11 +85,14 @@ def export(
     target: str,
     *,
     weights_only: bool = False,
+    tokenizer: str | None = None,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Exported:
     """Write the checkpoint to the folder `target` (local or gs://…), which must be empty or not exist.
 
-    A local folder appears when it is complete. `weights_only` leaves out the optimizer's state (hf, dcp).
+    A local folder appears when it is complete. `weights_only` leaves out the optimizer's state (hf, dcp). `tokenizer`
+    is a tokenizer.json (local or gs://…) to write beside the weights. The checkpoint is data that others may have
+    written: it is not obeyed, only read.
 
     Raises UsageError (the folder is not empty, a package is missing, the model has no such format), CheckpointError
     (the checkpoint is damaged) and OutputError (storage, full disk).
@@ -95,15 +100,19 @@ def export(
     out = open_storage(target)
     if found := out.list(""):
         raise UsageError(f"{out.url} is not empty ({found[0]}); choose a new folder")
-    write = _writer(kind, manifest.about, weights_only)
+    with _damage_as_error(manifest):
+        write, notes = _writer(kind, manifest.about, weights_only), [*tokenizers.missing(manifest.about, tokenizer)]
+        content = tokenizers.read(tokenizer) if tokenizer else tokenizers.of_run(manifest.about)
     facts = json.dumps({"run_folder": storage.url, "step": manifest.step, **manifest.about}, indent=2)
-    with _staging(out, facts) as folder, tempfile.TemporaryDirectory(prefix="launch-export-") as scratch:
+    with _staging(out, facts) as folder, temporary_folder("export") as scratch:
         if kind != "hf":
             (folder / CONFIG).write_text(facts)
         say(f"reading the checkpoint of step {manifest.step}, {manifest.bytes / 1e6:,.1f} MB")
-        with _disk_errors(Path(scratch), folder):
+        with _damage_as_error(manifest, Path(scratch), folder):
             shards = reader.read_all(manifest.folder, reader.fetch(storage, manifest, Path(scratch)))
-            notes = write(manifest, shards, Path(scratch), folder)
+            notes += write(manifest, shards, Path(scratch), folder)
+            for name, text in content.items():
+                (folder / name).write_bytes(text)
         files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
         if not isinstance(out, LocalFolder):
             for name, size in files.items():
@@ -141,7 +150,7 @@ def _staging(out: Storage, facts: str) -> Iterator[Path]:
         return
     out.write(CONFIG, facts.encode())  # before the download: it fails here if nothing may be written
     try:
-        with tempfile.TemporaryDirectory(prefix="launch-export-") as temporary:
+        with temporary_folder("export") as temporary:
             yield Path(temporary)
     except BaseException:
         with suppress(TrainError):
@@ -166,11 +175,16 @@ def _renamed(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _disk_errors(*folders: Path) -> Iterator[None]:
-    """Raise OutputError if the disk of one of the folders is full: torch and safetensors raise their own errors."""
+def _damage_as_error(manifest: Manifest, *folders: Path) -> Iterator[None]:
+    """Raise CheckpointError for content that launch hasn't written, and OutputError if the disk of one of the folders
+    is full: torch, safetensors and transformers raise their own errors."""
     try:
         yield
+    except (TrainError, MemoryError):
+        raise
     except OSError as error:
+        if not folders:
+            raise
         folder = next((each for each in folders if each in Path(error.filename or "").parents), folders[0])
         raise OutputError(f"{folder} can't be written: {explain_disk_error(error, folder / CONFIG)}") from error
     except Exception as error:
@@ -178,7 +192,8 @@ def _disk_errors(*folders: Path) -> Iterator[None]:
             if shutil.disk_usage(folder).free < NEARLY_FULL:
                 full = explain_disk_error(OSError(errno.ENOSPC, ""), folder / CONFIG)
                 raise OutputError(f"{folder} can't be written: {full}") from error
-        raise
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise CheckpointError(f"{manifest.folder} can't be exported: {type(error).__name__}: {reason}") from error
 
 
 NEARLY_FULL: Final = 1 << 20

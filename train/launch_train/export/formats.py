@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from torch import Tensor
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.checkpointing.partition import State
 from launch_train.common.errors import UsageError
-from launch_train.export import tokenizer
 from launch_train.export.mapped import state_of
 
 Writer = Callable[[Manifest, Sequence[Mapping[str, Any]], Path, Path], list[str]]
@@ -48,7 +48,7 @@ def _write_model(kind: str, manifest: Manifest, state: State, folder: Path, weig
     else:
         named = {} if weights_only else {"optimizer": named_optimizer(state["optimizer"], trained(about))}
         _save_dcp({"model": model, **named}, folder)
-    return tokenizer.write(about["config"], folder)
+    return []
 
 
 def save_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -110,6 +110,8 @@ def _write_script(kind: str, manifest: Manifest, state: State, folder: Path, wei
         what = "flat dict of tensors" if kind == "safetensors" else "state dict"
         raise UsageError(f"the script's checkpoint has no {what}, only {', '.join(decoded) or 'nothing'}")
     for name, value in entries.items():
+        if not re.fullmatch(r"\w[\w. -]{0,99}", str(name)):
+            raise UsageError(f"the state's name {str(name)[:100]!r} can't be the name of a file; use --format dcp")
         if kind == "safetensors":
             save_safetensors(value, folder / f"{name}.safetensors")
         else:

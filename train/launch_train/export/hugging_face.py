@@ -6,11 +6,13 @@ transformers keep their own names.
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +22,10 @@ from launch_train.checkpointing.partition import State
 from launch_train.common.config import Gpt, Optimizer
 from launch_train.common.config.settings import kind_of
 from launch_train.common.errors import UsageError
-from launch_train.export import formats, tokenizer
+from launch_train.export import formats
 from launch_train.export.mapped import copied, empty, state_of
 from launch_train.models.bert import NORM
+from launch_train.models.hugging_face import HEADS, NOT_THEIRS
 from launch_train.performance.optimizer import learning_rate
 
 
@@ -71,8 +74,9 @@ def _recipe(about: Mapping[str, Any]) -> Recipe:
         )
     in_loss = "model." if about["config"]["loss"] else ""  # a custom loss has the model inside
     if "hf" in about:
-        return Recipe(about["hf"]["class"], about["hf"]["config"], prefix=f"{in_loss}model.")
+        return _recipe_of_transformers(about["hf"]["class"], about["hf"]["config"], f"{in_loss}model.")
     model = about["config"]["model"]
+    _check_counts(model)
     name = model["name"]
     if name.startswith("hf:"):
         raise UsageError(
@@ -85,6 +89,53 @@ def _recipe(about: Mapping[str, Any]) -> Recipe:
             "--format safetensors or torch"
         )
     return (_gpt2(model) if kind_of(name) is Gpt else _bert(model))._replace(prefix=in_loss)
+
+
+def _recipe_of_transformers(kind: str, config: Mapping[str, Any], prefix: str) -> Recipe:
+    """Return the recipe of a model that the trainer builds, with the fields that its config class declares.
+
+    Whoever can write to the run folder has written both. Other classes could do anything, and other settings load code
+    from the hub (attn_implementation, auto_map). Raises UsageError.
+    """
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    tables = (getattr(modeling_auto, table) for _, table in HEADS.values())
+    known = [table.get(config["model_type"], ()) for table in tables]
+    if kind not in {name for names in known for name in ((names,) if isinstance(names, str) else names)}:
+        raise UsageError(
+            f"transformers' {config['model_type']!s:.40} has no class {kind!s:.60} that the trainer builds; use "
+            "--format safetensors or torch"
+        )
+    _check_counts(config)
+    return Recipe(kind, _declared(CONFIG_MAPPING[config["model_type"]], config, CONFIG_MAPPING), prefix=prefix)
+
+
+def _declared(kind: Any, config: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a config class declares, and its sub-configs that those declare."""
+    names = {field.name for field in dataclasses.fields(kind)} - NOT_THEIRS | {"model_type"}
+    settings = {name: value for name, value in config.items() if name in names}
+    for name, inner in kind.sub_configs.items():
+        if isinstance(value := settings.get(name), Mapping):
+            settings[name] = _declared(
+                inner if dataclasses.is_dataclass(inner) else types[value["model_type"]], value, types
+            )
+    return settings
+
+
+def _check_counts(config: Any) -> None:
+    """Raise UsageError for more layers than any model has: building them would never end."""
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        counts = value if isinstance(value, list) else [value]
+        if COUNT.search(name) and any(isinstance(count, int) and count > MOST_LAYERS for count in counts):
+            raise UsageError(
+                f"the checkpoint's model has {name}: {value!s:.40}, and at most {MOST_LAYERS} are exported"
+            )
+        _check_counts(value)
+
+
+COUNT: Final = re.compile("layer|depth|expert|stage")
+MOST_LAYERS: Final = 10_000
 
 
 def _gpt2(model: Mapping[str, Any]) -> Recipe:
@@ -165,7 +216,7 @@ def _write(
     formats.save_safetensors(weights, folder / "model.safetensors")
     if names is not None:
         _write_trainer_state(recipe, theirs, manifest, state["optimizer"], names, scratch, folder)
-    return tokenizer.write(manifest.about["config"], folder)
+    return []
 
 
 def _empty_model(recipe: Recipe) -> Any:

@@ -1,33 +1,50 @@
-"""Write a run's tokenizer beside its weights."""
+"""Tokenizers beside exported weights: that of bytes, or a file that the exporting person names.
+
+The file that a checkpoint names is never read: whoever can write to the run folder could name any file of the person's.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from launch_train.common.errors import UsageError
+from launch_train.common.storage import OutputError, open_storage
+
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+LOADED_BY = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}).encode()
 
 
-def write(config: Mapping[str, Any], folder: Path) -> list[str]:
-    """Write the tokenizer of `run.config` to `folder`, as tokenizer.json. Returns what is missing, in words."""
-    if not _reads_text(config):
-        return []
-    name = config["data"]["tokenizer"]
-    if name == "bytes":
-        (folder / FILE).write_text(json.dumps(_of_bytes(), ensure_ascii=False), encoding="utf-8")
-        (folder / SETTINGS).write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-        return []
+def of_run(about: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files of the tokenizer of bytes, if the run used it."""
+    if "script" in about or not _reads_text(about["config"]) or about["config"]["data"]["tokenizer"] != "bytes":
+        return {}
+    return {FILE: json.dumps(_of_bytes(), ensure_ascii=False).encode(), SETTINGS: LOADED_BY}
+
+
+def missing(about: Mapping[str, Any], tokenizer: str | None) -> Iterator[str]:
+    """Yield a line about the run's tokenizer, if it is neither `tokenizer` nor that of bytes."""
+    if tokenizer or "script" in about or not _reads_text(about["config"]):
+        return
+    name = about["config"]["data"]["tokenizer"]
     if name.startswith("tiktoken:"):
-        return [f"no tokenizer exported: it is tiktoken.get_encoding({name.removeprefix('tiktoken:')!r})"]
+        yield f"no tokenizer exported: it is tiktoken.get_encoding({name.removeprefix('tiktoken:')!r})"
+    elif name != "bytes":
+        yield f"no tokenizer exported; to add the run's, which was {name}: --tokenizer FILE"
+
+
+def read(name: str) -> dict[str, bytes]:
+    """Return the files of a tokenizer.json, here or gs://…. Raises UsageError: it can't be read."""
     try:
-        content = _read(name)
-    except OSError as error:
-        return [f"no tokenizer exported: {name} can't be read here ({error.strerror or error})"]
-    (folder / FILE).write_bytes(content)
-    (folder / SETTINGS).write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    return []
+        if not name.startswith("gs://"):
+            return {FILE: Path(name).expanduser().read_bytes(), SETTINGS: LOADED_BY}
+        folder, _, file = name.rpartition("/")
+        return {FILE: open_storage(folder).read(file), SETTINGS: LOADED_BY}
+    except (OSError, OutputError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"--tokenizer {name} can't be read: {reason}") from error
 
 
 def _reads_text(config: Mapping[str, Any]) -> bool:
@@ -35,19 +52,6 @@ def _reads_text(config: Mapping[str, Any]) -> bool:
     model, path = config["model"], config["data"]["path"]
     is_image = model["name"] == "resnet50" or model.get("task") == "image-classification"
     return not is_image and path != "synthetic" and not (":" in path and not path.startswith("gs://"))
-
-
-def _read(name: str) -> bytes:
-    """Return the content of a local file or of an object in a bucket. Raises OSError."""
-    if not name.startswith("gs://"):
-        return Path(name).expanduser().read_bytes()
-    from launch_train.common.storage import OutputError, open_storage
-
-    folder, _, file = name.rpartition("/")
-    try:
-        return open_storage(folder).read(file)
-    except OutputError as error:
-        raise OSError(str(error)) from error
 
 
 def _of_bytes() -> dict[str, Any]:

@@ -27,7 +27,9 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
         self.loss = CrossEntropy()
         self.apply(_init_weights)
-        _scale_residual_init(self, shape.n_layer)
+        for name, parameter in self.named_parameters():
+            if name.endswith("out.weight"):  # as GPT-2: each block adds to the residual twice
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.n_layer))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -98,13 +100,6 @@ def _init_weights(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
-
-
-def _scale_residual_init(model: nn.Module, layers: int) -> None:
-    """Scale the initial output projections by 1 / sqrt(2 layers), as GPT-2: each block adds to the residual twice."""
-    for name, parameter in model.named_parameters():
-        if name.endswith("out.weight"):
-            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
 
 def flops_per_token(shape: Gpt, model: nn.Module) -> float:

@@ -31,6 +31,11 @@ def only_cached(name: str) -> bool:
         raise UsageError(f"model: hf:{name}: it has no config.json; transformers can't build it")
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return True
+    if isinstance(failed, errors.OfflineModeIsEnabled):
+        raise UsageError(
+            f"model: hf:{name}: config.json is not in the local cache, and nothing is downloaded here; download it: "
+            f"hf download {name} config.json; hf:TYPE (hf:llama) with settings needs no hub"
+        )
     raise UsageError(
         f"model: hf:{name}: {constants.ENDPOINT} can't be reached ({_said(failed)}), and nothing is cached here; "
         "hf:TYPE (hf:llama) with settings needs no hub"

@@ -32,16 +32,10 @@ def faults(cards: Sequence[Card], links: Sequence[Sequence[str]] = ()) -> list[G
     """Return the faults of these GPUs, each once with the GPUs that have it."""
     found: dict[GpuFault, list[int]] = {}
     for card in cards:
-        for fault in _faults_of(card):
+        for fault in (*_memory_faults(card), *_use_faults(card), *_speed_faults(card)):
             found.setdefault(fault, []).append(card.number)
     named = [GpuFault(f"{_gpus(indices)}: {fault.text}", fault.is_fatal) for fault, indices in found.items()]
     return [*named, *_slow_links(cards, links)]
-
-
-def _faults_of(card: Card) -> Iterator[GpuFault]:
-    yield from _memory_faults(card)
-    yield from _use_faults(card)
-    yield from _speed_faults(card)
 
 
 def _memory_faults(card: Card) -> Iterator[GpuFault]:
@@ -69,7 +63,8 @@ def _use_faults(card: Card) -> Iterator[GpuFault]:
     elif card.mig:
         yield GpuFault("MIG is on: a process gets one instance, NCCL can't join two, and utilisation isn't measured")
     for process in card.processes:
-        yield GpuFault(f"{process.name} (pid {process.pid}) is on it{_with_gb(process.memory_gb)}")
+        memory = "" if process.memory_gb is None else f" with {process.memory_gb:.1f} GB"
+        yield GpuFault(f"{process.name} (pid {process.pid}) is on it{memory}")
     if not card.processes and not card.mig and (card.used_gb or 0) > FOREIGN_GB:
         yield GpuFault(
             f"{card.used_gb:.1f} of {card.memory_gb or 0:.1f} GB are in use, by a process that can't be seen from here"
@@ -101,10 +96,6 @@ def _slow_links(cards: Sequence[Card], links: Sequence[Sequence[str]]) -> Iterat
         yield GpuFault(
             f"GPU {a} and GPU {b}{more} reach each other by {links[a][b]} instead of NVLink: slow all-reduce"
         )
-
-
-def _with_gb(gigabytes: float | None) -> str:
-    return "" if gigabytes is None else f" with {gigabytes:.1f} GB"
 
 
 def _gpus(indices: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch_train.monitoring.cgroup import Cgroup, find_cgroup
+from launch_train.common.cgroup import Cgroup, find_cgroup
 from launch_train.monitoring.rates import Rates
 from launch_train.telemetry.rows import Row
 

@@ -112,13 +112,10 @@ def _open_gpus(env: Mapping[str, str]) -> Sampler | None:
 def _open_host(env: Mapping[str, str]) -> Sampler | None:
     from launch_train.monitoring.host import open_host
 
-    return open_host(_scratch(env), _root(env))
-
-
-def _scratch(env: Mapping[str, str]) -> Path:
-    """Return the folder whose disk to watch: the run folder if it is on this machine, else the upload spool."""
-    wanted = [env.get(contract.RUN_FOLDER) or "", env.get(contract.SPOOL) or ""]
-    return next((Path(path) for path in wanted if path and Path(path).is_dir()), Path(tempfile.gettempdir()))
+    # The disk to watch is the run folder's if it is on this machine, else the upload spool's.
+    folders = [env.get(contract.RUN_FOLDER) or "", env.get(contract.SPOOL) or ""]
+    scratch = next((Path(path) for path in folders if path and Path(path).is_dir()), Path(tempfile.gettempdir()))
+    return open_host(scratch, _root(env))
 
 
 def _root(env: Mapping[str, str]) -> int:

@@ -80,6 +80,7 @@ _LOST = re.compile(r"Unable to determine the device handle|GPU is lost", re.IGNO
 
 
 def _card(number: int, gpu: Element) -> Card:
+    needs_reset = _any_yes(gpu, "gpu_reset_status/reset_required")
     return Card(
         number,
         _text(gpu, "product_name"),
@@ -89,7 +90,7 @@ def _card(number: int, gpu: Element) -> Card:
         mig=_text(gpu, "mig_mode/current_mig") == "Enabled",
         mig_devices=len(gpu.findall("mig_devices/mig_device")),
         compute_mode=_text(gpu, "compute_mode"),
-        recovery=_recovery(gpu),
+        recovery=_text(gpu, "gpu_recovery_action") or ("Reset" if needs_reset else ""),
         uncorrectable=_uncorrectable(gpu.find("ecc_errors/volatile")),
         remap_pending=_any_yes(gpu, "remapped_rows/remapped_row_pending", "retired_pages/pending_retirement"),
         remap_failed=_any_yes(gpu, "remapped_rows/remapped_row_failure"),
@@ -143,12 +144,6 @@ def _active(gpu: Element, name: str) -> bool:
         f"clocks_throttle_reasons/clocks_throttle_reason_{name}",
     )
     return any(_text(gpu, path) == "Active" for path in paths)
-
-
-def _recovery(gpu: Element) -> str:
-    if action := _text(gpu, "gpu_recovery_action"):
-        return action
-    return "Reset" if _any_yes(gpu, "gpu_reset_status/reset_required") else ""
 
 
 def _uncorrectable(errors: Element | None) -> int:

@@ -39,7 +39,10 @@ Nvml = Any
 def open_gpus(environ: Mapping[str, str], nvml: Nvml = None) -> Gpus | None:
     """Return the GPUs in CUDA_VISIBLE_DEVICES; None without NVML, a driver or a GPU. May take seconds, or hang."""
     try:
-        nvml = nvml or _pynvml()
+        if not nvml:
+            import pynvml
+
+            nvml = pynvml
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         names = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
@@ -47,12 +50,6 @@ def open_gpus(environ: Mapping[str, str], nvml: Nvml = None) -> Gpus | None:
         return None
     chosen = shown(names, environ.get("CUDA_VISIBLE_DEVICES"))
     return Gpus(nvml, [Gpu(index, handles[index]) for index in chosen]) if chosen else None
-
-
-def _pynvml() -> Nvml:
-    import pynvml
-
-    return pynvml
 
 
 def _text(value: str | bytes) -> str:
@@ -201,7 +198,9 @@ def _ecc_ever(nvml: Nvml, handle: Any) -> Row:
 
 def _counters(nvml: Nvml, handle: Any) -> Row:
     """Return PCIe bytes and NVLink errors in one call; the dedicated PCIe call takes 20 ms per direction."""
-    values = _fields(nvml, handle, [number for numbers in _FIELDS.values() for number in _numbers(nvml, numbers)])
+    fields = [number for numbers in _FIELDS.values() for number in _numbers(nvml, numbers)]
+    values = nvml.nvmlDeviceGetFieldValues(handle, fields)
+    values = {value.fieldId: _whole(nvml, value) for value in values if value.nvmlReturn == nvml.NVML_SUCCESS}
     sums: Row = {}
     for name, numbers in _FIELDS.items():
         known = [values[number] for number in _numbers(nvml, numbers) if number in values]
@@ -225,12 +224,6 @@ _FIELDS: Final = {
 def _numbers(nvml: Nvml, names: Sequence[str]) -> list[int]:
     """Return the ids of the fields that this pynvml version knows."""
     return [number for name in names if (number := getattr(nvml, f"NVML_FI_DEV_{name}", None)) is not None]
-
-
-def _fields(nvml: Nvml, handle: Any, numbers: Sequence[int]) -> dict[int, int]:
-    """Return the values of the fields that this GPU supports, by id."""
-    values = nvml.nvmlDeviceGetFieldValues(handle, list(numbers))
-    return {value.fieldId: _whole(nvml, value) for value in values if value.nvmlReturn == nvml.NVML_SUCCESS}
 
 
 def _whole(nvml: Nvml, value: Any) -> int:

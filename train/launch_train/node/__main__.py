@@ -8,6 +8,7 @@ reports how they ended, and then restarts them or exits with the run's exit code
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -30,11 +31,12 @@ from launch_train.node.command import Task, missing_target, parse_args
 from launch_train.node.control_store import GenerationSpec, Member, MemoryStore, State, Store, Timing, TorchStore
 from launch_train.node.coordinator import Coordinator
 from launch_train.node.discovery import find_store
-from launch_train.node.environment import machine_env, rehearsal_env
+from launch_train.node.environment import code_path, machine_env, program_path, rehearsal_env, with_run_path
 from launch_train.node.exit_status import End, Outcome, end_from_outcomes
 from launch_train.node.gce_vm import watch_vm
 from launch_train.node.generation import LaunchPlan, StopRequest, run_generation
 from launch_train.node.notify import CLOSE_SECONDS, Notifier
+from launch_train.node.own_checkpoints import Resume
 from launch_train.node.process import adopt_orphans
 from launch_train.node.report_writer import LAST_SECONDS, ReportWriter
 from launch_train.node.retry import retry_until
@@ -49,8 +51,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
     """Run the node agent. Returns the exit code (contract.Exit, or 128 + the signal that ended it)."""
     stop, timing = _catch_signals(), timing or Timing()
     adopt_orphans()
-    environ = dict(environ)
-    task = parse_args(argv)
+    task, environ = parse_args(argv), dict(environ)
     uploader = watch_vm(environ, stop, say)
     text = TextCapture(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say, uploader=uploader)
     try:
@@ -65,6 +66,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
 def _run_node(task: Task, environ: Mapping[str, str], timing: Timing, stop: StopRequest, text: TextCapture) -> End:
     try:
         cluster = parse(environ.get(contract.CLUSTER_SPEC), environ)
+        task, environ = with_run_path(task, environ)
         return Node(task, cluster, environ, timing.of(cluster.size), stop, text).run()
     except TrainError as error:
         return End(error.exit, str(error))
@@ -195,7 +197,7 @@ class Node:
         processes = health_check.whole_number(self._environ, contract.PROCESSES, least=1)
         restarts = health_check.whole_number(self._environ, contract.RESTARTS, least=0)
         code = Path.cwd()
-        if problem := missing_target(self._task, code):
+        if problem := missing_target(self._task, code, code_path(self._environ, code), program_path(self._environ)):
             raise UsageError(problem)
         facts = health_check.inspect_machine(self._environ)
         findings = health_check.assess(
@@ -236,7 +238,14 @@ class Node:
         restarts = contract.DEFAULT_RESTARTS if requested is None else requested
         size, timing = self._cluster.size, self._timing
         coordinator = Coordinator(
-            store, self._record, attempt=self._attempt, size=size, restarts=restarts, timing=timing, say=say
+            store,
+            self._record,
+            attempt=self._attempt,
+            size=size,
+            restarts=restarts,
+            timing=timing,
+            say=say,
+            resume=Resume(**json.loads(text)) if (text := self._environ.get(contract.RESUME)) else None,
         )
         coordinator.start()
         end, was_published = self._session(store, failure)
@@ -313,14 +322,20 @@ class Node:
         self._sweep(self._timing.sweep)
         return self._outcome
 
-    def _keep_stacks(self, order: GenerationSpec, stacks: bytes) -> None:
-        name = contract.stacks(order.attempt, order.generation, self._cluster.node)
+    def _keep_stacks(self, order: GenerationSpec, stacks: bytes, dumps: Mapping[int, bytes]) -> None:
+        where = contract.stacks(order.attempt, order.generation, self._cluster.node)
+        files = {where: stacks} if stacks else {}
+        files |= {contract.collectives(order.attempt, order.generation, rank): dump for rank, dump in dumps.items()}
         try:
-            self._record.within(self._timing.ask).write_stacks(name, stacks)
+            for name, content in files.items():
+                self._record.within(self._timing.ask).write_stacks(name, content)
         except (OutputError, OSError) as error:
             say(f"the stacks of the hung processes could not be stored: {error}")
         else:
-            say(f"the processes hung; their stacks are in {name} in the run folder")
+            first = f"{next(iter(files))} in the run folder"
+            more = f", beside {len(dumps)} dumps of NCCL's flight recorder" if dumps else ""
+            hung = f"the processes hung; their stacks are in {first}{more}"
+            say(hung if stacks else f"PyTorch dumped NCCL's flight recorder: {first}")
 
     def _sweep(self, seconds: float) -> None:
         """Upload what exited processes left, including those of earlier starts."""

@@ -27,6 +27,10 @@ class Task:
     target: str
     args: tuple[str, ...]
 
+    @property
+    def is_trainer(self) -> bool:
+        return self.kind == "module" and self.target.partition(".")[0] == "launch_train"
+
 
 def parse_args(argv: Sequence[str]) -> Task:
     """Parse the node's command line; argparse exits with 2 on errors."""
@@ -57,22 +61,22 @@ def parse_args(argv: Sequence[str]) -> Task:
     return Task(options.launcher, "module", options.module or "launch_train", args)
 
 
-def missing_target(task: Task, folder: Path) -> str:
+def missing_target(task: Task, folder: Path, path: Sequence[str] = (), programs: str | None = None) -> str:
     """Return what the task needs and `folder` (the working directory) lacks, in one line; empty if nothing is
-    missing."""
+    missing. `path` are folders of modules besides it, `programs` is PATH."""
     if task.kind == "script" and not (folder / task.target).is_file():
         return f"{task.target}: no such file in {folder}"
-    if task.kind == "command" and not shutil.which(task.args[0]):
+    if task.kind == "command" and not shutil.which(task.args[0], path=programs):
         return f"{task.args[0]}: no such command"
-    if task.kind == "module" and (absent := _missing_module(task.target, folder)):
+    if task.kind == "module" and (absent := _missing_module(task.target, (str(folder), *path))):
         return f"{task.target}: no module {absent} in {folder}, and none is installed"
     return ""
 
 
-def _missing_module(module: str, folder: Path) -> str:
+def _missing_module(module: str, path: Sequence[str]) -> str:
     """Return the first part of a module's name that can't be found, without importing anything; "" if all are found."""
     parts = module.split(".")
-    where: Sequence[str] | None = [*sys.path, str(folder)]
+    where: Sequence[str] | None = [*sys.path, *path]
     for count, part in enumerate(parts, start=1):
         if where is None:
             return f"{module} ({'.'.join(parts[: count - 1])} is not a package)"
@@ -88,12 +92,20 @@ def command(
     task: Task, cluster: Cluster, order: GenerationSpec, *, processes: int, run: str, grace: float
 ) -> list[str]:
     """Return the argument list for one generation on this node."""
-    target = ["-m", task.target] if task.kind == "module" else [task.target]
+    module = ["-m"] if task.kind == "module" else []
     if task.kind == "command":
-        return list(task.args)
+        return [*task.args, *order.args]
     if task.launcher == "python":
-        return [sys.executable, *target, *task.args]
-    return [*_torchrun(cluster, order, processes, run, grace), *target, *task.args]
+        return [sys.executable, *module, task.target, *task.args, *order.args]
+    # torchrun's parser would take --run of the task for its own --run-path: after -- it takes nothing.
+    return [
+        *_torchrun(cluster, order, processes, run, grace),
+        *module,
+        "--",
+        task.target,
+        *task.args,
+        *order.args,
+    ]
 
 
 def _torchrun(cluster: Cluster, order: GenerationSpec, processes: int, run: str, grace: float) -> list[str]:
@@ -101,8 +113,10 @@ def _torchrun(cluster: Cluster, order: GenerationSpec, processes: int, run: str,
 
     https://github.com/pytorch/pytorch/issues/135712 and 167288
     """
-    # -P: torchrun must not import a logging.py of the user's folder.
-    argv = [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={processes}", "--max-restarts=0"]
+    # -P: torchrun must not import a logging.py of the user's folder. Python 3.10 doesn't know it, and a script's own
+    # folder, which has no such names, is all that it adds.
+    safe = ["-P"] if sys.version_info >= (3, 11) else []
+    argv = [sys.executable, *safe, TORCHRUN, f"--nproc-per-node={processes}", "--max-restarts=0"]
     argv += [f"--rdzv-id={run}-{order.attempt}-{order.generation}", f"--shutdown-timeout={max(1, round(grace))}"]
     if cluster.size == 1:  # torchrun picks a free port, without a race
         return [*argv, "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]

@@ -29,6 +29,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from launch_train.common import contract
 from launch_train.common.faults import Fault
 from launch_train.node.exit_status import End, Outcome
 
@@ -46,15 +47,15 @@ class Timing:
     """Time limit of waiting for missing nodes: a replaced machine takes minutes to start."""
     line: float = 30.0
     """Interval of the lines about what is being waited for."""
-    grace: float = 22.0
-    """Grace period from SIGTERM to SIGKILL. The periods nest, so that no outer process kills an inner one that still
-    reports: torchrun has `report` less, the container of a VM 25 s, and Vertex AI and Spot VMs give 30 s."""
-    report: float = 4.0
+    grace: float = contract.NODE_SECONDS
+    """Grace period from SIGTERM to SIGKILL; longer after a notice of more than contract.NOTICE_SECONDS."""
+    report: float = contract.NODE_SECONDS - contract.TORCHRUN_SECONDS
+    """torchrun has this much less."""
     quick: float = 30.0
     """A generation that fails sooner, twice in the same way and before its first step, is not restarted."""
     leave: float = 5.0
     """Time limit of waiting for the coordinator, on a node that must stop."""
-    last: float = 3.0
+    last: float = contract.CONTAINER_SECONDS - contract.NODE_SECONDS
     """Time to upload text and leftovers after the processes of a node that must stop have exited; together with `grace`
     it is what a container gets."""
     settle: float = 3.0
@@ -152,16 +153,14 @@ class GenerationSpec:
     attempt: int
     port: int
     members: tuple[str, ...]
-
-    def to_json(self) -> str:
-        """Return the generation as JSON, for the store."""
-        return json.dumps(asdict(self))
+    args: tuple[str, ...] = ()
+    """Arguments that a script gets besides its own, to resume from its newest checkpoint."""
 
     @classmethod
     def from_json(cls, text: str) -> GenerationSpec:
         """Parse a generation from the store."""
         values = json.loads(text)
-        return cls(**{**values, "members": tuple(values["members"])})
+        return cls(**{**values, "members": tuple(values["members"]), "args": tuple(values["args"])})
 
 
 @dataclass(frozen=True)

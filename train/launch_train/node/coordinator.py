@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from launch_train.node.exit_status import (
     own_failure,
     recurring_fault,
 )
+from launch_train.node.own_checkpoints import Resume
 from launch_train.node.retry import retry_until
 from launch_train.node.run_record import RunRecord
 
@@ -48,7 +50,16 @@ class Coordinator:
     """Runs the generations of one attempt, from the first rendezvous until the last node has left."""
 
     def __init__(
-        self, store: Store, record: RunRecord, *, attempt: int, size: int, restarts: int, timing: Timing, say: Say
+        self,
+        store: Store,
+        record: RunRecord,
+        *,
+        attempt: int,
+        size: int,
+        restarts: int,
+        timing: Timing,
+        say: Say,
+        resume: Resume | None = None,
     ) -> None:
         self._store = store
         self._record = record
@@ -57,6 +68,7 @@ class Coordinator:
         self._restarts = restarts
         self._timing = timing
         self._say = say
+        self._resume = resume
         self._pulse = HeartbeatMonitor(store, size, timing.lost)
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
@@ -90,18 +102,24 @@ class Coordinator:
             if isinstance(gathered, End):
                 return gathered
             checkpoint = self._retry(self._record.newest_checkpoint)
+            own = self._retry(self._resume.newest) if self._resume else None
+            args = self._resume.args_for(own) if self._resume and own else ()
+            if own:
+                self._say(f"resuming the script from {own.path}: {shlex.join(args)}")
             generation = self._retry(lambda: self._record.next_generation(self._attempt))
             self._retry(partial(self._record.write_generation, self._attempt, generation))
             members = self._gather()  # a node may have been replaced while the run folder was unreachable
             if isinstance(members, End):
                 return members
             began, before = time.monotonic(), code
-            outcomes = self._run_generation(generation, members)
+            outcomes = self._run_generation(generation, members, args)
             if isinstance(outcomes, End):
                 return outcomes
             if end := end_from_outcomes(outcomes):  # without reading the run folder, which may be slow
                 return end
             durable = self._retry(self._record.newest_checkpoint) > checkpoint
+            if self._resume and (newer := self._retry(self._resume.newest)):
+                durable = durable or newer.step > (own.step if own else -1)
             self._failures = 1 if durable else self._failures + 1
             failed_early = not durable and time.monotonic() - began < self._timing.quick
             code = self._early_failure(outcomes, generation) if failed_early else None
@@ -158,11 +176,11 @@ class Coordinator:
             time.sleep(self._timing.tick)
         return self._alarm() or tuple(members[node] for node in range(self._size))
 
-    def _run_generation(self, generation: int, members: tuple[str, ...]) -> list[Outcome] | End:
+    def _run_generation(self, generation: int, members: tuple[str, ...], args: tuple[str, ...]) -> list[Outcome] | End:
         """Start a generation, and wait until it has ended on every node."""
         reserved, port = reserve_port()
         with reserved:
-            order = GenerationSpec(generation, self._attempt, port, members)
+            order = GenerationSpec(generation, self._attempt, port, members, args)
             self._store.set(f"order/{generation}", json.dumps(asdict(order)))
             self._store.set("state", f"run:{generation}")
             return self._watch(order)

@@ -7,14 +7,17 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from launch_train.common import contract
+from launch_train.common.errors import UnfitError
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import Task
 from launch_train.node.control_store import GenerationSpec
+from launch_train.node.hang_detection import RECORDER
 
 SITECUSTOMIZE: Final = str(Path(__file__).with_name("sitecustomize"))
 """A folder that contains only sitecustomize.py, which keeps the lines of processes whole."""
@@ -36,12 +39,38 @@ class Paths:
     faults: Path
 
 
+def project_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder with the metadata and programs of the code's projects, which need not exist."""
+    return Path(environ.get(contract.PROJECT) or Path(__file__).parents[1] / contract.PROJECT_FOLDER)
+
+
+def code_path(environ: Mapping[str, str], code: Path) -> tuple[str, ...]:
+    """Return the folders from which the user's code is imported, in their order: those of the spec's PYTHONPATH, the
+    code's own, those of its projects, and their metadata."""
+    project = project_folder(environ)
+    own = [folder for folder in environ.get(contract.PYTHON_PATH, "").split(":") if folder]
+    named = project / "code.pth"
+    roots = named.read_text(encoding="utf-8").splitlines() if named.is_file() else []
+    folders = [code / folder for folder in (*own, ".", *roots)] + ([project] if project.is_dir() else [])
+    return tuple(dict.fromkeys(map(str, folders)))
+
+
+def program_path(environ: Mapping[str, str]) -> str:
+    """Return PATH with the programs of the code's projects first."""
+    programs = project_folder(environ) / "bin"
+    return os.pathsep.join(filter(None, (str(programs) if programs.is_dir() else "", environ.get("PATH"))))
+
+
 def child_env(
     environ: Mapping[str, str], order: GenerationSpec, node: int, *, gpus: int, paths: Paths
 ) -> dict[str, str]:
     """Return the environment of the processes of one generation; `gpus` are visible on this node."""
+    path, programs = code_path(environ, paths.code), program_path(environ)
     return {
+        **recorder_env(environ, paths.watch),
         **environ,
+        **({"PATH": programs} if programs else {}),
+        **({contract.CODE_PATH: os.pathsep.join(path)} if path != (str(paths.code),) else {}),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, (SITECUSTOMIZE, environ.get("PYTHONPATH")))),
         contract.ATTEMPT: str(order.attempt),
@@ -55,6 +84,40 @@ def child_env(
         contract.FAULTS: str(paths.faults),
         **({contract.SPOOL: str(paths.spool)} if paths.spool else {}),
     }
+
+
+def recorder_env(environ: Mapping[str, str], watch: Path) -> dict[str, str]:
+    """Return the variables by which NCCL's flight recorder writes a dump into the node's folder, on request
+    (hang_detection.py) or at a timeout. A user's own settings are kept."""
+    files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    if any(name in environ for name in (*files, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
+        return {}
+    try:
+        torch = tuple(int(part) for part in version("torch").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return {}
+    # The pipe of older versions needs it; newer ones warn that it is deprecated.
+    size = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"} if torch < (2, 13) else {}
+    return {**dict.fromkeys(files, f"{watch}/{RECORDER}"), **size}
+
+
+def with_run_path(task: Task, environ: Mapping[str, str]) -> tuple[Task, dict[str, str]]:
+    """Return the task and the environment with the run folder's path (contract.RUN_PATH). Raises UnfitError: they use
+    it, and the bucket is not mounted."""
+    url, marker = environ.get(contract.RUN_FOLDER, ""), f"$({contract.RUN_PATH})"
+    path = url.replace("gs://", "/gcs/", 1) if url.startswith("gs://") else url.removeprefix("file://")
+    bucket = "/".join(path.split("/")[:3])
+    if not path or (url.startswith("gs://") and not Path(bucket).is_dir()):
+        if marker in " ".join((*task.args, *environ.values())):
+            raise UnfitError(f"{contract.RUN_PATH}: {f'{bucket} is not mounted' if path else 'there is no run folder'}")
+        return task, dict(environ)
+    quoted = json.dumps(path)[1:-1]
+    env = {
+        name: value.replace(marker, quoted if name in (*contract.VERBATIM, contract.RESUME) else path)
+        for name, value in environ.items()
+    }
+    args = tuple(word.replace(marker, path) for word in task.args)
+    return replace(task, args=args), {**env, contract.RUN_PATH: path}
 
 
 def framework_env(task: Task, cluster: Cluster, order: GenerationSpec, environ: Mapping[str, str]) -> dict[str, str]:

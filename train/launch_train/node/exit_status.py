@@ -56,7 +56,8 @@ class Outcome:
         return Exit.PREEMPTED in self.marks
 
     def __str__(self) -> str:
-        return f"node {self.node}: {self.note or _describe_code(self.code)}"
+        ended = f"exit code {self.code}" if self.code >= 0 else f"killed by {_signal_name(-self.code)}"
+        return f"node {self.node}: {self.note or ended}"
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,8 @@ def end_after_failure(
             Exit.FAILED, f"{_main_failure(bad)}; failed twice in the same way; not retrying: {repeated}", terminal=True
         )
     if failures > restarts:
-        return End(
-            Exit.FAILED, f"{_main_failure(bad)}; {_describe_count(failures)} without a new checkpoint", terminal=True
-        )
+        count = "failed once" if failures == 1 else f"failed {failures} times"
+        return End(Exit.FAILED, f"{_main_failure(bad)}; {count} without a new checkpoint", terminal=True)
     if failed_twice_early:
         return End(
             Exit.FAILED, f"{_main_failure(bad)}; failed twice before its first step; not retrying", terminal=True
@@ -161,18 +161,10 @@ def _main_failure(bad: Iterable[Outcome]) -> Outcome:
     return min(bad, key=lambda outcome: outcome.note != "")
 
 
-def _describe_count(failures: int) -> str:
-    return "failed once" if failures == 1 else f"failed {failures} times"
-
-
 def _is_signal(code: int) -> bool:
     """Return whether a code means a signal: negative, or 128 + the signal of a subprocess, as torchrun and shells
     report it."""
     return code < 0 or 128 < code <= 128 + _LAST_SIGNAL
-
-
-def _describe_code(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"killed by {_signal_name(-code)}"
 
 
 def _signal_name(signum: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
@@ -16,14 +17,20 @@ from typing import NamedTuple
 from launch_train.common import contract, faults
 from launch_train.common.config import DEFAULT
 from launch_train.common.contract import Exit
+from launch_train.common.errors import OutputError
+from launch_train.common.scratch import temporary_folder
+from launch_train.common.signal_registry import registered_processes
+from launch_train.common.storage import create_variant, open_storage
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import Task, command
 from launch_train.node.control_store import GenerationSpec, Member, Timing
 from launch_train.node.environment import Paths, child_env, framework_env
 from launch_train.node.exit_status import Outcome
 from launch_train.node.hang_detection import NEAR_S, HangDetector
+from launch_train.node.own_checkpoints import Resume
 from launch_train.node.process import Child, Helper
 from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.throttled_warning import say
 
 MONITOR_SECONDS, CLOSE_SECONDS = DEFAULT.monitor, 0.5
 
@@ -38,6 +45,9 @@ HUNG_SECONDS = 5.0
 ARGUMENTS_SECONDS = 300.0
 """A script that exits with code 2 later doesn't mean its arguments. They are parsed after imports, which may take
 minutes on a new machine."""
+
+SOON_SECONDS = 600.0
+"""A script that ran longer has worked, whatever it left."""
 
 LATELY_SECONDS = 10.0
 """A process that failed longer ago is not the reason why its shell's command failed."""
@@ -75,19 +85,23 @@ class LaunchPlan:
 class StopRequest:
     """A request of the platform or the user to stop.
 
-    `signum`: the first signal, 0 for none. `when`: the Unix time at which it came, `since`: the monotonic one. `hurry`:
-    Ctrl-C came twice. `exited`: monotonic time at which the processes of the last generation had exited.
+    `signum`: the first signal, 0 for none. `when`: the Unix time at which it came, `since`: the monotonic one. `until`:
+    monotonic time at which the machine ends. `hurry`: Ctrl-C came twice. `exited`: monotonic time at which the
+    processes of the last generation had exited.
     """
 
     signum: int = 0
     hurry: bool = False
     when: float = 0.0
     since: float = math.inf
+    until: float = math.inf
     exited: float = -math.inf
 
-    def note(self, signum: int, *, ctrl_c: bool) -> None:
-        """Record a signal. A second one changes nothing, unless both are Ctrl-C."""
+    def note(self, signum: int, *, ctrl_c: bool, seconds: float = contract.NOTICE_SECONDS) -> None:
+        """Record a signal, after which the machine runs for `seconds`. A second one changes nothing, unless both are
+        Ctrl-C, or the machine now ends earlier."""
         self.hurry = self.hurry or (ctrl_c and bool(self.signum))
+        self.until = min(self.until, time.monotonic() + seconds)
         if not self.signum:
             self.when, self.since = time.time(), time.monotonic()
             self.signum = signum  # last: other threads check it
@@ -99,12 +113,16 @@ class StopRequest:
         """
         if self.hurry:
             return 0.0
-        limit = min(max(self.exited, self.since) + timing.last, self.since + timing.grace + timing.last)
+        limit = min(max(self.exited, self.since), self.kill_at(timing)) + timing.last
         return max(0.0, min(until, limit if self.signum else until) - time.monotonic())
+
+    def kill_at(self, timing: Timing) -> float:
+        """Return the monotonic time at which processes that still run are killed."""
+        return self.until - contract.NOTICE_SECONDS + timing.grace
 
     def leave_seconds(self, timing: Timing) -> float:
         """Return how long a node that must stop waits for the coordinator, in time for its own last lines."""
-        latest = self.since + timing.grace + timing.last - 2 * timing.text_least
+        latest = self.kill_at(timing) + timing.last - 2 * timing.text_least
         return max(0.1, min(timing.leave, latest - time.monotonic()))
 
 
@@ -114,13 +132,14 @@ def run_generation(
     member: Member,
     timing: Timing,
     stop: StopRequest,
-    keep: Callable[[bytes], None] = lambda stacks: None,
+    keep: Callable[[bytes, Mapping[int, bytes]], None] = lambda stacks, dumps: None,
 ) -> Outcome:
-    """Start the ordered processes and wait until all of them have exited. `keep` gets their stacks if they hung."""
-    node = plan.cluster.node
+    """Start the ordered processes and wait until all of them have exited. If they hung, `keep` gets their stacks and
+    the dumps of NCCL's flight recorder by rank."""
+    node, began, started = plan.cluster.node, time.monotonic(), time.time()
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True))
+            folder = stack.enter_context(temporary_folder("node"))
             exit_file, notice, watch, failed = (Path(folder) / name for name in ("exit", "notice", "watch", "faults"))
             paths = Paths(plan.code, exit_file, notice, plan.spool, watch, failed)
             failed.mkdir()
@@ -131,18 +150,57 @@ def run_generation(
         except OSError as error:  # a full disk, too many processes: perhaps temporary
             note = f"the command could not be started: {error.strerror or error}"
             return Outcome(node, code=1, signum=stop.signum, note=note)
-        began = time.monotonic()
-        with _collected(plan, order, paths, stop), _monitored(plan, order, paths):
+        with _collected(plan, order, paths, stop, started), _monitored(plan, order, paths):
             code, note, stacks = _watch(child, order, member, timing, stop, paths.notice, hangs)
             stop.exited = time.monotonic()
-        if stacks:
-            keep(stacks)
+        dumps = hangs.collectives()
+        if stacks or dumps:
+            keep(stacks, dumps)
         plan.printed.update(file.name for file in failed.glob(f"{faults.PRINTED}*"))
         marks = _read_marks(paths.exit_file)
-        is_other_reason = stop.signum or note or (failed / faults.STEPPED).exists()
+        has_stepped = (failed / faults.STEPPED).exists()
+        if code == 0 and not stop.signum and not note and not has_stepped and plan.env.get(contract.RUN_FOLDER):
+            _warn_of_missing_metrics(plan, order, stop.exited - began, timing)
+        is_other_reason = stop.signum or note or has_stepped
         if not is_other_reason and is_usage(plan.task, code, stop.exited - began, timing):
             marks += (Exit.USAGE,)
         return Outcome(node, code, marks, stop.signum, note, _faults(plan.task, child.pid, failed) if code else ())
+
+
+def _warn_of_missing_metrics(plan: LaunchPlan, order: GenerationSpec, seconds: float, timing: Timing) -> None:
+    """Warn on node 0 of what `run.metrics` names and a successful script without one step has not given, and record it
+    if the script exited soon and has left no result at all: many report "no GPU" and then exit with 0."""
+    if plan.cluster.node:
+        return
+    settings = json.loads(plan.env.get(contract.SCRIPT_METRICS) or "{}")
+    if "regex" in settings:
+        say(
+            "warning: the script succeeded, but run.metrics.regex found no step in its output, so this start has no "
+            "metrics from it. Compare the expression with the lines above."
+        )
+    folder = settings.get("tensorboard")
+    if folder and not any(Path(folder).rglob(contract.EVENT_FILES)):
+        say(f"warning: the script succeeded, but run.metrics.tensorboard: {folder} has no event files.")
+    resume = Resume(**json.loads(plan.env.get(contract.RESUME) or '{"glob": "", "args": []}'))
+    if plan.task.is_trainer or seconds > SOON_SECONDS or (resume.glob and resume.newest()):
+        return
+    with suppress(OutputError, OSError):
+        storage = open_storage(plan.env[contract.RUN_FOLDER]).within(timing.ask)
+        names = storage.list()
+        rows = [name for name in names if name.startswith(f"{contract.METRICS}/")]
+        others = {name.partition("/")[0] for name in names} - {contract.METRICS}
+        # What an earlier start left counts too: there may be nothing left to do.
+        if others & contract.WORK or others - contract.OWN_NAMES:
+            return
+        if any(contract.NO_STEP.encode() not in storage.read(name) for name in rows):
+            return
+        event = {"event": contract.NO_STEP, "time": time.time(), "seconds": round(seconds, 1)}
+        name = contract.metrics_part(order.attempt, order.generation, 0, 0)
+        create_variant(storage, name, json.dumps(event).encode() + b"\n")
+        say(
+            f"warning: the script exited with 0 after {seconds:.0f} s without a step: it left no metrics, no "
+            "checkpoint and no other file in the run folder. If it should have trained, see its lines above."
+        )
 
 
 def is_usage(task: Task, code: int, seconds: float, timing: Timing) -> bool:
@@ -173,7 +231,11 @@ def _start(plan: LaunchPlan, order: GenerationSpec, paths: Paths, timing: Timing
     inner = timing.grace - timing.report
     argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
     env = {**plan.env, **framework_env(plan.task, plan.cluster, order, plan.env), **plan.secrets}
-    return Child(argv, child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths))
+    env = child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
+    if plan.task.launcher == "torchrun":  # which passes signals on to its ranks
+        return Child(argv, env)
+    registered = partial(registered_processes, paths.watch)
+    return Child(argv, env, registered=registered, as_group=plan.task.kind == "command")
 
 
 @contextmanager
@@ -183,7 +245,7 @@ def _monitored(plan: LaunchPlan, order: GenerationSpec, paths: Paths) -> Iterato
     Closing takes little time: the end of the processes may be that of the machine, and the data of the last minute is
     small.
     """
-    if plan.task.kind == "module" and plan.task.target.partition(".")[0] == "launch_train":
+    if plan.task.is_trainer:
         yield
         return
     from launch_train.monitoring.monitor import open_monitor
@@ -200,18 +262,25 @@ def _monitored(plan: LaunchPlan, order: GenerationSpec, paths: Paths) -> Iterato
 
 
 @contextmanager
-def _collected(plan: LaunchPlan, order: GenerationSpec, paths: Paths, stop: StopRequest) -> Iterator[None]:
-    """Collect the metrics that a script prints or writes to event files, if the spec asks for it (node/collector.py).
+def _collected(
+    plan: LaunchPlan, order: GenerationSpec, paths: Paths, stop: StopRequest, started: float
+) -> Iterator[None]:
+    """Collect the metrics that a script prints or writes to event files, if the spec asks for it, or on node 0 if it
+    may write them to a local run folder (node/collector.py). `started`: the processes' start, in Unix seconds.
 
     What the collector has not uploaded at the end is on the disk: the node uploads it next.
     """
-    if not plan.env.get(contract.SCRIPT_METRICS) or not plan.env.get(contract.RUN_FOLDER):
+    settings = json.loads(plan.env.get(contract.SCRIPT_METRICS) or "{}")
+    url = plan.env.get(contract.RUN_FOLDER, "")
+    is_script_in_folder = plan.cluster.node == 0 and not plan.task.is_trainer and not url.startswith("gs://")
+    if not url or not (settings or is_script_in_folder):
         yield
         return
     env = child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
     ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": plan.env.get("PYTHONPATH", "")}  # the user's modules are not for it
-    helper = Helper([sys.executable, "-m", "launch_train.node.collector"], {**env, **ours})
-    plan.listen(helper.write)
+    helper = Helper([sys.executable, "-m", "launch_train.node.collector", str(started)], {**env, **ours})
+    if "regex" in settings:
+        plan.listen(helper.write)
     try:
         yield
     finally:
@@ -239,10 +308,15 @@ def _watch(
         if stop.signum:
             return _stop_preempted(child, order, member, timing, stop, notice), "", b""
         if not member.runs(order):
-            stacks_so_far = hangs.stacks() if hangs.is_overdue(-NEAR_S) else b""
+            stacks_so_far = b""
+            if hangs.is_overdue(-NEAR_S):
+                hangs.dump_collectives()
+                stacks_so_far = hangs.stacks()
             return child.stop(timing.grace, hurry=lambda: stop.hurry), "stopped with the others", stacks_so_far
         if (stacks := hangs.found()) is not None:
             note = f"hung: no progress for {hangs.silent():.0f} s"
+            if ranks_behind := hangs.dump_collectives():
+                note += f"; {ranks_behind}"
             return child.stop(HUNG_SECONDS, hurry=lambda: stop.hurry), note, stacks
         time.sleep(timing.tick)
     child.kill()  # its subprocesses
@@ -253,15 +327,25 @@ def _stop_preempted(
     child: Child, order: GenerationSpec, member: Member, timing: Timing, stop: StopRequest, notice: Path
 ) -> int:
     """Let the processes save and exit; return the exit code. Once another node has reported that its processes failed,
-    nothing can be saved: the notice is removed, so that nobody waits for them."""
+    nothing can be saved: the notice is removed, so that nobody waits for them.
+
+    The signal follows the notice at once, or NOTICE_SECONDS before the machine's end: from then on torchrun has a fixed
+    time. Processes that know the notice exit before."""
 
     def hurry() -> bool:
         if not member.runs(order):
             notice.unlink(missing_ok=True)
         return stop.hurry
 
-    give_notice(notice, stop.when)  # before the signal, which means something else without it
-    return child.stop(timing.grace, stop.signum, hurry)
+    give_notice(notice, stop)  # before the signal, which means something else without it
+    until = stop.until
+    while child.poll() is None and stop.until - time.monotonic() > contract.NOTICE_SECONDS and not hurry():
+        if not member.runs(order):
+            break
+        time.sleep(timing.tick)
+    if stop.until < until and notice.exists():  # the machine ends earlier than announced
+        give_notice(notice, stop)
+    return child.stop(max(0.0, stop.kill_at(timing) - time.monotonic()), stop.signum, hurry)
 
 
 def prepare_notice(path: Path) -> None:
@@ -269,10 +353,10 @@ def prepare_notice(path: Path) -> None:
     path.with_suffix(".new").touch()
 
 
-def give_notice(path: Path, when: float) -> None:
-    """Tell the processes, atomically, that this machine must stop since the Unix time `when`."""
+def give_notice(path: Path, stop: StopRequest) -> None:
+    """Tell the processes, atomically, that this machine must stop, and when it ends."""
     with suppress(OSError):
-        path.with_suffix(".new").write_text(f"{when}\n")
+        path.with_suffix(".new").write_text(f"{stop.when} {stop.when + stop.until - stop.since}\n")
     with suppress(OSError):
         path.with_suffix(".new").replace(path)
 

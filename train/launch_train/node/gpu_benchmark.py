@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Final, NamedTuple
 
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
+from launch_train.common.scratch import temporary_folder
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import Task, command
 from launch_train.node.control_store import GenerationSpec
@@ -57,7 +57,7 @@ def check(
     """Benchmark this node if the request asks for it, and pass the report to `keep`. Raises UnfitError, UsageError."""
     if not is_requested(env):
         return
-    if reason := why_skipped(gpus):
+    if reason := "no GPU found" if not gpus else "" if importlib.util.find_spec("torch") else "torch is not installed":
         say(f"preflight: skipped, {reason}")
         return
     say(f"preflight: benchmarking {processes} GPUs" if processes > 1 else "preflight: benchmarking the GPU")
@@ -71,13 +71,6 @@ def check(
     say("preflight: passed, GPU speed is as expected")
 
 
-def why_skipped(gpus: int) -> str:
-    """Return why the benchmark can't run; empty if it can."""
-    if not gpus:
-        return "no GPU found"
-    return "" if importlib.util.find_spec("torch") else "torch is not installed"
-
-
 def run_bench(
     env: Mapping[str, str],
     node: int,
@@ -89,7 +82,7 @@ def run_bench(
     parts: str = PARTS,
 ) -> Result:
     """Run the benchmark and read its report. It is ended after `limit` seconds, or once `stopped` returns true."""
-    with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder("bench") as folder:
         file = Path(folder) / "bench.json"
         task = Task(
             "torchrun", "module", "launch_train.bench", ("--quick", "--strict", f"--only={parts}", f"--json={file}")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,15 @@ NEAR_S: Final = 5.0
 COMPILE_S: Final = 1800.0
 """Extra time for a process that compiles, whose stacks are checked every AGAIN_S."""
 AGAIN_S: Final = 60.0
+
+RECORDER: Final = "nccl-"
+"""Prefix of the pipes and dumps of NCCL's flight recorder in the folder contract.WATCH; the rank follows."""
+
+DUMP_S: Final = 5.0
+"""Time for all ranks to write a dump: a thread of torch's polls the pipe once a second."""
+
+DUMP_BYTES: Final = 16 << 20
+"""Upper bound for one rank's dump."""
 
 _COMPILING: Final = re.compile(
     rb"/torch/(_dynamo/convert_frame|_inductor/(graph|scheduler|async_compile|codecache))\.py"
@@ -88,6 +98,36 @@ class HangDetector:
         time.sleep(WRITE_S)
         return b"\n".join(filter(None, map(_head, files.values())))[:STACKS_BYTES]
 
+    def dump_collectives(self) -> str:
+        """Let each rank write the dump of NCCL's flight recorder, and return which ranks are behind (see `behind`).
+
+        A thread of torch's (C++) reads the pipe, whatever the rank hangs in; only a rank that holds the interpreter
+        writes no dump. Without NCCL there is no pipe, and no wait.
+        """
+        pipes = {
+            rank: path for path in self._folder.glob(f"{RECORDER}*.pipe") if (rank := _number(path.stem)) is not None
+        }
+        for path in pipes.values():
+            with suppress(OSError):  # its rank has exited
+                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(pipe, b"1")
+                os.close(pipe)
+        until = time.monotonic() + DUMP_S
+        while not pipes.keys() <= self.collectives().keys() and time.monotonic() < until:
+            time.sleep(0.1)
+        return behind(self.collectives())
+
+    def collectives(self) -> dict[int, bytes]:
+        """Return the complete dumps of the flight recorder by rank, requested or written by torch at a timeout."""
+        dumps: dict[int, bytes] = {}
+        for path in self._folder.glob(f"{RECORDER}*"):
+            if (rank := _number(path.name)) is not None:
+                with suppress(OSError), path.open("rb") as file:
+                    content = file.read(DUMP_BYTES + 1)
+                    if content.endswith(pickle.STOP) and len(content) <= DUMP_BYTES:
+                        dumps[rank] = content
+        return dict(sorted(dumps.items()))
+
     def _beat(self) -> Beat:
         """Return the newest heartbeat; a script's output counts as one too."""
         beat = heartbeat.newest(self._folder)
@@ -107,15 +147,41 @@ def _handles_signal(pid: int) -> bool:
     return False
 
 
+def behind(dumps: Mapping[int, bytes]) -> str:
+    """Return which ranks have not joined the collective in which others wait, or "" if none or unknown."""
+    enqueued: dict[str, dict[int, int]] = {}
+    for rank, dump in dumps.items():
+        with suppress(Exception):  # another version of torch may write something else
+            for group, status in pickle.loads(dump)["pg_status"].items():  # noqa: S301 - of this run's own processes
+                enqueued.setdefault(group, {})[rank] = int(status["last_enqueued_collective"])
+    found = []
+    for counts in enqueued.values():
+        most = max(counts.values())
+        found += [
+            f"rank {rank} has joined {count} collectives, others {most}"
+            for rank, count in counts.items()
+            if count < most
+        ]
+    return "; ".join(found[:4])
+
+
+def _number(name: str) -> int | None:
+    """Return the rank in the name of a pipe or dump; None for another file."""
+    text = name.removeprefix(RECORDER)
+    return int(text) if name.startswith(RECORDER) and text.isdecimal() else None
+
+
 def _head(path: Path) -> bytes:
     """Return what one process wrote, at most PROCESS_BYTES of it."""
     with suppress(OSError), path.open("rb") as file:
-        return f"{_rank(path.name)}process {path.name}\n".encode() + file.read(PROCESS_BYTES)
+        rank = rank_of(path.name)
+        return f"{'' if rank is None else f'rank {rank}, '}process {path.name}\n".encode() + file.read(PROCESS_BYTES)
     return b""
 
 
-def _rank(pid: str) -> str:
+def rank_of(pid: str) -> int | None:
+    """Return the RANK with which a process was started; None: it has none, or has ended."""
     with suppress(OSError):
         if rank := re.search(rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes()):
-            return f"rank {int(rank[1])}, "
-    return ""
+            return int(rank[1])
+    return None

@@ -1,9 +1,10 @@
 """Watch a VM's metadata server: a preemption or host maintenance is treated like SIGTERM.
 
-Compute Engine gives notice there, from 30 s (a preempted Spot VM) to an hour (maintenance with GPUs) before it shuts
+Compute Engine gives notice there, 30 s (a preempted Spot VM) or an hour (maintenance of a VM with GPUs) before it shuts
 the VM down, of which a container hears last. Each of the two keys has one hanging request.
 https://cloud.google.com/compute/docs/instances/spot#detecting-preemption,
-https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
+https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice,
+https://cloud.google.com/compute/docs/gpus/gpu-host-maintenance
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from http.client import HTTPException
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from launch_train.common import contract
 from launch_train.node.generation import StopRequest
 
 HOST: Final = "metadata.google.internal"
@@ -31,23 +33,31 @@ MAX_BACKOFF: Final = 5
 REPORT_AFTER: Final = 5
 """Consecutive failures before one is reported: the server may be away for some seconds while its host is updated."""
 
+MAINTENANCE_SECONDS: Final = 600.0
+"""Used of the hour for which a VM with GPUs still runs: a step that takes longer is stuck."""
+
 
 class MetadataKey(NamedTuple):
-    """A key of the metadata server: the value that is a notice, its meaning, and all other values."""
+    """A key of the metadata server: the value that is a notice, its meaning, all other values, and the seconds for
+    which the VM still runs."""
 
     path: str
     notice: str
     meaning: str
     others: Collection[str]
+    seconds: float
 
 
 KEYS: Final = (
-    MetadataKey("instance/preempted", "TRUE", "Compute Engine is preempting this VM", ("FALSE",)),
+    MetadataKey(
+        "instance/preempted", "TRUE", "Compute Engine is preempting this VM", ("FALSE",), contract.NOTICE_SECONDS
+    ),
     MetadataKey(
         "instance/maintenance-event",
         "TERMINATE_ON_HOST_MAINTENANCE",
         "Compute Engine is stopping this VM for host maintenance",
         ("NONE", "MIGRATE_ON_HOST_MAINTENANCE"),
+        MAINTENANCE_SECONDS,
     ),
 )
 
@@ -114,7 +124,7 @@ class PreemptionListener:
 
     def _pass_on(self, key: MetadataKey) -> None:
         if not self._closed.is_set():
-            self._stop.note(signal.SIGTERM, ctrl_c=False)
+            self._stop.note(signal.SIGTERM, ctrl_c=False, seconds=key.seconds)
             self._say(f"{key.meaning} ({key.path} is {key.notice}); saving a checkpoint")
 
     def _report_failure(self, failures: int, error: Exception) -> None:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGPIPE, SIGTERM
@@ -31,13 +31,25 @@ def adopt_orphans() -> None:
 class Child:
     """A command in its own session, with all of its descendants."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start `argv`. It writes to this process's output, and receives no signals but those of `signal`."""
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        registered: Callable[[], Collection[int]] = tuple,
+        as_group: bool = False,
+    ) -> None:
+        """Start `argv`. It writes to this process's output, and receives no signals but those of `stop`.
+
+        `registered` returns the processes among its descendants that handle a signal themselves. If there are none, it
+        goes to the command itself: to its first process alone, or with `as_group` to its process group.
+        """
         # posix_spawn, not fork: torch's store has threads. -I -S: import nothing from the user's folder.
         wrapped = [sys.executable, "-I", "-S", _PARENT_DEATH, str(os.getpid()), *argv]
         default = (SIGTERM, SIGINT, SIGPIPE)
         self.pid = os.posix_spawn(sys.executable, wrapped, env, setsid=True, setsigdef=default, setsigmask=())
         self._code: int | None = None
+        self._registered, self._as_group = registered, as_group
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs. Reaps all other dead children too."""
@@ -47,19 +59,21 @@ class Child:
                 self._code = os.waitstatus_to_exitcode(status)
         return self._code
 
-    def signal(self, signum: int) -> None:
-        """Send a signal to the command's process group. torchrun's workers are not in it: torchrun passes it on."""
-        if self._code is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signum)
-
     def stop(self, grace: float, signum: int = SIGTERM, hurry: Callable[[], bool] = lambda: False) -> int:
         """Signal the command, wait up to `grace` seconds or until `hurry`, and kill what is left. Returns the exit
-        code."""
+        code.
+
+        A process that saves needs its DataLoader workers for the rest of its step: they are in its process group, and
+        die of SIGTERM. So a group gets the signal only once the registered processes have exited.
+        """
+        registered = self._registered()
         if self.poll() is None:
-            self.signal(signum)
+            for pid in registered or [-self.pid if self._as_group else self.pid]:
+                _send(pid, signum)
         deadline = time.monotonic() + grace
         while self.poll() is None and time.monotonic() < deadline and not hurry():
+            if registered and not (registered := self._registered()):
+                _send(-self.pid, signum)
             time.sleep(_POLL_S)
         self.kill()
         code = self.poll()
@@ -68,11 +82,11 @@ class Child:
     def kill(self) -> None:
         """Kill all descendants of this process until none is left (at most 10 s)."""
         deadline = time.monotonic() + 10
-        self.signal(SIGKILL)
+        if self._code is None:
+            _send(-self.pid, SIGKILL)
         while (left := descendants(os.getpid()) - _helpers) and time.monotonic() < deadline:
             for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, SIGKILL)
+                _send(pid, SIGKILL)
             self.poll()
             while self._code is not None and _reap():
                 pass
@@ -133,6 +147,12 @@ HELPER_PIPE: Final = 1 << 20
 
 _helpers: set[int] = set()
 """Process ids of the helpers."""
+
+
+def _send(pid: int, signum: int) -> None:
+    """Send a signal to a process, or to the process group -`pid`; to nothing if it has exited."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)
 
 
 def _reap() -> tuple[int, int] | None:

@@ -12,7 +12,6 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError, SupersededError, TrainError
 from launch_train.common.storage import Storage
 
-_LOCK = re.compile(rf"^{contract.ATTEMPTS}/(\d{{4,}})\.json$")
 _CLAIM = re.compile(rf"^{contract.ATTEMPTS}/(\d{{4,}})\.claim$")
 
 
@@ -54,7 +53,7 @@ class RunRecord:
         Raises DuplicateError if another job has it, and SupersededError if another one has claimed a later attempt.
         """
         names = self.storage.list(f"{contract.ATTEMPTS}/") if self.storage else []
-        newest = max(_numbers(_LOCK, names), default=1)
+        newest = max(_numbers(contract.ATTEMPT_LOCK, names), default=1)
         if not self.storage or not job:
             return newest
         for attempt in sorted(_numbers(_CLAIM, names), reverse=True):
@@ -123,8 +122,9 @@ class RunRecord:
         self._write(contract.node_bench(node), report.decode())
 
     def write_stacks(self, name: str, stacks: bytes) -> None:
-        """Record the stacks of hung processes (contract.stacks)."""
-        self._write(name, stacks.decode(errors="replace"))
+        """Record the stacks of hung processes (contract.stacks), or a rank's collectives (contract.collectives)."""
+        if self.storage:
+            self.storage.write(name, stacks)
 
     def _read(self, name: str) -> str | None:
         try:

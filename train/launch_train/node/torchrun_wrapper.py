@@ -9,15 +9,19 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 gc.disable()  # as in launch_train.__main__: a tenth of the time of torch's import
 # ruff: noqa: E402 - the collector is off before torch is imported
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import get_args_parser
 from torch.distributed.run import main as torchrun
@@ -54,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
     gc.enable()
     for name, level in QUIET.items():
         logging.getLogger(name).setLevel(level)
+    _signal_ranks_alone()
     try:
         torchrun(_supported_arguments(argv, get_args_parser()))
     except ChildFailedError as error:
@@ -66,15 +71,34 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _signal_ranks_alone() -> None:
+    """Let torchrun send its signals to the ranks alone; the rest of their process groups is killed after their exit.
+
+    A rank that saves needs its DataLoader workers for the rest of its step, and they die of SIGTERM. torch signals a
+    rank's group since it starts each rank in its own session. Before that (torch 2.1) no such group exists.
+    """
+    close_context = SubprocessContext._close
+
+    def close(context: SubprocessContext, death_sig: signal.Signals, timeout: int = 30) -> None:
+        running = [handler for handler in context.subprocess_handlers.values() if handler.proc.poll() is None]
+        for handler in running:
+            handler.close = partial(lambda rank, death_sig: rank.send_signal(death_sig), handler.proc)  # type: ignore[method-assign]  # of this instance
+        close_context(context, death_sig, timeout)
+        for handler in running:
+            with suppress(ProcessLookupError):
+                os.killpg(handler.proc.pid, signal.SIGKILL)
+
+    SubprocessContext._close = close  # type: ignore[method-assign,assignment]  # `self` is called context
+
+
 def _supported_arguments(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
     """Replace --shutdown-timeout for torch 2.11, which has it only as a method's default: the seconds until workers are
     killed."""
     if SHUTDOWN in parser._option_string_actions:
         return list(argv)
-    for word in argv:
-        if word.startswith(f"{SHUTDOWN}="):
-            PContext.close.__defaults__ = (None, int(word.partition("=")[2]))
-    return [word for word in argv if not word.startswith(f"{SHUTDOWN}=")]
+    index = next(index for index, word in enumerate(argv) if word.startswith(f"{SHUTDOWN}="))
+    PContext.close.__defaults__ = (None, int(argv[index].partition("=")[2]))
+    return [*argv[:index], *argv[index + 1 :]]
 
 
 def lines(error: ChildFailedError, exit_file: str, faults: str = "") -> Iterator[str]:

@@ -40,6 +40,9 @@ class MicroBatches:
     def __init__(self, share: int, size: int, choice: Choice) -> None:
         """`share`: samples per step on this rank; `size`: samples per micro-batch."""
         self.share, self.size, self.choice = share, size, choice
+        self.graphed = False
+        """True with CUDA graphs: a second pass of a step would overwrite the gradients of the first, so the size stays
+        (https://github.com/pytorch/pytorch/issues/169545)."""
 
     @property
     def count(self) -> int:
@@ -51,12 +54,16 @@ class MicroBatches:
         largest = max(divisor for divisor in divisors(self.share) if divisor <= size)
         return MicroBatches(self.share, largest, Choice("micro-batch", str(largest), why))
 
+    @property
+    def half(self) -> int:
+        """The largest divisor of the share up to half the size; 0 if there is none."""
+        return max((size for size in divisors(self.share) if size <= self.size // 2), default=0)
+
     def halve(self) -> bool:
         """Reduce the size to half or less, a divisor of the share. Return False if it can't be reduced."""
-        smaller = [size for size in divisors(self.share) if size <= self.size // 2]
-        if smaller:
-            self.size = smaller[-1]
-        return bool(smaller)
+        reducible = bool(self.half) and not self.graphed
+        self.size = self.half if reducible else self.size
+        return reducible
 
 
 def split_evenly(batch_size: int, micro_batch_size: int | None, world: int) -> MicroBatches:
@@ -316,7 +323,13 @@ def unify_out_of_memory() -> Iterator[None]:
 
 def out_of_memory_error(micro_batches: MicroBatches, before: int, ranks: Ranks) -> OutOfMemoryError:
     """Return the error that ends this process, whose micro-batch was `before` and will be smaller in the next start."""
-    size = micro_batches.size
+    size, half = micro_batches.size, micro_batches.half
+    if micro_batches.graphed and half:
+        return OutOfMemoryError(
+            f"rank {ranks.rank} is out of memory with micro_batch_size {before}, and cuda_graphs: true allows no "
+            "smaller ones: a CUDA graph overwrites the gradients of the pass before; set run.config.micro_batch_size: "
+            f"{half}, which trains without CUDA graphs, or run.config.batch_size: {half * ranks.world}"
+        )
     if size == before:
         return OutOfMemoryError(
             f"rank {ranks.rank} is out of memory with micro_batch_size {before}, which can't be reduced: use a smaller "

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launch_train.profiling import trace as traces
-from launch_train.profiling.advice import Setup, Verdict, as_data, shown, verdict
+from launch_train.profiling.advice import Setup, Verdict, as_data, explain_analysis, shown
 from launch_train.profiling.bottleneck import analyse
 
 NO_STEPS = "no whole step is in the trace"
@@ -32,31 +32,26 @@ NO_DEVICE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the verdict; return 0, 2 if the trace is unusable, or 141 (SIGPIPE) if stdout is closed."""
-    asked = _asked(arguments)
-    os.nice(asked.nice)
+    options = _parse_options(arguments)
+    os.nice(options.nice)
     try:
-        found = judge(asked.trace, asked.setup, asked.steps)
+        verdict = judge(options.trace, options.setup, options.steps)
     except (OSError, ValueError, MemoryError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        print(f"{asked.trace.name} can't be used: {said or type(error).__name__}", file=sys.stderr)
+        reason = error.strerror if isinstance(error, OSError) else error
+        print(f"{options.trace.name} can't be used: {reason or type(error).__name__}", file=sys.stderr)
         return 2
     finally:
-        if asked.pack and asked.trace.exists():
-            pack(asked.trace)
-    return _told(json.dumps(as_data(found)) if asked.json else shown(found))
-
-
-def _told(text: str) -> int:
-    """Print the text and return the exit code. A closed pipe (`… | head`) is not an error."""
+        if options.pack and options.trace.exists():
+            pack(options.trace)
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
+        print(json.dumps(as_data(verdict)) if options.json else shown(verdict), flush=True)
+    except BrokenPipeError:  # `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 128 + signal.SIGPIPE
     return 0
 
 
-def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     about = "What bounds a run, from a trace of it."
     parser = argparse.ArgumentParser("python -m launch_train.profiling.__main__", description=about)
     parser.add_argument("trace", type=Path, help="TRACE.json or TRACE.json.gz, of torch.profiler")
@@ -83,7 +78,7 @@ def judge(trace: Path, setup: Setup, steps: int | None = None) -> Verdict:
     analysis = analyse(read, steps)
     if analysis is None:
         raise ValueError(NO_STEPS)
-    return verdict(analysis, setup)
+    return explain_analysis(analysis, setup)
 
 
 def pack(trace: Path) -> None:

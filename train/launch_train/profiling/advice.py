@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launch_train.common.text import plural
@@ -54,40 +54,29 @@ class Verdict(NamedTuple):
     kernels: tuple[Kernel, ...] = ()
 
 
-class Advice(NamedTuple):
-    """Advice text, and the setting of run.config to change (empty if there is none)."""
+def explain_analysis(analysis: Analysis, setup: Setup) -> Verdict:
+    """Return what limits the run's speed, with a sentence per cause and the first thing to change.
 
-    setting: str
-    words: str
-
-
-def verdict(analysis: Analysis, setup: Setup) -> Verdict:
-    """Return what limits the run's speed, with a sentence per cause and the first thing to change."""
+    That is the largest cause, but computing only if no other cause is large.
+    """
     shares = analysis.shares
-    ordered = sorted((cause for cause in shares if shares[cause] >= MIN_SHARE), key=lambda cause: -shares[cause])
-    first = _first(ordered, shares)
-    advice = ADVICE[first](analysis, setup)
-    sentences = tuple(f"{_percent(shares[cause])} {_words(cause, analysis)}." for cause in ordered)
+    causes = sorted((cause for cause in shares if shares[cause] >= MIN_SHARE), key=lambda cause: -shares[cause])
+    first: Cause = causes[0] if causes else "other"
+    if first in ("compute", "other"):
+        avoidable = (cause for cause in causes if cause not in ("compute", "other"))
+        first = next((cause for cause in avoidable if shares[cause] >= MIN_AVOIDABLE_SHARE), first)
+    setting, advice = _advice(first, analysis, setup)
+    sentences = tuple(f"{shares[cause]:.0%} {_words(cause, analysis)}." for cause in causes)
     return Verdict(
         analysis.bound,
         shares,
         sentences,
-        advice.setting,
-        advice.words,
+        setting,
+        advice,
         analysis.steps,
         analysis.seconds,
         kernels=analysis.kernels,
     )
-
-
-def _first(ordered: list[Cause], shares: Mapping[Cause, float]) -> Cause:
-    """Return the cause to address first: the largest, but computing only if no other is large."""
-    avoidable = [
-        cause for cause in ordered if cause not in ("compute", "other") and shares[cause] >= MIN_AVOIDABLE_SHARE
-    ]
-    if not ordered or ordered[0] in ("compute", "other"):
-        return avoidable[0] if avoidable else (ordered[0] if ordered else "other")
-    return ordered[0]
 
 
 def _words(cause: Cause, analysis: Analysis) -> str:
@@ -118,151 +107,99 @@ ON_CPU: Mapping[Cause, str] = {
 }
 
 
-# --- What to change -------------------------------------------------------------------------------------------------
-
-
-def _input(analysis: Analysis, setup: Setup) -> Advice:
-    if analysis.copying > 0.5:
-        return Advice(
-            "loader.workers", "batches are copied too late: set loader.workers to 1 or more, which uses pinned memory"
-        )
-    if setup.workers:
-        return Advice(
-            "loader.workers",
-            f"loader.workers: {2 * setup.workers} instead of {setup.workers}; "
-            "if the CPUs are busy, preprocess the data before training",
-        )
-    if not analysis.gpu:  # training uses the cores itself
-        words = "loader.workers: 1 or more, if cores are free; else preprocess the data before training"
-        return Advice("loader.workers", words)
-    return Advice("loader.workers", "loader.workers: 4, to prepare batches while the GPU trains on the last one")
-
-
-def _compute(analysis: Analysis, setup: Setup) -> Advice:
-    if not analysis.gpu:
-        return Advice("", "it computes all the time; a machine with a GPU or more processes would be faster")
-    if setup.bf16:
-        return Advice("precision", "precision: auto, to use the GPU's tensor cores in 16 bits")
-    if not setup.compiled:
-        return Advice("compile", "compile: true")
-    return Advice("", "it computes all the time; a faster GPU or more GPUs would be faster")
-
-
-def _communication(analysis: Analysis, setup: Setup) -> Advice:
-    if setup.parallel == "fsdp":
-        return Advice("parallel", "parallel: ddp if the model fits one GPU; else GPUs connected by NVLink")
-    if setup.nodes > 1:
-        instead = "fewer, larger machines"
-    else:
-        instead = "a machine with GPUs connected by NVLink" if analysis.gpu else "fewer processes"
-    words = f"a larger batch_size, for the same communication; or {instead}"
-    return Advice("batch_size", f"{words}. If one rank is slower than the others, all ranks wait for it here")
-
-
-def _memory(analysis: Analysis, setup: Setup) -> Advice:
-    if not analysis.gpu:  # on a CPU, compiling costs more than most runs gain: see _launch_overhead
-        return _without_recomputation(setup) or Advice("", "a machine with a GPU, whose memory is many times faster")
-    if not setup.compiled:
-        return Advice("compile", "compile: true, which fuses elementwise operators into one pass over memory")
-    if setup.bf16:
-        return Advice("precision", "precision: auto: 16-bit numbers move half as many bytes")
-    return _without_recomputation(setup) or Advice("", "fewer or fused operators in the model, to move less memory")
-
-
-def _without_recomputation(setup: Setup) -> Advice | None:
-    """Return the advice to turn activation checkpointing off, if it is on."""
-    if setup.checkpointing == "none":
-        return None
-    return Advice(
-        "activation_checkpointing",
-        "activation_checkpointing: none, if memory allows: nothing is then computed twice",
-    )
-
-
-def _launch_overhead(analysis: Analysis, setup: Setup) -> Advice:
-    if setup.accumulates:
-        return Advice("micro_batch_size", "a larger micro_batch_size: fewer and larger operators")
-    # Measured: compiling the quickstart's GPT on a CPU took two minutes and saved a fifth of a 0.1 s step.
-    if analysis.gpu and not setup.compiled:
-        return Advice("compile", "compile: true, which fuses small operators into few large ones")
-    if analysis.gpu and not setup.cuda_graphs:
-        return Advice("cuda_graphs", "cuda_graphs: true, which launches a whole pass at once")
-    return Advice("batch_size", "a larger batch_size: the same number of larger operators")
-
-
-def _host_sync(analysis: Analysis, setup: Setup) -> Advice:
-    if analysis.sync_outside > 0.5:
-        return Advice(
-            "log_every",
-            f"log_every: {max(10, 10 * setup.log_every)} instead of {setup.log_every}: each time metrics are read, the "
-            "host waits for the GPU",
-        )
-    return Advice(
-        "",
-        "the model or the loss reads a value in each step (.item(), .cpu(), print, `if tensor`): keep it on the GPU",
-    )
-
-
-def _optimizer(analysis: Analysis, setup: Setup) -> Advice:
-    return Advice("batch_size", "a larger batch_size: fewer updates for the same data")
-
-
-def _allocation(analysis: Analysis, setup: Setup) -> Advice:
-    return Advice(
-        "micro_batch_size",
-        "a smaller micro_batch_size: the GPU's memory is nearly full, so PyTorch has to free and reallocate blocks",
-    )
-
-
-def _other(analysis: Analysis, setup: Setup) -> Advice:
-    return Advice("log_every", "a larger log_every, and less frequent evaluations and checkpoints")
-
-
-ADVICE: Mapping[Cause, Callable[[Analysis, Setup], Advice]] = {
-    "input": _input,
-    "compute": _compute,
-    "communication": _communication,
-    "memory": _memory,
-    "launch_overhead": _launch_overhead,
-    "host_sync": _host_sync,
-    "optimizer": _optimizer,
-    "allocation": _allocation,
-    "other": _other,
-}
+def _advice(cause: Cause, analysis: Analysis, setup: Setup) -> tuple[str, str]:  # noqa: PLR0911,PLR0912 - a table
+    """Return the setting of run.config to change first for a cause (empty if there is none), and what to do."""
+    recompute = "activation_checkpointing: none, if memory allows: nothing is then computed twice"
+    match cause:
+        case "input" if analysis.copying > 0.5:
+            words = "batches are copied too late: set loader.workers to 1 or more, which uses pinned memory"
+            return "loader.workers", words
+        case "input" if setup.workers:
+            words = f"loader.workers: {2 * setup.workers} instead of {setup.workers}; "
+            return "loader.workers", words + "if the CPUs are busy, preprocess the data before training"
+        case "input" if not analysis.gpu:  # training uses the cores itself
+            words = "loader.workers: 1 or more, if cores are free; else preprocess the data before training"
+            return "loader.workers", words
+        case "input":
+            return "loader.workers", "loader.workers: 4, to prepare batches while the GPU trains on the last one"
+        case "compute" if not analysis.gpu:
+            return "", "it computes all the time; a machine with a GPU or more processes would be faster"
+        case "compute" if setup.bf16:
+            return "precision", "precision: auto, to use the GPU's tensor cores in 16 bits"
+        case "compute" if not setup.compiled:
+            return "compile", "compile: true"
+        case "compute":
+            return "", "it computes all the time; a faster GPU or more GPUs would be faster"
+        case "communication" if setup.parallel == "fsdp":
+            return "parallel", "parallel: ddp if the model fits one GPU; else GPUs connected by NVLink"
+        case "communication":
+            instead = "a machine with GPUs connected by NVLink" if analysis.gpu else "fewer processes"
+            instead = "fewer, larger machines" if setup.nodes > 1 else instead
+            words = f"a larger batch_size, for the same communication; or {instead}"
+            return "batch_size", f"{words}. If one rank is slower than the others, all ranks wait for it here"
+        # On a CPU, compiling costs more than most runs gain. Measured: compiling the quickstart's GPT took two minutes
+        # and saved a fifth of a 0.1 s step.
+        case "memory" if analysis.gpu and not setup.compiled:
+            return "compile", "compile: true, which fuses elementwise operators into one pass over memory"
+        case "memory" if analysis.gpu and setup.bf16:
+            return "precision", "precision: auto: 16-bit numbers move half as many bytes"
+        case "memory" if setup.checkpointing != "none":
+            return "activation_checkpointing", recompute
+        case "memory" if analysis.gpu:
+            return "", "fewer or fused operators in the model, to move less memory"
+        case "memory":
+            return "", "a machine with a GPU, whose memory is many times faster"
+        case "launch_overhead" if setup.accumulates:
+            return "micro_batch_size", "a larger micro_batch_size: fewer and larger operators"
+        case "launch_overhead" if analysis.gpu and not setup.compiled:
+            return "compile", "compile: true, which fuses small operators into few large ones"
+        case "launch_overhead" if analysis.gpu and not setup.cuda_graphs:
+            return "cuda_graphs", "cuda_graphs: true, which launches a whole pass at once"
+        case "launch_overhead":
+            return "batch_size", "a larger batch_size: the same number of larger operators"
+        case "host_sync" if analysis.sync_outside > 0.5:
+            words = f"log_every: {max(10, 10 * setup.log_every)} instead of {setup.log_every}: "
+            return "log_every", words + "each time metrics are read, the host waits for the GPU"
+        case "host_sync":
+            reads = "(.item(), .cpu(), print, `if tensor`)"
+            return "", f"the model or the loss reads a value in each step {reads}: keep it on the GPU"
+        case "optimizer":
+            return "batch_size", "a larger batch_size: fewer updates for the same data"
+        case "allocation":
+            words = "a smaller micro_batch_size: the GPU's memory is nearly full, "
+            return "micro_batch_size", words + "so PyTorch has to free and reallocate blocks"
+        case "other":
+            return "log_every", "a larger log_every, and less frequent evaluations and checkpoints"
 
 
 # --- Output ---------------------------------------------------------------------------------------------------------
 
 
-def shown(found: Verdict) -> str:
+def shown(verdict: Verdict) -> str:
     """Return the verdict as lines of at most WIDTH columns."""
-    steps = plural(found.steps, "step")
-    which = f"{steps.partition(' ')[2]} {found.which}" if found.which else steps
-    head = f"profile of {which}: bound by {found.bound.replace('_', ' ')}"
-    lines = [line for sentence in found.sentences for line in _wrapped(sentence, " " * (5 - sentence.index(" ")))]
-    return "\n".join([head, *lines, *_wrapped(f"First: {found.advice}.", "  ")])
+    steps = plural(verdict.steps, "step")
+    which = f"{steps.partition(' ')[2]} {verdict.which}" if verdict.which else steps
+    head = f"profile of {which}: bound by {verdict.bound.replace('_', ' ')}"
+    lines = [line for sentence in verdict.sentences for line in _wrapped(sentence, " " * (5 - sentence.index(" ")))]
+    return "\n".join([head, *lines, *_wrapped(f"First: {verdict.advice}.", "  ")])
 
 
 def _wrapped(sentence: str, indent: str) -> list[str]:
     return textwrap.wrap(sentence, WIDTH, initial_indent=indent, subsequent_indent=" " * 6)
 
 
-def as_data(found: Verdict) -> dict[str, Any]:
+def as_data(verdict: Verdict) -> dict[str, Any]:
     """Return the verdict as plain data for the metrics and verdict.json, with rounded numbers."""
     return {
-        "bound": found.bound,
-        "shares": {cause: round(share, 4) for cause, share in found.shares.items()},
-        "sentences": list(found.sentences),
-        "change": found.change,
-        "advice": found.advice,
-        "steps": found.steps,
-        "step_s": round(found.seconds, 6),
+        "bound": verdict.bound,
+        "shares": {cause: round(share, 4) for cause, share in verdict.shares.items()},
+        "sentences": list(verdict.sentences),
+        "change": verdict.change,
+        "advice": verdict.advice,
+        "steps": verdict.steps,
+        "step_s": round(verdict.seconds, 6),
         "kernels": [
-            {"name": one.name, "ms": round(one.seconds * 1000, 4), "calls": round(one.calls, 2)}
-            for one in found.kernels
+            {"name": kernel.name, "ms": round(kernel.seconds * 1000, 4), "calls": round(kernel.calls, 2)}
+            for kernel in verdict.kernels
         ],
     }
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}"

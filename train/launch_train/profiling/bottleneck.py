@@ -101,19 +101,29 @@ class _Account:
 
 def _of_gpu(trace: Trace) -> Analysis:
     window, periods = _device_window(trace)
-    account = _Account(subtract([window], _aside(trace)) or [window])
+    first = _first_on_device(trace)
+    aside = union(
+        Interval(event.begin if (begin := first(event)) is None else begin, event.end)
+        for event in trace.host
+        if event.name in ASIDE
+    )
+    account = _Account(subtract([window], aside) or [window])
     kinds = _by_kind(trace)
     for cause in ("compute", "optimizer", "memory", "communication"):
         account.give(cause, kinds[cause])
     copying = account.give("input", kinds["to_device"])
     copied = account.give("host_sync", kinds["to_host"])
     idle = account.left
-    account.give("input", _loading(trace))
+    account.give("input", union(event.span for event in trace.host if kernel_categories.is_batch_wait(event.name)))
     account.give("allocation", union(call.span for call in _calls(trace, kernel_categories.ALLOCATIONS)))
-    dry = _run_dry(idle, _calls(trace, kernel_categories.SYNCS))
+    # Idle gaps that start during a host sync: the host waited, so the device ran out of work.
+    waiting = _Within(union(sync.span for sync in _calls(trace, kernel_categories.SYNCS)))
+    dry = [gap for gap in idle if waiting(gap.begin)]
     inside = account.give("host_sync", intersect(dry, trace.ranges(*PHASES))) + copied
     outside = account.give("host_sync", dry)
-    account.give("launch_overhead", _working(trace))
+    operators = (event.span for event in trace.host if event.name in PHASES or "::" in event.name)
+    account.give("launch_overhead", union([*operators, *(call.span for call in trace.calls)]))
+    device = [event for event in trace.device if window.begin <= event.begin < window.end]
     return Analysis(
         account.shares(),
         len(trace.steps),
@@ -121,10 +131,8 @@ def _of_gpu(trace: Trace) -> Analysis:
         gpu=True,
         sync_outside=outside / ((inside + outside) or 1.0),
         copying=copying / (account.given["input"] or 1.0),
-        launches=_within(trace, window) // periods,
-        kernels=_costliest(
-            ((event.name, event.end - event.begin) for event in trace.device if _is_within(event, window)), periods
-        ),
+        launches=len(device) // periods,
+        kernels=_costliest(((event.name, event.end - event.begin) for event in device), periods),
     )
 
 
@@ -177,44 +185,11 @@ class _Within:
         return place >= 0 and moment < self._times[place].end
 
 
-def _aside(trace: Trace) -> list[Interval]:
-    """Return times outside training: from the first device event of such a range to the range's end."""
-    ranges = [event for event in trace.host if event.name in ASIDE]
-    first = _first_on_device(trace) if ranges else None
-    begun = [(event, first(event) if first else None) for event in ranges]
-    return union(Interval(event.begin if at is None else at, event.end) for event, at in begun)
-
-
 def _calls(trace: Trace, names: Iterable[str]) -> list[Event]:
     """Return the calls with these names by threads that launch kernels; a loader's threads delay nothing."""
     busy = {trace.launches[event.correlation].thread for event in trace.device if event.correlation in trace.launches}
     wanted = frozenset(names)
     return [call for call in trace.calls if call.name in wanted and (call.thread in busy or not busy)]
-
-
-def _run_dry(idle: Times, syncs: Iterable[Event]) -> list[Interval]:
-    """Return the idle gaps that start during a host sync: the host waited, so the device ran out of work."""
-    waits = union(sync.span for sync in syncs)
-    begun = _Within(waits)
-    return [gap for gap in idle if begun(gap.begin)]
-
-
-def _loading(trace: Trace) -> list[Interval]:
-    return union(event.span for event in trace.host if kernel_categories.is_batch_wait(event.name))
-
-
-def _working(trace: Trace) -> list[Interval]:
-    """Return the times in which the host was in a training pass, an operator or a CUDA call."""
-    own = (event.span for event in trace.host if event.name in PHASES or "::" in event.name)
-    return union([*own, *(call.span for call in trace.calls)])
-
-
-def _within(trace: Trace, window: Interval) -> int:
-    return sum(_is_within(event, window) for event in trace.device)
-
-
-def _is_within(event: Event, window: Interval) -> bool:
-    return window.begin <= event.begin < window.end
 
 
 # --- On a CPU -------------------------------------------------------------------------------------------------------
@@ -326,7 +301,11 @@ def _cause(stack: list[Event]) -> Cause:
         if any(map(belongs, names)):
             return cause
     if _calculates(stack):
-        return _operators(stack[-1], names)
+        innermost = stack[-1]
+        if innermost.name.startswith(_COMPILED) or any(map(kernel_categories.is_matrix, names)):
+            return "compute"
+        tiny = innermost.end - innermost.begin <= TINY or innermost.name in kernel_categories.VIEWS
+        return "launch_overhead" if tiny else "memory"
     return "launch_overhead" if not {*PHASES}.isdisjoint(names) else "other"
 
 
@@ -336,13 +315,6 @@ _FIRST: tuple[tuple[Cause, Callable[[str], bool]], ...] = (
     ("optimizer", lambda name: name == OPTIMIZER or name.startswith("Optimizer.step#")),
     ("host_sync", kernel_categories.READS.__contains__),
 )
-
-
-def _operators(innermost: Event, names: Iterable[str]) -> Cause:
-    if innermost.name.startswith(_COMPILED) or any(map(kernel_categories.is_matrix, names)):
-        return "compute"
-    tiny = innermost.end - innermost.begin <= TINY or innermost.name in kernel_categories.VIEWS
-    return "launch_overhead" if tiny else "memory"
 
 
 def _calculates(stack: list[Event]) -> bool:

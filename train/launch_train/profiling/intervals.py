@@ -20,7 +20,7 @@ Times = Sequence[Interval]
 def union(spans: Iterable[Interval]) -> list[Interval]:
     """Return the union of spans, which may be unsorted, overlapping or empty."""
     merged: list[Interval] = []
-    for begin, end in sorted(one for one in spans if one.end > one.begin):
+    for begin, end in sorted(span for span in spans if span.end > span.begin):
         if merged and begin <= merged[-1].end:
             merged[-1] = Interval(merged[-1].begin, max(end, merged[-1].end))
         else:
@@ -28,26 +28,26 @@ def union(spans: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def intersect(one: Times, other: Times) -> list[Interval]:
+def intersect(times: Times, other: Times) -> list[Interval]:
     """Return the times in both sets."""
-    found: list[Interval] = []
+    common: list[Interval] = []
     i = j = 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i].begin, other[j].begin), min(one[i].end, other[j].end)
+    while i < len(times) and j < len(other):
+        begin, end = max(times[i].begin, other[j].begin), min(times[i].end, other[j].end)
         if begin < end:
-            found.append(Interval(begin, end))
-        if one[i].end < other[j].end:
+            common.append(Interval(begin, end))
+        if times[i].end < other[j].end:
             i += 1
         else:
             j += 1
-    return found
+    return common
 
 
-def subtract(one: Times, other: Times) -> list[Interval]:
-    """Return the times in `one` but not in `other`."""
+def subtract(times: Times, other: Times) -> list[Interval]:
+    """Return the times in `times` but not in `other`."""
     left: list[Interval] = []
     j = 0
-    for begin, end in one:
+    for begin, end in times:
         while j < len(other) and other[j].end <= begin:
             j += 1
         k = j

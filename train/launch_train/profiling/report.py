@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
+from launch_train.common.scratch import temporary_folder
 from launch_train.common.storage import open_storage
 from launch_train.profiling.__main__ import pack, words
 from launch_train.profiling.advice import WIDTH, Setup
@@ -53,13 +53,16 @@ class ProfileReport:
     def send(self, recorded: Recorded) -> None:
         """Analyse, store and report a trace, in a separate thread. A failure is printed and doesn't end the run."""
         try:
-            with tempfile.TemporaryDirectory(prefix="launch-profile-") as folder:
+            with temporary_folder("profile") as folder:
                 self._send(recorded, Path(folder))
         except Exception as error:  # noqa: BLE001 - training continues without a profile
             self.failed(error)
 
     def _send(self, recorded: Recorded, folder: Path) -> None:
-        name = trace_name(self._env, recorded.seconds)
+        env = self._env
+        start = contract.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
+        # Named as TensorBoard's profiler plugin expects (torch.profiler.tensorboard_trace_handler).
+        name = f"{contract.PROFILE}/{start}/rank0.{int(recorded.seconds * 1e9)}.pt.trace.json.gz"
         trace = folder / Path(name).name.removesuffix(".gz")
         recorded.export(str(trace))
         data, wrong = judged(trace, self._setup, recorded.steps)
@@ -145,13 +148,3 @@ def _written(folder: Path, data: Mapping[str, Any], text: str) -> dict[str, Path
     plain.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     readable.write_text(text + "\n", encoding="utf-8")
     return {f"{contract.PROFILE}/{path.name}": path for path in (plain, readable)}
-
-
-def trace_name(env: Mapping[str, str], seconds: float) -> str:
-    """Return the path of rank 0's trace in the run folder.
-
-    Each start has its own folder. The name is as TensorBoard's profiler plugin expects (`*.pt.trace.json.gz`, see
-    torch.profiler.tensorboard_trace_handler).
-    """
-    start = contract.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
-    return f"{contract.PROFILE}/{start}/rank0.{int(seconds * 1e9)}.pt.trace.json.gz"

@@ -91,13 +91,6 @@ def _thinned(chart: Chart, most: int) -> Chart:
     return replace(chart, curves=tuple(curves))
 
 
-def begin_of(run: RunData) -> float:
-    """Return the Unix time from which a run's time is counted: its first record."""
-    times = [event["time"] for event in run.events if _finite(event.get("time"))]
-    times += [rows.times[0] for start in run.starts if (rows := start.rows).steps and _finite(rows.times[0])]
-    return min(times, default=0.0)
-
-
 def _chart_of(
     name: str, runs: Sequence[RunData], series: Sequence[Columns], tokens: Sequence[Sequence[float] | None]
 ) -> Chart:
@@ -127,8 +120,7 @@ def _accuracy(runs: Sequence[RunData], series: Sequence[Columns], tokens: Sequen
 def _curve(place: int, label: str, rows: Columns, column: str, tokens: Sequence[float] | None, run: RunData) -> Curve:
     kept = downsample([rows.values[column]], POINTS)
     x: dict[str, Sequence[float]] = {"step": [rows.steps[at] for at in kept]}
-    begin = begin_of(run)
-    x["hours"] = [(rows.times[at] - begin) / 3600 for at in kept]
+    x["hours"] = [(rows.times[at] - run.begin) / 3600 for at in kept]
     if tokens:
         x["tokens"] = [tokens[at] for at in kept]
     return Curve(place, label, [rows.values[column][at] for at in kept], x)
@@ -155,10 +147,9 @@ def _evaluations(
     if not newest:
         return None
     steps = [*newest]
-    begin = begin_of(run)
     x: dict[str, list[float]] = {"step": [*steps]}
     times: list[Any] = [newest[step].get("time") for step in steps]
-    x["hours"] = [(at - begin) / 3600 if is_number(at) else math.nan for at in times]
+    x["hours"] = [(at - run.begin) / 3600 if is_number(at) else math.nan for at in times]
     if tokens:
         seen = dict(zip(rows.steps, tokens, strict=True))
         x["tokens"] = [seen.get(step, math.nan) for step in steps]
@@ -214,8 +205,7 @@ def _host_curves(place: int, run: RunData, name: str) -> Iterator[Curve]:
 
 def _by_time(place: int, label: str, times: Sequence[float], values: Sequence[float], run: RunData) -> Curve:
     kept = downsample([values], POINTS)
-    begin = begin_of(run)
-    return Curve(place, label, [values[at] for at in kept], {"hours": [(times[at] - begin) / 3600 for at in kept]})
+    return Curve(place, label, [values[at] for at in kept], {"hours": [(times[at] - run.begin) / 3600 for at in kept]})
 
 
 def _finite(value: Any) -> bool:

@@ -23,14 +23,8 @@ def downsample(columns: Sequence[Sequence[float]], most: int) -> list[int]:
             if math.isfinite(sum(part)):
                 kept |= {begin + part.index(min(part)), begin + part.index(max(part))}
             else:
-                kept |= _with_gaps(part, begin)
+                finite = [place for place, value in enumerate(part) if math.isfinite(value)]
+                gaps = [place for place, value in enumerate(part) if not math.isfinite(value)][:1]
+                extremes = {min(finite, key=part.__getitem__), max(finite, key=part.__getitem__)} if finite else set()
+                kept |= {begin + place for place in {*extremes, *gaps}}
     return sorted(kept)
-
-
-def _with_gaps(part: Sequence[float], begin: int) -> set[int]:
-    """Return the extremes of a stretch in which some values, or only their sum, are not finite, and the first of those
-    values."""
-    finite = [place for place, value in enumerate(part) if math.isfinite(value)]
-    gaps = [place for place, value in enumerate(part) if not math.isfinite(value)][:1]
-    extremes = {min(finite, key=part.__getitem__), max(finite, key=part.__getitem__)} if finite else set()
-    return {begin + place for place in {*extremes, *gaps}}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Container, Iterator
 from typing import Any, NamedTuple
 
-from launch_train.report.run_data import Record, RunData
+from launch_train.report.run_data import RunData
 from launch_train.report.settings import shown_text
 
 MOST_DETAILS = 300
@@ -28,12 +28,18 @@ def event_rows(run: RunData, without: Container[str] = ()) -> Iterator[EventRow]
     for start in run.starts:
         for event in start.events:
             if event["event"] not in without:
+                details = {name: value for name, value in event.items() if name not in ("event", "time", "step")}
+                if event["event"] == "samples":
+                    details = {
+                        name: len(value) if isinstance(value, list) else value for name, value in details.items()
+                    }
+                text = ", ".join(f"{name} {shown_text(name, value)}" for name, value in details.items())
                 yield EventRow(
                     clock_text(event.get("time")),
                     f"{start.key[0]}.{start.key[1]}",
                     str(event.get("step", "")),
                     str(event["event"]).replace("_", " "),
-                    _details(event),
+                    text if len(text) <= MOST_DETAILS else text[: MOST_DETAILS - 1] + "…",
                 )
 
 
@@ -43,11 +49,3 @@ def clock_text(at: Any) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
     except (TypeError, ValueError, OverflowError, OSError):
         return ""
-
-
-def _details(event: Record) -> str:
-    left = {name: value for name, value in event.items() if name not in ("event", "time", "step")}
-    if event["event"] == "samples":
-        left = {name: len(value) if isinstance(value, list) else value for name, value in left.items()}
-    text = ", ".join(f"{name} {shown_text(name, value)}" for name, value in left.items())
-    return text if len(text) <= MOST_DETAILS else text[: MOST_DETAILS - 1] + "…"

@@ -70,9 +70,10 @@ def attempt_times(run: RunData, now: float) -> tuple[AttemptTime, ...]:
 
 
 def goodput(times: Sequence[AttemptTime]) -> float | None:
-    """Return the productive share of paid time; None: nothing was paid for yet."""
+    """Return the productive share of paid time; None: no step was timed, as in a script without metrics."""
     paid = sum(one.paid for one in times)
-    return sum(one.parts["train"] for one in times) / paid if paid > 0 else None
+    is_known = any(one.parts["train"] + one.parts["lost"] > 0 for one in times)
+    return sum(one.parts["train"] for one in times) / paid if paid > 0 and is_known else None
 
 
 def total_usd(times: Sequence[AttemptTime]) -> float | None:
@@ -88,7 +89,8 @@ def _time_of(
     spans: list[Span] = []
     created = _seconds(attempt.entry.get("time"))
     end = _seconds(attempt.end.get("time")) or max((_last(start) for start in starts), default=0.0) or created or now
-    begin = _begin(attempt, starts, end)
+    is_local = run.plan.get("target") == "local" or attempt.entry.get("region") == "local"
+    begin = min(created, end) if is_local and created and not attempt.end else _begin(attempt, starts, end)
     billed, waited = (_seconds(attempt.end.get(key)) for key in ("billed", "waited"))
     if created and billed and waited:  # exact; the end's own time is when a launcher noticed it
         begin, end = created + waited, created + waited + billed

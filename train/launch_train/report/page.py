@@ -13,8 +13,10 @@ from importlib.resources import files
 from itertools import islice
 from typing import Any, Final
 
+from launch_train.common import contract
+from launch_train.common.text import elapsed
 from launch_train.report import samples, svg, sweep, tables
-from launch_train.report.chart_data import Chart, begin_of, charts
+from launch_train.report.chart_data import Chart, charts
 from launch_train.report.events import clock_text, event_rows
 from launch_train.report.goodput import PARTS, AttemptTime, attempt_times
 from launch_train.report.run_data import Record, RunData, is_number
@@ -40,11 +42,13 @@ def page(runs: Sequence[RunData], now: float | None = None) -> str:
     points = sweep.sweep_of(runs, [flat_settings(run) for run in runs])
     title = points.name if points else ", ".join(run.id for run in runs)
     found = charts(runs)
+    rows = sum(len(start.rows.steps) for run in runs for start in run.starts)
     detailed = runs if len(runs) <= MOST_DETAILED else ()
     body = "".join(
         [
             f"<h1>{escape(title)}</h1>",
-            f"<p class=made>Made {clock_text(made)} UTC by launch. {_drawn(runs)}</p>",
+            f"<p class=made>Made {clock_text(made)} UTC by launch. {rows:,} rows of metrics; "
+            "curves keep their lowest and highest points.</p>",
             _summary(runs, times),
             _sweep(points) if points and points.settings else "",
             _differences(runs) if 1 < len(runs) <= MOST_DETAILED else "",
@@ -72,6 +76,7 @@ def _document(title: str, body: str, data: str) -> str:
     policy += "form-action 'none'"
     return (
         '<!doctype html><html lang=en><head><meta charset="utf-8">'
+        f"{contract.PAGE_MARK}"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>{body}"
@@ -120,14 +125,13 @@ def _short(value: float) -> float | int | None:
 
 def _marks(run: RunData) -> Iterator[dict[str, Any]]:
     """Yield the moments that the charts mark: restarts, preemptions, steps that were not finite."""
-    begin = begin_of(run)
     for place, start in enumerate(run.starts):
         if place and start.begins_after is not None:
             first = start.event("start") or {"time": next(iter(start.rows.times), math.nan)}
-            yield _mark("restart", start.begins_after, first.get("time"), begin)
+            yield _mark("restart", start.begins_after, first.get("time"), run.begin)
         for event in start.events:
-            if event["event"] in ("preempted", "non_finite", "out_of_memory", "gpu_error"):
-                yield _mark(event["event"], event.get("step"), event.get("time"), begin)
+            if event["event"] in ("preempted", "non_finite", "out_of_memory", "slow_rank", "gpu_error"):
+                yield _mark(event["event"], event.get("step"), event.get("time"), run.begin)
 
 
 def _mark(kind: str, step: Any, at: Any, begin: float) -> dict[str, Any]:
@@ -136,11 +140,6 @@ def _mark(kind: str, step: Any, at: Any, begin: float) -> dict[str, Any]:
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------------
-
-
-def _drawn(runs: Sequence[RunData]) -> str:
-    rows = sum(len(start.rows.steps) for run in runs for start in run.starts)
-    return f"{rows:,} rows of metrics; curves keep their lowest and highest points."
 
 
 def _summary(runs: Sequence[RunData], times: Sequence[Sequence[AttemptTime]]) -> str:
@@ -171,7 +170,7 @@ def _facts(run: RunData, times: Sequence[AttemptTime]) -> dict[str, str]:
         **(_of_text(found.held_out, start) if found.held_out is not None else {}),
         "speed": f"{found.speed:,.0f} {found.unit}/s (median)" if found.speed is not None else "",
         "starts": str(found.starts) if found.starts > 1 else "",
-        "time": f"{duration(found.paid)}{f' in {found.attempts} attempts' if found.attempts > 1 else ''}"
+        "time": f"{elapsed(found.paid)}{f' in {found.attempts} attempts' if found.attempts > 1 else ''}"
         if found.paid
         else "",
         "goodput": f"{found.goodput:.1%}{COUNTED}" if found.goodput is not None else "",
@@ -228,7 +227,7 @@ def _money(run: RunData, times: Sequence[AttemptTime]) -> str:
             if seconds := one.parts[part]:
                 share = f"{seconds / one.paid:.1%}" if part != "queue" and one.paid else "not paid"
                 cost = f"${seconds / 3600 * one.usd_per_hour:,.2f}" if part != "queue" and one.usd_per_hour else ""
-                rows.append([str(one.number), one.place, part, duration(seconds), share, cost])
+                rows.append([str(one.number), one.place, part, elapsed(seconds), share, cost])
         if one.end:
             rows.append([str(one.number), one.place, f"ended: {one.end}", "", "", ""])
     table = tables.section(f"Where the time went{name}", ["attempt", "machine", "part", "time", "share", "cost"], rows)
@@ -291,11 +290,3 @@ def _problems(run: RunData) -> str:
     return tables.section(
         f"Files that could not be read: {escape(run.id)}", ["file"], [[text] for text in run.problems]
     )
-
-
-def duration(seconds: float) -> str:
-    """Return `1 h 05 min`, `12 min 03 s` or `4.2 s`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"

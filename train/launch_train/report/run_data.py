@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from operator import itemgetter, lt
 from typing import Any, Final
@@ -127,6 +127,16 @@ class RunData:
     monitor: Mapping[int, Sequence[Record]]
     """Samples of each node, in order of time."""
     problems: tuple[str, ...] = ()
+    is_running: bool | None = None
+    """None: unknown."""
+
+    @cached_property
+    def begin(self) -> float:
+        """Return the Unix time from which the run's time is counted: its first record. 0: none has a time."""
+        times = [_number(event.get("time")) for event in self.events]
+        times += [_number(samples[0]["time"]) for samples in self.monitor.values() if samples]
+        times += [min(filter(math.isfinite, start.rows.times), default=math.nan) for start in self.starts]
+        return min(filter(math.isfinite, times), default=0.0)
 
     @property
     def events(self) -> Iterator[Record]:
@@ -214,7 +224,10 @@ def read_run(storage: Storage, *, ends_only: bool = False) -> RunData:
         start.rows.close()
     for rows in monitor.values():
         rows.sort(key=lambda row: row["time"])
-    plan = _object(read(contract.PLAN))
+    types = {"machine": dict, "image": dict, "attempts": list, "spec": dict}  # others can write to the folder
+    values = _object(read(contract.PLAN)).items()
+    plan: dict[str, Any] = {key: value for key, value in values if isinstance(value, types.get(key, object))}
+    plan["attempts"] = [attempt for attempt in plan.get("attempts", ()) if isinstance(attempt, dict)]
     name = str(plan.get("run") or storage.url.rstrip("/").rpartition("/")[2])
     ordered = tuple(starts[key] for key in sorted(starts))
     return RunData(name, storage.url, plan, _attempts(texts), ordered, monitor, tuple(problems))

@@ -166,7 +166,8 @@ def section(run: RunData) -> str:
     *older, newest = found
     about = ABOUT[newest.kind].format(f"{newest.step:,}")
     some = f" {len(found)} of {len(events):,} evaluations are shown." if len(found) < len(events) else ""
-    shown = _pictures(newest) + _older_images(older) if newest.images else _texts(newest) + _older_texts(older)
+    texts = (f"<details><summary>step {each.step:,}</summary>{_texts(each)}</details>" for each in reversed(older))
+    shown = _pictures(newest) + _older_images(older) if newest.images else _texts(newest) + "".join(texts)
     return f"<section><h2>Samples: {escape(run.id)}</h2><p>{about}{some}</p>{shown}</section>"
 
 
@@ -190,10 +191,6 @@ def _texts(found: Evaluation) -> str:
         f"<pre class=sample dir=auto><span class=prompt>{escape(prompt)}</span>{escape(text)}</pre>"
         for prompt, text in found.texts
     )
-
-
-def _older_texts(older: Sequence[Evaluation]) -> str:
-    return "".join(f"<details><summary>step {one.step:,}</summary>{_texts(one)}</details>" for one in reversed(older))
 
 
 def _pictures(found: Evaluation) -> str:

@@ -66,9 +66,39 @@ def first_event(run: RunData, kind: str) -> Mapping[str, Any]:
 
 def flat_settings(run: RunData) -> dict[str, str]:
     """Return the spec's and the trainer's settings by dotted name, without what may be a secret."""
-    found = dict(_flat(mask(run.plan.get("spec") or {}), ""))
+    found = spec_settings(run)
     config = mask(first_event(run, "start").get("config"))
     return found | {f"run.config.{name}": text for name, text in _flat(config, "") if name} if config else found
+
+
+def spec_settings(run: RunData) -> dict[str, str]:
+    """Return the spec's settings by dotted name, each argument of the program on its own, without what may be a
+    secret."""
+    spec = mask(run.plan.get("spec") or {})
+    found = dict(_flat(spec, ""))
+    program = spec.get("run")
+    if isinstance(program, Mapping) and isinstance(arguments := program.get("args"), list):
+        found.pop("run.args", None)
+        found |= argument_settings([_text(argument) for argument in arguments])
+    return found
+
+
+def argument_settings(arguments: Sequence[str]) -> dict[str, str]:
+    """Return a program's arguments by name: `run.args.lr` of `--lr 0.1`, `--lr=0.1` and `lr=0.1`. `run.args` has
+    those without a name; a name that occurs several times has all its values."""
+    values: dict[str, list[str]] = {}
+    name = ""
+    for argument in arguments:
+        option, sign, value = argument.partition("=")
+        is_number = argument[1:2].isdigit() or argument[1:2] == "."
+        if (argument.startswith("-") and not is_number and argument.strip("-")) or (sign and option.isidentifier()):
+            key = f"run.args.{option.lstrip('-')}"
+            values.setdefault(key, []).extend([value] if sign else [])
+            name = "" if sign else key
+        else:
+            values.setdefault(name or "run.args", []).append(argument)
+            name = ""
+    return {key: " ".join(texts) if texts else "true" for key, texts in values.items()}
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:

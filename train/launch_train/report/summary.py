@@ -57,7 +57,7 @@ def summarize(run: RunData, times: Sequence[AttemptTime]) -> Summary:
     losses: Sequence[float] = rows.values.get("loss", ())
     _, evaluated = held_out(run)
     config = start.get("config")
-    steps = config.get("steps") if isinstance(config, Mapping) else None
+    steps = config.get("steps") if isinstance(config, Mapping) else start.get("steps")
     speed = next((name for name in SPEEDS if name in rows.values), "")
     return Summary(
         state=state_text(run),
@@ -80,7 +80,7 @@ def summarize(run: RunData, times: Sequence[AttemptTime]) -> Summary:
 
 
 def state_text(run: RunData) -> str:
-    """Return how a run ended, or `not ended`."""
+    """Return how a run ended, `running`, or `interrupted`; `no end recorded` if that is unknown."""
     recorded = run.attempts[-1].end if run.attempts else {}
     if run.starts and run.starts[-1].event("end") is not None:
         return "finished"
@@ -88,8 +88,9 @@ def state_text(run: RunData) -> str:
         return f"{kind}: {recorded.get('cause', '')}".rstrip(": ")
     codes = recorded.get("exit_codes")
     if isinstance(codes, Mapping):
-        return "succeeded" if not any(codes.values()) else f"ended with exit code {max(filter(None, codes.values()))}"
-    return "not ended"
+        numbers = [code for code in codes.values() if isinstance(code, int)]
+        return f"ended with exit code {max(numbers, default='?')}" if any(codes.values()) else "succeeded"
+    return {True: "running", False: "interrupted", None: "no end recorded"}[run.is_running]
 
 
 # --- Several runs ----------------------------------------------------------------------------------------------------

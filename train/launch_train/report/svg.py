@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Final
@@ -17,6 +18,8 @@ LEFT, BOTTOM, TOP = 60, 24, 10
 POINTS: Final = 300
 TIMELINE: Final = 900
 ROW: Final = 26
+DASHES: Final = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 4", "2 3", "8 3 2 3")))
+"""With several runs, each has its own colour, and its curves differ by their dashes."""
 
 
 def draw_timeline(times: Sequence[AttemptTime]) -> str:
@@ -59,12 +62,16 @@ def draw_chart(found: Chart, runs: Sequence[RunData]) -> str:
     x_scale = (WIDTH - LEFT - 10) / ((x_high - x_low) or 1.0)
     y_scale = (HEIGHT - BOTTOM - TOP) / ((y_high - y_low) or 1.0)
     lines = []
-    for number, (curve, points) in enumerate(drawn):
+    counts = Counter[int]()
+    for curve, points in drawn:
+        color, dash = (curve.run, counts[curve.run]) if len(runs) > 1 else (sum(counts.values()), 0)
+        counts[curve.run] += 1
         path = " ".join(
             f"{LEFT + (x - x_low) * x_scale:.1f},{HEIGHT - BOTTOM - (y - y_low) * y_scale:.1f}" for x, y in points
         )
         name = f"{runs[curve.run].id} {curve.label}".strip()
-        lines.append(f'<polyline class="line c{number % 8}" points="{path}"><title>{escape(name)}</title></polyline>')
+        style = f'class="line c{color % 8}"{DASHES[dash % len(DASHES)]}'
+        lines.append(f'<polyline {style} points="{path}"><title>{escape(name)}</title></polyline>')
     labels = (
         f"<text x={LEFT - 6} y={TOP + 8} text-anchor=end>{y_high:.4g}</text>"
         f"<text x={LEFT - 6} y={HEIGHT - BOTTOM} text-anchor=end>{y_low:.4g}</text>"

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any, Final
 
 from launch_train.report.run_data import RunData
+from launch_train.report.settings import spec_settings
 from launch_train.report.summary import MEAN_ROWS, held_out, mean
 
 LABEL: Final = "launch-sweep"
@@ -55,7 +56,7 @@ def sweep_of(runs: Sequence[RunData], settings: Sequence[Mapping[str, str]]) -> 
     names = {str(labels(run).get(LABEL, "")) for run in runs}
     if len(runs) < 2 or len(names) > 1 or not (name := names.pop()):
         return None
-    planned = sorted({name for run in runs for name in paths(run.plan.get("spec"))})
+    planned = sorted({name for run in runs for name in spec_settings(run)})
     swept = [name for name in planned if len({each.get(name, "") for each in settings}) > 1][:MOST_AXES]
     measure, results = measured(runs)
     points = [
@@ -73,27 +74,15 @@ def labels(run: RunData) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def paths(value: Any, name: str = "") -> list[str]:
-    """Return the dotted names of all settings of a spec."""
-    if isinstance(value, Mapping) and value:
-        return [path for key, item in value.items() for path in paths(item, f"{name}.{key}" if name else str(key))]
-    return [name]
-
-
 def measured(runs: Sequence[RunData]) -> tuple[str, list[float | None]]:
     """Return what the points are compared by, and each one's value: the lowest held-out loss if any point has one, else
     the training loss at the end."""
-    evaluated = [lowest_evaluation(run) for run in runs]
+    evaluated = [min(held_out(run)[1], default=None) for run in runs]
     if any(value is not None for value in evaluated):
         return "lowest held-out loss", evaluated
     trained = [last_loss(run) for run in runs]
     known = any(value is not None for value in trained)
     return f"loss (mean of the last {MEAN_ROWS} steps)" if known else "", trained
-
-
-def lowest_evaluation(run: RunData) -> float | None:
-    """Return the lowest held-out loss; None: there is none."""
-    return min(held_out(run)[1], default=None)
 
 
 def last_loss(run: RunData) -> float | None:

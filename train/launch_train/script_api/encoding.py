@@ -31,7 +31,9 @@ def encode(value: Any, where: str = "state") -> Any:
         return _array(value, where)
     if isinstance(value, Mapping):
         items = [(key, encode(item, f"{where}[{key!r}]")) for key, item in value.items()]
-        return dict(items) if _are_path_names(value) else {ITEMS: [list(item) for item in items]}
+        names = [str(key) for key in value]
+        can_be_paths = len(set(names)) == len(names) and not any("/" in name or name.startswith("$") for name in names)
+        return dict(items) if can_be_paths else {ITEMS: [list(item) for item in items]}
     if isinstance(value, list | tuple):
         parts = [encode(item, f"{where}[{number}]") for number, item in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
@@ -55,12 +57,6 @@ def decode(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([decode(item) for item in value])
     return value
-
-
-def _are_path_names(mapping: Mapping[Any, Any]) -> bool:
-    """Return whether the keys can be path components, each one unique as text."""
-    names = [str(key) for key in mapping]
-    return len(set(names)) == len(names) and not any("/" in name or name.startswith("$") for name in names)
 
 
 def _tensor(value: Any, where: str) -> Any:

@@ -5,6 +5,7 @@ Saver, lease, interval and format are the built-in trainer's; only the loop belo
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -27,9 +28,9 @@ from launch_train.common import contract, faults
 from launch_train.common.config import Checkpoint
 from launch_train.common.errors import OutputError, PreemptedError, SupersededError, TrainError, UsageError
 from launch_train.common.process_exit import leave
-from launch_train.common.shutdown_signal import PREEMPTION_SECONDS, ShutdownSignal
+from launch_train.common.shutdown_signal import ShutdownSignal
 from launch_train.common.storage import Storage, open_storage
-from launch_train.distributed.consensus import VOTE_SECONDS, Agreement, StepVote
+from launch_train.distributed.consensus import VOTE_SECONDS, Agreement, StepVote, seconds_to_save
 from launch_train.distributed.process_group import Ranks, barrier, gather, joined, should_report
 from launch_train.script_api import state_dict
 from launch_train.script_api.signals import close_rows, handle_sigterm, listen_for_shutdown
@@ -55,7 +56,8 @@ class Script:
     storage: Storage
     shutdown: ShutdownSignal
     agreement: Agreement
-    notice: str | None
+    state: Mapping[str, Any]
+    """The argument of `restore`: the objects that the script trains."""
     handlers: ExitStack
     comparison: Comparison
     saver: Saver | None = None
@@ -78,10 +80,11 @@ class Script:
         if self.saver is None:
             return False
         self._measure_interval()
-        preempted = self.shutdown.preempted or bool(self.notice and os.path.exists(self.notice))  # noqa: PTH110 - each step
-        vote = StepVote(stop=preempted, save=self.saver.due(), leave=self.saver.superseded is not None)
-        # Vote at each call: `call_seconds` is measured too seldom to notice that steps become longer.
-        agreed = self.agreement.vote(vote, max(self.call_seconds, VOTE_SECONDS))
+        self.saver.estimate(partial(state_dict.content, self.state))
+        vote = StepVote(self.shutdown.preempted, save=self.saver.due(), leave=self.saver.superseded is not None)
+        # Vote at each call: `call_seconds` is measured too seldom to notice that steps become longer. The first call
+        # comes before it was measured.
+        agreed = self.agreement.vote(vote, max(self.call_seconds, VOTE_SECONDS) if self.call_seconds else math.inf)
         if agreed.leave:
             raise self.saver.superseded or SupersededError("another start of this run has taken over")
         self.saver.after_step(step, self.call_seconds, self.trained, self.interruptions)
@@ -147,9 +150,8 @@ class Script:
     def _save_before_exit(self, saver: Saver, snapshot: Snapshot) -> None:
         """Raises SystemExit if the checkpoint isn't durable in time."""
         metrics.event("preempted", step=self.step)
-        left = PREEMPTION_SECONDS - (time.monotonic() - self.shutdown.at if self.shutdown.signum else 0.0)
         try:
-            saver.save(self.step, snapshot, limit=left)
+            saver.save(self.step, snapshot, limit=seconds_to_save(self.ranks, self.shutdown))
         except OutputError as error:
             if self.ranks.rank == 0:
                 _print(f"preempted at step {self.step}; checkpoint not saved in time: {error}")
@@ -275,7 +277,7 @@ def _open_script(
         storage,
         listen_for_shutdown(env, handlers),
         Agreement(ranks),
-        env.get(contract.NOTICE),
+        state,
         handlers,
         comparison,
     )
@@ -283,7 +285,11 @@ def _open_script(
     if found:
         past = found.about["script"]
         script.step, script.seconds, script.interruptions = found.step, past["seconds"], past["interruptions"] + 1
-        _report_resume(ranks, found.step, found.folder, describe_changes(found.about, _manifest_fields(ranks)))
+        metrics.event("resumed", step=found.step, path=found.folder)
+        if ranks.rank == 0:
+            print(f"resumed from step {found.step} ({found.folder})", flush=True)
+            for line in describe_changes(found.about, _manifest_fields(ranks)):
+                print(f"since the checkpoint was written: {line}", flush=True)
     threading._register_atexit(_at_exit)  # type: ignore[attr-defined]  # before the thread pools close, which save
     return script
 
@@ -308,14 +314,6 @@ def _manifest_fields(ranks: Ranks) -> dict[str, Any]:
     """Return what a manifest records of a script: nothing that could pass for the trainer's settings."""
     config = dict.fromkeys((*FIXED, "data"), CUSTOM_SCRIPT)
     return {"config": config, "world_size": ranks.world, "torch": torch.__version__}
-
-
-def _report_resume(ranks: Ranks, step: int, folder: str, changed: list[str]) -> None:
-    metrics.event("resumed", step=step, path=folder)
-    if ranks.rank == 0:
-        print(f"resumed from step {step} ({folder})", flush=True)
-        for line in changed:
-            print(f"since the checkpoint was written: {line}", flush=True)
 
 
 # --- Process exit and fork --------------------------------------------------------------------------------------------

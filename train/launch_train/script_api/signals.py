@@ -13,6 +13,7 @@ from types import FrameType
 from launch_train import metrics
 from launch_train.common.process_exit import leave
 from launch_train.common.shutdown_signal import PEER_SECONDS, ShutdownSignal, catch_sigterm
+from launch_train.common.signal_registry import register_for_signals
 
 ROWS_SECONDS = 1.5
 """Seconds for the last rows when this process exits."""
@@ -23,6 +24,7 @@ POLL_SECONDS = 0.1
 
 def listen_for_shutdown(env: Mapping[str, str], handlers: ExitStack) -> ShutdownSignal:
     """Record SIGTERM from now on. A handler of the script's own stays installed; then only the node's notice counts."""
+    register_for_signals(env)
     before = signal.getsignal(signal.SIGTERM)
     ours = isinstance(before, partial) and before.func is metrics._write_rows_and_die
     if not ours and before is not signal.SIG_DFL:

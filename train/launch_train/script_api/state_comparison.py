@@ -67,7 +67,8 @@ class Comparison:
         try:
             prepared, layout = prepare()
         except Exception as error:
-            self._exchange(_FAILED + json.dumps([_nearest_kind(error), str(error)]))
+            kind = next((base.__name__ for base in type(error).__mro__ if base.__name__ in _KINDS), TrainError.__name__)
+            self._exchange(_FAILED + json.dumps([kind, str(error)]))
             raise
         replies = self._exchange(self._digest(layout))
         for rank, reply in enumerate(replies):
@@ -131,10 +132,6 @@ MISSING: Final = ComparedValue("missing", "", plain=True)
 
 _FAILED: Final = "!"
 _KINDS: Final = {kind.__name__: kind for kind in (UsageError, SupersededError, TrainError)}
-
-
-def _nearest_kind(error: Exception) -> str:
-    return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), TrainError.__name__)
 
 
 def _parse_layout(message: str) -> Layout:

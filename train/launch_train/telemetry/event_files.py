@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,13 +13,19 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.telemetry.upload_queue import Outbox
 
-PATTERN: Final = "*.tfevents.*"
-
 LEAST_SECONDS: Final = 10.0
 """Shortest time between two uploads of a file. It is uploaded whole, so a larger one waits longer."""
 
 BYTES_PER_SECOND: Final = 1 << 20
 """Mean upload rate that a growing file may cause."""
+
+
+def event_paths(folder: Path) -> list[Path]:
+    """Return the event files below a folder, in which a script may delete folders meanwhile."""
+    for _ in range(5):
+        with suppress(OSError):  # a folder was deleted between its listing and its own
+            return sorted(folder.rglob(contract.EVENT_FILES))
+    return []
 
 
 @dataclass
@@ -38,7 +45,7 @@ class EventFiles:
 
     def upload(self, *, last: bool = False) -> None:
         """Upload the files that have changed, if they are due or this is the `last` call. Raises OutputError."""
-        for path in sorted(self.folder.rglob(PATTERN)):
+        for path in event_paths(self.folder):
             try:
                 self._upload(path, path.stat(), last)
             except (FileNotFoundError, OutputError):

@@ -31,7 +31,7 @@ MOST_BYTES: Final = 8 << 20
 """Rows that may wait for the process, in bytes; beyond that, rows are dropped."""
 POLL_SECONDS: Final = 0.02
 
-NOT_INHERITED: Final = (contract.CODE, contract.WATCH, contract.FAULTS, contract.EXIT_FILE)
+NOT_INHERITED: Final = (contract.CODE, contract.CODE_PATH, contract.WATCH, contract.FAULTS, contract.EXIT_FILE)
 """Variables that are for the training processes only: the user's modules must not hide those of a logger."""
 
 

@@ -82,7 +82,8 @@ def open_sink(env: Mapping[str, str], loggers: Sequence[str] | None = None) -> S
 
     `loggers`: names of contract.LOGGER_NAMES; None: those of `env`.
     """
-    if not env.get(contract.RUN_FOLDER) or not _writes_rows(env):
+    # Rank 0 under torchrun, or else the process of node 0.
+    if not env.get(contract.RUN_FOLDER) or int(env.get("RANK") or env.get(contract.NODE) or 0):
         return Null()
     names = wanted_loggers(env) if loggers is None else loggers
     storage = open_storage(env[contract.RUN_FOLDER])
@@ -107,11 +108,6 @@ def _open_loggers(names: Sequence[str], env: Mapping[str, str]) -> LoggerProcess
     except OSError as error:
         say(f"warning: {', '.join(names)} not started: {error}")
         return None
-
-
-def _writes_rows(env: Mapping[str, str]) -> bool:
-    """Return whether this is rank 0 under torchrun, or else the process of node 0."""
-    return int(env.get("RANK") or env.get(contract.NODE) or 0) == 0
 
 
 def part_names(env: Mapping[str, str], name: Callable[..., str] = contract.metrics_part) -> PartName:

@@ -7,6 +7,7 @@ instead of torch's, so that scripts without torch work.
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import sys
@@ -24,6 +25,9 @@ from launch_train.telemetry.upload_queue import Outbox
 
 FILE_BYTES = 1 << 20
 """Size after which a new file is started: each upload sends the whole file."""
+
+OWN_FILE = re.compile(r"events\.out\.tfevents\.\d{4,}-\d{4,}-\d{10}\.\d{6}-[0-9a-f]{8}-\d{6}")
+"""Matches the names of launch's own event files."""
 
 Push = Callable[[Path], object]
 

@@ -152,7 +152,11 @@ class Spool:
             left = [*self._fresh.values(), *self._refused.values()]
         if left:
             self._folder.lock.close()  # lets a sweep take over; uploading an object twice is harmless
-            raise OutputError(_left_over(left, self._storage.url, self._folder.path, seconds))
+            what, are = (f"{len(left)} objects", "they are") if len(left) > 1 else (left[0].name, "it is")
+            raise OutputError(
+                f"{what} ({sum(entry.size() for entry in left) / 1e6:,.3f} MB) did not reach {self._storage.url} in "
+                f"{seconds:.0f} s: {are} in {self._folder.path}; keep this machine's disk"
+            )
         self._folder.remove()
 
     def _add(self, name: str, write: Callable[[Path], object], *, create: bool) -> None:
@@ -247,13 +251,6 @@ class Pause:
     def after_another(self) -> Pause:
         """Return the pause after one more failure."""
         return Pause(time.monotonic() + self.following, min(2 * self.following, LONGEST_WAIT))
-
-
-def _left_over(left: Sequence[SpoolEntry], url: str, folder: Path, seconds: float) -> str:
-    what = f"{len(left)} objects" if len(left) > 1 else left[0].name
-    size = sum(entry.size() for entry in left) / 1e6
-    place = f"{'they are' if len(left) > 1 else 'it is'} in {folder}"
-    return f"{what} ({size:,.3f} MB) did not reach {url} in {seconds:.0f} s: {place}; keep this machine's disk"
 
 
 def sweep(folder: Path, storage: Storage, seconds: float) -> int:

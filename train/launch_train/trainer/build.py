@@ -153,6 +153,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     try_pass = partial(trial_pass, model, batch_loader, micro_batches.size, ranks, policy)
     accumulates = micro_batches.count > 1
     prepared = prepare(model, config, ranks, accumulates=accumulates, trial_pass=try_pass, storage=storage)
+    micro_batches.graphed = ("cuda graphs", "true") in {choice[:2] for choice in prepared.choices}
     watch = stopwatch(ranks.device)
     facts = _start_facts(config, ranks, source, model, policy)
     replica_check = ReplicaCheck(ranks, sharded=fsdp.is_sharded(model))

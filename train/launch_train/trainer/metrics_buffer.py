@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, isfinite, nan
-from statistics import median
+from statistics import median, median_low
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,19 @@ class StepRecord(NamedTuple):
     timed: bool = True
     micro_batch: int = 0
 
+
+class SlowRank(NamedTuple):
+    """A rank that the others wait for, and the seconds that it and the median rank work in a step before the ranks
+    exchange gradients."""
+
+    rank: int
+    seconds: float
+    median: float
+
+
+SLOW_FACTOR, SLOW_SHARE, SLOW_SECONDS = 1.25, 0.05, 10.0
+"""A rank is slow if it works this many times as long as the median rank, the difference is this share of a step, and
+that lasts this long."""
 
 MEDIAN_STEPS = 1000
 """The run's speed is the median time of this many last steps."""
@@ -66,6 +79,10 @@ class Recorder:
     """Median duration of a step, the same on all ranks; 0 before the first block."""
     recent_seconds: float = 0.0
     """The larger of the median and the duration of the last block's last step."""
+    slow: SlowRank | None = None
+    """The slow rank, once: set by the block that finds another one than before."""
+    _slow_since: tuple[int, float] | None = None
+    _last_slow: int | None = None
 
     def add(self, step: StepRecord) -> None:
         """Add a finished or queued step."""
@@ -87,7 +104,7 @@ class Recorder:
         times, memory = self.watch.read(), round(memory_gb(self.ranks.device), 4)
         means = self._means(steps, times, alone)
         rows: list[Row] = []
-        for step, (loss, grad_norm, mean_seconds, micro_batch, timed), (seconds, ended) in zip(
+        for step, (loss, grad_norm, mean_seconds, micro_batch, timed), (seconds, ended, _) in zip(
             steps, means, times, strict=True
         ):
             rows.append(self._row(step, loss, grad_norm, seconds) | {"memory_gb": memory, "time": ended})
@@ -111,13 +128,26 @@ class Recorder:
         """
         own = torch.stack([torch.stack([step.loss, step.grad_norm]) for step in steps])
         own = own.to(_gather_dtype(self.ranks.device))
-        host = [[seconds, step.micro_batch, step.timed] for step, (seconds, _) in zip(steps, times, strict=True)]
+        host = [[time[0], step.micro_batch, step.timed, time[2]] for step, time in zip(steps, times, strict=True)]
         own = torch.cat([own, torch.tensor(host, dtype=own.dtype, device=own.device)], dim=1)
         by_rank = [own.tolist()] if alone else [values.tolist() for values in gather_tensors(self.ranks, own)]
+        if len(by_rank) > 1:
+            self._note_slow_rank([median(step[5] for step in rank) for rank in by_rank], *times[-1][:2])
         return [
-            [*map(_mean, columns[:3]), *map(min, columns[3:])]
+            [*map(_mean, columns[:3]), *map(min, columns[3:5])]
             for columns in (list(zip(*step, strict=True)) for step in zip(*by_rank, strict=True))
         ]
+
+    def _note_slow_rank(self, work: Sequence[float], step_seconds: float, now: float) -> None:
+        """Set `slow` if one rank has worked longer than the others for some time. `work`: seconds by rank."""
+        seconds, usual = max(work), median_low(work)
+        rank = work.index(seconds)
+        if seconds < max(SLOW_FACTOR * usual, usual + SLOW_SHARE * step_seconds):
+            self._slow_since = None
+        elif self._slow_since is None or self._slow_since[0] != rank:
+            self._slow_since = (rank, now)
+        elif now - self._slow_since[1] >= SLOW_SECONDS and rank != self._last_slow:
+            self.slow, self._last_slow = SlowRank(rank, seconds, usual), rank
 
     def _row(self, step: StepRecord, loss: float, grad_norm: float, seconds: float) -> Row:
         values = {"step": step.step, "loss": loss, "lr": step.lr, "grad_norm": grad_norm}

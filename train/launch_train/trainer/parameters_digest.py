@@ -8,21 +8,26 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from launch_train.distributed.dtensor import full_tensor
+from launch_train.distributed.dtensor import is_sharded, local_part
+from launch_train.distributed.process_group import Ranks, gather
 from launch_train.performance import fsdp
 
 
-def parameters_sha256(model: nn.Module) -> str:
+def parameters_sha256(model: nn.Module, ranks: Ranks) -> str:
     """Return the SHA-256 over name, type, shape and bytes of each parameter and buffer (batch norm's running averages).
 
-    Collective if the model is sharded: the parameters are gathered one after the other.
+    Collective if the model is sharded: each rank hashes its shards, and their digests are hashed in the ranks' order.
+    The result then depends on the number of ranks, but no rank gathers the model.
     """
     fsdp.reshard(model)
-    digest = hashlib.sha256()
+    digest, shards = hashlib.sha256(), hashlib.sha256()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        values = full_tensor(tensor.detach()).cpu().contiguous()
-        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
-        digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
+        values = local_part(tensor.detach()).cpu().contiguous()
+        part = shards if is_sharded(tensor) else digest
+        part.update(f"{name} {values.dtype} {tuple(tensor.shape)}\n".encode())
+        part.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    if fsdp.is_sharded(model):
+        digest.update(" ".join(gather(ranks, shards.hexdigest())).encode())
     return digest.hexdigest()
 
 

@@ -108,7 +108,7 @@ class ReplicaCheck:
         if found := find_difference(torch.stack(gathered).tolist(), self.last_agreed, step):
             return found
         self.last_agreed = step
-        ((device_seconds, _),) = self._stopwatch.read()
+        ((device_seconds, *_),) = self._stopwatch.read()
         own_cost = torch.tensor([max(device_seconds, self._host_seconds)], device=self._ranks.device)
         cost = max(seconds.item() for seconds in gather_tensors(self._ranks, own_cost))
         self.interval = max(1, ceil(cost / (MAX_SHARE * step_seconds))) if step_seconds else 1

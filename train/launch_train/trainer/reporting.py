@@ -75,7 +75,8 @@ def raise_if_replicas_differ(run: Run) -> None:
 
 
 def add_events(run: Run, rows: list[Row]) -> list[Row]:
-    """Return the rows, then an event for each skipped step and each reduction of the micro-batch on any rank."""
+    """Return the rows, then an event for each skipped step, each reduction of the micro-batch on any rank, and a rank
+    that has become slow."""
     events: list[Row] = []
     for row in rows:
         if "skipped" in row:
@@ -83,6 +84,15 @@ def add_events(run: Run, rows: list[Row]) -> list[Row]:
         if row.get("micro_batch", run.state["micro_batch"]) != run.state["micro_batch"]:
             run.state["micro_batch"] = row["micro_batch"]
             events.append(event("out_of_memory", step=row["step"], micro_batch=row["micro_batch"]))
+    slow, run.recorder.slow = run.recorder.slow, None
+    if slow:
+        events.append(event("slow_rank", step=rows[-1]["step"], **slow._asdict()))
+        if run.ranks.rank == 0:
+            print(
+                f"step {rows[-1]['step']}: the ranks wait for rank {slow.rank}, which works {slow.seconds:.3g} s in a "
+                f"step before the exchange of gradients (median rank: {slow.median:.3g} s)",
+                flush=True,
+            )
     return [*rows, *events]
 
 

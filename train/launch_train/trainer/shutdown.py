@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from launch_train.common.errors import OutputError, PreemptedError
 from launch_train.common.process_exit import leave
-from launch_train.common.shutdown_signal import PEER_SECONDS, PREEMPTION_SECONDS, ShutdownSignal
+from launch_train.common.shutdown_signal import PEER_SECONDS, ShutdownSignal
+from launch_train.distributed.consensus import seconds_to_save
 from launch_train.distributed.peers import Peers
 from launch_train.distributed.process_group import use_device
 from launch_train.trainer.build import Run
@@ -27,9 +28,8 @@ SAVES_LEFT = 3
 
 def save_and_exit(run: Run, shutdown: ShutdownSignal) -> NoReturn:
     """Save a checkpoint within the notice period and exit. All ranks call it at the same step."""
-    elapsed = time.monotonic() - shutdown.at if shutdown.signum else 0.0
-    step, seconds_left = run.state["step"], PREEMPTION_SECONDS - elapsed
-    shutdown.saving = True
+    step, shutdown.saving = run.state["step"], True
+    deadline = time.monotonic() + seconds_to_save(run.ranks, shutdown)
     rows = run.recorder.take_block()
     with suppress(Exception):  # a broken sink was reported before; saving the state matters more
         run.sink.put([*add_events(run, rows), event("preempted", step=step)])
@@ -37,8 +37,7 @@ def save_and_exit(run: Run, shutdown: ShutdownSignal) -> NoReturn:
     if run.saver is None:
         raise SystemExit(128 + signal.SIGTERM)
     compare_replicas(run)
-    deadline = time.monotonic() + seconds_left
-    run.saver.finish_best(seconds_left - SAVES_LEFT * run.saver.seconds)
+    run.saver.finish_best(deadline - time.monotonic() - SAVES_LEFT * run.saver.seconds)
     try:
         run.saver.save(step, snapshot(run), limit=deadline - time.monotonic())
     except OutputError as error:
@@ -58,7 +57,7 @@ def exit_if_stuck(run: Run, peers: Peers, shutdown: ShutdownSignal) -> None:
     After a preemption notice, wait for the running step as long as a save still fits into the notice period. Once a
     peer has failed, nothing can be saved any more.
     """
-    while time.monotonic() < shutdown.at + _grace_seconds(run, peers, shutdown) or shutdown.saving:
+    while time.monotonic() < _leave_at(run, peers, shutdown) or shutdown.saving:
         if run.ranks.world == 1 or not shutdown.inside:
             return
         time.sleep(0.1)
@@ -73,11 +72,12 @@ def exit_if_stuck(run: Run, peers: Peers, shutdown: ShutdownSignal) -> None:
     leave(128 + signal.SIGTERM)
 
 
-def _grace_seconds(run: Run, peers: Peers, shutdown: ShutdownSignal) -> float:
-    """Return the seconds after the signal that the loop has to finish its step."""
+def _leave_at(run: Run, peers: Peers, shutdown: ShutdownSignal) -> float:
+    """Return the time.monotonic() until which the loop may finish its step."""
+    least = shutdown.at + PEER_SECONDS
     if not shutdown.preempted or peers.failed():
-        return PEER_SECONDS
-    return max(PEER_SECONDS, PREEMPTION_SECONDS - (run.saver.seconds if run.saver else 0.0))
+        return least
+    return max(least, shutdown.save_by - (run.saver.seconds if run.saver else 0.0))
 
 
 def write_last_rows(run: Run) -> None:

@@ -37,6 +37,7 @@ from launch_train.distributed.process_group import (
 from launch_train.models.resnet import ResNetModel
 from launch_train.performance import attention, grad_guard, loss_normalization, micro_batch, optimizer, prepare_model
 from launch_train.performance.precision import autocast
+from launch_train.trainer import state_dict
 from launch_train.trainer.build import Run, seed, setup
 from launch_train.trainer.metrics_buffer import StepRecord
 from launch_train.trainer.parameters_digest import find_disagreement, parameters_sha256
@@ -198,6 +199,8 @@ def shrink_micro_batch(run: Run, before: int, reason: str) -> None:
     if size < before:
         micro_batch.lower_limit(run.storage, size)
         print(f"step {step}: out of memory with micro-batch {before}; retrying with {size}: {reason[:100]}", flush=True)
+        if run.is_compiled:  # the new size gets static kernels, as in a start that begins with it
+            torch._dynamo.config.automatic_dynamic_shapes = False
     if not can_retry:
         raise micro_batch.out_of_memory_error(run.micro_batches, before, run.ranks)
 
@@ -214,6 +217,8 @@ def forward_backward(run: Run, batch: Batch) -> Tensor:
             with run.profiler.range("forward"), autocast(run.policy, run.ranks.device):
                 loss = loss_normalization.loss_of(run.forward, part, run.countable_targets)
                 loss = loss / len(parts) if len(parts) > 1 else loss
+            if number == len(parts):
+                run.stopwatch.lap()  # with DDP, what follows waits for the other ranks
             with run.profiler.range("backward"):
                 run.scaler.scale(loss_normalization.backward_loss(loss)).backward()
         losses.append(loss.detach().clone())  # a CUDA graph writes the next loss to the same memory
@@ -293,6 +298,8 @@ def save_or_stop(run: Run, shutdown: ShutdownSignal) -> None:
     """Save a checkpoint, or save and exit, if the ranks have agreed to. Called between steps and evaluation batches."""
     shutdown.raise_if_peer_failed()
     saver = run.saver
+    if saver and run.state["step"]:
+        saver.estimate(partial(state_dict.read, run))
     vote = StepVote(shutdown.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
     agreed = run.agreement.vote(vote, run.recorder.recent_seconds)
     if agreed.leave:
@@ -366,7 +373,7 @@ def finish(run: Run, shutdown: ShutdownSignal) -> None:
     run.agreement.close()
     compare_replicas(run)
     broadcast_buffers(run.ranks, run.model)  # the saved model must be the one that was evaluated
-    digest, step, seconds = parameters_sha256(run.model), run.state["step"], run.seconds
+    digest, step, seconds = parameters_sha256(run.model, run.ranks), run.state["step"], run.seconds
     if problem := find_disagreement(gather(run.ranks, digest)):
         raise DisagreementError(problem)
     if run.saver and not (run.resumed and run.resumed.step == step and "parameters_sha256" in run.resumed.about):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,10 +11,22 @@ import typer
 
 from launcher.cli.commands import vertex
 from launcher.cli.commands.vertex import NoPreflight, Preflight
-from launcher.cli.flows.image import BuilderFlag, CreateRepository
 from launcher.cli.help_page import COST, MACHINE, OUTPUT, RUN, option
-from launcher.cli.options import DryRun, Flags, Offline, Output, OutputFormat, WatchFor, Yes, flags_of
-from launcher.errors import UsageError
+from launcher.cli.options import (
+    BuilderFlag,
+    CreateRepository,
+    DryRun,
+    Explain,
+    Flags,
+    Last,
+    Offline,
+    Output,
+    OutputFormat,
+    WatchFor,
+    Yes,
+    flags_of,
+)
+from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
     from launcher.spec.reader import Override
@@ -58,6 +69,7 @@ def vm(
     *,
     run: ToRun = False,
     dry_run: DryRun = False,
+    explain: Explain = False,
     detach: Detach = False,
     preflight: Preflight = False,
     no_preflight: NoPreflight = False,
@@ -67,6 +79,7 @@ def vm(
     image_family: ImageFamily = None,
     allow_default_service_account: DefaultAccount = False,
     resume: Resume = None,
+    last: Last = False,
     new: New = False,
     watch_for: WatchFor = None,
     builder: BuilderFlag = "auto",
@@ -87,9 +100,11 @@ def vm(
 
     flags = flags_of(ctx)
     run = run or resume is not None  # only runs can be resumed
-    vertex.check(dry_run, detach, resume, new, watch_for, flags)
+    dry_run = dry_run or explain
+    vertex.check(dry_run, detach, resume, new, watch_for, flags, last)
     for_runs = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
-    vertex.check_preflight(preflight, {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
+    if preflight:
+        refuse_with("--preflight", {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
     check(run, for_runs, {"--lease": lease, "--idle-stop": idle_stop})
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     inputs = partial(gather, "vm", training=run, more=own, allow_default_account=allow_default_service_account)
@@ -99,7 +114,7 @@ def vm(
         preflight_only(inputs(spec, flags), output_format)
     elif dry_run:
         found = inputs(spec, flags)
-        show(planned(found, offline=offline), output_format, settings=found.settings)
+        show(planned(found, offline=offline), found.spec, output_format, settings=found.settings, explain=explain)
     elif run:
         from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
 
@@ -113,6 +128,7 @@ def vm(
             create_repository=create_repository,
             yes=yes,
             offline=offline,
+            last=last,
         )
         launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
     else:
@@ -154,5 +170,5 @@ def for_vm(
     own |= {"vm.external_ip": (external_ip or None, "--external-ip"), "vm.image_family": (family, "--image-family")}
     if not run:
         own["vm.image"] = (flags.image, "--image")
-        flags = replace(flags, image=None)
+        flags = flags._replace(image=None)
     return flags, tuple(Override(path, value, flag) for path, (value, flag) in own.items() if value is not None)

@@ -61,7 +61,7 @@ def read_inventory(compute: Compute) -> tuple[Sequence[VmInstance], Sequence[Dis
 
     Raises LaunchError: the VMs cannot be listed.
     """
-    from launcher.cli.flows.find_vm import OURS, report_unread
+    from launcher.cli.flows.find_vm import OURS
     from launcher.cli.ui.streams import say
     from launcher.compute.lifecycle import google_now, list_disks
     from launcher.errors import LaunchError
@@ -78,7 +78,11 @@ def read_inventory(compute: Compute) -> tuple[Sequence[VmInstance], Sequence[Dis
         raise fleet
     if isinstance(kept, LaunchError):
         say(f"cannot read the disks: {kept.problem}")
-    report_unread({**(kept.unread if not isinstance(kept, LaunchError) else {}), **fleet.unread})
+    zones_by_reason: dict[str, list[str]] = {}
+    for zone, why in {**({} if isinstance(kept, LaunchError) else kept.unread), **fleet.unread}.items():
+        zones_by_reason.setdefault(why, []).append(zone)
+    for why, zones in zones_by_reason.items():
+        say(f"{', '.join(zones)} could not be read: {why}")
     machines = [machine for machine in fleet.machines if machine.run]
     disks = () if isinstance(kept, LaunchError) else kept.disks
     return machines, disks, time.time() if isinstance(now, LaunchError) else now

@@ -78,19 +78,17 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
     now, disks, says, operations = (
         None if isinstance(found[what], LaunchError) else found[what] for what in ("now", "disks", "says", "operations")
     )
+    # Those that failed or that Google started: compute.instances.preempted, .hostError …
+    known = operations if isinstance(operations, tuple) else ()
+    relevant = [each for each in known if each.failed or each.kind.startswith("compute.instances.")]
     return VmSnapshot(
         machine=machine,
         price=price_of(machine),
         disks=disks_of(machine, disks.disks if isinstance(disks, DiskList) else ()),
         says=says if isinstance(says, dict) else {},
-        operations=tuple(filter(is_relevant, operations if isinstance(operations, tuple) else ()))[:SHOWN],
+        operations=tuple(relevant[:SHOWN]),
         now=now if isinstance(now, float) else time.time(),
     )
-
-
-def is_relevant(operation: Operation) -> bool:
-    """Return whether an operation failed or was started by Google: compute.instances.preempted, .hostError …"""
-    return operation.failed or operation.kind.startswith("compute.instances.")
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
@@ -112,7 +110,7 @@ def lines(snapshot: VmSnapshot) -> Iterator[str]:
 
 def headline(snapshot: VmSnapshot) -> str:
     """Return `running for 3 h 12 min`, `stopped` or the state."""
-    from launcher.cli.ui.text import elapsed
+    from launch_train.common.text import elapsed
     from launcher.jobs.vm import DOWN
 
     machine = snapshot.machine
@@ -152,25 +150,20 @@ def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
 
 def place(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield its state, machine type, zone and addresses."""
+    from launcher import catalog
     from launcher.cli.ui.vm_text import state_text
+    from launcher.compute.vm_cost import shape_of
 
     machine = snapshot.machine
+    shape = shape_of(machine)
+    gpus = f" ({shape.gpus} × {catalog.load().gpus[shape.gpu].title})" if shape else ""
     state = snapshot.says.get("state", "")
     reason = f" ({snapshot.says['reason']})" if snapshot.says.get("reason") else ""
     setup = {"ready": "; ready to use", "failed": "; setup failed"}.get(state, f"; setup step: {state}")
     yield "state", f"{state_text(machine)}{setup if state else ''}{reason}"
-    yield "machine", f"{machine.machine_type}{gpus_text(machine)}, {machine.provisioning} in {machine.zone}"
+    yield "machine", f"{machine.machine_type}{gpus}, {machine.provisioning} in {machine.zone}"
     external = f", external {machine.external_ip}" if machine.external_ip else "; no external address (IAP)"
     yield "address", f"{machine.internal_ip or 'none yet'}{external}"
-
-
-def gpus_text(machine: VmInstance) -> str:
-    """Return ` (2 × NVIDIA L4)`, or an empty text for an unknown machine type."""
-    from launcher import catalog
-    from launcher.compute.vm_cost import shape_of
-
-    shape = shape_of(machine)
-    return f" ({shape.gpus} × {catalog.load().gpus[shape.gpu].title})" if shape else ""
 
 
 def names(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ to import. Every key has a default: an empty config trains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from launch_train.common.config.checks import (
@@ -78,33 +78,35 @@ __all__ = [
 
 def parse(config: Mapping[str, Any]) -> Config:
     """Return the settings with their defaults. Raises ConfigError with all problems."""
-    found = problems(config)
-    if found:
-        raise ConfigError(_format_problems([line(problem) for problem in found]))
+    lines = [line(problem) for problem in problems(config)]
+    if len(lines) == 1:
+        raise ConfigError(f"invalid run.config: {lines[0]}")
+    if lines:
+        raise ConfigError("invalid run.config:\n" + "\n".join(f"  {text}" for text in lines))
     config = expand_short_forms(config)
     model = _model(config.get("model", {"name": "gpt"}))
     steps = config.get("steps", DEFAULT.steps)
     plain = {name: config[name] for name in _PLAIN if name in config}
+    checkpoint, default = config.get("checkpoint", {}), DEFAULT.checkpoint
+    keep = {f"keep_{name}": value for name, value in checkpoint.get("keep", {}).items()}
+    optimizer = dict(config.get("optimizer", {}))
+    optimizer["betas"] = tuple(optimizer.get("betas", DEFAULT.optimizer.betas))
+    optimizer["fused"] = _unless_auto(optimizer.get("fused"))
+    lr = optimizer.get("lr", DEFAULT.optimizer.lr)
     return Config(
         model=model,
         data=_data(config.get("data", {}), model),
         steps=steps,
-        optimizer=_optimizer(config.get("optimizer", {}), steps),
+        optimizer=Optimizer(**{"min_lr": lr / 10, "warmup_steps": default_warmup(steps), **optimizer}),
         loggers=tuple(config.get("loggers", DEFAULT.loggers)),
         ddp=Ddp(**{name: _unless_auto(value) for name, value in config.get("ddp", {}).items()}),
         loader=Loader(**{name: _unless_auto(value) for name, value in config.get("loader", {}).items()}),
         eval=Eval(**config.get("eval", {})),
-        checkpoint=_checkpoint(config.get("checkpoint", {})),
+        checkpoint=default._replace(minutes=checkpoint.get("minutes", default.minutes), **keep),
         profile=Profile(**config["profile"]) if config.get("profile", "off") not in ("off", False) else None,
         init_from=InitFrom(**config["init_from"]) if "init_from" in config else None,
         **{name: _unless_auto(value) if name in _AUTO else value for name, value in plain.items()},
     )
-
-
-def _format_problems(lines: Sequence[str]) -> str:
-    if len(lines) == 1:
-        return f"invalid run.config: {lines[0]}"
-    return "invalid run.config:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 _AUTO = frozenset({"micro_batch_size", "compile", "deterministic", "channels_last"})
@@ -163,26 +165,8 @@ def _model(given: Mapping[str, Any]) -> Shape:
 
 def _data(given: Mapping[str, Any], model: Shape) -> Data:
     rest = {key: value for key, value in given.items() if key != "train"}
-    return Data(**{**rest, "path": training_path(given) or _default_data(model)})
-
-
-def _default_data(model: Shape) -> str:
-    return "python-stdlib" if isinstance(model, Gpt | Bert) else "synthetic"
-
-
-def _optimizer(given: Mapping[str, Any], steps: int) -> Optimizer:
-    """Complete the optimizer's settings: `warmup_steps` is at most a tenth of the steps, `min_lr` a tenth of `lr`,
-    unless set."""
-    lr = given.get("lr", DEFAULT.optimizer.lr)
-    optimizer = Optimizer(min_lr=lr / 10, warmup_steps=default_warmup(steps))
-    own = {"betas": tuple(given.get("betas", DEFAULT.optimizer.betas)), "fused": _unless_auto(given.get("fused"))}
-    return optimizer._replace(**{**given, **own})
-
-
-def _checkpoint(given: Mapping[str, Any]) -> Checkpoint:
-    keep, default = given.get("keep", {}), DEFAULT.checkpoint
-    kept = {f"keep_{name}": value for name, value in keep.items()}
-    return default._replace(minutes=given.get("minutes", default.minutes), **kept)
+    default = "python-stdlib" if isinstance(model, Gpt | Bert) else "synthetic"
+    return Data(**{**rest, "path": training_path(given) or default})
 
 
 def _unless_auto(value: Any) -> Any:

@@ -184,13 +184,12 @@ _FIELDS: Final[dict[str, Any]] = {
     "non_finite": whole(0, 1_000_000),
     "monitor": number(0, 3600),
     "hang_after": either(one_of("auto", "off"), number(1, 604_800)),
-    "profile": Rule(lambda v: v in ("off", False) or _is_profile(v), "off, or {wait: 5, warmup: 2, active: 3}"),
+    "profile": Rule(
+        lambda v: v in ("off", False) or (isinstance(v, Mapping) and not check(v, _PROFILE, ())),
+        "off, or {wait: 5, warmup: 2, active: 3}",
+    ),
 }
 _PROFILE: Final[dict[str, Any]] = {"wait": whole(0, 1_000_000), "warmup": whole(0, 1000), "active": whole(1, 1000)}
-
-
-def _is_profile(value: Any) -> bool:
-    return isinstance(value, Mapping) and not check(value, _PROFILE, ())
 
 
 # --- Combinations of keys; each function skips values that their own rule rejects -----------------------------------
@@ -247,19 +246,15 @@ def _model_problems(config: Mapping[str, Any]) -> list[Problem]:
     if is_foreign(name):
         return check({key: value for key, value in given.items() if key in _FOREIGN}, _FOREIGN, ("model",))
     if not isinstance(name, str) or name not in PRESETS:
-        return [(("model", "name"), *_unknown_model(name))]
+        known = f"the models are {', '.join(PRESETS)}, hf:TYPE (transformers), or a custom my_pkg.model:build"
+        if not isinstance(name, str):
+            return [(("model", "name"), f"{shown(name)} is not a model name", known)]
+        return [(("model", "name"), f"unknown model {shown(name)}", did_you_mean(name, PRESETS) or known)]
     return check(given, _rules(name), ("model",)) or _head_problems(given)
 
 
 def _rules(name: str) -> dict[str, Any]:
     return {"resnet50": _RESNET}.get(name) or (_GPT if kind_of(name) is Gpt else _BERT)
-
-
-def _unknown_model(name: object) -> tuple[str, str]:
-    known = f"the models are {', '.join(PRESETS)}, hf:TYPE (transformers), or a custom my_pkg.model:build"
-    if not isinstance(name, str):
-        return f"{shown(name)} is not a model name", known
-    return f"unknown model {shown(name)}", did_you_mean(name, PRESETS) or known
 
 
 def _head_problems(given: Mapping[str, Any]) -> list[Problem]:
@@ -390,6 +385,11 @@ def _logger_problems(config: Mapping[str, Any]) -> list[Problem]:
 
 
 def _graph_problems(config: Mapping[str, Any]) -> list[Problem]:
-    if config.get("cuda_graphs") is True and config.get("compile") is False:
+    if config.get("cuda_graphs") is not True:
+        return []
+    if config.get("parallel") == "fsdp":
+        wrong = "true is not available with parallel: fsdp, which gathers parameters at other addresses in each pass"
+        return [(("cuda_graphs",), wrong, "set cuda_graphs: false, or parallel: ddp")]
+    if config.get("compile") is False:
         return [(("cuda_graphs",), "true needs the compiler", "set compile: true, or auto")]
     return []

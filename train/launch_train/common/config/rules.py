@@ -1,7 +1,5 @@
 """Validation rules for configs: a test with its description, and a walk that reports all problems."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 

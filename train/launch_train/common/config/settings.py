@@ -1,8 +1,6 @@
 """The settings of `run.config` as named tuples with their defaults. Standard library only, and quick to import: a named
 tuple takes an eighth of the time of a frozen dataclass to define."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple

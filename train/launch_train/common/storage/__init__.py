@@ -6,6 +6,7 @@ thread-safe.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -90,16 +91,10 @@ def create_variant(storage: Storage, name: str, data: bytes) -> str:
         try:
             storage.write(free, data, create=True)
         except FileExistsError:
-            if _holds(storage, free, data):
-                return free
+            with suppress(FileNotFoundError):  # deleted in between: the next variant will do
+                if storage.read(free) == data:
+                    return free
             number += 1
             free = variant(name, number)
         else:
             return free
-
-
-def _holds(storage: Storage, name: str, data: bytes) -> bool:
-    try:
-        return storage.read(name) == data
-    except FileNotFoundError:  # deleted in between: the next variant will do
-        return False

@@ -134,14 +134,10 @@ def _forbidden(text: str, bucket: str) -> str:
     permission, who = _PERMISSION.search(text), _WHO.search(text)
     if not permission:
         return f"access denied: {text}"
-    member = _member(who[1]) if who else "MEMBER"
+    member = "MEMBER"
+    if who:
+        member = f"{'serviceAccount' if who[1].endswith('.gserviceaccount.com') else 'user'}:{who[1]}"
     return (
         f"{who[1] if who else 'the caller'} lacks the permission {permission[1]}: gcloud storage buckets "
         f"add-iam-policy-binding gs://{bucket} --member={member} --role=roles/storage.objectUser"
     )
-
-
-def _member(email: str) -> str:
-    """Return an account as an IAM member."""
-    kind = "serviceAccount" if email.endswith(".gserviceaccount.com") else "user"
-    return f"{kind}:{email}"

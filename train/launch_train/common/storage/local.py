@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,13 +59,43 @@ class LocalFolder:
             _publish(temporary, target, create=False)
 
     def read(self, name: str) -> bytes:
+        with self.open(name) as file:
+            return file.read()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """Open an object for reading. Raises FileNotFoundError and OutputError.
+
+        Links are not followed below the folder, as others may have written them: they can lead to any file of the
+        reader's. A pipe or a device may never answer.
+        """
         target = self.folder / check_name(name)
         try:
-            return target.read_bytes()
+            with os.fdopen(self._open_file(name), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OSError(errno.ELOOP, "")
+                yield file
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise OutputError(f"{target} can't be read: {error.strerror or error}") from error
+            is_foreign = error.errno == errno.ELOOP or self._is_linked(target)
+            reason = "it is not a file of the folder (a link, a pipe or a device)" if is_foreign else error.strerror
+            raise OutputError(f"{target} can't be read: {reason or error}") from error
+
+    def _open_file(self, name: str) -> int:
+        *folders, file = name.split("/")
+        handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in folders:
+                outer, handle = handle, os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+                os.close(outer)
+            return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle)
+        finally:
+            os.close(handle)
+
+    def _is_linked(self, target: Path) -> bool:
+        """Return whether a path of the folder is a link, or leads through one."""
+        return any(path.is_symlink() for path in (target, *target.parents) if self.folder in path.parents)
 
     def read_version(self, name: str) -> tuple[bytes, str]:
         data = self.read(name)
@@ -81,9 +112,11 @@ class LocalFolder:
 
     def list(self, prefix: str = "") -> list[str]:
         top = self.folder / prefix.rpartition("/")[0]
-        found = (Path(folder, file) for folder, _, files in os.walk(top, onerror=_on_list_error) for file in files)
-        names = (path.relative_to(self.folder).as_posix() for path in found if not path.name.startswith(HIDDEN))
-        return sorted(name for name in names if name.startswith(prefix))
+        if self._is_linked(top):
+            raise OutputError(f"{top} can't be listed: it is a link")
+        paths = (Path(folder, file) for folder, _, files in os.walk(top, onerror=_on_list_error) for file in files)
+        names = (path.relative_to(self.folder).as_posix() for path in paths if not path.name.startswith(HIDDEN))
+        return sorted(name for name in names if name.startswith(prefix) and "\\" not in name)
 
     def delete(self, name: str) -> None:
         """Delete an object, and folders that it leaves empty, as a bucket has none either."""

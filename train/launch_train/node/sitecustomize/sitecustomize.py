@@ -36,13 +36,14 @@ def _add_code_to_path() -> None:
 
 
 def _folders(code: Path) -> list[str]:
-    """Return the folder of the script that this process runs, if it is one of the code, and the code's own folder.
+    """Return the folder of the script that this process runs, if it is one of the code, and the folders of the code.
 
     Python itself adds a script's folder, unless PYTHONSAFEPATH is set, which it is in the image.
     """
     script, package = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
     is_own = script.is_file() and script.is_relative_to(code) and not script.is_relative_to(package)
-    return list(dict.fromkeys([*([str(script.parent)] if is_own else []), str(code)]))
+    path = os.environ.get("LAUNCH_CODE_PATH", str(code)).split(os.pathsep)  # launch_train.common.contract.CODE_PATH
+    return list(dict.fromkeys([*([str(script.parent)] if is_own else []), *path]))
 
 
 def _record_failures() -> None:

@@ -61,7 +61,11 @@
     const { series, rows } = table(chart, kind);
     const outputs = new Map();
     const place = new Map(chart.curves.map((curve, at) => [curve, at]));
-    const stroke = (curve) => color(`--c${place.get(curve) % 8}`);
+    // With several runs, each has its own colour, and its curves differ by their dashes.
+    const several = data.runs.length > 1;
+    const stroke = (curve) => color(`--c${(several ? curve.run : place.get(curve)) % 8}`);
+    const DASHES = [undefined, [6, 4], [2, 3], [8, 3, 2, 3]];
+    const dash = (curve) => DASHES[several ? chart.curves.filter((c) => c.run === curve.run).indexOf(curve) % 4 : 0];
     const shown = (curve) => !state.hidden.has(curve.run) && !chart.off.has(place.get(curve));
     if (chart.plot) chart.plot.destroy();
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
@@ -71,7 +75,7 @@
         height: 240,
         legend: { show: false },
         cursor: { sync: { key: kind, scales: ["x", null] }, drag: { x: true, y: false } },
-        scales: { x: { time: false }, y: { distr: chart.isLog ? 3 : 1, ...(chart.share ? { range: [0, 1] } : {}) } },
+        scales: { x: { time: false, range: (_, low, high) => (low < high ? [low, high] : [low, (low || 0) + 1]) }, y: { distr: chart.isLog ? 3 : 1, ...(chart.share ? { range: [0, 1] } : {}) } },
         axes: [
           { ...axis, values: (_, splits) => splits.map(number), label: LABELS[kind], labelSize: 16, labelGap: 0 },
           { ...axis, size: 64, values: (_, splits) => splits.map((y) => (y === null ? "" : number(y))) },
@@ -82,6 +86,7 @@
             label: name(curve),
             stroke: faint ? stroke(curve) + "40" : stroke(curve),
             width: faint ? 1 : 1.5,
+            dash: dash(curve),
             spanGaps: true,
             show: shown(curve),
             points: { show: curve.y.length < 40 },
@@ -232,8 +237,9 @@
         const body = head.parentNode.tBodies[0];
         const key = (row) => row.cells[column].textContent;
         const numeric = (text) => {
-          const time = /^(?:([\d,]+) h )?(\d+) min(?: (\d+) s)?$|^([\d.]+) s$/.exec(text);
-          if (time) return time.slice(1, 4).reduce((sum, part, at) => sum + Number((part || "0").replace(",", "")) * [3600, 60, 1][at], Number(time[4] || 0));
+          const UNITS = { d: 86400, h: 3600, min: 60, s: 1 };
+          if (/^(\d+ (d|h|min|s) ?)+$/.test(text))
+            return [...text.matchAll(/(\d+) (\w+)/g)].reduce((sum, [, count, unit]) => sum + count * UNITS[unit], 0);
           return parseFloat((/^\D{0,2}-?\d[\d,]*(\.\d+)?(e[+-]?\d+)?/.exec(text) || [""])[0].replace(/[^\d.e+-]/g, ""));
         };
         const rows = [...body.rows].sort((a, b) => {

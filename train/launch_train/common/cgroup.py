@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,6 +74,23 @@ def find_cgroup(root: Path = Path("/")) -> Cgroup:
         cpu=_folders(mount / "cpu", places.get("cpu")) or _folders(unified, places.get("")),
         used_cpu=_folders(mount / "cpuacct", places.get("cpuacct")) or _folders(unified, places.get("")),
     )
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Return the number of cores that this process may use; a container may be limited to some."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(available, int(find_cgroup(root).cpus or available)))
+
+
+def free_memory(group: Cgroup, meminfo: Path = Path("/proc/meminfo")) -> float:
+    """Return the bytes of memory that this process may still take: the container's or the machine's; infinity where
+    neither is known."""
+    free = float("inf")
+    with suppress(OSError, ValueError, IndexError):
+        free = 1024.0 * int(meminfo.read_text().partition("MemAvailable:")[2].split()[0])
+    if group.memory_limit is not None:
+        free = min(free, max(0, group.memory_limit - (group.memory_used() or 0)))
+    return free
 
 
 def _places(lines: list[str]) -> Iterator[tuple[str, PurePosixPath]]:
