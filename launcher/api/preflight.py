@@ -100,4 +100,5 @@ def as_check(finding: VmFinding) -> Check:
         fix=finding.fix,
         place=finding.place,
         provisioning=finding.provisioning,
+        quotas=finding.quotas,
     )

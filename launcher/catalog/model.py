@@ -169,6 +169,20 @@ class Quota(Struct, frozen=True, gc=False):
     dims: Mapping[str, str]
 
 
+class QuotaFigures(Struct, frozen=True, kw_only=True):
+    """The figures of a quota, by its name in error messages. None: unknown, or no job that needs it is planned."""
+
+    metric: str
+    region: str
+    """Empty: all regions together."""
+    limit: float | None
+    """-1: no limit."""
+    used: float | None
+    needed: int | None
+    no_increase: str = ""
+    """Google's reason why no higher limit can be requested by command."""
+
+
 class Nccl(Struct, frozen=True, gc=False):
     """NCCL settings for several nodes. `script` must be sourced first; `library_path` is added to LD_LIBRARY_PATH."""
 

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from launcher.catalog.model import QuotaFigures
 from launcher.compute.firewall import Block, Traffic, block
 from launcher.jobs.vm import last_url_part
 from launcher.plan.model import Attempt
@@ -38,6 +40,7 @@ class VmFinding(NamedTuple):
     """Commands, one per line."""
     place: str = ""
     provisioning: str = ""
+    quotas: tuple[QuotaFigures, ...] = ()
 
     def applies_to(self, attempt: Attempt) -> bool:
         """Return whether the finding is about an attempt's placement."""
@@ -224,8 +227,10 @@ def check_compute_quota_limit(
         return None
     where = f"in {region}" if region else "in all regions together"
     limit, usage = quota["limit"], quota.get("usage", 0)
+    figures = QuotaFigures(metric=use.metric, region=region, limit=limit, used=usage, needed=use.units)
     if limit >= use.units:
         problem = f"quota {quota['metric']} {where} is used up: {usage:g} of {limit:g} in use, {use.units} needed"
-        return VmFinding("warning", problem, "", region, provisioning)
+        figures = replace(figures, metric=quota["metric"])
+        return VmFinding("warning", problem, "", region, provisioning, (figures,))
     problem = f"quota {use.metric} {where} is too low for {provisioning}: limit {limit:g}, {use.units} needed"
-    return VmFinding("refusal", problem, "", region, provisioning if region else "")
+    return VmFinding("refusal", problem, "", region, provisioning if region else "", (figures,))

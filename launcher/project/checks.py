@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
+from launcher.catalog.model import QuotaFigures
 from launcher.diagnosis.permissions import LAUNCHER, act_as_command
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import LOG_IN, UnreachableError, words
@@ -151,18 +153,24 @@ def check_vertex_quotas(needs: Needs, found: Found) -> Iterator[Check]:
     """Check the GPU quota of each placement: its limit, and what is left of it."""
     known = answer(found, "quota") or {}
     if needs.lists_quotas:
-        yield from list_vertex_quotas(needs, known.get("quotas", {}))
+        yield from list_vertex_quotas(needs, known.get("quotas", {}), known.get("usage"))
     for need in dict.fromkeys(needs.gpus):
         yield check_vertex_quota_limit(needs.project, need, known.get("quotas", {}), known.get("usage"))
 
 
-def list_vertex_quotas(needs: Needs, quotas: Any) -> Iterator[Check]:
+def list_vertex_quotas(needs: Needs, quotas: Any, usage: Any) -> Iterator[Check]:
     """List the GPUs of which each region has any quota."""
+    metrics = sorted(filter(gpu_of, quotas), key=gpu_of)
     for region in needs.regions:
-        limits = {gpu_of(metric): limit_of(info, region) for metric, info in quotas.items() if gpu_of(metric)}
-        some = [f"{name} {shown(limit)}" for name, limit in sorted(limits.items()) if limit]
-        if some:
-            yield Check(name="quota", status="ok", text=f"{region}: {', '.join(some)}", place=region)
+        used = {metric: None if usage is None else usage.get(metric, {}).get(region, 0) for metric in metrics}
+        figures = [
+            QuotaFigures(metric=metric, region=region, limit=limit, used=used[metric], needed=None)
+            for metric in metrics
+            if (limit := limit_of(quotas[metric], region))
+        ]
+        if figures:
+            text = f"{region}: {', '.join(f'{gpu_of(quota.metric)} {units_text(quota.limit)}' for quota in figures)}"
+            yield Check(name="quota", status="ok", text=text, place=region, quotas=tuple(figures))
         else:
             text = f"no GPU quota for training on Vertex AI in {region}"
             fix = f"launch setup --request-quota l4:1 --region {region}"
@@ -183,23 +191,26 @@ def check_vertex_quota_limit(project: str, need: GpuNeed, quotas: Any, usage: An
         similar = [name for name in quotas if re.fullmatch(rf"{re.escape(need.metric)}\w*", name)]
         info = quotas[similar[0]] if len(similar) == 1 else None
     limit = limit_of(info, need.region) if info else None
+    metric = last_url_part(info["metric"]) if info else need.metric
+    used = None if usage is None else usage.get(metric, {}).get(need.region, 0)
+    figures = QuotaFigures(metric=metric, region=need.region, limit=limit, used=used, needed=need.gpus)
     if info is None or limit is None:
         missing = f"quota {need.metric}" if info is None else f"a limit of {need.metric} in {need.region}"
-        return Check(name="quota", status="unknown", text=f"the project lists no {missing}", **where)
-    metric = last_url_part(info["metric"])
-    used = None if usage is None else usage.get(metric, {}).get(need.region, 0)
+        text = f"the project lists no {missing}"
+        return Check(name="quota", status="unknown", text=text, quotas=(figures,), **where)
     in_use = "usage unknown" if used is None else f"{used} in use"
-    text = f"{metric} in {need.region}: {need.gpus} needed, {in_use}, limit {shown(limit)}"
+    text = f"{metric} in {need.region}: {need.gpus} needed, {in_use}, limit {units_text(limit)}"
     if limit < 0 or limit - (used or 0) >= need.gpus:
-        return Check(name="quota", status="ok", text=text, **where)
+        return Check(name="quota", status="ok", text=text, quotas=(figures,), **where)
     quota, wanted = str(info.get("quotaId", "")), max(limit, 0) + need.gpus
     fix = fixes.raise_quota(project, "aiplatform.googleapis.com", quota, wanted, {"region": need.region})
     reason = (info.get("quotaIncreaseEligibility") or {}).get("ineligibilityReason", "")
     if reason:
         text += f" (no increase: {reason})"
         fix = fixes.link_billing(project) if reason == "NO_VALID_BILLING_ACCOUNT" else fixes.quota_page(project)
+        figures = replace(figures, no_increase=reason)
     status: Status = "failed" if limit < need.gpus else "warning"
-    return Check(name="quota", status=status, text=text, fix=fix, **where)
+    return Check(name="quota", status=status, text=text, fix=fix, quotas=(figures,), **where)
 
 
 NO_DIMENSIONS: Final[Mapping[str, str]] = {}
@@ -219,9 +230,9 @@ def limit_of(info: Any, region: str, dimensions: Mapping[str, str] = NO_DIMENSIO
     return None
 
 
-def shown(limit: int) -> str:
-    """Return a limit as text."""
-    return "unlimited" if limit < 0 else str(limit)
+def units_text(units: float | None) -> str:
+    """Return a quota's limit or usage as text; None: unknown, -1: no limit."""
+    return "?" if units is None else "unlimited" if units < 0 else f"{units:g}"
 
 
 def check_reservation(needs: Needs, found: Found) -> Iterator[Check]:

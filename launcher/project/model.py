@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from launcher.catalog.model import QuotaFigures
 from launcher.errors import LaunchError
 from launcher.gcp.api import words
 
@@ -36,6 +37,8 @@ class Check(Struct, frozen=True, kw_only=True):
     provisioning: str = ""
     ends: str | UnsetType = UNSET
     """RFC 3339: when the attempt's reservation ends."""
+    quotas: tuple[QuotaFigures, ...] = ()
+    """The figures in `text`, for a table."""
 
     def applies_to(self, attempt: Attempt) -> bool:
         """Return whether the check is about an attempt's placement."""

@@ -1,7 +1,8 @@
-"""Format checks as text: a line each with its sign, and the commands that fix it, in 80 columns."""
+"""Format checks as text in 80 columns: a line each with its sign and the commands that fix it; quotas as a table."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,11 +10,14 @@ from typing import Any, Final
 
 import msgspec
 
+from launcher.project.checks import units_text
 from launcher.project.model import Check
 
 WIDTH: Final = 80
 LABEL: Final = 14
 """Columns of sign and name."""
+VERDICTS: Final = {"ok": "fits", "warning": "used up", "failed": "too low", "unknown": "unknown"}
+"""Of a quota that a job needs."""
 SIGNS: Final = {"ok": "✓", "warning": "!", "failed": "✗", "unknown": "?"}
 COMMAND: Final = re.compile(r"(gcloud|launch|pip|docker|sudo|nvidia-smi|unset|export|du) |RANGE=")
 WORD: Final = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
@@ -25,9 +29,44 @@ def lines(checks: Iterable[Check]) -> Iterator[str]:
     for one in checks:
         text, fix = ((part.replace(one.place, "") if one.place else part) for part in (one.text, one.fix))
         groups.setdefault(f"{one.status} {one.name} {text} {fix}", []).append(one)
+    table = quota_table([group for group in groups.values() if group[0].quotas])
+    table_lines = iter(table)
     for first, *others in groups.values():
-        more = f" (also: {', '.join(dict.fromkeys(one.place for one in others))})" if others else ""
-        yield from line_of(first, more)
+        if table and first.quotas:
+            yield from table_lines  # all of them at the first quota, which is the worst
+        else:
+            more = f" (also: {', '.join(dict.fromkeys(one.place for one in others))})" if others else ""
+            yield from line_of(first, more)
+
+
+def quota_table(groups: Sequence[Sequence[Check]]) -> list[str]:
+    """Return a table of all quotas, and below it the fix of each group; empty for a single row, which is a sentence."""
+    regions: dict[tuple[str, ...], dict[str, None]] = {}
+    fixes: dict[tuple[str, ...], None] = {}
+    for group in groups:
+        reasons = []
+        for check in group:
+            for quota in check.quotas:
+                name = re.sub(r"custom_model_training_|nvidia_|_gpus$", "", quota.metric)  # what all of them share
+                cells: tuple[str, ...] = (f"{SIGNS[check.status]} {name}", *map(units_text, (quota.limit, quota.used)))
+                if quota.needed is not None:
+                    cells += (f"{quota.needed}", VERDICTS[check.status])
+                regions.setdefault(cells, {})[quota.region or "all regions"] = None
+                if quota.no_increase:
+                    reasons = [f"    {name}: can't be raised by command: {quota.no_increase}"]
+        commands = [shell_lines(command, WIDTH - 4) for command in group[0].fix.splitlines()]
+        fixes[*reasons, *(f"    {line}" for line in itertools.chain(*commands))] = None
+    if len(regions) < 2:
+        return []
+    heads = ("  quota", "limit", "used", "needed", "verdict")[: max(map(len, regions))]
+    widths = [max(map(len, column)) for column in zip(heads, *regions, strict=True)]
+    table: list[str] = []
+    for cells, places in [(heads, ["region"]), *regions.items()]:
+        aligned = (f"{cells[n]:{'<' if n in (0, 4) else '>'}{width}}  " for n, width in enumerate(widths))
+        start = "".join(aligned)
+        wrapped = textwrap.wrap(", ".join(places), WIDTH - len(start), break_on_hyphens=False, break_long_words=False)
+        table += [start + wrapped[0], *(" " * len(start) + line for line in wrapped[1:])]
+    return [*table, *itertools.chain(*fixes)]
 
 
 def line_of(one: Check, more: str = "") -> Iterator[str]:
@@ -72,5 +111,5 @@ def summary(checks: Sequence[Check]) -> str:
 
 def data(checks: Iterable[Check]) -> list[dict[str, Any]]:
     """Return the checks for scripts (docs/output.md)."""
-    found: list[dict[str, Any]] = msgspec.to_builtins(list(checks))
-    return found
+    documents = msgspec.to_builtins(list(checks))
+    return [{key: value for key, value in document.items() if key != "quotas"} for document in documents]

@@ -13,7 +13,7 @@ from launcher.project.keys import keys
 from launcher.project.model import Check, GpuNeed, Needs, ReservationNeed, SubnetworkNeed
 from launcher.project.org_policies import constraints, is_allowed, is_enforced, named, region_in
 from launcher.project.reads import CALLER_PERMISSIONS, OBJECT_PERMISSIONS
-from launcher.project.report import lines
+from launcher.project.report import data, lines
 
 METRIC = "custom_model_training_nvidia_l4_gpus"
 SECRET = "projects/p/secrets/hf/versions/1"
@@ -406,6 +406,44 @@ def test_a_quota_that_the_catalog_lacks_is_found_by_its_beginning() -> None:
     both = dict.fromkeys(("custom_model_training_nvidia_gb200_gpus", "custom_model_training_nvidia_gb200_x"), info)
     [check] = [one for one in evaluate(needs, {**GOOD, "quota": {"quotas": both, "usage": {}}}) if one.name == "quota"]
     assert check.status == "unknown"
+
+
+def test_quotas_are_one_table_with_each_fix_once() -> None:
+    regions, spot = (
+        ("us-central1", "us-east4", "northamerica-northeast1"),
+        METRIC.replace("nvidia", "preemptible_nvidia"),
+    )
+    gpus = [
+        GpuNeed(metric=metric, gpus=2, region=region, provisioning=model)
+        for metric, model in ((METRIC, "standard"), (spot, "spot"), (spot, "flex-start"))
+        for region in regions
+    ]
+    limits = {METRIC: (1, 1, 2), spot: (1000, 1000, 1000)}
+    infos = {
+        metric: {
+            **quota(0, quotaIncreaseEligibility={"ineligibilityReason": "OTHER"} if metric == METRIC else {}),
+            "metric": f"aiplatform.googleapis.com/{metric}",
+            "dimensionsInfos": [
+                {"dimensions": {"region": region}, "details": {"value": str(limit)}}
+                for region, limit in zip(regions, values, strict=True)
+            ],
+        }
+        for metric, values in limits.items()
+    }
+    found = {**GOOD, "quota": {"quotas": infos, "usage": {METRIC: {regions[2]: 1}}}}
+    checks = [one for one in evaluate(replace(NEEDS, gpus=tuple(gpus)), found) if one.name == "quota"]
+    assert [*lines(checks)] == [
+        "  quota           limit  used  needed  verdict  region",
+        "✗ l4                  1     0       2  too low  us-central1, us-east4",
+        "! l4                  2     1       2  used up  northamerica-northeast1",
+        "✓ preemptible_l4   1000     0       2  fits     us-central1, us-east4,",
+        "                                                northamerica-northeast1",
+        "    l4: can't be raised by command: OTHER",
+        "    https://console.cloud.google.com/iam-admin/quotas?project=p",
+    ]
+    sentence = next(lines(checks[:2]))
+    assert sentence.startswith("✗ quota       custom_model_training_nvidia_l4_gpus in us-central1: 2")
+    assert {*data(checks)[0]} == {"name", "status", "text", "fix", "place", "provisioning"}
 
 
 def test_the_limit_of_the_more_specific_dimensions_counts() -> None:

@@ -39,12 +39,34 @@ def test_a_project_without_gpu_quota(cloud: GoogleCloud) -> None:
     assert (found["status"], "--request-quota" in found["fix"]) == ("warning", True)
 
 
+def test_the_quotas_of_a_project_are_a_table(cloud: GoogleCloud) -> None:
+    cloud.quotas.limits["custom_model_training_nvidia_l4_gpus", "us-east4"] = 3
+    cloud.quotas.usage["custom_model_training_nvidia_l4_gpus", "us-east4"] = 1
+    regions = ("--region", "us-central1", "--region", "us-east4")
+    ran = launch("doctor", "--only", "project", *regions, env={**cloud.environ(), "CLOUDSDK_CORE_ACCOUNT": YOU})
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert ["quota", "limit", "used", "region"] in rows
+    assert ["✓", "l4", "3", "1", "us-east4"] in rows
+    assert ["✓", "preemptible_h100", "1000", "0", "us-central1,", "us-east4"] in rows
+
+
+def test_the_quotas_of_vms_are_a_table(cloud: GoogleCloud) -> None:
+    quotas = cloud.compute.quotas
+    quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
+    quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 0, "us-central1")
+    quotas.limit("GPUS_ALL_REGIONS", 0, "")
+    env = {**cloud.environ(), "CLOUDSDK_CORE_ACCOUNT": YOU}
+    ran = launch("doctor", "--only", "project", "--for", "vm", "--region", "us-central1", env=env)
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert ["✗", "NVIDIA_L4_GPUS", "0", "0", "1", "too", "low", "us-central1"] in rows
+    assert ["✗", "GPUS_ALL_REGIONS", "0", "0", "1", "too", "low", "all", "regions"] in rows
+
+
 def test_the_needs_of_a_spec(job: Job) -> None:
     ran = job.launch("doctor", "job.yaml", "--only", "project")
     assert ran.out.startswith("This project\n")
     shown = " ".join(ran.out.split())
-    assert "custom_model_training_preemptible_nvidia_l4_gpus in us-central1: 2 needed" in shown
-    assert "(also: us-east4)" in shown
+    assert "✓ preemptible_l4 1000 0 2 fits us-central1, us-east4" in shown
     assert max(map(len, ran.out.splitlines())) <= 80
     assert not job.created
 

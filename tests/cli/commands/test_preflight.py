@@ -63,7 +63,7 @@ def test_without_any_quota_nothing_is_submitted(job: Job) -> None:
     zero(job.cloud, L4, SPOT_L4)
     ran = job.launch("vertex", "job.yaml", code=5)
     assert not job.created
-    assert (L4 in ran.err, SPOT_L4 in ran.err) == (True, True)
+    assert ("✗ l4 " in ran.err, "✗ preemptible_l4 " in ran.err) == (True, True)
     job.launch("vertex", "job.yaml", "--no-preflight")
     assert len(job.created) == 1
 
