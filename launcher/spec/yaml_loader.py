@@ -103,6 +103,15 @@ class Events(Reader, Scanner, Parser):  # PyYAML composes its own loaders this w
         Scanner.__init__(self)
         Parser.__init__(self)
 
+    def scan_plain(self) -> Any:
+        """Return the token of a scalar without quotes. In brackets it may contain a question mark, as in YAML 1.2 and
+        for libyaml; PyYAML's method ends it there, so it reads a letter instead (the token's text is not read here)."""
+        self.peek = lambda index=0: character if (character := Reader.peek(self, index)) != "?" else "a"  # type: ignore[method-assign]
+        try:
+            return super().scan_plain()
+        finally:
+            del self.peek
+
 
 class Composer:
     """Composes nodes from events. Recoverable problems are collected in `problems`, others are raised."""
