@@ -268,6 +268,18 @@ def test_the_flight_recorder_names_the_rank_that_a_collective_waits_for(one: Mac
     assert "stuck" not in stacks(one)
 
 
+@pytest.mark.slow
+def test_every_node_dumps_the_flight_recorder_before_its_ranks_are_killed(tmp_path: Path) -> None:
+    """Also the node that is stopped because another has noticed the hang first."""
+    with machines(tmp_path, 2) as two:
+        script = two.script(RECORDED.replace("expect(1.0)", "expect(1.0 if rank == '0' else 6.0)"))
+        env = environ(LAUNCH_PROCESSES="1", LAUNCH_RESTARTS="0", PYTHONPATH=str(REPOSITORY / "train"))
+        nodes = [two.start("--script", script, node=node, env=env, timing=QUICK) for node in (0, 1)]
+        assert [node.wait() for node in nodes] == [Exit.FAILED, Exit.FAILED], nodes[0].text + nodes[1].text
+        dumps = [(two.run_folder / contract.collectives(1, 0, rank)).read_bytes() for rank in (0, 1)]
+        assert [len(pickle.loads(dump)["entries"]) for dump in dumps] == [4, 3]
+
+
 def test_dumps_of_another_format_name_no_rank(tmp_path: Path) -> None:
     detector = HangDetector(tmp_path / "watch", None, lambda: 0.0)
     for name in ("nccl-0", "nccl-1.pipe", "nccl-x", "123"):

@@ -15,8 +15,8 @@ from launch_train.common.config import parse
 from launch_train.common.step_timer import CudaStopwatch, Times, memory_gb, stopwatch
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance.precision import POLICIES
-from launch_train.trainer import build, metrics_buffer, train
-from launch_train.trainer.metrics_buffer import Recorder, StepRecord
+from launch_train.trainer import build, metrics_buffer, reporting, train
+from launch_train.trainer.metrics_buffer import Recorder, SlowRank, StepRecord
 
 GPU = torch.device("cuda", 0)
 
@@ -91,6 +91,17 @@ def test_a_rank_that_the_others_wait_for_is_named_once(monkeypatch: pytest.Monke
     assert block() is None  # known
     work[:] = [0.11, 0.1, 0.1]
     assert [block() for now in (40.0, 60.0)] == [None, None]  # hardly slower
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_slow_rank_is_an_event_of_the_run_and_a_line_of_rank_0(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Recorder(Ranks(rank=rank, world=2), Watch(0.5), "tokens", units=1, slow=SlowRank(1, 0.4, 0.1))
+    run: Any = SimpleNamespace(recorder=record, ranks=record.ranks, state={"micro_batch": 0})
+    (row, slow) = reporting.add_events(run, [{"step": 7}])
+    assert (row, slow.pop("time") > 0) == ({"step": 7}, True)
+    assert slow == {"event": "slow_rank", "step": 7, "rank": 1, "seconds": 0.4, "median": 0.1}
+    assert ("step 7: the ranks wait for rank 1" in capsys.readouterr().out) == (rank == 0)
+    assert reporting.add_events(run, [{"step": 8}]) == [{"step": 8}]
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(False, True), (True, False)])
