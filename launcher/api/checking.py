@@ -125,17 +125,26 @@ def check_spec(path: Path, target: Target | None, project: str | None, cache: Co
         located = read_located(path)
     except LaunchError as error:
         return CheckedSpec(path=str(path), target=target, problems=tuple(problems_of(error, str(path))))
-    output, wanted = located.spec.output, target or target_of(located.spec)
-    if target is None and output and not output.startswith("gs://"):
+    if target:
+        return check_target(located, path, target, project, cache)
+    output = located.spec.output
+    if output and not output.startswith("gs://"):
         here = check_target(located, path, "local", project, cache)
         if here.plan is None:
             return here
         cloud_spec = replace(located.spec, output=f"gs://{project or STAND_IN}-launch/runs")
-        cloud = check_target(replace(located, spec=cloud_spec), path, wanted, project, cache)
+        cloud = check_in_cloud(replace(located, spec=cloud_spec), path, project, cache)
         text = f"output: {output} is a folder on this machine; a launch in the cloud needs --output gs://BUCKET/PATH"
         return replace(cloud, warnings=(warning(text, located), *cloud.warnings))
+    return check_in_cloud(located, path, project, cache)
+
+
+def check_in_cloud(located: Located, path: Path, project: str | None, cache: CodeCache) -> CheckedSpec:
+    """Plan a spec for what it is written for, and on VMs what Vertex AI refuses, unless it only lacks an account."""
+    spec, wanted = located.spec, target_of(located.spec)
     checked = check_target(located, path, wanted, project, cache)
-    if checked.plan or target or wanted != "vertex":
+    lacks_account = bool(spec.secrets or spec.vertex.tensorboard) and not spec.identity.service_account
+    if checked.plan or wanted != "vertex" or lacks_account:
         return checked
     on_vms = check_target(located, path, "vm", project, cache)
     if on_vms.plan is None:

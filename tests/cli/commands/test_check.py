@@ -44,6 +44,7 @@ def test_every_spec_of_the_project_passes_without_a_project_or_a_region() -> Non
     assert (targets["quickstart"], targets["vm-dlvm-ssh"], targets["vertex-2xh100"]) == ("vertex", "vm", "vertex")
 
 
+@pytest.mark.parametrize("output", ["gs://my-bucket/runs", "runs"])
 @pytest.mark.parametrize(
     ("machine", "more", "problem"),
     [
@@ -51,20 +52,31 @@ def test_every_spec_of_the_project_passes_without_a_project_or_a_region() -> Non
         ("{type: l4}", "secrets: {HF_TOKEN: projects/p/secrets/hf/versions/1}", "identity.service_account"),
     ],
 )
-def test_a_local_output_doesnt_hide_what_the_cloud_refuses(
-    tmp_path: Path, machine: str, more: str, problem: str
+def test_neither_a_local_output_nor_vms_hide_what_the_cloud_refuses(
+    tmp_path: Path, output: str, machine: str, more: str, problem: str
 ) -> None:
     spec = (
-        f"name: both\nmachine: {machine}\nregions: [us-central1]\noutput: runs\nrun: {{config: {{batch_size: 32}}}}\n"
+        f"name: both\nmachine: {machine}\nregions: [us-central1]\noutput: {output}\n"
+        "run: {config: {batch_size: 32}}\n"
     )
     (tmp_path / "job.yaml").write_text(spec)
     (passed,) = data("job.yaml", cwd=tmp_path)["specs"]
     assert (passed["result"], passed["target"]) == ("pass", "vertex")
-    assert passed["warnings"][0]["line"] == 4
-    assert "output: runs is a folder on this machine" in passed["warnings"][0]["text"]
+    local = [one["line"] for one in passed["warnings"] if "output: runs is a folder on this machine" in one["text"]]
+    assert local == ([4] if output == "runs" else [])
     (tmp_path / "job.yaml").write_text(f"{spec}{more}\n")
     (refused,) = data("job.yaml", cwd=tmp_path, code=2)["specs"]
     assert problem in refused["problems"][0]["text"] + refused["problems"][0]["hint"]
+
+
+@pytest.mark.parametrize("output", ["gs://my-bucket/runs", "runs"])
+def test_what_vertex_ai_refuses_is_tried_on_vms_whatever_the_output(tmp_path: Path, output: str) -> None:
+    """Vertex AI needs more than the address of a Lustre file system."""
+    spec = f"name: a\nmachine: {{type: l4}}\nregions: [us-central1]\noutput: {output}\nrun: {{config: {{}}}}\n"
+    (tmp_path / "job.yaml").write_text(f"{spec}mounts: [{{lustre: '10.0.0.3@tcp:/y', path: /mnt/lustre/y}}]\n")
+    (passed,) = data("job.yaml", cwd=tmp_path)["specs"]
+    assert (passed["result"], passed["target"]) == ("pass", "vm")
+    assert any(warning["text"].startswith("runs on VMs only: ") for warning in passed["warnings"])
 
 
 def test_a_line_has_the_bound_of_the_dry_run(folder: Path) -> None:
