@@ -26,7 +26,7 @@ from launcher.workspace.interpreter import Interpreter, Wanted
 from launcher.workspace.mentioned_files import mentioned, named_but_ignored, named_outside
 from launcher.workspace.python_files import check_module, check_syntax, near_scripts, started
 from launcher.workspace.python_project import compiled_warnings, installed_files, module_roots, read_projects
-from launcher.workspace.requirements import needed_here
+from launcher.workspace.requirements import names_and_markers
 from launcher.workspace.user_functions import check_functions, packaged_functions
 
 MOST_READ: Final = 1_000_000
@@ -168,7 +168,8 @@ def wanted_packages(wanted: Wanted, spec: JobSpec, folder: Path, code: UserCode,
     ]
     if spec.run.module and not spec.run.is_builtin:
         modules.append(spec.run.module.partition(".")[0])
-    return wanted._replace(packages=tuple(needed_here(needs)), modules=tuple(dict.fromkeys(modules)))
+    packages = tuple(name for name, _ in names_and_markers(needs))
+    return wanted._replace(packages=packages, modules=tuple(dict.fromkeys(modules)))
 
 
 def check_script(script: str, folder: Path, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.images.source_files import UserCode
 from launcher.plan.model import Target
+from launcher.plan.torch_build import image_python
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located
 from launcher.text import listed
@@ -15,8 +16,9 @@ from launcher.workspace.data_files import Absent, absent_paths
 from launcher.workspace.image_modules import PYTHON_PROGRAMS, SYSTEM_PROGRAMS, image_packages, normalised
 from launcher.workspace.imports import unprovided
 from launcher.workspace.interpreter import Interpreter
+from launcher.workspace.markers import fitting_arches, holds_here
 from launcher.workspace.python_files import started
-from launcher.workspace.requirements import needed_here, requirements
+from launcher.workspace.requirements import names_and_markers, requirements
 
 
 def code_warnings(
@@ -40,8 +42,12 @@ def code_warnings(
         for function in code.packaged_functions:
             if function.partition(":")[0].partition(".")[0] in python.lacks:
                 yield f"{function} is not in the code, and not installed in {python.path}"
-        lacking = [name for name in needed_here(needs) if name not in python.installed]
-        if lacking and python.version:
+        lacking = [
+            name
+            for name, marker in names_and_markers(needs)
+            if python.version and name not in python.installed and holds_here(marker, python.version)
+        ]
+        if lacking:
             is_file = str(image.requirements).endswith(".txt")
             file = str((beside or Path()) / str(image.requirements))
             fix = python.install(*(["-r", file] if is_file else lacking))
@@ -55,7 +61,7 @@ def code_warnings(
             yield f"run.command: the image has no {program}; add {fix}"
     # Of a custom base or setup, and of what the requirements require in turn, nothing is known here.
     if folder and not (image.is_custom or image.requirements):
-        yield from unnamed_requirements(folder)
+        yield from unnamed_requirements(folder, image_python(spec))
         yield from unprovided(starts, folder, code)
 
 
@@ -82,8 +88,9 @@ def mount_advice(path: str) -> str:
     return f"add it to the spec: mounts: [{{{source}, path: /mnt/{kind}/{rest[0]}}}]"
 
 
-def unnamed_requirements(folder: Path) -> Iterator[str]:
-    """Yield a warning if the code's folder has a requirements file with packages that the image lacks."""
+def unnamed_requirements(folder: Path, python: str) -> Iterator[str]:
+    """Yield a warning if the code's folder has a requirements file with packages that the image, which has a `python`,
+    lacks."""
     for name in ("requirements.txt", "pyproject.toml"):
         if not (folder / name).is_file():
             continue
@@ -91,7 +98,11 @@ def unnamed_requirements(folder: Path) -> Iterator[str]:
             text = requirements(folder / name)
         except UsageError:  # no dependencies, or launch can't read the file
             continue
-        lacking = [name for name in needed_here(text) if normalised(name) not in image_packages()]
+        lacking = [
+            name
+            for name, marker in names_and_markers(text)
+            if fitting_arches(marker, python) and normalised(name) not in image_packages()
+        ]
         if lacking:
             shown = ", ".join(lacking[:5]) + (" …" if len(lacking) > 5 else "")
             yield f"{folder / name} names {shown}, which the image lacks. Set image.requirements: {name} to install it."

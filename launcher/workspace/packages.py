@@ -14,7 +14,7 @@ from launcher.plan.loggers import PACKAGES
 from launcher.plan.model import LocalProject, Packages, Requirement
 from launcher.plan.torch_build import first, nearest_python
 from launcher.workspace.image_modules import normalised
-from launcher.workspace.markers import ARCHES, Arch, holds
+from launcher.workspace.markers import ARCHES, Arch, fitting_arches
 from launcher.workspace.packaging_files import FIELD, read
 from launcher.workspace.requirements import Line, check, located, packages, requires_python
 
@@ -80,19 +80,16 @@ def named(lines: Sequence[Line], python: str) -> Iterator[Requirement]:
 
 def applied(lines: Sequence[Line], python: str) -> Iterator[tuple[Parsed, str, Line, Arch]]:
     """Yield the requirements that an image installs, with their text, line, and the one architecture that they are for
-    (empty: every one). Where the image's Python is unknown, a marker that depends on it holds."""
+    (empty: every one)."""
     from packaging.requirements import InvalidRequirement
     from packaging.requirements import Requirement as Parsed
 
-    pythons = [python] if python else [f"3.{minor}" for minor in range(10, 16)]
     for number, text in packages("".join(f"{line.text}\n" for line in lines)):
         try:
             parsed = Parsed(text)
         except InvalidRequirement:  # a URL without a name, or variables that pip expands
             continue
-        marker = str(parsed.marker or "")
-        arches = [arch for arch in ARCHES if not marker or any(holds(marker, each, arch) for each in pythons)]
-        if arches:
+        if arches := fitting_arches(str(parsed.marker or ""), python):
             yield parsed, text, lines[number - 1], "" if len(arches) == len(ARCHES) else arches[0]
 
 

@@ -226,17 +226,14 @@ def packages(text: str) -> Iterator[tuple[int, str]]:
         joined, first = "", 0
 
 
-def needed_here(text: str) -> list[str]:
-    """Return the names of the packages that a requirements file's text asks for on this machine, by their markers."""
+def names_and_markers(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of each package that a requirements file's text asks for, and its marker, which may be empty."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    found = []
     for _, named in packages(text):
         with suppress(InvalidRequirement):  # a URL without a name
             need = Requirement(named)
-            if need.marker is None or need.marker.evaluate():
-                found.append(need.name)
-    return found
+            yield need.name, str(need.marker or "")
 
 
 def check_syntax(path: Path, number: int, named: str) -> None:

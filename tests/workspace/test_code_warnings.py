@@ -151,6 +151,16 @@ def test_requirements_that_the_spec_does_not_name(tmp_path: Path) -> None:
     assert "pyproject.toml" in warned(tmp_path)[0]
 
 
+@pytest.mark.parametrize(("python", "lacking"), [("", "new"), ("3.11", "old"), ("3.13", "new")])
+def test_markers_of_requirements_are_those_of_the_images_python(tmp_path: Path, python: str, lacking: str) -> None:
+    """Whichever runs launch. The architecture is that of any machine with GPUs."""
+    written(tmp_path, main="")
+    markers = ("old; python_version < '3.12'", "new; python_version >= '3.12'", "mac; sys_platform == 'darwin'")
+    (tmp_path / "requirements.txt").write_text("\n".join(markers))
+    (line,) = warned(tmp_path, SCRIPT + (f"image: {{python: '{python}'}}\n" if python else ""))
+    assert f"requirements.txt names {lacking}, which the image lacks" in line
+
+
 @pytest.mark.parametrize("word", ["{0}", "--data={0}", "data.root={0}"])
 def test_a_path_of_this_machine_in_the_arguments(tmp_path: Path, word: str) -> None:
     written(tmp_path, main="")

@@ -336,6 +336,19 @@ def test_warnings_about_packages_look_at_the_python_that_runs_the_job(tmp_path: 
     assert launch("check", job.file, "--target", "local").code == 0
 
 
+@pytest.mark.parametrize(("version", "lacking"), [((3, 10, 2), "old"), ((3, 13, 2), "new")])
+def test_markers_of_requirements_are_those_of_the_python_that_runs_the_job(
+    tmp_path: Path, job: Job, version: tuple[int, ...], lacking: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps([version, {'pip': '25.0'}, []])}'\n")
+    python.chmod(0o755)
+    (job.file.parent / "needs.txt").write_text("old; python_version < '3.12'\nnew; python_version >= '3.12'\n")
+    job.write("run: {script: main.py, launcher: python}\nimage: {requirements: needs.txt}\n")
+    (line,) = json.loads(job.launch("--dry-run", "-o", "json", "--python", python).out)["warnings"]
+    assert f"not installed in {python}: {lacking}. To install" in line
+
+
 def test_a_command_that_is_not_found_is_refused_before_anything_starts(
     tmp_path: Path, job: Job, started: list[str]
 ) -> None:
