@@ -14,7 +14,7 @@ from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.runs.driver import LOCK_SECONDS, POLL_SECONDS
 from launcher.runs.endings import block_next_attempt, cancel_and_confirm, settle
-from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger import Ledger
 
 if TYPE_CHECKING:
     from launcher.api.cloud import CloudContext
@@ -71,7 +71,7 @@ def jobs_being_created(cloud: CloudContext, service: Services, run: FoundRun, sa
     known, waited = {job.name for job in run.jobs}, False
     try:
         # without `say`: block_next reports a folder that cannot be written
-        ledger = BucketLedger.open(folder, cloud.clock, project=cloud.project)
+        ledger = Ledger.open(folder, cloud.clock, project=cloud.project)
         while (entry := next(reversed(ledger.entries()), None)) and entry.round and entry.is_open:
             if entry.job:
                 return [] if entry.job in known or (job := service.get(entry.job)).is_over else [job]
@@ -111,7 +111,7 @@ def record_end(cloud: CloudContext, job: Job, say: Callable[[str], None]) -> Non
     if not (folder := request.run_folder(job.request)):
         return
     try:
-        ledger = BucketLedger.open(folder, cloud.clock, project=cloud.project)
+        ledger = Ledger.open(folder, cloud.clock, project=cloud.project)
         for entry in ledger.entries():
             if entry.job == job.name and entry.is_open:
                 settle(ledger, entry.number, job, diagnose_end(job, request.context_of_job(job, cloud.project)))
@@ -137,7 +137,7 @@ def block_next(cloud: CloudContext, run: FoundRun, say: Callable[[str], None]) -
     diagnosis = diagnose_end(run.job, request.context_of_job(run.job, cloud.project))
     try:
         return bool(folder) and block_next_attempt(
-            BucketLedger.open(folder or "", cloud.clock, say, project=cloud.project), run.job, diagnosis
+            Ledger.open(folder or "", cloud.clock, say, project=cloud.project), run.job, diagnosis
         )
     except LaunchError as error:
         say(f"cannot check whether another attempt of {run.id} is about to start: {error.problem}")

@@ -163,10 +163,10 @@ def in_folder(cloud: CloudContext, folder: str) -> FoundRun | None:
     """
     from launcher.backend.base import GoneError
     from launcher.gcp.storage import open_folder
-    from launcher.runs.ledger import BucketLedger
+    from launcher.runs.ledger import Ledger
     from launcher.runs.snapshot import job_from_entry, with_request
 
-    ledger = BucketLedger.open(folder)
+    ledger = Ledger.open(folder)
     stored = ledger.stored()
     entry = next((one for one in reversed(ledger.entries()) if one.job), None)
     if stored is None or entry is None or entry.job is None:

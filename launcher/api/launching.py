@@ -17,10 +17,10 @@ from launcher.api.find_local_run import here_instead
 from launcher.api.find_run import FoundRun, find_jobs, searched
 from launcher.api.job_view import CloudJobView
 from launcher.api.planning import planned
-from launcher.api.run_folder import storage_of
 from launcher.backend import request
 from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.gcp.storage import open_folder
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL, Job, command
 from launcher.plan.binding import NewerFormat
 from launcher.plan.build import with_digest
@@ -28,7 +28,7 @@ from launcher.plan.model import Plan
 from launcher.plan.run_id import compute_identity
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, is_final
 from launcher.runs.identity_check import AllowedChange, identity_of
-from launcher.runs.ledger import BucketLedger, MemoryLedger
+from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import refusal
 from launcher.runs.watch.loop import Event, LinesPrinted
 
@@ -67,13 +67,8 @@ def open_driver(
 
     Sends no request. Raises UsageError: the run folder cannot be used; NotAuthorised: no credentials.
     """
-    folder = made.run_folder
-    ledger: Ledger = MemoryLedger(cloud.clock)
-    if folder:
-        ledger = BucketLedger.open(
-            folder, cloud.clock, events.say, project=cloud.project, region=made.attempts[0].region
-        )
-    storage = storage_of(folder)
+    storage = open_folder(made.run_folder) if made.run_folder else None
+    ledger = Ledger(storage, cloud.clock, events.say, project=cloud.project, region=made.attempts[0].region)
     service = cloud.of_run(storage)
     watcher = RunWatcher(service, cloud, events, storage)
     driver = RunDriver(
@@ -188,12 +183,12 @@ def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[
 
 def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
     """Return whether the folder of run `run`, beside the plan's, has no attempts."""
-    from launcher.runs.ledger import BucketLedger
+    from launcher.runs.ledger import Ledger
 
     beside = (made.run_folder or "").rpartition("/")[0]
     folder = f"{beside}/{run}"
     region = made.attempts[0].region
-    return not beside or not BucketLedger.open(folder, cloud.clock, project=cloud.project, region=region).entries()
+    return not beside or not Ledger.open(folder, cloud.clock, project=cloud.project, region=region).entries()
 
 
 def numbered_id(run: str, number: int) -> str:
@@ -216,7 +211,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
     else has changed.
     """
     jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None)).jobs
-    stored = BucketLedger.open(made.run_folder).stored() if made.run_folder and not jobs else None
+    stored = Ledger.open(made.run_folder).stored() if made.run_folder and not jobs else None
     before = jobs[0].request if jobs else stored.plan.attempts[0].request if stored else {}
     had, spec = request.read(before), inputs.spec
     try:
@@ -284,7 +279,7 @@ def checked_plan(cloud: CloudContext, run: FoundRun) -> tuple[Plan | None, NotAu
     LaunchError: the records to check it against cannot be read."""
     folder = request.run_folder(run.job.request)
     try:
-        ledger = BucketLedger.open(folder) if folder else None
+        ledger = Ledger.open(folder) if folder else None
         stored = ledger.stored() if ledger else None
     except NewerFormat:
         raise

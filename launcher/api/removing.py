@@ -146,7 +146,7 @@ def removable_run(cloud: CloudContext, found: FoundRun) -> Removable:
     Raises UsageError: it has an active job, may have one, or its folder is not its own; LaunchError.
     """
     from launcher.gcp.storage import open_folder
-    from launcher.runs.ledger import BucketLedger
+    from launcher.runs.ledger import Ledger
 
     if found.is_active:
         raise still_running(found.id)
@@ -157,7 +157,7 @@ def removable_run(cloud: CloudContext, found: FoundRun) -> Removable:
     if not folder or not folder.endswith(f"/{found.id}"):
         return Removable(run=found.id, folder="")
     storage = open_folder(folder)
-    entries = BucketLedger(storage, cloud.clock).entries()
+    entries = Ledger(storage, cloud.clock).entries()
     if any(entry.end is None and entry.job is None and entry.round for entry in entries[-1:]):
         raise UsageError(f"an attempt of {found.id} is being created", f"launch cancel {found.id}")
     return removable_folder(found.id, storage)
@@ -190,10 +190,10 @@ def remove_run(cloud: CloudContext, found: FoundRun, what: Removable, say: Calla
 def check_not_resumed(found: FoundRun, what: Removable, storage: Storage) -> None:
     """Check that no launch has resumed the run since it was found, which would have added an attempt. Raises
     UsageError."""
-    from launcher.runs.ledger import BucketLedger
+    from launcher.runs.ledger import Ledger
 
     known, before = {job.name for job in found.jobs}, {*what.objects}
-    for one in BucketLedger(storage).entries():
+    for one in Ledger(storage).entries():
         is_new = contract.attempt_lock(one.number) not in before and one.job not in known
         if one.round and one.end is None and is_new:
             raise still_running(found.id)

@@ -34,7 +34,7 @@ class FolderSnapshot(NamedTuple):
 def read_run_folder(job: Job) -> FolderSnapshot:
     """Read the attempts, progress and nodes from the folder of a job's run."""
     from launcher.gcp.storage import open_folder
-    from launcher.runs.ledger import BucketLedger
+    from launcher.runs.ledger import Ledger
     from launcher.runs.metrics.gpu_nodes import read_nodes
     from launcher.runs.metrics.progress import ProgressReader
 
@@ -44,7 +44,7 @@ def read_run_folder(job: Job) -> FolderSnapshot:
         return found
     try:
         storage = open_folder(folder).within(ANSWER_SECONDS)
-        found = found._replace(attempts=BucketLedger(storage).entries())
+        found = found._replace(attempts=Ledger(storage).entries())
         number = next((entry.number for entry in found.attempts if entry.job == job.name), 1)
         found = found._replace(progress=ProgressReader(storage, job, attempt=number).read_new())
         return found._replace(nodes=read_nodes(storage))

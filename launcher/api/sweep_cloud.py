@@ -33,7 +33,7 @@ from launcher.plan.model import Plan
 from launcher.runs.attempts import place_of
 from launcher.runs.driver import RunDriver
 from launcher.runs.endings import CANCELLED, RunEnded, RunSucceeded
-from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger import Ledger
 from launcher.runs.logs.reader import LogReader
 from launcher.vertex.backend import import_client_library
 
@@ -342,7 +342,7 @@ class CloudSweep:
         def say(text: str) -> None:
             self._say(f"{run.point.run}: {text}")
 
-        ledger = BucketLedger(storage, cloud.clock, say, project=cloud.project, region=plan.attempts[0].region)
+        ledger = Ledger(storage, cloud.clock, say, project=cloud.project, region=plan.attempts[0].region)
         return RunDriver(
             plan=plan,
             service=cloud.of_run(storage),

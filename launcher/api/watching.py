@@ -191,9 +191,9 @@ class WatchedCloudRun:
         return story_of_job(run, self.id, job, entries, time.time())
 
     def _entries(self) -> tuple[AttemptEntry, ...]:
-        from launcher.runs.ledger import BucketLedger
+        from launcher.runs.ledger import Ledger
 
-        return BucketLedger(self.storage).entries() if self.storage else ()
+        return Ledger(self.storage).entries() if self.storage else ()
 
 
 class WatchedLocalRun:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from launcher.diagnosis import Diagnosis, Kind, Scope
+from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import ENDED, GONE
 from launcher.plan.model import Attempt, Plan
 from launcher.plan.waiting import MIN_WAIT
@@ -27,34 +27,15 @@ RUN_ENDS: Final = frozenset({"succeeded", "user", "cancelled", "expired", "unkno
 """Kinds of a job's end that also end the run: another attempt can't help or isn't wanted."""
 
 
-class AttemptEnd(Struct, frozen=True, kw_only=True):
+class AttemptEnd(Diagnosis, frozen=True, kw_only=True):
     """How an attempt ended. `state`: the job's last state; None: no job. `time`: by the writer's clock."""
 
     state: str | None
-    kind: Kind
-    scope: Scope
-    cause: str
-    fix: str = ""
-    retry_after: float = 0.0
     time: float = 0.0
     billed: float = 0.0
     """Seconds from the job's start to its end; 0: unknown."""
     waited: float = 0.0
     """Seconds the job waited for machines; 0: unknown."""
-    zones: tuple[str, ...] = ()
-    """Zones with capacity, if the error named them."""
-
-    @property
-    def diagnosis(self) -> Diagnosis:
-        """Return the end's diagnosis."""
-        return Diagnosis(
-            scope=self.scope,
-            kind=self.kind,
-            cause=self.cause,
-            fix=self.fix,
-            retry_after=self.retry_after,
-            zones=self.zones,
-        )
 
     @property
     def ends_run(self) -> bool:
@@ -89,19 +70,30 @@ def is_provisional(end: AttemptEnd) -> bool:
     return end.kind == "lost" if end.state is None else end.state not in ENDED
 
 
-class AttemptEntry(Struct, frozen=True, kw_only=True):
-    """One attempt. `writer`: a random token of the launch that locked it; `time`: Unix seconds by that launch's clock,
-    for people only; `job`: a resource name."""
+class AttemptFacts(Struct, frozen=True, kw_only=True):
+    """What a lock records of the attempt about to be submitted. `spec` is a hash of the whole spec."""
 
-    number: int
     round: int
     region: str
     zone: str | None
     provisioning: str
     machine: str
     identity: str
+    spec: str = ""
+
+
+class AttemptLock(AttemptFacts, frozen=True, kw_only=True):
+    """The content of a lock. The random `writer` makes it unique, so a launch recognises its own lock even if the
+    response to its write was lost. `time`: Unix seconds by that launch's clock, for people only."""
+
     writer: str
     time: float
+
+
+class AttemptEntry(AttemptLock, frozen=True, kw_only=True):
+    """One attempt. `job`: a resource name."""
+
+    number: int
     job: str | None = None
     end: AttemptEnd | None = None
 

@@ -219,7 +219,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         """
         diagnosis = diagnose_end(job, context_of_job(job, self.plan.project), self.watcher.error_in_output())
         try:
-            return settle(self.ledger, number, job, diagnosis).diagnosis
+            return settle(self.ledger, number, job, diagnosis)
         except LaunchError as error:
             unsure = ", or check whether this job was a duplicate" if diagnosis.kind == "succeeded" else ""
             self.say(f"could not record the end of attempt {number}{unsure}: {error.problem}")
@@ -453,8 +453,7 @@ class Submission:
     def adopt(self, job: Job, snapshot: RunSnapshot) -> AttemptEntry | None:
         """Lock an attempt for a job without one: it was created late, or without a ledger. None: another launch locked
         that number first."""
-        facts = facts_of_job(job, snapshot.next_number, max(snapshot.round, 1))
-        entry = self.ledger.lock(facts)
+        entry = self.ledger.lock(snapshot.next_number, facts_of_job(job, max(snapshot.round, 1)))
         if entry is not None:
             self.ledger.note_job(entry.number, job.name)
         return entry
@@ -604,7 +603,7 @@ class Submission:
             body = request.until(body, datetime.fromisoformat(attempt.ends).timestamp() - self.wall_clock())
         body = request.within_wait(body, wait_left(self.plan, snapshot.tries(self.round)))
         elapsed, locked = self.start_stopwatch(), self.ledger.locks
-        entry = self.ledger.lock(facts_of(attempt, snapshot.next_number, self.round))
+        entry = self.ledger.lock(snapshot.next_number, facts_of(attempt, self.round))
         if entry is None:
             return None
         self.ledger.write_plan(self.plan)  # only the lock's owner writes it, so it is always the newest job's plan

@@ -14,8 +14,15 @@ from launcher.diagnosis import Diagnosis, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job, command
-from launcher.runs.attempts import RUN_ENDS, AttemptEnd, AttemptEntry, attempts_summary, is_wait_used_up
-from launcher.runs.ledger import AttemptFacts, Ledger
+from launcher.runs.attempts import (
+    RUN_ENDS,
+    AttemptEnd,
+    AttemptEntry,
+    AttemptFacts,
+    attempts_summary,
+    is_wait_used_up,
+)
+from launcher.runs.ledger import Ledger
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -108,11 +115,11 @@ def run_ended_error(plan: Plan, entry: AttemptEntry, snapshot: RunSnapshot) -> R
     launch = command(vm=entry.zone is not None)
     if entry.end.kind == "succeeded":
         hint = f"{launch} --new starts a fresh run;\n{launch} --resume {run} continues in its folder"
-        return RunSucceeded(f"run {run} has already succeeded; nothing to do", hint, job, entry.end.diagnosis)
+        return RunSucceeded(f"run {run} has already succeeded; nothing to do", hint, job, entry.end)
     hint = f"{launch} --resume {run} resumes from its newest checkpoint;\n--new starts a fresh run"
     fix = "" if "--resume" in entry.end.fix else entry.end.fix
     problem = f"run {run} has already ended, so nothing was started: {entry.end.cause}"
-    return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.diagnosis)
+    return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end)
 
 
 def no_attempt_left_error(plan: Plan, tries: Sequence[AttemptEntry]) -> LaunchError:
@@ -129,7 +136,7 @@ def no_attempt_left_error(plan: Plan, tries: Sequence[AttemptEntry]) -> LaunchEr
         return NoCapacity(f"{problem}; attempts:\n{lines}", f"{longer}\n{fixes}".strip())
     if last is None or not last.stops:
         return NoCapacity(f"no capacity for run {run} in any placement of the plan; attempts:\n{lines}", fixes)
-    code = exit_code(last.diagnosis)
+    code = exit_code(last)
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
     kind = next((one for one in kinds if one.exit_code == code), LaunchError)
     return kind(f"run {run} was refused: {last.cause}" + (f"\n{lines}" if len(tries) > 1 else ""), fixes)
@@ -153,7 +160,6 @@ def block_next_attempt(ledger: Ledger, last: Job, diagnosis: Diagnosis) -> bool:
     elif newest.job is None or (newest.job == last.name and diagnosis.kind in RUN_ENDS):
         return False  # the newest attempt may be creating a job, to be cancelled once it exists
     facts = AttemptFacts(
-        number=entries[-1].number + 1,
         round=newest.round,
         region=newest.region,
         zone=newest.zone,
@@ -161,7 +167,7 @@ def block_next_attempt(ledger: Ledger, last: Job, diagnosis: Diagnosis) -> bool:
         machine=newest.machine,
         identity=newest.identity,
     )
-    entry = ledger.lock(facts)
+    entry = ledger.lock(entries[-1].number + 1, facts)
     if entry is None:
         return False
     ledger.note_end(entry.number, CANCELLED, "CANCELLED")

@@ -12,7 +12,8 @@ from launcher.backend.request import differences, labels, machine_type, provisio
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.ledger import AttemptFacts, Ledger
+from launcher.runs.attempts import AttemptFacts
+from launcher.runs.ledger import Ledger
 from launcher.runs.snapshot import RunSnapshot
 
 
@@ -80,10 +81,9 @@ def identity_of(attempt: Attempt) -> str:
     return labels(attempt.request).get(IDENTITY_LABEL, "")
 
 
-def facts_of(attempt: Attempt, number: int, in_round: int) -> AttemptFacts:
+def facts_of(attempt: Attempt, in_round: int) -> AttemptFacts:
     """Return the facts for the lock of a planned attempt."""
     return AttemptFacts(
-        number=number,
         round=in_round,
         region=attempt.region,
         zone=attempt.zone,
@@ -94,10 +94,9 @@ def facts_of(attempt: Attempt, number: int, in_round: int) -> AttemptFacts:
     )
 
 
-def facts_of_job(job: Job, number: int, in_round: int) -> AttemptFacts:
+def facts_of_job(job: Job, in_round: int) -> AttemptFacts:
     """Return the facts for the lock of an attempt whose job already exists."""
     return AttemptFacts(
-        number=number,
         round=in_round,
         region=job.region,
         zone=job.zone,

@@ -16,24 +16,25 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from launch_train.common import contract
-from launch_train.common.storage import OutputError, Storage
+from launch_train.common.storage import MemoryFolder, OutputError, Storage
 from launcher.clock import REAL, Clock
 from launcher.diagnosis import Diagnosis
 from launcher.gcp.api import status_of
 from launcher.gcp.storage import explain_error, open_folder
 from launcher.jobs.job import RESOURCE
-from launcher.plan.binding import Stored, digest, read
+from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan
-from launcher.runs.attempts import AttemptEnd, AttemptEntry, is_provisional, prevails
+from launcher.runs.attempts import AttemptEnd, AttemptEntry, AttemptFacts, AttemptLock, is_provisional, prevails
 from launcher.runs.logs.line import split_lines
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CLAIM = re.compile(rf"{contract.ATTEMPTS}/([0-9]{{4,18}})\.claim")
@@ -54,198 +55,80 @@ LOCAL_ATTEMPT: Final = AttemptEntry(
 """The entry for a lock in another format, which `launch local` wrote: it only takes a number."""
 
 
-class AttemptFacts(Struct, frozen=True, kw_only=True):
-    """The facts that a lock records of the attempt about to be submitted. `spec` is a hash of the whole spec."""
+def continues_in_memory(
+    method: Callable[Concatenate[Ledger, P], T],
+) -> Callable[Concatenate[Ledger, P], T]:
+    """Let a method continue in memory where the bucket refuses access (403), and raise any other error of the storage
+    as a LaunchError."""
 
-    number: int
-    round: int
-    region: str
-    zone: str | None
-    provisioning: str
-    machine: str
-    identity: str
-    spec: str = ""
+    @wraps(method)
+    def call(ledger: Ledger, /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return method(ledger, *args, **options)
+        except OutputError as error:
+            ledger.leave_bucket(error)
+            return method(ledger, *args, **options)
 
-
-class LockRecord(Struct, frozen=True, kw_only=True):
-    """The content of a lock. The random `writer` makes it unique, so a launch recognises its own lock even if the
-    response to its write was lost."""
-
-    round: int
-    region: str
-    zone: str | None
-    provisioning: str
-    machine: str
-    identity: str
-    writer: str
-    time: float
-    spec: str = ""
+    return call
 
 
-class Ledger(Protocol):
-    """A record of a run's attempts."""
+class Ledger:
+    """A run's attempts, in its folder.
 
-    @property
-    def locks(self) -> bool:
-        """Return whether its locks also exclude launches on other machines."""
-
-    def entries(self) -> tuple[AttemptEntry, ...]:
-        """Return all attempts so far, in order."""
-
-    def lock(self, facts: AttemptFacts) -> AttemptEntry | None:
-        """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
-
-    def note_job(self, number: int, name: str) -> None:
-        """Record the job that an attempt created."""
-
-    def note_end(
-        self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
-    ) -> AttemptEnd:
-        """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
-
-    def lock_age(self, number: int) -> float:
-        """Return the seconds since an attempt was locked, by the bucket's clock; a lower bound."""
-
-    def locked_at(self, number: int) -> float | None:
-        """Return when an attempt was locked, in Unix seconds by Google's clock; None: unknown."""
-
-    def seconds_since(self, moment: float) -> float:
-        """Return the seconds since a time of Google's clock, as a lower bound; 0: unknown."""
-
-    def claimed_by(self, number: int) -> str:
-        """Return the id of the job whose nodes claimed an attempt; empty: none did."""
-
-    def claiming_jobs(self) -> Sequence[str]:
-        """Return the ids of all jobs that claimed an attempt, the newest claim last; empty if unknown."""
-
-    def stored(self) -> Stored | None:
-        """Return the plan that the newest launch stored."""
-
-    def write_plan(self, plan: Plan) -> None:
-        """Store the plan and its spec in the run folder."""
-
-    def allow_restart(self) -> None:
-        """Remove the marker that keeps the run's nodes from starting again."""
-
-
-class BucketLedger:
-    """The attempts in a run folder. If access is refused (403), it reports that once and continues as a MemoryLedger:
-    the user who launches may lack write access that the job's service account has.
+    Without a folder, or once its bucket has refused access, the ledger is in memory: it knows this process's attempts
+    only, and has no locks. The user who launches may lack the access that the job's service account has.
 
     All methods raise UsageError (the bucket does not exist or can't be used), NotAuthorised (credentials rejected) and
     UnreachableError (no answer until the timeout).
     """
 
+    locks: bool
+    """Its locks also exclude launches on other machines: not in memory."""
+
     def __init__(
         self,
-        storage: Storage,
+        storage: Storage | None,
         clock: Clock = REAL,
         say: Callable[[str], None] = lambda _line: None,
         *,
         project: str = "PROJECT",
         region: str = "REGION",
     ) -> None:
-        """`project` and `region` are for the command in an error that creates a missing bucket."""
-        self._storage = storage
+        """`storage` is the run folder; None: the run has none. `project` and `region` are for the command in an error
+        that creates a missing bucket."""
+        self.locks = storage is not None
+        self._storage = storage or MemoryFolder(clock.now)
         self._clock = clock
         self._say = say
         self._error_values = {"PROJECT": project, "REGION": region}
-        self._memory: MemoryLedger | None = None
         self._cache: dict[str, bytes] = {}
         self._clock_offset: float | None = None
         self._is_new = False
         """The last list of attempts was empty."""
 
     @classmethod
-    def open(
-        cls, folder: str, clock: Clock = REAL, say: Callable[[str], None] = lambda _: None, **make: str
-    ) -> BucketLedger:
+    def open(cls, folder: str, clock: Clock = REAL, say: Callable[[str], None] = lambda _: None, **make: str) -> Ledger:
         """Return the ledger of a run folder without reading it yet. Raises UsageError: the folder can't be used."""
         return cls(open_folder(folder), clock, say, **make)
 
-    @property
-    def locks(self) -> bool:
-        """Return whether its locks also exclude launches on other machines: not after a 403."""
-        return self._memory is None
-
-    def entries(self) -> tuple[AttemptEntry, ...]:
-        """Return all attempts so far, in order. Those of `launch local` count as ended."""
-        return self._either(self._entries, lambda memory: memory.entries())
-
-    def lock(self, facts: AttemptFacts) -> AttemptEntry | None:
-        """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
-        return self._either(lambda: self._lock(facts), lambda memory: memory.lock(facts))
-
-    def note_job(self, number: int, name: str) -> None:
-        """Record the job that an attempt created."""
-        self._either(lambda: self._note_job(number, name), lambda memory: memory.note_job(number, name))
-
-    def note_end(
-        self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
-    ) -> AttemptEnd:
-        """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
-        return self._either(
-            lambda: self._note_end(number, end_of(diagnosis, state, billed, waited)),
-            lambda memory: memory.note_end(number, diagnosis, state, billed, waited),
-        )
-
-    def lock_age(self, number: int) -> float:
-        """Return the seconds since an attempt was locked, by the bucket's clock; a lower bound."""
-        return self._either(
-            lambda: self._now() - (self._locked_at(number) or 0.0), lambda memory: memory.lock_age(number)
-        )
-
-    def locked_at(self, number: int) -> float | None:
-        """Return when an attempt was locked, in Unix seconds by the bucket's clock; None: unknown."""
-        return self._either(lambda: self._locked_at(number), lambda memory: memory.locked_at(number))
-
-    def seconds_since(self, moment: float) -> float:
-        """Return the seconds since a time of Google's clock, as a lower bound; 0: unknown."""
-        return self._either(lambda: max(0.0, self._now() - moment), lambda memory: memory.seconds_since(moment))
-
-    def claimed_by(self, number: int) -> str:
-        """Return the id of the job whose nodes claimed an attempt; empty: none did."""
-        return self._either(lambda: self._claimed_by(number), lambda memory: memory.claimed_by(number))
-
-    def claiming_jobs(self) -> Sequence[str]:
-        """Return the ids of all jobs whose nodes claimed an attempt, the newest claim last."""
-        return self._either(self._claiming_jobs, lambda memory: memory.claiming_jobs())
-
-    def stored(self) -> Stored | None:
-        """Return the plan that the newest launch stored; None: no plan, or one that this version can't read."""
-        return self._either(lambda: read(self._content(contract.PLAN)), lambda memory: memory.stored())
-
-    def write_plan(self, plan: Plan) -> None:
-        """Store the plan and its spec in the run folder."""
-        self._either(lambda: self._write_plan(plan), lambda memory: memory.write_plan(plan))
-
-    def allow_restart(self) -> None:
-        """Remove the marker that keeps the run's nodes from starting again."""
-        self._either(lambda: self._storage.delete(contract.TERMINAL), lambda memory: memory.allow_restart())
-
-    def _either(self, in_bucket: Callable[[], T], in_memory: Callable[[MemoryLedger], T]) -> T:
-        """Call `in_bucket`, or `in_memory` once the bucket has refused access."""
-        memory = self._memory
-        if memory is None:
-            try:
-                return in_bucket()
-            except OutputError as error:
-                memory = self._fall_back(error)
-        return in_memory(memory)
-
-    def _fall_back(self, error: OutputError) -> MemoryLedger:
-        """Continue in memory after a 403; raise any other error as a LaunchError."""
+    def leave_bucket(self, error: OutputError) -> None:
+        """Continue in memory with what was read, after a 403, and report that; raise any other error as a
+        LaunchError."""
         if status_of(error) != 403:
             raise explain_error(error, self._error_values) from error
-        known = sorted(int(found[1]) for name in self._cache if (found := contract.ATTEMPT_LOCK.match(name)))
-        self._memory = MemoryLedger(self._clock, [self._entry(number) for number in known])
+        self.locks, self._storage, self._clock_offset = False, MemoryFolder(self._clock.now), None
+        for name, content in self._cache.items():
+            self._storage.write(name, content)
         self._say(f"{error};\nonly the look-up of jobs by their label prevents two jobs for this run")
-        return self._memory
 
-    def _entries(self) -> tuple[AttemptEntry, ...]:
-        """List the objects once and read those that are new or may have changed."""
+    @continues_in_memory
+    def entries(self) -> tuple[AttemptEntry, ...]:
+        """Return all attempts so far, in order. Those of `launch local` count as ended.
+
+        Lists the objects once and reads those that are new or may have changed.
+        """
         names = self._storage.list(f"{contract.ATTEMPTS}/")
-        numbers = sorted(int(found[1]) for name in names if (found := contract.ATTEMPT_LOCK.match(name)))
+        numbers = sorted(int(match[1]) for name in names if (match := contract.ATTEMPT_LOCK.match(name)))
         self._is_new = not numbers
         parts = (contract.attempt_lock, contract.attempt_job, contract.attempt_verdict)
         unread = {part(number) for number in numbers for part in parts} & {*names} - {*self._cache}
@@ -253,43 +136,46 @@ class BucketLedger:
             with ThreadPoolExecutor(READERS) as threads:
                 contents = zip(unread, threads.map(self._content, unread), strict=True)
                 self._cache.update((name, content) for name, content in contents if content)
-        entries = tuple(map(self._entry, numbers))
-        for entry in entries:
-            if entry.end and is_provisional(entry.end):
-                self._cache.pop(contract.attempt_verdict(entry.number), None)
-        return entries
+        entries = []
+        for number in numbers:
+            end = decode_json(self._cache.get(contract.attempt_verdict(number), b""), AttemptEnd)
+            if end:
+                end = replace(end, cause=without_control_characters(end.cause), fix=without_control_characters(end.fix))
+                if is_provisional(end):
+                    del self._cache[contract.attempt_verdict(number)]
+            lock = decode_json(self._cache.get(contract.attempt_lock(number), b""), AttemptLock)
+            if lock is None:
+                entries.append(replace(LOCAL_ATTEMPT, number=number))
+                continue
+            job = json_field(self._cache.get(contract.attempt_job(number), b""), "name")
+            entries.append(
+                AttemptEntry(**asdict(lock), number=number, job=job if RESOURCE.fullmatch(job) else None, end=end)
+            )
+        return tuple(entries)
 
-    def _entry(self, number: int) -> AttemptEntry:
-        """Build an attempt from the cached objects."""
-        record = decode_json(self._cache.get(contract.attempt_lock(number), b""), LockRecord)
-        if record is None:
-            return replace(LOCAL_ATTEMPT, number=number)
-        name = json_field(self._cache.get(contract.attempt_job(number), b""), "name")
-        end = decode_json(self._cache.get(contract.attempt_verdict(number), b""), AttemptEnd)
-        if end:
-            end = replace(end, cause=without_control_characters(end.cause), fix=without_control_characters(end.fix))
-        return replace(entry_of_lock(number, record), job=name if RESOURCE.fullmatch(name) else None, end=end)
-
-    def _claimed_by(self, number: int) -> str:
-        return json_field(self._content(contract.claim(number)), "job")
-
-    def _claiming_jobs(self) -> Sequence[str]:
-        """Includes numbers beyond the newest lock: a job that was launched without a lock claims the next number."""
-        names = self._storage.list(f"{contract.ATTEMPTS}/")
-        numbers = sorted(int(found[1]) for name in names if (found := CLAIM.fullmatch(name)))
-        return [job for job in map(self._claimed_by, numbers) if job]
-
-    def _lock(self, facts: AttemptFacts) -> AttemptEntry | None:
-        body = lock_of(facts)
+    @continues_in_memory
+    def lock(self, number: int, facts: AttemptFacts) -> AttemptEntry | None:
+        """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
+        lock = AttemptLock(**asdict(facts), writer=secrets.token_hex(8), time=time.time())
         try:
-            self._storage.write(contract.attempt_lock(facts.number), msgspec.json.encode(body), create=True)
+            self._storage.write(contract.attempt_lock(number), msgspec.json.encode(lock), create=True)
         except FileExistsError:
             return None
-        return entry_of_lock(facts.number, body)
+        return AttemptEntry(**asdict(lock), number=number)
 
-    def _note_end(self, number: int, end: AttemptEnd) -> AttemptEnd:
-        name, writer = contract.attempt_verdict(number), secrets.token_hex(8)
-        content, version = as_json({**msgspec.to_builtins(end), "writer": writer}), ""
+    @continues_in_memory
+    def note_job(self, number: int, name: str) -> None:
+        """Record the job that an attempt created."""
+        self._storage.write(contract.attempt_job(number), as_json({"name": name}))
+
+    @continues_in_memory
+    def note_end(
+        self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
+    ) -> AttemptEnd:
+        """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
+        end = AttemptEnd(**asdict(diagnosis), state=state, time=time.time(), billed=billed, waited=waited)
+        name, writer, version = contract.attempt_verdict(number), secrets.token_hex(8), ""
+        content = as_json({**msgspec.to_builtins(end), "writer": writer})
         while True:
             try:
                 self._storage.swap(name, content, version)
@@ -300,23 +186,61 @@ class BucketLedger:
             if earlier and not prevails(end, earlier):
                 return earlier
 
-    def _note_job(self, number: int, name: str) -> None:
-        self._storage.write(contract.attempt_job(number), as_json({"name": name}))
+    @continues_in_memory
+    def lock_age(self, number: int) -> float:
+        """Return the seconds since an attempt was locked, by the bucket's clock; a lower bound."""
+        return self._now() - (self._locked_at(number) or 0.0)
 
-    def _write_plan(self, plan: Plan) -> None:
-        """Write only what differs: several launches may do this at once, and an object takes one write a second. A new
-        run has no plan yet."""
+    @continues_in_memory
+    def locked_at(self, number: int) -> float | None:
+        """Return when an attempt was locked, in Unix seconds by the bucket's clock; None: unknown."""
+        return self._locked_at(number) if self.locks else None
+
+    @continues_in_memory
+    def seconds_since(self, moment: float) -> float:
+        """Return the seconds since a time of Google's clock, as a lower bound; 0: unknown."""
+        return max(0.0, self._now() - moment) if self.locks else 0.0
+
+    @continues_in_memory
+    def claimed_by(self, number: int) -> str:
+        """Return the id of the job whose nodes claimed an attempt; empty: none did, or it is unknown."""
+        return json_field(self._content(contract.claim(number)), "job")
+
+    @continues_in_memory
+    def claiming_jobs(self) -> Sequence[str]:
+        """Return the ids of all jobs whose nodes claimed an attempt, the newest claim last; empty if unknown.
+
+        Includes numbers beyond the newest lock: a job that was launched without a lock claims the next number.
+        """
+        names = self._storage.list(f"{contract.ATTEMPTS}/")
+        numbers = sorted(int(match[1]) for name in names if (match := CLAIM.fullmatch(name)))
+        return [job for job in map(self.claimed_by, numbers) if job]
+
+    @continues_in_memory
+    def stored(self) -> Stored | None:
+        """Return the plan that the newest launch stored; None: no plan, or one that this version can't read."""
+        return read(self._content(contract.PLAN))
+
+    @continues_in_memory
+    def write_plan(self, plan: Plan) -> None:
+        """Store the plan and its spec in the run folder.
+
+        Writes only what differs: several launches may do this at once, and an object takes one write a second. A new
+        run has no plan yet.
+        """
         text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
         if self._is_new or self._content(contract.PLAN) != text:
             self._storage.write(contract.SPEC, as_yaml(plan.spec))
             self._storage.write(contract.PLAN, text)
 
+    @continues_in_memory
+    def allow_restart(self) -> None:
+        """Remove the marker that keeps the run's nodes from starting again."""
+        self._storage.delete(contract.TERMINAL)
+
     def _content(self, name: str) -> bytes:
         """Return an object's content; empty if it does not exist."""
-        try:
-            return self._storage.read(name)
-        except FileNotFoundError:
-            return b""
+        return self._versioned(name)[0]
 
     def _versioned(self, name: str) -> tuple[bytes, str]:
         """Return the content and its version; both empty if the object doesn't exist."""
@@ -339,86 +263,6 @@ class BucketLedger:
             self._storage.write(contract.NOW, secrets.token_hex(8).encode())
             self._clock_offset = self._storage.written(contract.NOW) - self._clock.now()
         return self._clock.now() + self._clock_offset
-
-
-class MemoryLedger:
-    """A ledger without a run folder: it knows this process's attempts only and has no locks."""
-
-    def __init__(self, clock: Clock = REAL, entries: Sequence[AttemptEntry] = ()) -> None:
-        self._clock = clock
-        self._entries = {entry.number: entry for entry in entries}
-        self._locked_times = dict.fromkeys(self._entries, clock.now())  # an upper bound
-        self._plan: Plan | None = None
-
-    @property
-    def locks(self) -> bool:
-        return False
-
-    def entries(self) -> tuple[AttemptEntry, ...]:
-        return tuple(entry for _, entry in sorted(self._entries.items()))
-
-    def lock(self, facts: AttemptFacts) -> AttemptEntry | None:
-        if facts.number in self._entries:
-            return None
-        self._locked_times[facts.number] = self._clock.now()
-        return self._entries.setdefault(facts.number, entry_of_lock(facts.number, lock_of(facts)))
-
-    def note_job(self, number: int, name: str) -> None:
-        if number in self._entries:
-            self._entries[number] = replace(self._entries[number], job=name)
-
-    def note_end(
-        self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
-    ) -> AttemptEnd:
-        entry, end = self._entries.get(number), end_of(diagnosis, state, billed, waited)
-        if entry is None:
-            return end
-        if entry.end is None or prevails(end, entry.end):
-            entry = self._entries[number] = replace(entry, end=end)
-        return entry.end or end
-
-    def lock_age(self, number: int) -> float:
-        now = self._clock.now()
-        return now - self._locked_times.get(number, now)
-
-    def locked_at(self, number: int) -> float | None:
-        return None
-
-    def seconds_since(self, moment: float) -> float:
-        return 0.0
-
-    def claimed_by(self, number: int) -> str:
-        return ""
-
-    def claiming_jobs(self) -> Sequence[str]:
-        return ()
-
-    def stored(self) -> Stored | None:
-        return Stored(self._plan, digest(self._plan)) if self._plan else None
-
-    def write_plan(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def allow_restart(self) -> None:
-        """Do nothing: without a run folder no marker exists."""
-
-
-def lock_of(facts: AttemptFacts) -> LockRecord:
-    """Return the content of this launch's lock. Its time is by this machine's clock, for people only."""
-    fields = {name: getattr(facts, name) for name in facts.__struct_fields__ if name != "number"}
-    return LockRecord(**fields, writer=secrets.token_hex(8), time=time.time())
-
-
-def entry_of_lock(number: int, record: LockRecord) -> AttemptEntry:
-    """Return the attempt that a lock describes, without job and end."""
-    fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "spec"}
-    return AttemptEntry(number=number, **fields)
-
-
-def end_of(diagnosis: Diagnosis, state: str | None, billed: float, waited: float) -> AttemptEnd:
-    """Return a diagnosis as the end of an attempt, now by this machine's clock."""
-    fields = {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
-    return AttemptEnd(**fields, state=state, time=time.time(), billed=billed, waited=waited)
 
 
 def decode_json(text: bytes, kind: type[T]) -> T | None:

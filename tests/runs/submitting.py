@@ -13,7 +13,7 @@ from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import Submitted, submit
-from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
+from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
 from launcher.vertex.backend import Vertex
 from tests.plan.planning import planned
@@ -58,8 +58,8 @@ class Site:
     def folder(self) -> GcsFolder:
         return GcsFolder(str(self.plan.run_folder), world=RetryClock(self.clock, self.clock.advance))
 
-    def ledger(self) -> BucketLedger:
-        return BucketLedger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")
 
     def launch(
         self,
@@ -88,8 +88,8 @@ class Site:
             **{**known, **options},
         )
 
-    def without(self) -> MemoryLedger:
-        return MemoryLedger(self.time)
+    def without(self) -> Ledger:
+        return Ledger(None, self.time)
 
     @property
     def jobs(self) -> list[tuple[str, str]]:

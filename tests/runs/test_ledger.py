@@ -18,11 +18,11 @@ from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis
 from launcher.errors import NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
-from launcher.plan.binding import Stored, digest
+from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.rehearsal import attempts
-from launcher.runs.attempts import AttemptEnd
-from launcher.runs.ledger import AttemptFacts, BucketLedger, Ledger, MemoryLedger
+from launcher.runs.attempts import AttemptEnd, AttemptFacts
+from launcher.runs.ledger import Ledger
 from launcher.spec.reader import read
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import DIGEST, plan_of
@@ -33,9 +33,8 @@ NO = Diagnosis(scope="region", kind="stockout", cause="none left", fix="elsewher
 DONE = Diagnosis(scope="permanent", kind="succeeded", cause="done")
 
 
-def facts(number: int = 1, **fields: object) -> AttemptFacts:
-    known = {"round": 1, "region": "us-central1", "zone": None, "provisioning": "spot", "machine": "m", "identity": "i"}
-    return AttemptFacts(**{"number": number, **known, **fields})  # type: ignore[arg-type]  # fields of AttemptFacts
+JOB = "projects/1/locations/us-central1/customJobs/7"
+FACTS = AttemptFacts(round=1, region="us-central1", zone=None, provisioning="spot", machine="m", identity="i")
 
 
 @pytest.fixture
@@ -51,34 +50,34 @@ def folder(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def ledger(folder: GcsFolder, time: Clock) -> BucketLedger:
-    return BucketLedger(folder, time)
+def ledger(folder: GcsFolder, time: Clock) -> Ledger:
+    return Ledger(folder, time)
 
 
 @pytest.fixture(params=["bucket", "memory"])
 def any_ledger(request: pytest.FixtureRequest, time: Clock) -> Ledger:
     """What holds for both."""
-    return MemoryLedger(time) if request.param == "memory" else request.getfixturevalue("ledger")
+    return Ledger(None, time) if request.param == "memory" else request.getfixturevalue("ledger")
 
 
 def test_an_attempt_from_its_lock_to_its_end(any_ledger: Ledger) -> None:
     assert any_ledger.entries() == ()
-    entry = any_ledger.lock(facts())
+    entry = any_ledger.lock(1, FACTS)
     assert entry is not None
     assert (entry.number, entry.region, entry.job, entry.end, len(entry.writer)) == (1, "us-central1", None, None, 16)
     assert any_ledger.entries() == (entry,)
-    assert any_ledger.lock(facts()) is None, "the number is taken"
-    any_ledger.note_job(1, "projects/1/locations/us-central1/customJobs/7")
+    assert any_ledger.lock(1, FACTS) is None, "the number is taken"
+    any_ledger.note_job(1, JOB)
     end = any_ledger.note_end(1, NO, None)
     [found] = any_ledger.entries()
-    assert (found.job, found.end) == ("projects/1/locations/us-central1/customJobs/7", end)
-    assert (end.diagnosis, end.state) == (NO, None)
-    assert any_ledger.lock(facts(2)) is not None
+    assert (found.job, found.end) == (JOB, end)
+    assert (end.kind, end.cause, end.fix, end.retry_after, end.state) == (NO.kind, NO.cause, NO.fix, 3.0, None)
+    assert any_ledger.lock(2, FACTS) is not None
     assert [one.number for one in any_ledger.entries()] == [1, 2]
 
 
 def test_the_first_end_holds(any_ledger: Ledger) -> None:
-    any_ledger.lock(facts())
+    any_ledger.lock(1, FACTS)
     first = any_ledger.note_end(1, NO, None)
     assert any_ledger.note_end(1, DONE, "SUCCEEDED") == first
     assert any_ledger.entries()[0].end == first
@@ -86,7 +85,7 @@ def test_the_first_end_holds(any_ledger: Ledger) -> None:
 
 def test_an_end_recorded_while_the_job_was_active(any_ledger: Ledger) -> None:
     """Another launch gave it up, and died before it had cancelled it."""
-    any_ledger.lock(facts())
+    any_ledger.lock(1, FACTS)
     foretold = any_ledger.note_end(1, NO, "PENDING")
     assert any_ledger.entries()[0].end == foretold
     assert any_ledger.note_end(1, Diagnosis(scope="permanent", kind="cancelled", cause=""), "CANCELLED") == foretold
@@ -98,39 +97,39 @@ def test_an_end_recorded_while_the_job_was_active(any_ledger: Ledger) -> None:
 
 def test_one_of_two_concurrent_ends_wins(folder: GcsFolder, time: Clock, clock: FakeClock) -> None:
     """Both have read the provisional end. The one that is second must see the first's, not write over it."""
-    BucketLedger(folder, time).lock(facts())
-    BucketLedger(folder, time).note_end(1, NO, "PENDING")
+    Ledger(folder, time).lock(1, FACTS)
+    Ledger(folder, time).note_end(1, NO, "PENDING")
     other: list[AttemptEnd] = []
 
     class Late(GcsFolder):
         def read_version(self, name: str) -> tuple[bytes, str]:
             found = super().read_version(name)
             if not other:
-                other.append(BucketLedger(folder, time).note_end(1, DONE, "SUCCEEDED"))
+                other.append(Ledger(folder, time).note_end(1, DONE, "SUCCEEDED"))
             return found
 
     failed = Diagnosis(scope="permanent", kind="user", cause="exit 1")
-    held = BucketLedger(Late(URL, world=RetryClock(clock, clock.advance)), time).note_end(1, failed, "FAILED")
-    [entry] = BucketLedger(folder, time).entries()
+    held = Ledger(Late(URL, world=RetryClock(clock, clock.advance)), time).note_end(1, failed, "FAILED")
+    [entry] = Ledger(folder, time).entries()
     assert entry.end == held == other[0]
     assert held.kind == "succeeded"
 
 
 def test_ten_at_once_make_one_lock(folder: GcsFolder, time: Clock) -> None:
     with ThreadPoolExecutor(10) as threads:
-        got = list(threads.map(lambda _: BucketLedger(folder, time).lock(facts()), range(10)))
+        got = list(threads.map(lambda _: Ledger(folder, time).lock(1, FACTS), range(10)))
     [entry] = [one for one in got if one]
-    assert BucketLedger(folder, time).entries() == (entry,)
+    assert Ledger(folder, time).entries() == (entry,)
 
 
-def test_a_lock_with_a_lost_response_is_recognised(cloud: GoogleCloud, ledger: BucketLedger) -> None:
+def test_a_lock_with_a_lost_response_is_recognised(cloud: GoogleCloud, ledger: Ledger) -> None:
     cloud.faults.add(Fault(INSERT, Reset("after")))
-    assert ledger.lock(facts()) is not None
-    assert ledger.lock(facts()) is None
+    assert ledger.lock(1, FACTS) is not None
+    assert ledger.lock(1, FACTS) is None
 
 
-def test_ages_are_the_buckets(ledger: BucketLedger, clock: FakeClock) -> None:
-    ledger.lock(facts())
+def test_ages_are_the_buckets(ledger: Ledger, clock: FakeClock) -> None:
+    ledger.lock(1, FACTS)
     clock.advance(40)
     assert ledger.lock_age(1) == 40
     clock.advance(21)
@@ -141,8 +140,8 @@ def test_ages_are_the_buckets(ledger: BucketLedger, clock: FakeClock) -> None:
     assert ledger.locked_at(9) is None
 
 
-def test_the_bucket_is_asked_for_its_time_once(cloud: GoogleCloud, ledger: BucketLedger) -> None:
-    ledger.lock(facts())
+def test_the_bucket_is_asked_for_its_time_once(cloud: GoogleCloud, ledger: Ledger) -> None:
+    ledger.lock(1, FACTS)
     before = len(cloud.requests)
     ledger.lock_age(1)
     assert len(cloud.requests) - before == 3
@@ -151,47 +150,44 @@ def test_the_bucket_is_asked_for_its_time_once(cloud: GoogleCloud, ledger: Bucke
 
 
 def test_without_a_bucket_ages_are_this_processes(time: Clock, clock: FakeClock) -> None:
-    any_ledger = MemoryLedger(time)
-    any_ledger.lock(facts())
+    any_ledger = Ledger(None, time)
+    any_ledger.lock(1, FACTS)
     clock.advance(61)
     assert (
         any_ledger.lock_age(1),
-        any_ledger.lock_age(2),
         any_ledger.locked_at(1),
         any_ledger.seconds_since(0.0),
         any_ledger.claimed_by(1),
-    ) == (61, 0, None, 0.0, "")
+    ) == (61, None, 0.0, "")
     assert not any_ledger.locks
-    assert any_ledger.note_end(5, NO, None).diagnosis == NO
+    assert any_ledger.note_end(5, NO, None).cause == NO.cause
     any_ledger.note_job(5, "nothing is known of it")
     any_ledger.allow_restart()
     assert len(any_ledger.entries()) == 1
 
 
-def test_what_can_not_change_is_read_once(
-    cloud: GoogleCloud, ledger: BucketLedger, folder: GcsFolder, time: Clock
-) -> None:
+def test_what_can_not_change_is_read_once(cloud: GoogleCloud, ledger: Ledger, folder: GcsFolder, time: Clock) -> None:
     for number in (1, 2):
-        ledger.lock(facts(number))
+        ledger.lock(number, FACTS)
         ledger.note_job(number, "a")
         ledger.note_end(number, NO, None)
-    other = BucketLedger(folder, time)
+    other = Ledger(folder, time)
     assert len(other.entries()) == 2
     before = len(cloud.requests)
     assert len(other.entries()) == 2
     assert len(cloud.requests) - before == 1, "the names alone"
 
 
-def test_rehearsals_take_numbers_and_are_no_attempts(ledger: BucketLedger, folder: GcsFolder) -> None:
+def test_rehearsals_take_numbers_and_are_no_attempts(ledger: Ledger, folder: GcsFolder) -> None:
     attempts.lock(folder, {"region": "local", "job": "a fingerprint"})
     folder.write(contract.attempt_lock(2), b"{")
     found = ledger.entries()
     assert [(one.number, one.round, one.end and one.end.kind) for one in found] == [(1, 0, "lost"), (2, 0, "lost")]
-    assert ledger.lock(facts(3)) is not None
+    assert ledger.lock(3, FACTS) is not None
     assert attempts.newest_attempt(folder) == 3
 
 
-def test_who_has_claimed_an_attempt(ledger: BucketLedger, folder: GcsFolder) -> None:
+def test_who_has_claimed_an_attempt(ledger: Ledger, folder: GcsFolder) -> None:
     assert ledger.claimed_by(1) == ""
     folder.write(contract.claim(1), json.dumps({"job": "77"}).encode())
     assert ledger.claimed_by(1) == "77"
@@ -200,7 +196,7 @@ def test_who_has_claimed_an_attempt(ledger: BucketLedger, folder: GcsFolder) -> 
         assert ledger.claimed_by(1) == ""
 
 
-def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: BucketLedger, folder: GcsFolder, tmp_path: Path) -> None:
+def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: Ledger, folder: GcsFolder, tmp_path: Path) -> None:
     plan = with_digest(plan_of(env={"A": "no", "B": "1e3"}), DIGEST)
     assert ledger.stored() is None
     ledger.write_plan(plan)
@@ -215,12 +211,13 @@ def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: BucketLedger, folder:
     assert len(cloud.requests) - before == 1, "it is there as it is"
     folder.write(contract.PLAN, b'{"run": 3}')
     assert ledger.stored() is None
-    any_ledger = MemoryLedger()
-    any_ledger.write_plan(plan)
-    assert any_ledger.stored() == Stored(plan, digest(plan))
+    in_memory = Ledger(None)
+    in_memory.write_plan(plan)
+    assert in_memory.stored() == stored
+    assert stored.digest == digest(plan)
 
 
-def test_what_forbids_a_start_is_forgiven(ledger: BucketLedger, folder: GcsFolder) -> None:
+def test_what_forbids_a_start_is_forgiven(ledger: Ledger, folder: GcsFolder) -> None:
     folder.write(contract.TERMINAL, b"because")
     ledger.allow_restart()
     ledger.allow_restart()
@@ -230,18 +227,18 @@ def test_what_forbids_a_start_is_forgiven(ledger: BucketLedger, folder: GcsFolde
 def test_a_bucket_that_is_not_there(folder: GcsFolder, time: Clock, clock: FakeClock) -> None:
     missing = GcsFolder("gs://not-there/runs/r", world=RetryClock(clock, clock.advance))
     with pytest.raises(UsageError) as told:
-        BucketLedger(missing, time, project="my-project", region="us-east5").entries()
+        Ledger(missing, time, project="my-project", region="us-east5").entries()
     assert told.value.hint == "gcloud storage buckets create gs://not-there --location=us-east5 --project=my-project"
     assert "bucket not-there does not exist" in told.value.problem
 
 
-def test_a_bucket_without_an_answer(cloud: GoogleCloud, ledger: BucketLedger, clock: FakeClock) -> None:
+def test_a_bucket_without_an_answer(cloud: GoogleCloud, ledger: Ledger, clock: FakeClock) -> None:
     cloud.faults.down(clock() + 1000, Status(503))
     with pytest.raises(UnreachableError, match="is unreachable"):
         ledger.entries()
 
 
-def test_credentials_that_are_refused(cloud: GoogleCloud, ledger: BucketLedger) -> None:
+def test_credentials_that_are_refused(cloud: GoogleCloud, ledger: Ledger) -> None:
     cloud.faults.add(Fault("storage.*", Status(401), times=None))
     with pytest.raises(NotAuthorised):
         ledger.entries()
@@ -263,13 +260,13 @@ def denied(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 def test_without_bucket_access_the_ledger_stays_in_memory(denied: Callable[..., GcsFolder], time: Clock) -> None:
     said: list[str] = []
-    ledger = BucketLedger(denied("create", "list", "get"), time, said.append)
+    ledger = Ledger(denied("create", "list", "get"), time, said.append)
     assert ledger.locks
     assert ledger.entries() == ()
-    assert ledger.lock(facts()) is not None
+    assert ledger.lock(1, FACTS) is not None
     assert ledger.lock_age(1) == 0
-    ledger.note_job(1, "a")
-    assert (ledger.entries()[0].job, ledger.locks, ledger.claimed_by(1)) == ("a", False, "")
+    ledger.note_job(1, JOB)
+    assert (ledger.entries()[0].job, ledger.locks, ledger.claimed_by(1)) == (JOB, False, "")
     [line] = said
     assert "storage.objects.list" in line
     assert "only the look-up of jobs by their label" in line
@@ -278,16 +275,16 @@ def test_without_bucket_access_the_ledger_stays_in_memory(denied: Callable[..., 
 def test_who_may_only_read_keeps_what_was_read(denied: Callable[..., GcsFolder], time: Clock, tmp_path: Path) -> None:
     said: list[str] = []
     folder = denied("create")
-    ledger = BucketLedger(folder, time, said.append)
-    local = BucketLedger(LocalFolder(tmp_path), time)
-    local.lock(facts())
+    ledger = Ledger(folder, time, said.append)
+    local = Ledger(LocalFolder(tmp_path), time)
+    local.lock(1, FACTS)
     ledger._cache = {contract.attempt_lock(1): (tmp_path / contract.attempt_lock(1)).read_bytes()}
-    assert ledger.lock(facts(2)) is not None
+    assert ledger.lock(2, FACTS) is not None
     assert [one.number for one in ledger.entries()] == [1, 2]
     assert "storage.objects.create" in said[0]
 
 
 def test_a_local_folder_is_a_ledger_too(tmp_path: Path) -> None:
-    ledger = BucketLedger.open(str(tmp_path))
-    assert ledger.lock(facts()) is not None
+    ledger = Ledger.open(str(tmp_path))
+    assert ledger.lock(1, FACTS) is not None
     assert 0 <= ledger.lock_age(1) < 60

@@ -17,10 +17,10 @@ from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.rehearsal import attempts
-from launcher.runs.attempts import AttemptEnd
+from launcher.runs.attempts import AttemptFacts
 from launcher.runs.driver import Submitted, submit
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
-from launcher.runs.ledger import AttemptFacts, BucketLedger
+from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from launcher.vertex.backend import Vertex
 from tests.runs.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of
@@ -185,8 +185,8 @@ def test_an_old_success_ends_no_run_that_was_resumed(site: Site) -> None:
 
 def refused(site: Site, number: int) -> None:
     """An attempt of a place that isn't the plan's, by somebody who is gone."""
-    known = {"zone": None, "provisioning": "spot", "machine": "m", "identity": ""}
-    site.ledger().lock(AttemptFacts(number=number, round=1, region="europe-west4", **known))  # type: ignore[arg-type]  # fields of AttemptFacts
+    facts = AttemptFacts(round=1, region="europe-west4", zone=None, provisioning="spot", machine="m", identity="")
+    site.ledger().lock(number, facts)
     site.ledger().note_end(number, Diagnosis(scope="region", kind="quota", cause="none"), None)
 
 
@@ -313,11 +313,11 @@ def test_a_job_that_a_launch_gave_up_does_not(site: Site) -> None:
     """It notes why before it cancels; who finds the job cancelled goes on with the next place."""
     got = site.launch()
     waited = Diagnosis(scope="region+provisioning", kind="waited", cause="QUEUED for 6 h")
-    assert settle(site.ledger(), 1, got.job, waited).diagnosis == waited
+    assert settle(site.ledger(), 1, got.job, waited).cause == waited.cause
     site.vertex.cancel(got.job.name)
     site.clock.advance(30)
     cancelled = Diagnosis(scope="permanent", kind="cancelled", cause="it was cancelled")
-    assert settle(site.ledger(), 1, site.vertex.get(got.job.name), cancelled).diagnosis == waited
+    assert settle(site.ledger(), 1, site.vertex.get(got.job.name), cancelled).cause == waited.cause
     assert site.launch(fresh=False).job.region == "us-east5"
 
 
@@ -385,7 +385,7 @@ def test_a_resume_that_died_before_it_forgave_forgives_later(site: Site) -> None
     site.clock.advance(60)
     site.folder.write(contract.TERMINAL, b"it can't work")
 
-    class Dies(BucketLedger):
+    class Dies(Ledger):
         def allow_restart(self) -> None:
             raise KilledError
 
@@ -416,8 +416,3 @@ def test_an_unconfirmed_cancellation_is_reported(site: Site) -> None:
     with pytest.raises(StillRunning, match="nothing was created"):
         cancel_and_confirm(site.vertex, job, site.time, site.said.append)
     assert site.clock() - 1_700_000_000 <= 420
-
-
-def test_an_end_is_data() -> None:
-    end = AttemptEnd(state="FAILED", kind="user", scope="permanent", cause="a", fix="b", retry_after=1.0)
-    assert end.diagnosis == Diagnosis(scope="permanent", kind="user", cause="a", fix="b", retry_after=1.0)

@@ -11,7 +11,7 @@ from launch_train.common import contract
 from launcher.jobs.job import Job
 from launcher.plan.model import Plan
 from launcher.runs.identity_check import facts_of
-from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Stage, Status
 from tests.runs.submitting import LIST, LONG, Site
 
@@ -57,7 +57,7 @@ def test_it_looks_wherever_vertex_trains(barred: Site, stored: bool) -> None:
     what tells that it can't be written."""
     there = barred.vertex.create_in("europe-west4", barred.plan.attempts[0].request)
 
-    class Read(BucketLedger):
+    class Read(Ledger):
         def write_plan(self, plan: Plan) -> None:
             if not stored:
                 super().write_plan(plan)
@@ -80,7 +80,7 @@ def test_a_lock_that_somebody_left_is_waited_for_a_minute(
     """How old it is can't be known: the minute counts from when that was found."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     site = Site(cloud, clock)
-    site.ledger().lock(facts_of(site.plan.attempts[0], 1, 1))
+    site.ledger().lock(1, facts_of(site.plan.attempts[0], 1))
     cloud.faults.add(Fault("storage.objects.insert", Status(403, message="no"), times=None))
     began = clock()
     assert site.launch().created

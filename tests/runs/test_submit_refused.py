@@ -12,8 +12,9 @@ from launcher.diagnosis import Diagnosis
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
+from launcher.runs.attempts import AttemptFacts
 from launcher.runs.endings import settle
-from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from launcher.vertex.backend import Vertex
 from tests.runs.submitting import CREATE, LIST, LONG, Site, plan_of
@@ -224,14 +225,14 @@ def test_what_can_not_be_seen_after_a_lost_answer_is_told(site: Site) -> None:
     assert (got.number, len(site.jobs)) == (1, 1)
 
 
-class Sleepy(BucketLedger):
+class Sleepy(Ledger):
     """The machine is suspended while a lock is written: its monotonic clock stands still."""
 
     asleep = 0.0
 
-    def lock(self, facts: Any) -> Any:
+    def lock(self, number: int, facts: AttemptFacts) -> Any:
         type(self).asleep += 100.0
-        return super().lock(facts)
+        return super().lock(number, facts)
 
 
 def test_a_machine_that_slept_sends_nothing(site: Site) -> None:

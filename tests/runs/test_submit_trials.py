@@ -20,7 +20,7 @@ from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.driver import submit
 from launcher.runs.endings import RunSucceeded
-from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
+from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
 from launcher.testing.googlecloud.effects import Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response
@@ -94,9 +94,9 @@ class Trials:
 
     def ledger(self, plan: Plan, time: Clock, *, bucket: bool) -> Ledger:
         if not bucket:
-            return MemoryLedger(time)
+            return Ledger(None, time)
         world = RetryClock(time.now, time.sleep, self.chance.random)
-        return BucketLedger(GcsFolder(str(plan.run_folder), self.storage, world=world), time)
+        return Ledger(GcsFolder(str(plan.run_folder), self.storage, world=world), time)
 
     def launch(self, plan: Plan, *, bucket: bool, vertex: Vertex | None = None, time: Clock | None = None) -> str:
         """The name of the job that a command ends with; or how it ends without one."""

@@ -18,7 +18,7 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import Submitted, submit
 from launcher.runs.endings import settle
-from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
+from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import Fault, Meanwhile, Status
 from tests.compute.vm_site import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 from tests.plan.planning import planned
@@ -35,8 +35,8 @@ class Killed(BaseException):
     """The command is gone, whatever it was about to do."""
 
 
-def ledger_of(site: Site) -> BucketLedger:
-    return BucketLedger(site.folder(), site.time, site.said.append, project="my-project", region="us-central1")
+def ledger_of(site: Site) -> Ledger:
+    return Ledger(site.folder(), site.time, site.said.append, project="my-project", region="us-central1")
 
 
 def ready(plan: Plan) -> Plan:
@@ -69,7 +69,7 @@ def ended(site: Site, got: Submitted) -> tuple[Job, Diagnosis]:
         site.clock.advance(5)
     diagnosis = diagnose_end(job, request.context_of_job(job, "my-project"))
     vms.release(job)
-    return job, settle(ledger_of(site), got.number, job, diagnosis).diagnosis
+    return job, settle(ledger_of(site), got.number, job, diagnosis)
 
 
 def test_zone_after_zone(site: Site) -> None:
@@ -207,7 +207,7 @@ def test_two_vms_to_work_on_of_one_name_are_both_left_alone(site: Site) -> None:
     site.compute.insert(ZONES[1], work_body("dev", ZONES[1]), f"{UUID}2")
     site.clock.advance(60)
     with pytest.raises(UsageError, match=f"two VMs are named dev.*{ZONE}.*{ZONES[1]}") as told:
-        launch(site, site.launcher(told=False), plan=WORKPLACE, ledger=MemoryLedger(site.time))
+        launch(site, site.launcher(told=False), plan=WORKPLACE, ledger=Ledger(None, site.time))
     assert "launch vm delete dev --zone" in told.value.hint
     assert site.sent("DELETE") == 0
 
@@ -217,7 +217,7 @@ def test_a_vm_that_trains_is_no_vm_to_work_on(site: Site) -> None:
     site.clock.advance(60)
     named = planned("vm", world={"training": False}, name=PLAN.run, machine={"type": "l4", "gpus": 1})
     with pytest.raises(UsageError, match=f"{PLAN.run} in {ZONE} is a training job"):
-        launch(site, site.launcher(told=False), plan=named, ledger=MemoryLedger(site.time))
+        launch(site, site.launcher(told=False), plan=named, ledger=Ledger(None, site.time))
 
 
 def test_the_same_name_in_the_same_zone_once_the_first_is_gone(site: Site) -> None:

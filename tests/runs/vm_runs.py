@@ -17,7 +17,7 @@ from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
-from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
+from launcher.runs.ledger import Ledger
 from launcher.runs.watch.events import Event, StateChanged
 from launcher.testing.googlecloud import FakeClock, GoogleCloud
 from launcher.testing.googlecloud.compute import YOU
@@ -93,8 +93,8 @@ class VmSite:
         vms = Vms("my-project", environ, self.time, self.said.append, self.folder, YOU)
         return Services(Vertex("my-project", environ, self.time), vms)
 
-    def ledger(self) -> BucketLedger:
-        return BucketLedger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")
 
     def driver(self, ledger: Ledger | None = None, plan: Plan | None = None) -> RunDriver:
         return RunDriver(
@@ -111,8 +111,8 @@ class VmSite:
         """`launch vm SPEC --run`."""
         return self.driver(ledger).drive(fresh=fresh, **options)
 
-    def without(self) -> MemoryLedger:
-        return MemoryLedger(self.time)
+    def without(self) -> Ledger:
+        return Ledger(None, self.time)
 
     @property
     def zones(self) -> list[str]:

@@ -18,7 +18,7 @@ from launcher.cli.ui.vm_text import price_and_end
 from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
 from launcher.runs.driver import RunDriver
-from launcher.runs.ledger import MemoryLedger
+from launcher.runs.ledger import Ledger
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def create_workstation(
     driver = RunDriver(
         plan=made,
         service=service,
-        ledger=MemoryLedger(cloud.clock),
+        ledger=Ledger(None, cloud.clock),
         watcher=watcher,
         say=printer.say,
         ready=checked,

@@ -19,7 +19,7 @@ from launcher.gcp.storage import open_folder
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored
 from launcher.runs.identity_check import request_id
-from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import is_bound
 from launcher.testing.googlecloud import FakeClock
 from launcher.testing.googlecloud.compute import YOU
@@ -132,7 +132,7 @@ def stored(job: Job, run: str) -> Stored:
     """The plan in the run folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
-        found = BucketLedger.open(f"gs://my-bucket/runs/{run}").stored()
+        found = Ledger.open(f"gs://my-bucket/runs/{run}").stored()
     assert found is not None
     return found
 
@@ -336,7 +336,7 @@ def test_a_planted_vm_vouches_for_nothing(job: Job, site: VmSite) -> None:
     take_away(job, site)
     plant_vm(job, run, ZONE, "trainer@p.iam")
     open_folder(f"gs://my-bucket/runs/{run}").write(contract.attempt_lock(10**12), b"{}")  # as many names are not tried
-    entries = BucketLedger.open(f"gs://my-bucket/runs/{run}").entries()
+    entries = Ledger.open(f"gs://my-bucket/runs/{run}").entries()
     bound = {
         account: is_bound(stored(job, run), (), entries, Vms("my-project", job.cloud.environ(), account=account))
         for account in (YOU, "trainer@p.iam")
@@ -406,6 +406,6 @@ def test_control_characters_in_the_run_folder_are_removed(job: Job) -> None:
         job.cloud.objects.put("my-bucket", f"runs/{run}/{name}", json.dumps(content).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
-        (entry,) = BucketLedger.open(f"gs://my-bucket/runs/{run}").entries()
+        (entry,) = Ledger.open(f"gs://my-bucket/runs/{run}").entries()
     assert entry.end is not None
     assert (entry.end.cause, entry.end.fix) == ("a\\x1b[2Jb", "one\ntwo\\x07")

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from launch_train.common.storage import LocalFolder
 from launch_train.report import page
 from launch_train.report.goodput import PARTS, attempt_times, goodput, total_usd
 from launch_train.report.run_data import AttemptRecord, Columns, RunData, Start
-from launcher.runs.attempts import AttemptEnd
-from launcher.runs.ledger import BucketLedger
+from launcher.diagnosis import Diagnosis
+from launcher.runs.ledger import Ledger
 from tests.train.report.folders import PLACE, T, preempted, read, rows, write
 
 
@@ -97,7 +96,7 @@ def test_the_parts_add_up_to_the_paid_time(
 
 def test_the_end_that_a_launcher_records(tmp_path: Path) -> None:
     """Noticed five hours late, on two nodes: what was billed and waited counts, not when it was noticed."""
-    ledger = BucketLedger(LocalFolder(tmp_path))
+    ledger = Ledger(LocalFolder(tmp_path))
     placement = {"region": "us-central1", "provisioning": "spot", "machine_type": "g2-standard-24", "usd_per_hour": 3.6}
     parts = {
         "plan.json": {"run": "a", "machine": {"nodes": 2}, "attempts": [placement]},
@@ -108,8 +107,8 @@ def test_the_end_that_a_launcher_records(tmp_path: Path) -> None:
         ],
     }
     write(tmp_path, parts)
-    end = AttemptEnd(state="SUCCEEDED", kind="succeeded", scope="permanent", cause="", time=T + 20_000)
-    ledger._note_end(1, replace(end, billed=3600.0, waited=600.0))
+    done = Diagnosis(kind="succeeded", scope="permanent", cause="")
+    ledger.note_end(1, done, "SUCCEEDED", billed=3600.0, waited=600.0)
     (one,) = attempt_times(read(tmp_path), T + 99_999)
     assert one.parts["queue"] == pytest.approx(600)
     assert one.parts["startup"] == pytest.approx(200)

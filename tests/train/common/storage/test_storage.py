@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from launch_train.common.errors import OutputError
-from launch_train.common.storage import LocalFolder, Storage, create_variant, open_storage
+from launch_train.common.storage import LocalFolder, MemoryFolder, Storage, create_variant, open_storage
 
 if TYPE_CHECKING:
     from launcher.testing.googlecloud import FakeClock, GoogleCloud
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"
 
 
-@pytest.fixture(params=["local", "emulator", "override"])
+@pytest.fixture(params=["local", "memory", "emulator", "override"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """The same tests for both kinds; the bucket is on loopback, behind Google's own client, named in both ways."""
+    """The same tests for all kinds; the bucket is on loopback, behind Google's own client, named in both ways."""
+    if request.param == "memory":
+        return MemoryFolder()
     if request.param == "local":
         return open_storage(str(tmp_path / "runs" / "r-1"))
     cloud: GoogleCloud = request.getfixturevalue("cloud")

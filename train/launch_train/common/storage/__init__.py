@@ -13,6 +13,7 @@ from typing import Protocol
 from launch_train.common.errors import OutputError
 from launch_train.common.storage.bucket import GcsFolder
 from launch_train.common.storage.local import LocalFolder
+from launch_train.common.storage.memory import MemoryFolder
 from launch_train.common.storage.names import Buffer, variant
 from launch_train.common.storage.retry import UnreachableError
 
@@ -20,6 +21,7 @@ __all__ = [
     "Buffer",
     "GcsFolder",
     "LocalFolder",
+    "MemoryFolder",
     "OutputError",
     "Storage",
     "UnreachableError",
