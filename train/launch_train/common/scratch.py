@@ -26,17 +26,18 @@ def temporary_folder(kind: str) -> Iterator[str]:
             with suppress(OSError):  # locked, somebody else's, or gone
                 _remove_unlocked(entry.path)
     while True:
-        folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{kind}-", ignore_cleanup_errors=True)
-        handle = os.open(folder.name, os.O_RDONLY)
-        with suppress(OSError):  # a file system without locks, on which nothing is removed either
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if Path(folder.name).exists():  # else another process has removed it before it was locked
-            break
-        os.close(handle)
+        path = tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-")
+        with suppress(FileNotFoundError):  # another process has removed it before it was locked
+            handle = os.open(path, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks, on which nothing is removed either
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if Path(path).exists():
+                break
+            os.close(handle)
     try:
-        with folder:
-            yield folder.name
+        yield path
     finally:
+        shutil.rmtree(path, ignore_errors=True)
         os.close(handle)
 
 
