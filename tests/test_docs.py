@@ -48,7 +48,7 @@ def anchors(text: str) -> set[str]:
 
 @cache
 def definitions(file: Path) -> frozenset[str]:
-    """Functions, classes, methods and constants of a module: `plan`, `Submission`, `Submission.step`."""
+    """Functions, classes, methods and constants of a module: `plan`, `RunDriver`, `RunDriver.step`."""
 
     def names(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
         for node in body:

@@ -72,6 +72,15 @@ FLEX_SLACK_SECONDS = 120.0
 """A flex-start request has its own wait limit. This margin lets Google end the job first, with a reason."""
 
 
+CURRENT_SECONDS: Final = 20.0
+"""Maximum age of a snapshot, and then of a lock, that a launch acts on."""
+LOCK_SECONDS: Final = 60.0
+"""Age by the bucket's clock at which a lock without a job expires. Before that, its owner may be creating the job."""
+LANDING_SECONDS: Final = 20.0
+"""Time to search for a job whose create request got no response."""
+POLL_SECONDS: Final = 2.0
+
+
 class AttemptStarted(Struct, frozen=True, kw_only=True):
     """An attempt has a job."""
 
@@ -87,6 +96,14 @@ class AttemptFailed(Struct, frozen=True, kw_only=True):
     job: Job
     number: int
     diagnosis: Diagnosis
+
+
+class Submitted(NamedTuple):
+    """The run's active job and its attempt's number. `created`: by this launch; otherwise it existed."""
+
+    job: Job
+    number: int
+    created: bool
 
 
 class Watcher(Protocol):
@@ -107,10 +124,12 @@ def never(_job: Job) -> bool:
     return False
 
 
-class RunDriver(Struct, frozen=True, kw_only=True):
-    """Drive one run through its attempts until it ends."""
+@dataclass(kw_only=True)
+class RunDriver:
+    """Drive one run through its attempts until it ends: `drive` loops over the attempts, `step` decides."""
 
     plan: Plan
+    """Names its image by digest once it is prepared."""
     service: Service
     ledger: Ledger
     watcher: Watcher
@@ -118,25 +137,33 @@ class RunDriver(Struct, frozen=True, kw_only=True):
     ready: Callable[[Plan], Plan]
     """Return the plan with its image pushed to the registry. Called before the first job is created."""
     clock: Clock = REAL
+    wall_clock: Callable[[], float] = time.time
+    """A clock that does not stop while this machine sleeps."""
+    jitter: Callable[[], float] = SystemRandom().random
     allowed: AllowedChange | None = None
     """The change of settings with which the plan may resume its run. None: it must be the same computation."""
     confirm: Callable[[Plan], None] = lambda _plan: None
     """Called before the first job of a new or resumed run is created. Raises LaunchError: it must not be."""
+    extra_regions: Iterable[str] | None = None
+    """Searched for jobs in addition to the plan's regions if there is no ledger, as far as they can be read; None: all
+    regions with Vertex AI training."""
 
-    def submit(self, *, fresh: bool, resume: bool = False) -> Submitted:
-        """Return the run's active job; create one if there is none. Raises LaunchError: see `submit`."""
-        return submit(
-            self.plan,
-            self.service,
-            self.ledger,
-            self.clock,
-            self.say,
-            fresh=fresh,
-            resume=resume,
-            ready=self.ready,
-            allowed=self.allowed,
-            confirm=self.confirm,
-        )
+    observe: RunObserver = field(init=False)
+    is_prepared: bool = field(default=False, init=False)
+    """The image is known. Determined again for each attempt: another launch may have created the run's first job."""
+    fresh: bool = field(default=True, init=False)
+    """The user asked for the run now, so a new round begins if the last one failed everywhere. Otherwise the current
+    round continues."""
+    resume: bool = field(default=False, init=False)
+    """Run again although the run has ended."""
+    round: int = field(default=0, init=False)
+    """The round that this submission adds attempts to; 0: not chosen yet."""
+    paused_after: int = field(default=0, init=False)
+    """The newest attempt after which no (further) pause is due."""
+    seen: set[str] = field(default_factory=set, init=False)
+    """Ended jobs that were already considered."""
+    waited_for: int = field(default=0, init=False)
+    """The attempt of another launch that was last reported as waited for."""
 
     def drive(
         self, *, fresh: bool, resume: bool = False, detach: bool = False, watch_seconds: float | None = None
@@ -271,140 +298,25 @@ class RunDriver(Struct, frozen=True, kw_only=True):
             return ended, diagnosis
         return ended, self.record_end(ended, number)  # it ended before it was cancelled
 
+    def submit(self, *, fresh: bool, resume: bool = False) -> Submitted:
+        """Return the run's active job; create one, attempt after attempt, if there is none.
 
-def is_final(diagnosis: Diagnosis) -> bool:
-    """Return whether another attempt can't help."""
-    return diagnosis.scope in ("permanent", "project") and diagnosis.kind != "lost"
-
-
-def is_up(job: Job) -> bool:
-    """Return whether a VM no longer waits for a machine."""
-    return not job.is_waiting
-
-
-def is_created(job: Job) -> bool:
-    """Return whether a VM exists: it is up, or queued by flex-start."""
-    return is_up(job) or provisioning(job.request) == "flex-start"
-
-
-def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:
-    """Return the error, with its exit code, for a run that ended without success."""
-    kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
-    kind = next((one for one in kinds if one.exit_code == exit_code(diagnosis)), LaunchError)
-    if job.is_workplace:  # it has no logs and no checkpoint
-        return kind(f"{job.run}: {diagnosis.cause}", diagnosis.fix)
-    logs = f"launch logs {job.handle}"
-    hints = [*([diagnosis.fix] if diagnosis.fix not in ("", logs) else []), f"{logs} shows all of its output"]
-    if "--resume" not in diagnosis.fix:
-        hints.append(f"launch {'vm' if job.zone else 'vertex'} --resume {job.handle} resumes from there")
-    return kind(f"{job.run}: {diagnosis.cause}", "\n".join(hints))
-
-
-CURRENT_SECONDS: Final = 20.0
-"""Maximum age of a snapshot, and then of a lock, that a launch acts on."""
-LOCK_SECONDS: Final = 60.0
-"""Age by the bucket's clock at which a lock without a job expires. Before that, its owner may be creating the job."""
-LANDING_SECONDS: Final = 20.0
-"""Time to search for a job whose create request got no response."""
-POLL_SECONDS: Final = 2.0
-RANDOM: Final = SystemRandom().random
-
-
-class Submitted(NamedTuple):
-    """The run's active job and its attempt's number. `created`: by this launch; otherwise it existed."""
-
-    job: Job
-    number: int
-    created: bool
-
-
-def submit(
-    plan: Plan,
-    service: Service,
-    ledger: Ledger,
-    clock: Clock,
-    say: Callable[[str], None],
-    *,
-    fresh: bool,
-    resume: bool = False,
-    ready: Callable[[Plan], Plan],
-    allowed: AllowedChange | None = None,
-    confirm: Callable[[Plan], None] = lambda _plan: None,
-    extra_regions: Iterable[str] | None = None,
-    wall_clock: Callable[[], float] = time.time,
-    jitter: Callable[[], float] = RANDOM,
-) -> Submitted:
-    """Return the run's active job; create one, attempt after attempt, if there is none.
-
-    fresh: The user asked for the run now, so a new round begins if the last one failed everywhere. Otherwise the
-        current round continues.
-    resume: Run again although the run has ended.
-    allowed: The change of settings with which the plan may resume the run.
-    ready: Pushes the plan's image to the registry, before the first job of a run is created.
-    confirm: Asks for the plan's cost, before the first job of a run is created, or the first of a resumed run.
-    extra_regions: Searched for jobs in addition to the plan's regions if there is no ledger, as far as they can be
-        read; None: all regions with Vertex AI training.
-    wall_clock: A clock that does not stop while this machine sleeps.
-
-    Raises:
-        RunEnded, RunSucceeded: the run has already ended, and `resume` is false.
-        UsageError: the run id belongs to another computation, or the run folder can't be used.
-        NoCapacity: no placement is left in this round. Lists each attempt with its cause and fix.
-        NotAuthorised, JobFailed, LaunchError: a refusal that no other placement can avoid.
-        UnreachableError: a region can't be read, or it is unknown whether a job was created. The same command finds
-            the job later, if there is one.
-    """
-    start_stopwatch = partial(stopwatch, clock, wall_clock)
-    observe = RunObserver(plan, service, ledger, start_stopwatch, extra_regions)
-    submission = Submission(
-        plan=plan,
-        service=service,
-        ledger=ledger,
-        clock=clock,
-        wall_clock=wall_clock,
-        say=say,
-        observe=observe,
-        make_ready=ready,
-        start_stopwatch=start_stopwatch,
-        jitter=jitter,
-        fresh=fresh,
-        resume=resume,
-        allowed=allowed,
-        confirm=confirm,
-    )
-    while True:
-        if submitted := submission.step(observe()):
-            return submitted
-
-
-@dataclass(kw_only=True)
-class Submission:
-    """State machine of one submission. Each step works on a fresh snapshot of the run."""
-
-    plan: Plan
-    """Names its image by digest once it is prepared."""
-    service: Service
-    ledger: Ledger
-    clock: Clock
-    wall_clock: Callable[[], float]
-    say: Callable[[str], None]
-    observe: RunObserver
-    make_ready: Callable[[Plan], Plan]
-    start_stopwatch: Callable[[], Callable[[], float]]
-    jitter: Callable[[], float]
-    fresh: bool
-    resume: bool
-    allowed: AllowedChange | None = None
-    confirm: Callable[[Plan], None] = lambda _plan: None
-    round: int = 0
-    """The round that this submission adds attempts to; 0: not chosen yet."""
-    is_ready: bool = False
-    paused_after: int = 0
-    """The newest attempt after which no (further) pause is due."""
-    seen: set[str] = field(default_factory=set)
-    """Ended jobs that were already considered."""
-    waited_for: int = 0
-    """The attempt of another launch that was last reported as waited for."""
+        Raises:
+            RunEnded, RunSucceeded: the run has already ended, and `resume` is false.
+            UsageError: the run id belongs to another computation, or the run folder can't be used.
+            NoCapacity: no placement is left in this round. Lists each attempt with its cause and fix.
+            NotAuthorised, JobFailed, LaunchError: a refusal that no other placement can avoid.
+            UnreachableError: a region can't be read, or it is unknown whether a job was created. The same command finds
+                the job later, if there is one.
+        """
+        start_stopwatch = partial(stopwatch, self.clock, self.wall_clock)
+        self.observe = RunObserver(self.plan, self.service, self.ledger, start_stopwatch, self.extra_regions)
+        self.fresh, self.resume, self.is_prepared = fresh, resume, False
+        self.round = self.paused_after = self.waited_for = 0
+        self.seen.clear()
+        while True:
+            if submitted := self.step(self.observe()):
+                return submitted
 
     def step(self, snapshot: RunSnapshot) -> Submitted | None:
         """Return the run's job, or take one step towards it and return None."""
@@ -539,7 +451,7 @@ class Submission:
         if age > CURRENT_SECONDS:
             self.say(f"listing the run's jobs took {age:.0f} s, so the result may be outdated; listing them again")
             return None
-        if not self.is_ready:
+        if not self.is_prepared:
             self.prepare(snapshot)
             attempt = next_attempt(self.plan, tries).attempt  # the preflight checks may have removed placements
             if attempt is None:
@@ -560,8 +472,8 @@ class Submission:
             attempts = (replace(each, request=request.for_image_of(each.request, first)) for each in plan.attempts)
             self.plan = bound(replace(plan, attempts=tuple(attempts)))
         else:
-            self.plan = bound(self.make_ready(self.plan))
-        self.is_ready = True
+            self.plan = bound(self.ready(self.plan))
+        self.is_prepared = True
 
     def first_request(self, snapshot: RunSnapshot) -> Mapping[str, Any] | None:
         """Return the request of the run's first job; None: unknown, not trustworthy, or its image has no digest.
@@ -602,7 +514,7 @@ class Submission:
         if attempt.ends:
             body = request.until(body, datetime.fromisoformat(attempt.ends).timestamp() - self.wall_clock())
         body = request.within_wait(body, wait_left(self.plan, snapshot.tries(self.round)))
-        elapsed, locked = self.start_stopwatch(), self.ledger.locks
+        elapsed, locked = stopwatch(self.clock, self.wall_clock), self.ledger.locks
         entry = self.ledger.lock(snapshot.next_number, facts_of(attempt, self.round))
         if entry is None:
             return None
@@ -685,3 +597,31 @@ class Submission:
         except LaunchError as error:
             self.say(f"{job.name} was created, but recording it failed: {error.problem}")
             return submitted
+
+
+def is_final(diagnosis: Diagnosis) -> bool:
+    """Return whether another attempt can't help."""
+    return diagnosis.scope in ("permanent", "project") and diagnosis.kind != "lost"
+
+
+def is_up(job: Job) -> bool:
+    """Return whether a VM no longer waits for a machine."""
+    return not job.is_waiting
+
+
+def is_created(job: Job) -> bool:
+    """Return whether a VM exists: it is up, or queued by flex-start."""
+    return is_up(job) or provisioning(job.request) == "flex-start"
+
+
+def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:
+    """Return the error, with its exit code, for a run that ended without success."""
+    kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
+    kind = next((one for one in kinds if one.exit_code == exit_code(diagnosis)), LaunchError)
+    if job.is_workplace:  # it has no logs and no checkpoint
+        return kind(f"{job.run}: {diagnosis.cause}", diagnosis.fix)
+    logs = f"launch logs {job.handle}"
+    hints = [*([diagnosis.fix] if diagnosis.fix not in ("", logs) else []), f"{logs} shows all of its output"]
+    if "--resume" not in diagnosis.fix:
+        hints.append(f"launch {'vm' if job.zone else 'vertex'} --resume {job.handle} resumes from there")
+    return kind(f"{job.run}: {diagnosis.cause}", "\n".join(hints))

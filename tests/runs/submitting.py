@@ -8,11 +8,12 @@ from typing import Any
 
 from launch_train.common.storage import GcsFolder
 from launch_train.common.storage.retry import RetryClock
+from launcher.backend.base import Service
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.runs.driver import Submitted, submit
+from launcher.runs.driver import RunDriver, Submitted
 from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
 from launcher.vertex.backend import Vertex
@@ -34,6 +35,23 @@ def plan_of(**fields: Any) -> Plan:
 def ready(plan: Plan) -> Plan:
     """Its image is in the registry."""
     return with_digest(plan, DIGEST)
+
+
+def submit(
+    plan: Plan,
+    service: Service,
+    ledger: Ledger,
+    clock: Clock,
+    say: Callable[[str], None],
+    *,
+    fresh: bool,
+    resume: bool = False,
+    **options: Any,
+) -> Submitted:
+    """Return the run's job, for a launch that doesn't watch it."""
+    watcher: Any = None
+    driver = RunDriver(plan=plan, service=service, ledger=ledger, watcher=watcher, say=say, clock=clock, **options)
+    return driver.submit(fresh=fresh, resume=resume)
 
 
 @dataclass

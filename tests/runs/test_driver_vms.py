@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from launcher.backend.router import Services
 from launcher.compute.backend import Vms
@@ -146,9 +145,9 @@ def test_killed_between_insert_and_answer(site: VmSite, stored: bool) -> None:
 
     driver = site.driver(None if stored else site.without())
     vms = Dies("my-project", site.cloud.environ(), site.time, site.said.append, site.folder)
-    services = Services(Vertex("my-project", site.cloud.environ(), site.time), vms)
+    driver.service = Services(Vertex("my-project", site.cloud.environ(), site.time), vms)
     with pytest.raises(Killed):
-        replace(driver, service=services).drive(fresh=True)
+        driver.drive(fresh=True)
     assert site.drive(ledger=None if stored else site.without()).state == "SUCCEEDED"
     assert len(site.zones) == 1
 

@@ -18,12 +18,12 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.rehearsal import attempts
 from launcher.runs.attempts import AttemptFacts
-from launcher.runs.driver import Submitted, submit
+from launcher.runs.driver import Submitted
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from launcher.vertex.backend import Vertex
-from tests.runs.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of
+from tests.runs.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of, submit
 
 DONE = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 5))
 BROKEN = (3, "The replica workerpool0-0 exited with a non-zero status of 1.")

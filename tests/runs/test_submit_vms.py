@@ -16,13 +16,13 @@ from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.runs.driver import Submitted, submit
+from launcher.runs.driver import Submitted
 from launcher.runs.endings import settle
 from launcher.runs.ledger import Ledger
 from launcher.testing.googlecloud import Fault, Meanwhile, Status
 from tests.compute.vm_site import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 from tests.plan.planning import planned
-from tests.runs.submitting import DIGEST
+from tests.runs.submitting import DIGEST, submit
 
 PLAN = plan_of()
 WORKPLACE = planned(
