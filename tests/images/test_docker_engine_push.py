@@ -11,7 +11,7 @@ import pytest
 
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.images.docker_engine import Engine, EngineError
-from launcher.images.registry.errors import RepositoryMissing
+from launcher.images.registry.transport import RepositoryMissing
 from tests.images import scripted_engine
 from tests.images.scripted_engine import BASE, DIGEST, TAG, Answer
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from launcher.images.registry.client import ACCEPTED, Manifest, Registry, digest_of
-from launcher.images.registry.errors import RegistryError, RepositoryMissing
 from launcher.images.registry.reference import Reference, check_repository, parse
+from launcher.images.registry.transport import RegistryError, RepositoryMissing
 
 __all__ = [
     "ACCEPTED",

@@ -9,21 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar
+from urllib.parse import urljoin, urlsplit
 
 from launcher.clock import REAL, Clock
-from launcher.images.registry.errors import RegistryError, done
-from launcher.images.registry.http import Ask
-from launcher.images.registry.reference import is_digest, is_googles
-from launcher.images.registry.retry import RetryPolicy, TransientError
-from launcher.images.registry.session import RegistryCall, Wire, may_pull, may_push
-from launcher.images.registry.upload import CHUNK, Blob, Upload
+from launcher.errors import LaunchError
+from launcher.images.registry.credentials import Auth
+from launcher.images.registry.reference import HUB, is_digest, is_googles, scheme
+from launcher.images.registry.transport import (
+    Http,
+    HttpRequest,
+    RegistryError,
+    RetryPolicy,
+    TransientError,
+    codes,
+    error_text,
+    is_success,
+    raise_if_transient,
+    refusal,
+)
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from requests import Response
 
 ACCEPTED: Final = (
@@ -37,9 +49,23 @@ ACCEPTED: Final = (
 LARGEST: Final = 16 << 20
 """Maximum size of a manifest or blob that is read into memory. Registries accept manifests up to 4 MiB."""
 
-T = TypeVar("T")
+CHUNK: Final = 16 << 20
+"""Bytes per PATCH request."""
 
-Heard = Callable[[int], None]
+SINGLE: Final = 8 << 20
+"""Blobs up to this size, in bytes, are sent in one PUT: two requests instead of three."""
+
+BLOCK: Final = 1 << 16
+"""Bytes per read."""
+
+FORGOTTEN: Final = (404, 410, 416)
+"""Statuses after which an upload's position must be requested, or the upload restarted."""
+
+DAMAGED: Final = ("DIGEST_INVALID", "SIZE_INVALID")
+
+HUBS_API: Final = "registry-1.docker.io"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -109,12 +135,12 @@ class Registry:
                 response.close()
                 return None
             self._expect(response, call, 200)
-            raw = self._whole(response, call)
-            said = response.headers.get("Docker-Content-Digest", "")
-            digest = reference if ":" in reference else said if is_digest(said) else None
-            return self._understood(raw, _checked(raw, digest), response, call)
+            raw = self._read_whole(response, call)
+            stored = response.headers.get("Docker-Content-Digest", "")
+            digest = reference if ":" in reference else stored if is_digest(stored) else None
+            return self._parse_manifest(raw, _checked(raw, digest), response, call)
 
-        return self._again(call, read)
+        return self._retry(call, read)
 
     def blob(self, repository: str, digest: str) -> bytes:
         """Return a small blob, such as an image's config, after verifying its digest."""
@@ -123,11 +149,11 @@ class Registry:
         def read() -> bytes:
             response = self._wire.once(call)
             self._expect(response, call, 200)
-            raw = self._whole(response, call)
+            raw = self._read_whole(response, call)
             _checked(raw, digest)
             return raw
 
-        return self._again(call, read)
+        return self._retry(call, read)
 
     def stream(self, repository: str, digest: str) -> Iterator[bytes]:
         """Yield the bytes of a blob, unverified; closing the iterator ends the transfer. A broken transfer ends it."""
@@ -157,9 +183,9 @@ class Registry:
         if source == repository:
             return self.has(repository, digest)
         params = (("mount", digest), ("from", source))
-        ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"), params=params)
-        scopes = (may_push(repository), may_pull(source))
-        call = RegistryCall(f"mount {digest} from {source}", repository, scopes, ask)
+        request = HttpRequest("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"), params=params)
+        scopes = (push_scope(repository), pull_scope(source))
+        call = RegistryCall(f"mount {digest} from {source}", repository, scopes, request)
         response = self._wire.do(call)
         if response.status_code == 202:
             self._cancel(repository, response)
@@ -172,8 +198,8 @@ class Registry:
 
         A missing permission is then known before a long build.
         """
-        ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"))
-        call = RegistryCall("begin an upload", repository, (may_push(repository),), ask)
+        request = HttpRequest("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"))
+        call = RegistryCall("begin an upload", repository, (push_scope(repository),), request)
         response = self._wire.do(call)
         self._expect(response, call, 202)
         self._cancel(repository, response)
@@ -184,7 +210,7 @@ class Registry:
         digest: str,
         size: int,
         open: Callable[[], BinaryIO],  # noqa: A002 - the parameter opens the blob
-        on_bytes: Heard = lambda total: None,
+        on_bytes: Callable[[int], None] = lambda total: None,
     ) -> None:
         """Upload a blob. The caller checks first that the repository does not have it.
 
@@ -196,17 +222,17 @@ class Registry:
     def put_manifest(self, repository: str, reference: str, raw: bytes, media_type: str) -> str:
         """Write a manifest to a tag or its digest, and return its digest. All of its blobs must exist."""
         url = self._wire.url(f"/v2/{repository}/manifests/{reference}")
-        ask = Ask("PUT", url, {"Content-Type": media_type}, body=raw)
-        call = RegistryCall(f"write {reference}", repository, (may_push(repository),), ask)
+        request = HttpRequest("PUT", url, {"Content-Type": media_type}, body=raw)
+        call = RegistryCall(f"write {reference}", repository, (push_scope(repository),), request)
         digest = digest_of(raw)
         response = self._wire.do(call)
-        if not done(response):
+        if not is_success(response):
             if response.status_code not in (401, 403, 404) and self.head(repository, reference) == digest:
                 return digest  # another launch, or a try with a lost answer, has written this immutable tag
             raise self._wire.refusal(call, response)
-        said = response.headers.get("Docker-Content-Digest", digest)
-        if said != digest:
-            raise RegistryError(f"{self._wire.words(call)}: the registry stored {said} instead of {digest}")
+        stored = response.headers.get("Docker-Content-Digest", digest)
+        if stored != digest:
+            raise RegistryError(f"{self._wire.describe(call)}: the registry stored {stored} instead of {digest}")
         return digest
 
     def stop(self) -> None:
@@ -225,12 +251,12 @@ class Registry:
 
     def _reading(self, method: str, repository: str, path: str, what: str) -> RegistryCall:
         headers = {"Accept": ", ".join(ACCEPTED)} if path.startswith("manifests/") else {}
-        ask = Ask(method, self._wire.url(f"/v2/{repository}/{path}"), headers, stream=method == "GET")
-        return RegistryCall(what, repository, (may_pull(repository),), ask)
+        request = HttpRequest(method, self._wire.url(f"/v2/{repository}/{path}"), headers, stream=method == "GET")
+        return RegistryCall(what, repository, (pull_scope(repository),), request)
 
-    def _again(self, call: RegistryCall, read: Callable[[], T]) -> T:
+    def _retry(self, call: RegistryCall, read: Callable[[], T]) -> T:
         """Call `read` until its result is complete and undamaged, and return that."""
-        tries = self._wire.policy.begin(self._wire.words(call))
+        tries = self._wire.policy.begin(self._wire.describe(call))
         while True:
             try:
                 return read()
@@ -241,7 +267,7 @@ class Registry:
         if response.status_code != status:
             raise self._wire.refusal(call, response)
 
-    def _whole(self, response: Response, call: RegistryCall) -> bytes:
+    def _read_whole(self, response: Response, call: RegistryCall) -> bytes:
         """Read the body of a response. Raises TransientError: it was cut off."""
         from requests.exceptions import RequestException
 
@@ -250,27 +276,29 @@ class Registry:
             for piece in response.iter_content(1 << 18):
                 pieces.append(piece)
                 if sum(map(len, pieces)) > LARGEST:
-                    raise RegistryError(f"{self._wire.words(call)}: it is larger than {LARGEST >> 20} MiB")
+                    raise RegistryError(f"{self._wire.describe(call)}: it is larger than {LARGEST >> 20} MiB")
         except RequestException as error:
             raise TransientError(f"the answer was cut off: {error}") from error
         finally:
             response.close()
         return b"".join(pieces)
 
-    def _understood(self, raw: bytes, digest: str, response: Response, call: RegistryCall) -> Manifest:
+    def _parse_manifest(self, raw: bytes, digest: str, response: Response, call: RegistryCall) -> Manifest:
         try:
             body = json.loads(raw)
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise RegistryError(f"{self._wire.words(call)}: the registry's response is not a manifest")
+            raise RegistryError(f"{self._wire.describe(call)}: the registry's response is not a manifest")
         media_type = response.headers.get("Content-Type", "").partition(";")[0].strip()
         return Manifest(digest, str(body.get("mediaType") or media_type), body, raw)
 
     def _cancel(self, repository: str, response: Response) -> None:
         """Cancel an upload that a registry started. Errors are ignored: registries expire unfinished uploads."""
-        ask = Ask("DELETE", self._wire.url(response.headers.get("Location", "")))
-        self._wire.unheeded(RegistryCall("cancel an upload", repository, (may_push(repository),), ask))
+        request = HttpRequest("DELETE", self._wire.url(response.headers.get("Location", "")))
+        self._wire.send_ignoring_errors(
+            RegistryCall("cancel an upload", repository, (push_scope(repository),), request)
+        )
 
 
 def digest_of(raw: bytes, algorithm: str = "sha256") -> str:
@@ -284,3 +312,312 @@ def _checked(raw: bytes, digest: str | None) -> str:
     if digest and found != digest:
         raise TransientError(f"damaged: it has the digest {found}, and should have {digest}")
     return found
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Bytes to send. `open` opens them at their start, once for each try."""
+
+    repository: str
+    digest: str
+    size: int
+    open: Callable[[], BinaryIO]
+
+
+class Upload:
+    """The upload of one blob: started by a POST, sent by PATCHes and completed by a PUT, or sent by the PUT alone.
+
+    After a failure, the registry is first asked whether the blob exists, because only the last response may have been
+    lost. Then it is asked how many bytes it has, and the upload resumes from there, or restarts if the registry does
+    not know. Docker's registry 2.8 knows only between two pieces:
+    https://github.com/distribution/distribution/pull/3755.
+    """
+
+    def __init__(self, wire: Wire, blob: Blob, chunk: int | None, on_bytes: Callable[[int], None]) -> None:
+        self._wire = wire
+        self._blob = blob
+        self._chunk = chunk if chunk and blob.size > SINGLE else None
+        self._on_bytes = on_bytes
+        self._location: str | None = None
+        self._offset = 0
+        self._furthest = 0
+        self._damaged = False
+        self._broken = False
+        self._done = False
+        self._tries = wire.policy.begin(wire.describe(self._call("POST", "")))
+
+    def run(self) -> None:
+        """Upload the blob. Raises as `Registry.upload` does."""
+        while not self._done:
+            try:
+                if self._broken:
+                    self._take_up()
+                else:
+                    self._step()
+            except TransientError as error:
+                self._broken = True
+                self._tries.wait(error)
+        self._on_bytes(self._blob.size)
+
+    def _step(self) -> None:
+        if self._location is None:
+            self._begin()
+        elif self._chunk is None:
+            self._finish(self._location, 0)
+        elif self._offset < self._blob.size:
+            self._send(self._location, min(self._chunk, self._blob.size - self._offset))
+        else:
+            self._finish(self._location, self._offset)
+
+    def _take_up(self) -> None:
+        """Find out the state of the upload after a failure."""
+        if self._is_there():
+            self._done = True
+            return
+        if self._location and self._chunk:
+            self._ask_how_far(self._location)
+        else:
+            self._location = None
+        self._broken = False
+
+    def _begin(self) -> None:
+        call = self._call("POST", f"/v2/{self._blob.repository}/blobs/uploads/")
+        response = self._wire.once(call)
+        if response.status_code not in (201, 202):
+            raise self._wire.refusal(call, response)
+        self._moved(response)
+        self._reached(0)
+
+    def _send(self, location: str, size: int) -> None:
+        """Send one piece.
+
+        The registry reports how many bytes it has; without a report it has all of them. If it does not support pieces,
+        the blob is sent as a whole.
+        """
+        first = self._offset
+        headers = {"Content-Range": f"{first}-{first + size - 1}", "Content-Type": "application/octet-stream"}
+        response = self._answer(self._call("PATCH", location, headers, body=self._part(first, size)))
+        self._moved(response)
+        reached = _end(response) or first + size
+        if not first < reached <= first + size:
+            raise TransientError(f"the registry has {reached} bytes, after {first} and a piece of {size}")
+        self._reached(reached)
+
+    def _finish(self, location: str, first: int) -> None:
+        """Complete the upload, with the bytes from `first` on."""
+        params, size = (("digest", self._blob.digest),), self._blob.size - first
+        body = self._part(first, size) if size else b""
+        headers = {"Content-Type": "application/octet-stream"}
+        response = self._answer(self._call("PUT", location, headers, params, body))
+        found = response.headers.get("Docker-Content-Digest", self._blob.digest)
+        if found != self._blob.digest:
+            raise RegistryError(f"{self._tries.what}: the registry stored {found}")
+        self._done = True
+
+    def _answer(self, call: RegistryCall) -> Response:
+        """Return a successful response.
+
+        Raises TransientError: the upload is at another position, or bytes were damaged."""
+        response = self._wire.once(call)
+        if is_success(response):
+            return response
+        problem = codes(response)
+        if set(problem) & set(DAMAGED) and not self._damaged:
+            self._damaged, self._location = True, None
+            raise TransientError(error_text(response))
+        if call.request.method == "PATCH" and (response.status_code in (405, 501) or "UNSUPPORTED" in problem):
+            self._chunk, self._location = None, None
+            raise TransientError(error_text(response))
+        if response.status_code in FORGOTTEN and "NAME_UNKNOWN" not in problem:
+            self._location = self._location if response.status_code == 416 else None
+            raise TransientError(error_text(response))
+        raise self._wire.refusal(call, response)
+
+    def _is_there(self) -> bool:
+        call = self._call("HEAD", f"/v2/{self._blob.repository}/blobs/{self._blob.digest}")
+        return self._wire.once(call).status_code == 200
+
+    def _ask_how_far(self, location: str) -> None:
+        response = self._wire.once(self._call("GET", location))
+        reached = _end(response) if is_success(response) else None
+        if reached is None:
+            self._location = None
+            return
+        self._moved(response)
+        self._reached(reached)
+
+    def _moved(self, response: Response) -> None:
+        """Store the upload's URL, which may change with each response."""
+        found = response.headers.get("Location") or self._location
+        if not found:
+            raise RegistryError(f"{self._tries.what}: the registry returned no upload URL")
+        self._location = self._wire.url(found)
+
+    def _reached(self, offset: int) -> None:
+        self._offset = offset
+        if offset > self._furthest:
+            self._furthest = offset
+            self._tries.progressed()
+        self._on_bytes(offset)
+
+    def _part(self, first: int, size: int) -> Callable[[], BlobRange]:
+        return lambda: BlobRange(self._blob.open, first, size, self._wire.http)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str] | None = None,
+        params: tuple[tuple[str, str], ...] = (),
+        body: bytes | Callable[[], BlobRange] = b"",
+    ) -> RegistryCall:
+        request = HttpRequest(method, self._wire.url(path), headers or {}, params, body)
+        return RegistryCall(
+            f"send {self._blob.digest}", self._blob.repository, (push_scope(self._blob.repository),), request
+        )
+
+
+class BlobRange:
+    """A range of a blob, read while it is sent."""
+
+    def __init__(self, open: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:  # noqa: A002 - as in Blob
+        self._open = open
+        self._first = first
+        self._size = size
+        self._left = size
+        self._http = http
+
+    def __enter__(self) -> Self:
+        self._file = self._reading(self._open)
+        self._reading(lambda: self._file.seek(self._first))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self.read(BLOCK):
+            yield piece
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to `size` bytes. Raises RegistryError: the file can't be read, or is shorter than expected."""
+        self._http.check_stopped()
+        wanted = self._left if size < 0 else min(size, self._left)
+        piece = self._reading(lambda: self._file.read(wanted))
+        if wanted and not piece:
+            raise RegistryError("a layer's file has become shorter while it was sent", "Start again.")
+        self._left -= len(piece)
+        self._http.count(len(piece))
+        return piece
+
+    @staticmethod
+    def _reading(what: Callable[[], T]) -> T:
+        """Convert an error of the disk. Errors of the connection are OSErrors too, but they are retried."""
+        try:
+            return what()
+        except OSError as error:
+            raise RegistryError(f"a layer's file can't be read: {error}") from error
+
+
+def _end(response: Response) -> int | None:
+    """Return the number of bytes that an upload has, from a response's Range header. None: unknown.
+
+    "0-0" stands for both zero bytes and one byte.
+    """
+    found = re.fullmatch(r"(?:bytes=)?0-(\d+)", response.headers.get("Range", ""))
+    return int(found[1]) + 1 if found and found[1] != "0" else None
+
+
+@dataclass(frozen=True)
+class RegistryCall:
+    """A request, its description for errors, and the scopes that it needs."""
+
+    what: str
+    repository: str
+    scopes: tuple[str, ...]
+    request: HttpRequest
+
+
+def pull_scope(repository: str) -> str:
+    """Return the scope of a read."""
+    return f"repository:{repository}:pull"
+
+
+def push_scope(repository: str) -> str:
+    """Return the scope of a write. Registries require both pull and push."""
+    return f"repository:{repository}:pull,push"
+
+
+class Wire:
+    """One registry. Thread-safe."""
+
+    def __init__(self, host: str, environ: Mapping[str, str], policy: RetryPolicy) -> None:
+        self.host = host
+        self.policy = policy
+        self.http = Http(host)
+        self.auth = Auth(host, environ, self.http, policy)
+        self._root = f"{scheme(host)}://{HUBS_API if host == HUB else host}"
+
+    def url(self, path: str) -> str:
+        """Return the URL of a path below /v2/, or of a Location header.
+
+        Behind a proxy that terminates TLS, a registry may return its own address with http:. It gets the original
+        scheme.
+
+        Raises:
+            RegistryError: it is on another host, without TLS.
+        """
+        url = urljoin(self._root, path)
+        if self._is_ours(url):
+            return urlsplit(url)._replace(scheme=urlsplit(self._root).scheme).geturl()
+        return self.http.allowed(url)
+
+    def do(self, call: RegistryCall) -> Response:
+        """Return the response, with retries.
+
+        Raises:
+            NotAuthorised: no credentials are accepted.
+            RegistryError: all tries failed, or the registry can't be reached.
+        """
+        tries = self.policy.begin(self.describe(call))
+        while True:
+            try:
+                return self.once(call)
+            except TransientError as error:
+                tries.wait(error)
+
+    def once(self, call: RegistryCall) -> Response:
+        """Send a request once, and again after renewing refused credentials.
+
+        Raises:
+            TransientError: no response, or a transient failure.
+        """
+        ours = self._is_ours(call.request.url)
+        header = self.auth.header(call.scopes, self.describe(call)) if ours else None
+        for refused in count():
+            response = self.http.send(replace(call.request, authorization=header))
+            if response.status_code != 401 or not ours or not self._is_ours(str(response.url)):
+                break  # the registry's credentials are never sent to a host that it redirects to
+            header = self.auth.renew(call.scopes, response, header, first=refused == 0, what=self.describe(call))
+        raise_if_transient(response)
+        return response
+
+    def _is_ours(self, url: str) -> bool:
+        return urlsplit(url).netloc == urlsplit(self._root).netloc
+
+    def send_ignoring_errors(self, call: RegistryCall) -> None:
+        """Send a request once and ignore errors, because its result does not matter. Credentials are not renewed."""
+        with suppress(TransientError, LaunchError):
+            header = self.auth.header(call.scopes, self.describe(call))
+            self.http.send(replace(call.request, authorization=header))
+
+    def refusal(self, call: RegistryCall, response: Response) -> LaunchError:
+        """Return the error for a refusal."""
+        return refusal(response, self.host, call.repository, call.what, self.auth.tried())
+
+    def describe(self, call: RegistryCall) -> str:
+        """Return the operation and the host, for an error."""
+        return f"{self.host}/{call.repository}: {call.what}"

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from launcher.clock import Clock
 from launcher.images.registry import Registry
-from launcher.images.registry.retry import RetryPolicy
+from launcher.images.registry.transport import RetryPolicy
 from launcher.testing.registry import FakeTime, OciRegistry, digest
 
 REPOSITORY = "my-project/launch/train"

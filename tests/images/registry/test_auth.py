@@ -12,8 +12,7 @@ import pytest
 
 from launcher.errors import NotAuthorised
 from launcher.images.registry import Registry, RegistryError
-from launcher.images.registry.auth import Challenge, challenges
-from launcher.images.registry.credentials import credentials
+from launcher.images.registry.credentials import Challenge, challenges, credentials
 from launcher.testing.registry import Basic, Bearer, FakeTime, Fault, OciRegistry, Refuse, Reset, digest
 from launcher.testing.registry.access import Access
 from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, opens, send, some

@@ -16,9 +16,8 @@ import pytest
 from launcher.clock import Clock
 from launcher.errors import NotAuthorised
 from launcher.images.registry import Registry, RegistryError, RepositoryMissing
-from launcher.images.registry.http import Ask, Http
-from launcher.images.registry.retry import RetryPolicy
-from launcher.images.registry.session import Wire
+from launcher.images.registry.client import Wire
+from launcher.images.registry.transport import Http, HttpRequest, RetryPolicy
 from launcher.testing.registry import AlterHeader, Bearer, FakeTime, Fault, OciRegistry, Refuse, digest
 from launcher.testing.registry.faults import Serve
 from launcher.testing.registry.wire import Request, Response
@@ -97,7 +96,7 @@ def test_what_is_stopped_ends_at_its_next_piece(made: Registry, registry: OciReg
 
 def test_a_registry_may_be_silent_in_the_midst_of_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection has less time than a silence; urllib3 would take its time for both."""
-    monkeypatch.setattr("launcher.images.registry.http.CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("launcher.images.registry.transport.CONNECT_SECONDS", 0.1)
     body = bytes(8 * MIB)
 
     def serve() -> None:
@@ -116,8 +115,8 @@ def test_a_registry_may_be_silent_in_the_midst_of_a_body(monkeypatch: pytest.Mon
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
         http = Http("127.0.0.1")
-        assert http.send(Ask("HEAD", url)).status_code == 201
-        assert http.send(Ask("PUT", url, body=body)).status_code == 201
+        assert http.send(HttpRequest("HEAD", url)).status_code == 201
+        assert http.send(HttpRequest("PUT", url, body=body)).status_code == 201
         http.close()
         thread.join()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.images.registry import Registry, RegistryError
-from launcher.images.registry.upload import BLOCK
+from launcher.images.registry.client import BLOCK
 from launcher.testing.registry import (
     AlterHeader,
     CutOff,

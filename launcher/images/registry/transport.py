@@ -1,0 +1,335 @@
+"""Send requests to a registry: sessions without implicit credentials, bounded retries, refusals with a fix."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urljoin, urlsplit
+
+from launch_train.common.loopback import is_loopback
+from launcher.clock import REAL, Clock
+from launcher.errors import LaunchError, NotAuthorised
+from launcher.images.registry.reference import artifact_repository, is_googles
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest, Response
+
+
+class RegistryError(LaunchError):
+    """A registry can't be reached, or refuses a request."""
+
+
+class RepositoryMissing(RegistryError):
+    """The repository does not exist. Artifact Registry never creates one by itself."""
+
+
+def refusal(response: Response, host: str, repository: str, what: str, tried: str = "") -> LaunchError:
+    """Return the error for a refusal. `what` is the operation ("put manifest x"), `tried` the credentials."""
+    where, text = f"{host}/{repository}", error_text(response)
+    if response.status_code in (401, 403):
+        return denied(host, f"{where}: {what}: {text}", tried)
+    if response.status_code == 404 and "NAME_UNKNOWN" in codes(response):
+        return RepositoryMissing(f"{where}: the repository does not exist ({text})", _create(host, repository))
+    return RegistryError(f"{where}: {what}: {text}")
+
+
+def denied(host: str, problem: str, tried: str) -> NotAuthorised:
+    """Return the error for denied access, with the credentials that were tried and the commands to log in."""
+    ways = f"docker login {host}"
+    if is_googles(host):
+        ways = (
+            f"gcloud auth login, then gcloud auth configure-docker {host}. Pushing needs "
+            "roles/artifactregistry.writer on the repository; one that doesn't exist is refused in the same way."
+        )
+    return NotAuthorised(problem, f"Tried: {tried or 'no credentials'}.\nLog in: {ways}")
+
+
+def _create(host: str, repository: str) -> str:
+    found = artifact_repository(host, repository)
+    if found is None:
+        return "Create the repository first, or name another: image.repository"
+    return (
+        "launch build --create-repository creates it; or gcloud artifacts repositories create "
+        f"{found.repository} --project={found.project} --location={found.location} --repository-format=docker"
+    )
+
+
+def is_success(response: Response) -> bool:
+    """Return whether a request succeeded. A redirect, which requests counts as ok, has written nothing."""
+    return 200 <= response.status_code < 300
+
+
+def codes(response: Response) -> tuple[str, ...]:
+    """Return the error codes in a response, such as BLOB_UPLOAD_UNKNOWN. Empty if there are none."""
+    return tuple(code for code, _ in _errors(response))
+
+
+def error_text(response: Response) -> str:
+    """Return the registry's message on one line: code and message of each error, else the text, else the status."""
+    words = "; ".join(f"{code}: {message}" if message else code for code, message in _errors(response))
+    words = words or " ".join(response.text[:300].split())
+    return f"HTTP {response.status_code} {words or response.reason}"
+
+
+def _errors(response: Response) -> list[tuple[str, str]]:
+    """Parse errors as in https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes."""
+    try:
+        errors = json.loads(response.content)["errors"]
+        return [(str(one["code"]), str(one.get("message") or "")) for one in errors]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+TRANSIENT: Final = (408, 429, 500, 502, 503, 504)
+"""Status codes after which the same request may work."""
+
+TRIES: Final = 5
+"""Tries of one request, or of an upload without progress."""
+
+FIRST_SECONDS, LONGEST_SECONDS = 0.5, 8.0
+"""The backoff in seconds doubles from the first bound to the second."""
+
+LONGEST_ASKED: Final = 120.0
+"""The longest Retry-After, in seconds, that is followed. A registry that asks for more is considered down."""
+
+
+class TransientError(Exception):
+    """A transient failure: a status such as 503, or no response.
+
+    `retry_after` is the registry's Retry-After in seconds.
+    """
+
+    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """The retry budget for transient failures. Its random numbers don't affect other generators."""
+
+    clock: Clock = REAL
+    tries: int = TRIES
+    jitter: Callable[[], float] = Random().random  # noqa: S311 - it only spreads the waits
+
+    def begin(self, what: str) -> Tries:
+        """Return the tries of one operation. `what` names it in errors."""
+        return Tries(what, self)
+
+
+class Tries:
+    """Bounded tries, with exponential backoff."""
+
+    def __init__(self, what: str, policy: RetryPolicy) -> None:
+        self.what = what
+        self.failed = 0
+        self._policy = policy
+
+    def wait(self, error: TransientError) -> None:
+        """Wait before the next try.
+
+        Raises RegistryError: it was the last one, or the registry demands too long a wait.
+        """
+        self.failed += 1
+        if self.failed >= self._policy.tries or error.retry_after > LONGEST_ASKED:
+            hint = "No image was changed. Try again later: uploaded layers are not sent again."
+            raise RegistryError(f"{self.what}: {error} (tried {self.failed} times)", hint) from error
+        bound = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** (self.failed - 1))
+        self._policy.clock.sleep(max(error.retry_after, bound * (0.5 + self._policy.jitter() / 2)))
+
+    def progressed(self) -> None:
+        """Reset the number of failed tries, after progress that can't be lost."""
+        self.failed = 0
+
+
+def raise_if_transient(response: Response) -> None:
+    """Raise TransientError for a response after which the same request may work."""
+    if response.status_code in TRANSIENT:
+        seconds = response.headers.get("Retry-After", "")  # or a date, which is not followed
+        raise TransientError(error_text(response), float(seconds) if re.fullmatch(r"\d{1,6}", seconds) else 0.0)
+
+
+CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 60.0
+"""Timeouts for connecting and for each pause in a response. Moving a large blob into place may take long."""
+
+CONNECTIONS: Final = 16
+"""Connections that are kept open for the threads of one registry."""
+
+MOST_REDIRECTS: Final = 5
+
+
+class Body(Protocol):
+    """A readable body of known length, for one request."""
+
+    def read(self, size: int = -1) -> bytes: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+Bodies = Callable[[], AbstractContextManager[Body]]
+"""Opens a body, once for each request that sends it."""
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """One request. `authorization` is the header's value. With `stream`, the caller reads the response's body."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    params: tuple[tuple[str, str], ...] = ()
+    body: bytes | Bodies = b""
+    authorization: str | None = None
+    stream: bool = False
+
+
+class Http:
+    """One session, thread-safe. `sent` counts the bytes of request bodies, including retries.
+
+    Raises:
+        LaunchError: the extra `docker` is not installed.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.sent = 0
+        self.stopped = False
+        self._host = host
+        self._reached: set[str] = set()
+        self._lock = threading.Lock()
+        try:
+            import requests
+        except ImportError as error:
+            raise LaunchError(
+                "the registry client needs the package requests", 'pip install "gcp-launch[docker]"'
+            ) from error
+        self._session = requests.Session()
+        # This machine is reached without a proxy, and without reading ~/.netrc or proxy settings for each request.
+        self._session.trust_env = not is_loopback(host)
+        # Digests cover the stored bytes, so no content encoding may be applied.
+        self._session.headers.update({"User-Agent": "gcp-launch", "Accept-Encoding": "identity"})
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS))
+
+    def check_stopped(self) -> None:
+        """Raise RegistryError if `stop` was called."""
+        if self.stopped:
+            raise RegistryError(f"{self._host}: stopped", "Start again: uploaded layers are not sent again.")
+
+    def count(self, size: int) -> None:
+        """Add to the number of bytes sent."""
+        with self._lock:
+            self.sent += size
+
+    def send(self, request: HttpRequest) -> Response:
+        """Return the response, whatever its status. Redirects of GET and HEAD are followed without credentials.
+
+        Raises:
+            TransientError: no response, but the same request may work later.
+            RegistryError: no response is possible.
+        """
+        response = self._once(request)
+        for _ in range(MOST_REDIRECTS):
+            target = response.headers.get("Location")
+            if request.method not in ("GET", "HEAD") or not response.is_redirect or not target:
+                return response
+            url = urljoin(str(response.url), target)
+            response.close()
+            response = self._once(HttpRequest(request.method, self.allowed(url), stream=request.stream))
+        raise RegistryError(f"{self._host}: {request.url} leads in circles (more than {MOST_REDIRECTS} redirects)")
+
+    def stop(self) -> None:
+        """Make all threads stop soon: each fails at its next request or piece of a body."""
+        self.stopped = True
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._session.close()
+
+    def allowed(self, url: str) -> str:
+        """Return `url`. Raises RegistryError: a registry with TLS redirects to an address without."""
+        if urlsplit(url).scheme == "https" or is_loopback(url):
+            return url
+        raise RegistryError(f"{self._host}: the registry redirects to an address without TLS: {url}")
+
+    def _once(self, request: HttpRequest) -> Response:
+        from requests import exceptions
+
+        self.check_stopped()
+        place = urlsplit(request.url).netloc
+        opened = nullcontext(request.body) if isinstance(request.body, bytes) else request.body()
+        if isinstance(request.body, bytes):
+            self.count(len(request.body))
+        try:
+            with opened as data:
+                response = self._session.request(
+                    request.method,
+                    request.url,
+                    params=list(request.params),
+                    headers=dict(request.headers),
+                    data=data,
+                    auth=_Authorization(request.authorization),
+                    timeout=(self._for_sending(place, request), SILENCE_SECONDS),
+                    allow_redirects=False,
+                    stream=request.stream,
+                )
+        except exceptions.RequestException as error:
+            raise self._failure(error, place) from error
+        self._reached.add(place)
+        return response
+
+    def _for_sending(self, place: str, request: HttpRequest) -> float:
+        """Return the connect timeout in seconds.
+
+        urllib3 also uses it for each pause while the registry receives a body, so it is longer once a connection
+        worked.
+        """
+        return SILENCE_SECONDS if request.body and place in self._reached else CONNECT_SECONDS
+
+    def _failure(self, error: Exception, place: str) -> Exception:
+        """Classify an error of the session.
+
+        If the first connection fails, the name is wrong or no registry is running there, so it is not retried.
+        """
+        from requests import exceptions
+        from urllib3.exceptions import NewConnectionError
+
+        hopeless = isinstance(error, (exceptions.InvalidURL, exceptions.InvalidSchema, exceptions.MissingSchema))
+        reason = getattr(error.args[0], "reason", None) if error.args else None
+        first = isinstance(error, (exceptions.ConnectTimeout, exceptions.ProxyError, exceptions.SSLError))
+        if hopeless or (place not in self._reached and (first or isinstance(reason, NewConnectionError))):
+            hint = "Is the name right, and is this machine online? Behind a proxy: HTTPS_PROXY, REQUESTS_CA_BUNDLE"
+            if is_loopback(place):
+                hint = "Start the registry, or name another: image.repository"
+            return RegistryError(f"{place}: the registry can't be reached: {_innermost(error)}", hint)
+        return TransientError(_innermost(error))
+
+
+class _Authorization:
+    """Sets the header, or keeps requests from taking one from ~/.netrc."""
+
+    def __init__(self, value: str | None) -> None:
+        self._value = value
+
+    def __call__(self, request: PreparedRequest) -> PreparedRequest:
+        if self._value:
+            request.headers["Authorization"] = self._value
+        return request
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the socket's error, which urllib3's and requests' errors wrap."""
+    while True:
+        reason = getattr(error, "reason", None)
+        inner = reason if isinstance(reason, BaseException) else None
+        inner = inner or next((each for each in reversed(error.args) if isinstance(each, BaseException)), None)
+        if inner is None:
+            return " ".join(str(error).split()) or type(error).__name__
+        error = inner
