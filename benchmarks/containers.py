@@ -2,9 +2,10 @@
 
     python -m benchmarks.containers [hash] [edit] [cold --prune] [--runs N] [--write]
 
-`hash` has no requirements. The others need a Docker engine (DOCKER_HOST), the docker command, and a spec (--spec) whose
-image.repository is a registry on this machine that has the dependency image (`launch push SPEC` creates it). The
-engine's case is the simplest possible: a Dockerfile of three lines on top of that image. The compared variants
+`hash` has no requirements. The others need the docker command. Without --spec they start a Docker engine and a registry
+as the end-to-end tests do (root; tests/e2e/engine.py), for a Python project in a src layout with CPU PyTorch; --spec
+names a spec whose image.repository is a registry on this machine, and the engine is that of DOCKER_HOST. The engine's
+case is the simplest possible: a Dockerfile of three lines on top of the dependency image. The compared variants
 alternate, and medians are compared.
 """
 
@@ -18,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -34,8 +36,22 @@ SIZES = range(2_000, 20_000)
 """Bytes of a file of Python."""
 DOCKERFILE = """\
 FROM {base}
-COPY train /opt/launch/train
+COPY launch_train /opt/launch/launch_train
 COPY --chown=1000:1000 code /workspace
+"""
+SPEC = """\
+machine: {{type: l4}}
+image: {{repository: "{registry}/bench", base: "{base}", torch: "{torch}", wheel: cpu, requirements: pyproject.toml}}
+run: {{module: project.__main__}}
+"""
+PROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "project"
+version = "1"
+dependencies = ["einops"]
 """
 
 
@@ -69,6 +85,22 @@ def hashing(runs: int) -> list[str]:
         f"| listed, hashed and searched for secrets, median | {median(seconds[1:]):.2f} |",
         f"| least to most | {min(seconds[1:]):.2f} to {max(seconds[1:]):.2f} |",
     ]
+
+
+@contextmanager
+def own_spec() -> Iterator[Path]:
+    """Start an engine and a registry, and yield the spec of a project, this repository's `launcher` by another name."""
+    from tests.e2e.engine import require, running, wheel
+
+    require()
+    with running() as containers, tempfile.TemporaryDirectory() as name:
+        os.environ |= containers.environ
+        spec = Path(name, "job.yaml")
+        spec.write_text(SPEC.format(registry=containers.registry, base=containers.pinned, torch=wheel()))
+        spec.with_name("pyproject.toml").write_text(PROJECT)
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "launcher", spec.with_name("src") / "project", ignore=ignored)
+        yield spec
 
 
 class Job:
@@ -152,8 +184,9 @@ def edit(spec: Path, runs: int) -> list[str]:
             for key, of in seconds.items()
         ),
         "",
-        f"Sent by launch: {median(sent):,.0f} bytes (median), code, config and manifest; "
-        f"the code's files compressed one by one have {least:,}.",
+        f"The code: {appended['code']['files']:,} files, {appended['code']['bytes']:,} bytes. Sent by launch: "
+        f"{median(sent):,.0f} bytes (median), code, config and manifest; the code's files compressed one by one have "
+        f"{least:,}.",
     ]
 
 
@@ -199,19 +232,19 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.what) - set(TITLES):
         parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
-    if options.what != ["hash"] and options.spec is None:
-        parser.error("edit and cold need --spec")
-    if "cold" in (options.what or TITLES) and not options.prune:
+    if "cold" in (options.what or TITLES) and options.spec and not options.prune:
         parser.error("cold removes all images from the engine of DOCKER_HOST: say --prune if it may")
-    tables = {
-        "hash": lambda: hashing(options.runs),
-        "edit": lambda: edit(options.spec.resolve(), options.runs),
-        "cold": lambda: cold(options.spec.resolve(), max(1, options.runs // 2)),
-    }
     text = f"# Containers, {today()}\n\n{described('docker', 'requests')}.\n"
-    for what in options.what or TITLES:
-        text += "\n".join(["", f"## {TITLES[what]}", "", *tables[what](), ""])
-        print(text, flush=True)
+    is_own = options.what != ["hash"] and options.spec is None
+    with own_spec() if is_own else nullcontext(options.spec and options.spec.resolve()) as spec:
+        tables = {
+            "hash": lambda: hashing(options.runs),
+            "edit": lambda: edit(spec, options.runs),
+            "cold": lambda: cold(spec, max(1, options.runs // 2)),
+        }
+        for what in options.what or TITLES:
+            text += "\n".join(["", f"## {TITLES[what]}", "", *tables[what](), ""])
+            print(text, flush=True)
     if options.write:
         save_result("containers", text)
 

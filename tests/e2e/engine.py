@@ -61,6 +61,13 @@ class Running(NamedTuple):
 def containers() -> Iterator[Running]:
     """The engine and the registry, with the base image in both. Without root or the programs the tests are skipped."""
     require()
+    with running() as found:
+        yield found
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Running]:
+    """Start the engine and the registry, and put the base image into both. Needs root and PROGRAMS."""
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="launch-"))  # short: it holds sockets, whose paths have a limit
         stack.callback(shutil.rmtree, folder)
