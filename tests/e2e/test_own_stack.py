@@ -11,6 +11,7 @@ import hashlib
 import http.server
 import io
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ import pytest
 
 from launcher.images.docker_engine import Engine
 from launcher.images.registry import Registry, parse
+from launcher.testing.googlecloud import GoogleCloud
+from launcher.testing.googlecloud.cloudbuild import Outcome
 from tests.e2e.engine import Running
 from tests.e2e.running import run
 
@@ -133,9 +137,10 @@ def job(
     return spec
 
 
-def pushed(spec: Path, containers: Running, env: dict[str, str] | None = None) -> dict[str, Any]:
+def pushed(spec: Path, containers: Running, env: dict[str, str] | None = None, *words: str) -> dict[str, Any]:
     path = f"/usr/bin:{containers.environ['PATH']}"  # Debian's docker command, which has BuildKit without a plugin
-    ran = run("push", spec, "-o", "json", cwd=spec.parent, env={**containers.environ, "PATH": path, **(env or {})})
+    env = {**containers.environ, "PATH": path, **(env or {})}
+    ran = run("push", spec, *words, "-o", "json", cwd=spec.parent, env=env)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
@@ -194,11 +199,10 @@ def test_hashes_of_every_package_are_checked(
     assert "HASH" in ran.stderr.upper()
 
 
-def test_setup_lines_are_in_the_image_which_keeps_its_torch(
-    containers: Running, api: Any, base: str, tmp_path: Path
-) -> None:
-    """A Debian package, a Python package that would bring a newer PyTorch, and a line with quotes, run as root."""
-    spec = job(tmp_path / "job", containers, base, "torch==2.9.1+cu128\n")
+def job_with_setup(folder: Path, containers: Running, base: str) -> Path:
+    """A job whose setup has a Debian package, a Python package that would bring a newer PyTorch, and a line in quotes;
+    all run as root."""
+    spec = job(folder, containers, base, "torch==2.9.1+cu128\n")
     lines = [
         "apt-get install -y --no-install-recommends tini",
         "pip install --upgrade --upgrade-strategy eager needs-torch",
@@ -207,17 +211,81 @@ def test_setup_lines_are_in_the_image_which_keeps_its_torch(
     text = spec.read_text().replace("requirements.txt", f"requirements.txt, setup: {json.dumps(lines)}")
     spec.write_text(text.replace("{script: mine.py}", "{script: mine.py, launcher: python}"))
     (spec.parent / "mine.py").write_text("import shutil\nprint(open('note.txt').read(), shutil.which('tini'))\n")
-    env = {**containers.environ}
+    return spec
+
+
+def assert_has_setup(api: Any, image: str) -> None:
+    """Assert that an image has what the lines of `job_with_setup` do, and still its own PyTorch."""
+    show = "import needs_torch, torch; print(torch.__version__)"
+    assert in_image(api, image, show).split() == ["2.9.1+cu128"]
+    assert in_image(api, image, "import shutil; print(shutil.which('tini'))").strip() == "/usr/bin/tini"
+    assert in_image(api, image, "print(open('note.txt').read())") == "0\n<<a  b\n$HOME\n\n"
+
+
+def test_setup_lines_are_in_the_image_which_keeps_its_torch(
+    containers: Running, api: Any, base: str, tmp_path: Path
+) -> None:
+    spec, env = job_with_setup(tmp_path / "job", containers, base), {**containers.environ}
     local = run("local", spec, "--docker", "--output", str(tmp_path / "runs"), cwd=spec.parent, env=env)
     assert local.returncode == 0, local.stdout + local.stderr
     assert "/usr/bin/tini" in local.stdout + local.stderr
-    found = pushed(spec, containers)
-    show = "import needs_torch, torch; print(torch.__version__)"
-    assert in_image(api, found["reference"], show).split() == ["2.9.1+cu128"]
-    assert in_image(api, found["reference"], "print(open('note.txt').read())") == "0\n<<a  b\n$HOME\n\n"
+    assert_has_setup(api, pushed(spec, containers)["reference"])
     spec.write_text(spec.read_text().replace("needs-torch", "no-such-package"))
     failed = run("push", spec, cwd=spec.parent, env=env)
     assert failed.returncode == 1
+    assert "no-such-package" in failed.stderr
+
+
+class BuildsByEngine:
+    """A Cloud Build that runs the steps of a request: it unpacks the source, starts each step's program in it with the
+    arguments of the request, and pushes the images. `gcr.io/cloud-builders/docker` is the docker command, here without
+    BuildKit, which a request would have to ask for."""
+
+    def __init__(self, cloud: GoogleCloud, containers: Running, folder: Path) -> None:
+        self.cloud, self.folder = cloud, folder
+        self.env = {**containers.environ, "DOCKER_BUILDKIT": "0"}
+
+    def __call__(self, message: Any, source: bytes | None) -> Outcome:
+        threading.Thread(target=self.build, args=(message, source), daemon=True).start()
+        return Outcome((), math.inf)
+
+    def build(self, message: Any, source: bytes | None) -> None:
+        """Run the build to its end, and record that."""
+        workspace, log, status = self.folder / message.id, "", "SUCCESS"
+        with tarfile.open(fileobj=io.BytesIO(source or b"")) as tar:
+            tar.extractall(workspace, filter="data")
+        assert {step.name for step in message.steps} == {"gcr.io/cloud-builders/docker"}
+        commands = [[argument.replace("$$", "$") for argument in step.args] for step in message.steps]
+        for words in (*commands, *(["push", "--quiet", image] for image in message.images)):
+            ran = subprocess.run(
+                ["docker", *words], cwd=workspace, env=self.env, capture_output=True, text=True, check=False
+            )
+            log += ran.stdout + ran.stderr
+            if ran.returncode:
+                status = "FAILURE"
+                break
+        submitted = self.cloud.builds.builds[message.id]
+        seconds = self.cloud.builds.clock() - submitted.created
+        self.cloud.builds.builds[message.id] = replace(submitted, outcome=Outcome(((0.0, log),), seconds, status))
+
+
+def test_cloud_build_gets_all_that_it_needs_to_run_the_setup_lines(
+    containers: Running, api: Any, base: str, tmp_path: Path
+) -> None:
+    spec = job_with_setup(tmp_path / "job", containers, base)
+    spec.write_text(spec.read_text().replace("/own", "/cloud"))  # else the image exists already
+    cloud_build = ("--builder", "cloud-build")
+    with GoogleCloud(buckets=("my-project-launch",)) as cloud:
+        cloud.builds.play = BuildsByEngine(cloud, containers, tmp_path)
+        env = {**cloud.environ(), "DOCKER_HOST": "unix:///no/engine"}
+        found = pushed(spec, containers, env, *cloud_build)
+        assert len(cloud.builds.builds) == 1
+        spec.write_text(spec.read_text().replace("needs-torch", "no-such-package"))
+        failed = run("push", spec, *cloud_build, cwd=spec.parent, env={**containers.environ, **env})
+    assert_has_setup(api, found["reference"])
+    assert found["how"] == "appended"
+    assert failed.returncode == 1
+    assert "ended as FAILURE in step dependencies" in failed.stderr
     assert "no-such-package" in failed.stderr
 
 

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.cloud.devtools import cloudbuild_v1
 from msgspec.structs import replace
 
 from launcher.clock import Clock
@@ -30,6 +32,8 @@ from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
 from launcher.testing.googlecloud import objects as cloud_objects
 from launcher.testing.googlecloud.clock import FakeClock
 from launcher.testing.googlecloud.cloudbuild import Outcome
+from launcher.testing.googlecloud.protobufs import parse, to_json
+from tests.plan.planning import planned
 
 CONTAINERS = Path(__file__).parents[2] / "containers"
 CREATE, GET, LIST = (f"cloudbuild.projects.locations.builds.{verb}" for verb in ("create", "get", "list"))
@@ -120,6 +124,22 @@ def test_the_context_is_sent_once_without_the_code(cloud: GoogleCloud, launch: L
         names = set(tar.getnames())
     assert {"train.Dockerfile", "requirements.lock", "requirements.txt"} <= names
     assert not [name for name in names if name.endswith(("code.py", "node.py"))]
+
+
+def test_the_dockerfile_of_the_request_has_the_setup_lines(cloud: GoogleCloud, launch: Launch) -> None:
+    lines = ("apt-get install -y tini", "printf '%s' \"$HOME\" '$$' >note.txt")
+    image = planned(image={"setup": lines}).image
+    assert image
+    launch.source = replace(launch.source, dockerfile=str(image.dockerfile))
+    launch.build(image)
+    [made] = cloud.builds.builds.values()
+    (file,) = (arg.partition("=")[2] for arg in made.message.steps[0].args if arg.startswith("--file="))
+    stored = cloud.objects.buckets[BUCKET][made.message.source.storage_source.object_]
+    with tarfile.open(fileobj=io.BytesIO(stored.data), mode="r:gz") as tar:
+        text = (tar.extractfile(file) or io.BytesIO()).read().decode()
+    assert [text.count(f"sh -c {shlex.quote(line)}") for line in lines] == [2, 1], (
+        "apt before the packages are built too"
+    )
 
 
 def test_the_source_is_named_by_its_content(cloud: GoogleCloud, launch: Launch) -> None:
@@ -402,6 +422,21 @@ def test_arm_is_refused_before_anything_is_sent(cloud: GoogleCloud, launch: Laun
     with pytest.raises(UsageError, match="the image is for linux/arm64"):
         launch.build(replace(IMAGE, platform="linux/arm64"))
     assert not cloud.requests
+
+
+@pytest.mark.gcloud
+def test_gcloud_submits_the_same_request(gcloud: str, cloud: GoogleCloud, launch: Launch, tmp_path: Path) -> None:
+    """But for the source, which gcloud would copy: it takes the rest from a file, and refuses what it doesn't know."""
+    options = Options(machine_type="E2_HIGHCPU_8", service_account="b@my-project.iam.gserviceaccount.com")
+    image = replace(IMAGE, base="localhost/$BASE")
+    launch.build(image, options)
+    request = build_request(image, "my-project", f"gs://{BUCKET}", SENT, options)
+    file = tmp_path / "cloudbuild.json"
+    file.write_text(json.dumps({name: value for name, value in request.items() if name != "source"}))
+    run(gcloud, "builds", "submit", "--no-source", "--async", f"--config={file}", "--machine-type=E2_HIGHCPU_8")
+    ours, gclouds = (parse(body, cloudbuild_v1.Build.pb()(), "build") for body in sent(cloud, "POST", "/builds"))
+    ours.ClearField("source")
+    assert to_json(gclouds) == to_json(ours)
 
 
 @pytest.mark.gcloud
