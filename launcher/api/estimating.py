@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from launch_train.common.config import parse
 from launcher import catalog
 from launcher.api.gather import Inputs
@@ -17,11 +19,13 @@ NO_TORCH = 'no formula for this model, and measuring it needs PyTorch here: pip 
 MEASURED = "measured on fake tensors; an RNN or a custom kernel may keep more"
 
 
-def estimate_spec(inputs: Inputs) -> Estimate:
-    """Return the estimate of a spec. Raises PlanRefused or UsageError."""
+def estimate_spec(inputs: Inputs) -> tuple[Estimate, ...]:
+    """Return the estimate of a spec on each of its machine types. Raises PlanRefused or UsageError."""
+    spec = inputs.spec
+    specs = (replace(spec, machine=replace(spec.machine, type=name)) for name in spec.machine.types)
     with inputs.located.naming_places():
-        measured, note = measured_sizes(inputs.spec, inputs.code)
-        return estimate(inputs.spec, catalog.load(), inputs.context, measured, note)
+        measured, note = measured_sizes(spec, inputs.code)
+        return tuple(estimate(each, catalog.load(), inputs.context, measured, note) for each in specs)
 
 
 def measured_sizes(spec: JobSpec, code: Path | None) -> tuple[ModelSizes | None, str]:

@@ -88,6 +88,6 @@ def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say
     except LaunchError as error:
         say(f"cannot read what {name} contains: {error.problem}")
         return
-    chosen = choose(inputs.spec, load(), inputs.context.target)
     with inputs.located.naming_places():
-        check_image_contents(inputs.spec, load(), chosen, image, found, inputs.context.packages)
+        for chosen in choose(inputs.spec, load(), inputs.context.target):
+            check_image_contents(inputs.spec, load(), chosen, image, found, inputs.context.packages)

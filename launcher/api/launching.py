@@ -27,7 +27,7 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.plan.run_id import compute_identity
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, is_final
-from launcher.runs.identity_check import AllowedChange, identity_of
+from launcher.runs.identity_check import AllowedChange, comparable_request, identity_of
 from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import refusal
 from launcher.runs.watch.loop import Event, LinesPrinted
@@ -229,7 +229,7 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
     if identity == identity_of(made.attempts[0]) and not all(job.is_over for job in jobs):
         return None  # its job is followed where it is
     places = [(had.machine_type, had.provisioning, jobs[0].place)] if jobs else places_of(stored.plan) if stored else []
-    computed = request.differences(before, made.attempts[0].request)
+    computed = request.differences(before, comparable_request(made, before))
     return AllowedChange(identity=identity, lines=(*computed, *placement_changes(places, made)))
 
 

@@ -376,7 +376,7 @@ class CloudSweep:
     def _ready(self, plan: Plan) -> Plan:
         """Return a point's plan with its image in the registry; the first point of each image and machine prepares it,
         while the others wait. Raises LaunchError: it failed, which stops the sweep."""
-        key = (plan.image and plan.image.uri, plan.machine, tuple(map(place_of, plan.attempts)))
+        key = (plan.image and plan.image.uri, plan.machines, tuple(map(place_of, plan.attempts)))
         with self._lock:
             if self._failure:
                 raise self._failure

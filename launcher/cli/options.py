@@ -70,9 +70,10 @@ InZone = Annotated[
 class Flags(NamedTuple):
     """Flags that override the spec. None and empty change nothing."""
 
-    type: Annotated[str | None, option(MACHINE, "--type", help="GPU (h100, l4 …) or machine type.", metavar="TYPE")] = (
-        None
-    )
+    type: Annotated[
+        str | None,
+        option(MACHINE, "--type", help="GPU (h100, l4 …) or machine type; or several: h100,l4.", metavar="TYPE"),
+    ] = None
     gpus: Annotated[int | None, option(MACHINE, "--gpus", help="GPUs on each node.", metavar="N")] = None
     nodes: Annotated[int | None, option(MACHINE, "--nodes", help="Number of machines.", metavar="N")] = None
     provisioning: Annotated[
@@ -137,7 +138,8 @@ def overrides(flags: Flags) -> "list[Override]":
     for flag, path in FIELDS.items():
         value = getattr(flags, flag)
         if value is not None:
-            changes.append(Override(path, value, f"--{flag}"))
+            several = flag == "type" and "," in value
+            changes.append(Override(path, machine_types(value) if several else value, f"--{flag}"))
     if flags.image is not None:  # a custom image replaces the whole image section
         changes.append(Override("image", {"uri": flags.image}, "--image"))
     models = provisioning(flags)
@@ -145,6 +147,11 @@ def overrides(flags: Flags) -> "list[Override]":
         short = "--flex-start" if flags.flex_start else "--spot"
         changes.append(Override("provisioning", models, "--provisioning" if flags.provisioning else short))
     return [*changes, *place_overrides(flags)]
+
+
+def machine_types(text: str) -> list[str]:
+    """Return the names in the value of `--type`."""
+    return [name.strip() for name in text.split(",")]
 
 
 def words(flags: Flags) -> list[str]:
@@ -167,7 +174,7 @@ def cleared_fields(flags: Flags) -> "list[Override]":
     if flags.type is not None:
         changes.append(Override("machine.accelerator", None, "--type"))
         # A machine type has its own number of GPUs; with the name of a GPU, the spec's number stays.
-        if flags.type.lower() not in catalog.load().gpus:
+        if not {*machine_types(flags.type.lower())} <= catalog.load().gpus.keys():
             changes.append(Override("machine.gpus", None, "--type"))
     if flags.region and not flags.zone:
         changes.append(Override("zones", None, "--region"))

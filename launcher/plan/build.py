@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from launcher.catalog import AfterLimit, Catalog, MachineType, Nccl, Price
 from launcher.errors import PlanRefused
 from launcher.plan import cost, names, validate, vertex_request, vm_request, waiting
 from launcher.plan.binding import bound
 from launcher.plan.container import container
-from launcher.plan.estimate import billed_time, training_time
+from launcher.plan.estimate import TrainingTime, billed_time, relative_hours, training_time
 from launcher.plan.external_model import check_model
 from launcher.plan.image import plan_image
 from launcher.plan.loggers import check_loggers
 from launcher.plan.machine import choose, figures, has_many_networks
 from launcher.plan.memory.fit import check_memory
 from launcher.plan.model import Attempt, Chosen, Context, Image, Placement, Plan, PlannedLimits, Shared, UsedPrices
-from launcher.plan.placement import SERVICE, fallback_order, provisioning
+from launcher.plan.placement import SERVICE, fallback_order, placements_of
 from launcher.plan.run_id import compute_identity, run_id
 from launcher.plan.warnings import warnings
 from launcher.spec.models import JobSpec
@@ -27,7 +29,6 @@ from launcher.text import parse_duration
 
 DEFAULT_HOURS = 24.0
 DEFAULT_WORKSTATION_HOURS = 12.0
-REHEARSAL = Placement(provisioning="standard", region="local")
 FREE = Price(
     usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), ceiling=0.0, hard_bound=0.0
 )
@@ -41,32 +42,32 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         PlanRefused: the spec cannot work, or could cost more than limits.usd.
     """
     validate.check_spec(spec, context)
-    chosen = choose(spec, catalog, context.target)
-    context = on_machine(context, chosen)
-    validate.check_machine(spec, catalog, context, chosen)
-    validate.check_gpu_memory(spec, chosen)
-    if context.training:
-        validate.check_processes(spec, chosen)
-        validate.check_precision(spec, context, chosen)
-        validate.check_attention(spec, context, chosen)
-        validate.check_image(spec, catalog, context, chosen)
-        check_loggers(spec, catalog, context)
-        check_model(spec, catalog)
-        check_memory(spec, catalog, context, chosen)
-    placements = attempt_placements(spec, catalog, context, chosen)
-    shared = shared_by_attempts(spec, catalog, context, chosen, placements)
+    placements, refused = usable_placements(spec, catalog, context)
+    machines = tuple({place.chosen.name: place.chosen for place in placements}.values())
+    context = on_machine(context, machines[0])
+    is_local, nodes = context.target == "local", spec.machine.nodes
+    is_estimated = context.training and not is_local
+    times = {chosen.name: training_time(spec, chosen, catalog) for chosen in machines} if is_estimated else {}
+    if not is_local:
+        hours = relative_hours(spec, machines, times) if len(machines) > 1 else {}
+        placements = fallback_order(spec, catalog, context.target, placements, hours)
+    shared = shared_by_attempts(spec, catalog, context, machines, placements)
     validate.check_regions(spec, context, placements)
-    attempts = tuple(attempt(spec, catalog, context, chosen, shared, placement) for placement in placements)
-    nodes = spec.machine.nodes
+    by_machine = {chosen.name: with_container(spec, catalog, context, chosen, shared) for chosen in machines}
+    chosen = placements[0].chosen
+    attempts = tuple(
+        attempt(spec, catalog, context, by_machine[place.chosen.name], place, of_plan=chosen) for place in placements
+    )
     wait_total = parse_duration(spec.limits.wait_total) if spec.limits.wait_total else None
-    first, is_local = attempts[0], context.target == "local"
-    training, basis = training_time(spec, chosen, catalog) if context.training and not is_local else (None, "")
-    billed = None if training is None else billed_time(catalog, first.provisioning, training, nodes)
+    first = attempts[0]
+    training, basis = times.get(chosen.name, (None, ""))
     expected = 0.0 if is_local else None
-    if billed is not None:
+    if training is not None:
+        billed = billed_time(catalog, first.provisioning, training, nodes)
         expected = cost.with_extras(first, first.usd_per_hour, nodes * min(billed, shared.hours))
     cost.check_lease(attempts, spec, hours=shared.hours)
     cost.check_usd_limit(attempts, spec, hours=shared.hours)
+    node_container = by_machine[chosen.name].container
     unbound = Plan(
         run=shared.run,
         target=context.target,
@@ -74,7 +75,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         run_folder=shared.run_folder,
         machine=figures(chosen, nodes),
         image=shared.image,
-        command=(*shared.container.command, *shared.container.args) if shared.container else (),
+        command=(*node_container.command, *node_container.args) if node_container else (),
         attempts=attempts,
         limits=PlannedLimits(
             hours=shared.hours,
@@ -89,22 +90,84 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
             wait_at_most_seconds=waiting.total_wait(attempts, wait_total),
         ),
         warnings=(
-            *([too_long(billed, basis, shared.hours)] if billed and billed > shared.hours else ()),
-            *warnings(spec, catalog, context, chosen, attempts),
+            *refused,
+            *too_long(catalog, placements, times, nodes=nodes, limit=shared.hours),
+            *warnings(spec, catalog, context, machines, attempts),
         ),
         spec=msgspec.to_builtins(spec),
-        prices=msgspec.UNSET if is_local else used_prices(catalog),
+        prices=UNSET if is_local else used_prices(catalog),
     )
     return bound(unbound)
 
 
-def too_long(billed: float, basis: str, limit: float) -> str:
-    """Return the warning that the estimate exceeds the limit."""
-    hours = math.ceil(billed * 1.1)
-    return (
-        f"limits.hours is {limit:g} h, but this run needs about {billed:,.0f} h ({basis}) and would end unfinished: "
-        f"--hours {hours}, or more GPUs"
+def usable_placements(
+    spec: JobSpec, catalog: Catalog, context: Context
+) -> tuple[tuple[Placement, ...], tuple[str, ...]]:
+    """Return the placements of each machine type that can run the spec, and a warning for each other one.
+
+    Raises:
+        PlanRefused: none can.
+    """
+    usable: list[Placement] = []
+    refused: list[tuple[Chosen, PlanRefused]] = []
+    for chosen in choose(spec, catalog, context.target):
+        try:
+            check_usable(spec, catalog, on_machine(context, chosen), chosen)
+            usable += placements_of(spec, context, catalog, chosen)
+        except PlanRefused as error:
+            refused.append((chosen, error))
+    problems = [f"{chosen.gpu.name} ({chosen.name}): {error.problem}" for chosen, error in refused]
+    if usable:
+        if len(spec.machine.types) > 1 and context.target != "local":
+            check_regions_used(spec, usable)
+        return tuple(usable), tuple(f"machine.type: not tried: {problem}" for problem in problems)
+    first = refused[0][1]
+    if len({error.problem for _, error in refused}) == 1:
+        raise first
+    raise PlanRefused(
+        "\n  ".join(["machine.type: no type can run this job:", *problems]), first.hint, field="machine.type"
     )
+
+
+def check_regions_used(spec: JobSpec, placements: Sequence[Placement]) -> None:
+    """Check that each region of the spec has one of the machine types. Raises PlanRefused."""
+    used = {place.region for place in placements}
+    for index, region in enumerate(spec.regions if isinstance(spec.regions, tuple) else ()):
+        if region not in used:
+            raise PlanRefused(
+                f"no type of machine.type can be used in {region}",
+                "Remove the region, or add a type that it has: launch gpus --region " + region,
+                field=f"regions.{index}",
+            )
+
+
+def check_usable(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
+    """Check that a machine can run the spec. Raises PlanRefused."""
+    validate.check_machine(spec, catalog, context, chosen)
+    validate.check_gpu_memory(spec, chosen)
+    if context.training:
+        validate.check_processes(spec, chosen)
+        validate.check_precision(spec, context, chosen)
+        validate.check_attention(spec, context, chosen)
+        validate.check_image(spec, catalog, context, chosen)
+        check_loggers(spec, catalog, context)
+        check_model(spec, catalog)
+        check_memory(spec, catalog, context, chosen)
+
+
+def too_long(
+    catalog: Catalog, placements: Sequence[Placement], times: Mapping[str, TrainingTime], *, nodes: int, limit: float
+) -> Iterator[str]:
+    """Yield a warning for each machine type on which the run is expected to exceed the limit of hours."""
+    firsts = {place.chosen.name: place for place in reversed(placements)}
+    for name, (training, basis) in times.items():
+        billed = training and billed_time(catalog, firsts[name].provisioning, training, nodes)
+        if billed and billed > limit:
+            needs = f"this run needs about {billed:,.0f} h{f' on {name}' if len(times) > 1 else ''} ({basis})"
+            yield (
+                f"limits.hours is {limit:g} h, but {needs} and would end unfinished: "
+                f"--hours {math.ceil(billed * 1.1)}, or more GPUs"
+            )
 
 
 def used_prices(catalog: Catalog) -> UsedPrices:
@@ -119,10 +182,32 @@ def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
     Raises:
         PlanRefused: the machine does not exist, or cannot run this image.
     """
-    chosen = choose(spec, catalog, context.target)
-    context = on_machine(context, chosen)
-    validate.check_image(spec, catalog, msgspec.structs.replace(context, target="local"), chosen)  # nothing is billed
-    return plan_image(spec, catalog, context, chosen)
+    machines = choose(spec, catalog, context.target)
+    for chosen in machines:  # nothing is billed
+        local = msgspec.structs.replace(on_machine(context, chosen), target="local")
+        validate.check_image(spec, catalog, local, chosen)
+    return image_of_machines(spec, catalog, context, machines)
+
+
+def image_of_machines(spec: JobSpec, catalog: Catalog, context: Context, machines: Sequence[Chosen]) -> Image:
+    """Return the image that all machines of a run use.
+
+    Raises:
+        PlanRefused: they need different ones.
+    """
+    images = [plan_image(spec, catalog, on_machine(context, chosen), chosen) for chosen in machines]
+    if images.count(images[0]) < len(images):
+        pairs = zip(machines, images, strict=True)
+        needs = ", ".join(f"{chosen.gpu.name} needs {image.platform} with {image.wheel}" for chosen, image in pairs)
+        wheel = max(image.wheel for image in images)
+        is_common = len({image.platform for image in images}) == 1 and not spec.image.wheel
+        fix = f"Set a build for all: --set image.wheel={wheel}; or list" if is_common else "List"
+        raise PlanRefused(
+            f"machine.type: all types use one image, but {needs}",
+            f"{fix} types that need the same one.",
+            field="machine.type",
+        )
+    return images[0]
 
 
 def on_machine(context: Context, chosen: Chosen) -> Context:
@@ -170,20 +255,25 @@ def replace_text(data: Any, old: str, new: str) -> Any:
 
 
 def shared_by_attempts(
-    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, placements: tuple[Placement, ...]
+    spec: JobSpec, catalog: Catalog, context: Context, machines: Sequence[Chosen], placements: Sequence[Placement]
 ) -> Shared:
-    """Return run id, image, container and limits. The run id of a VM to work on is its name; it has no image."""
-    run = run_id(spec, context, chosen.gpus) if context.training else spec.name
-    identity = compute_identity(spec, context, chosen.gpus) if context.training else ""
-    shared = Shared(
+    """Return run id, image and limits. The run id of a VM to work on is its name; it has no image."""
+    gpus = machines[0].gpus
+    run = run_id(spec, context, gpus) if context.training else spec.name
+    identity = compute_identity(spec, context, gpus) if context.training else ""
+    return Shared(
         run=run,
         run_folder=run_folder(spec, context, run),
         labels=names.labels(spec, context, run, identity),
-        image=plan_image(spec, catalog, context, chosen) if context.training else None,
+        image=image_of_machines(spec, catalog, context, machines) if context.training else None,
         container=None,
         hours=spec.limits.hours or (DEFAULT_HOURS if context.training else DEFAULT_WORKSTATION_HOURS),
         mtbf_hours=mtbf_hours(catalog, placements, spec.machine.nodes),
     )
+
+
+def with_container(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared) -> Shared:
+    """Return the properties of the attempts on one machine type, which have the same container."""
     if not context.training:
         return shared
     node_container = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
@@ -191,7 +281,7 @@ def shared_by_attempts(
     return msgspec.structs.replace(shared, container=node_container)
 
 
-def mtbf_hours(catalog: Catalog, placements: tuple[Placement, ...], nodes: int) -> float | None:
+def mtbf_hours(catalog: Catalog, placements: Sequence[Placement], nodes: int) -> float | None:
     """Return the mean hours between two interruptions of the run, which any of its nodes interrupts, in the worst
     attempt."""
     known = [found.hours for placement in placements if (found := catalog.interruptions(placement.provisioning))]
@@ -218,29 +308,23 @@ def nccl(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType
     return catalog.nccl(machine, SERVICE[context.target])
 
 
-def attempt_placements(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> tuple[Placement, ...]:
-    """Return the placements of all attempts, in fallback order; a rehearsal has one, on this machine."""
-    if context.target == "local" or chosen.machine is None:
-        return (REHEARSAL,)
-    models = provisioning(spec, chosen.machine, context.target)
-    return fallback_order(spec, context, catalog, chosen.machine, models)
-
-
 def attempt(
-    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, placement: Placement
+    spec: JobSpec, catalog: Catalog, context: Context, shared: Shared, placement: Placement, *, of_plan: Chosen
 ) -> Attempt:
-    """Return one attempt: a request with its price."""
-    node_price = price(spec, catalog, context, chosen, placement)
-    extras = cost.extras(spec, catalog, context, chosen, placement)
+    """Return one attempt: a request with its price. `of_plan`: the plan's machine."""
+    node_price = price(spec, catalog, context, placement)
+    extras = cost.extras(spec, catalog, context, placement)
     after = (
         NOTHING_AFTER_LIMIT
         if context.target == "local"
         else catalog.after_limit(SERVICE[context.target], placement.provisioning)
     )
+    chosen = placement.chosen
     return Attempt(
         region=placement.region,
         zone=placement.zone,
-        machine_type=chosen.machine.name if chosen.machine else "this machine",
+        machine_type=chosen.name,
+        machine=UNSET if chosen == of_plan else figures(chosen, spec.machine.nodes),
         provisioning=placement.provisioning,
         usd_per_hour=node_price.usd,
         usd_approx=node_price.approx,
@@ -254,28 +338,28 @@ def attempt(
         shutdown_seconds=after.seconds,
         service_restarts=after.restarts if spec.limits.restarts else 0,
         wait_seconds=waiting.attempt_wait(spec.limits, context.target, placement.provisioning),
-        request=request(spec, catalog, context, chosen, shared, placement),
+        request=request(spec, catalog, context, shared, placement),
     )
 
 
-def price(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, placement: Placement) -> Price:
+def price(spec: JobSpec, catalog: Catalog, context: Context, placement: Placement) -> Price:
     """Return the price per node and hour; a rehearsal costs nothing."""
-    if context.target == "local" or chosen.machine is None:
+    machine = placement.chosen.machine
+    if context.target == "local" or machine is None:
         return FREE
-    machine_price = catalog.price(chosen.machine, SERVICE[context.target], placement.provisioning, placement.name)
-    disks = 0 if chosen.machine.local_ssd_auto or context.target != "vm" else spec.machine.local_ssds or 0
+    machine_price = catalog.price(machine, SERVICE[context.target], placement.provisioning, placement.name)
+    disks = 0 if machine.local_ssd_auto or context.target != "vm" else spec.machine.local_ssds or 0
     rate = catalog.component("local-ssd-gib", placement.region) if disks else None
     with_disks = cost.with_local_ssds(machine_price, disks, rate, spot=placement.provisioning == "spot")
     return cost.or_price_flag(with_disks, spec.limits)
 
 
-def request(
-    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, placement: Placement
-) -> dict[str, Any]:
+def request(spec: JobSpec, catalog: Catalog, context: Context, shared: Shared, placement: Placement) -> dict[str, Any]:
     """Return the request's JSON body."""
     if context.target != "vm":
-        return vertex_request.custom_job(spec, chosen, shared, placement, project=context.project)
-    return vm_request.request(spec, context, chosen, shared, placement, family=image_family(spec, catalog, chosen))
+        return vertex_request.custom_job(spec, shared, placement, project=context.project)
+    family = image_family(spec, catalog, placement.chosen)
+    return vm_request.request(spec, context, shared, placement, family=family)
 
 
 def image_family(spec: JobSpec, catalog: Catalog, chosen: Chosen) -> str:

@@ -35,11 +35,12 @@ def exceeded(plan: Plan, spec: JobSpec, file: Settings, catalog: Catalog) -> Ite
     if project.regions and (outside := [one for one in regions if one not in project.regions]):
         fix = f"use {' '.join(f'--region {one}' for one in project.regions)}"
         yield Problem(file.place("regions"), f"region {', '.join(outside)} is not allowed", fix)
-    gpu = next((name for name, one in catalog.gpus.items() if one.title == plan.machine.gpu), "")
-    if project.machines and not {plan.machine.machine_type, gpu} & set(project.machines):
-        fix = f"allowed: {', '.join(project.machines)} (--type)"
-        what = f"machine {plan.machine.machine_type} ({gpu}) is not allowed"
-        yield Problem(file.place("machines"), what, fix)
+    names = {gpu.title: name for name, gpu in catalog.gpus.items()}
+    for machine in plan.machines if project.machines else ():
+        gpu = names.get(machine.gpu, "")
+        if not {machine.machine_type, gpu} & set(project.machines):
+            fix = f"allowed: {', '.join(project.machines)} (--type)"
+            yield Problem(file.place("machines"), f"machine {machine.machine_type} ({gpu}) is not allowed", fix)
     if missing := [name for name in project.required_labels if name not in spec.labels]:
         fix = "add to the spec: labels: {" + ", ".join(f"{name}: …" for name in missing) + "}"
         yield Problem(file.place("required_labels"), f"required label {', '.join(missing)} is missing", fix)

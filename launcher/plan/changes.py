@@ -81,9 +81,9 @@ def fields_changed(before: Plan, after: Plan) -> Iterator[Change]:
     if before.target != after.target:
         yield Change(field="target", before=before.target, after=after.target)
         return
-    old, new = ({(one.provisioning, one.where): one for one in plan.attempts} for plan in (before, after))
+    old, new = ({attempt_key(plan, attempt): attempt for attempt in plan.attempts} for plan in (before, after))
     if [*old] != [*new]:
-        yield Change(field="attempts", before=attempts_text(old), after=attempts_text(new))
+        yield Change(field="attempts", before=listed([*old], PLACES_SHOWN), after=listed([*new], PLACES_SHOWN))
     pairs = [(old[place], new[place]) for place in new if place in old] or [(before.attempts[0], after.attempts[0])]
     found: dict[tuple[str, str | None, str | None], list[str]] = {}
     seen: dict[tuple[str, str | None, str | None], set[int]] = {}
@@ -98,9 +98,9 @@ def fields_changed(before: Plan, after: Plan) -> Iterator[Change]:
         yield Change(field=name, before=key[1], after=key[2], attempts=some)
 
 
-def attempts_text(attempts: dict[tuple[str, str], Attempt]) -> str:
-    """Return `spot us-central1, spot us-east4 and 3 more`."""
-    return listed([f"{provisioning} {where}" for provisioning, where in attempts], PLACES_SHOWN)
+def attempt_key(plan: Plan, attempt: Attempt) -> str:
+    """Return `spot us-central1`, and of several machine types that of the attempt."""
+    return " ".join([attempt.provisioning, attempt.where, *[attempt.machine_type] * (len(plan.machines) > 1)])
 
 
 def request_fields(plan: Plan, attempt: Attempt) -> dict[str, str]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from launcher.catalog import Catalog, Component, Price
 from launcher.errors import PlanRefused
 from launcher.plan import vm_metadata
-from launcher.plan.model import Attempt, Chosen, Context, Placement
+from launcher.plan.model import Attempt, Context, Placement
 from launcher.plan.mounts import new_disk_type
 from launcher.plan.validate import LOCAL_SSD_GIB
 from launcher.plan.vertex_request import disk_spec
@@ -50,18 +50,19 @@ def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: b
     )
 
 
-def extras(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, placement: Placement) -> dict[str, float]:
+def extras(spec: JobSpec, catalog: Catalog, context: Context, placement: Placement) -> dict[str, float]:
     """Return the USD per node and hour of additional resources whose price is known: boot disk, new disks, external
     address."""
-    if context.target == "local" or chosen.machine is None:
+    machine = placement.chosen.machine
+    if context.target == "local" or machine is None:
         return {}
     on_vertex = context.target == "vertex"
-    disk = disk_spec(spec, chosen.machine) if on_vertex else boot_disk_of(spec, chosen.machine)
+    disk = disk_spec(spec, machine) if on_vertex else boot_disk_of(spec, machine)
     month = catalog.disk_price_at_most(disk["bootDiskType"], placement.region)
     fee = 1 + catalog.rates["vertex-fee"].usd if on_vertex else 1.0
     found = {} if month is None else {"boot disk": disk["bootDiskSizeGb"] * month / MONTH_HOURS * fee}
     if context.target == "vm" and context.training and (disks := new_disks(spec)):
-        months = [catalog.disk_price_at_most(new_disk_type(one, chosen.machine), placement.region) for one in disks]
+        months = [catalog.disk_price_at_most(new_disk_type(one, machine), placement.region) for one in disks]
         if None not in months:
             sizes = [one.new_disk_gb or 0 for one in disks]
             total = sum(size * (usd or 0.0) for size, usd in zip(sizes, months, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -108,11 +109,12 @@ class Estimate(Frozen, frozen=True, kw_only=True):
 def estimate(
     spec: JobSpec, catalog: Catalog, context: Context, measured: ModelSizes | None = None, note: str = ""
 ) -> Estimate:
-    """Return the estimate of a spec. `measured`: the sizes of a model without a formula; `note`: why there are none.
+    """Return the estimate of a spec with one machine type. `measured`: the sizes of a model without a formula; `note`:
+    why there are none.
 
     Raises PlanRefused: the machine does not exist, or is not offered.
     """
-    chosen = choose(spec, catalog, context.target)
+    (chosen,) = choose(spec, catalog, context.target)
     machine = figures(chosen, spec.machine.nodes)
     plain = Estimate(name=spec.name, machine=machine, gpu_memory_gb=gpu_memory_gb(chosen), note=note)
     if not spec.run.is_builtin:
@@ -175,8 +177,12 @@ def smallest(spec: JobSpec, config: Config, catalog: Catalog, context: Context, 
 # --- Time and money ---------------------------------------------------------------------------------------------------
 
 
-def training_time(spec: JobSpec, chosen: Chosen, catalog: Catalog) -> tuple[float | None, str]:
-    """Return the hours of training without start and interruptions, and how that is known; None and why it is not."""
+TrainingTime = tuple[float | None, str]
+"""Hours of training without start and interruptions, and how that is known; None and why it is not."""
+
+
+def training_time(spec: JobSpec, chosen: Chosen, catalog: Catalog) -> TrainingTime:
+    """Return the training time on a machine."""
     if not spec.run.is_builtin:
         return None, "the program is not the built-in trainer"
     found = fit_of(spec, chosen)
@@ -187,6 +193,16 @@ def training_time(spec: JobSpec, chosen: Chosen, catalog: Catalog) -> tuple[floa
     if speed is None:
         return None, no_speed(found.model.parameters, fits=found.fits)
     return training_hours(config, found.model, speed), speed.basis
+
+
+def relative_hours(spec: JobSpec, machines: Sequence[Chosen], times: Mapping[str, TrainingTime]) -> dict[str, float]:
+    """Return the hours of the run on each machine type: by the estimate or, where that is unknown, figures in
+    proportion to them, by the GPUs' peaks. Empty: nothing is known."""
+    hours = {name: START_HOURS + training for name, (training, _) in times.items() if training is not None}
+    config = parse(spec.run.config)
+    peaks = {chosen.name: chosen.gpu.peak_tflops.get(precision(config, chosen.gpu)) for chosen in machines}
+    by_peak = {name: 1 / peak for name, peak in peaks.items() if peak}
+    return next((known for known in (hours, by_peak) if len(known) == len(machines)), {})
 
 
 def no_speed(parameters: int | None, *, fits: bool | None) -> str:

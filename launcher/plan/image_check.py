@@ -24,7 +24,7 @@ def check_image_contents(
     field = "image.uri" if spec.image.uri else "image.base"
     name = spec.image.uri or spec.image.base or ""
     if found.platform != image.platform:
-        problem = f"{field}: {name} is for {found.platform}, but {spec.machine.type} is {image.platform}"
+        problem = f"{field}: {name} is for {found.platform}, but {chosen.gpu.name} is {image.platform}"
         raise PlanRefused(problem, "Use an image for that platform.", field=field)
     if why := cuda_problem(catalog, chosen.gpu, found.build, found.torch):
         raise PlanRefused(f"{field}: {name}: {why}", "Use an image with another CUDA, or another GPU.", field=field)

@@ -189,12 +189,26 @@ class ImageContents(Frozen, frozen=True, kw_only=True):
     has_node: bool | None = None
 
 
+class Gpus(Frozen, frozen=True, kw_only=True):
+    """The machines of an attempt, for display."""
+
+    machine_type: str
+    gpu: str
+    gpus: int
+    gpu_memory_gb: int | None
+    vcpus: int | None
+    memory_gb: float | None
+    nodes: int
+
+
 class Attempt(Frozen, frozen=True, kw_only=True):
     """One request in the fallback order. The next one follows if this one is refused or waits too long."""
 
     region: str
     zone: str | None
     machine_type: str
+    machine: Gpus | UnsetType = UNSET
+    """Its machines, if they are not the plan's: see `Plan.machine_of`."""
     provisioning: str
     usd_per_hour: float | None
     """Per node; None: unknown."""
@@ -246,10 +260,16 @@ class Chosen(Frozen, frozen=True, kw_only=True):
     gpu: Gpu
     gpus: int
 
+    @property
+    def name(self) -> str:
+        """The machine type."""
+        return self.machine.name if self.machine else "this machine"
+
 
 class Placement(Frozen, frozen=True, kw_only=True):
-    """The placement of one attempt: provisioning model and region, and on Compute Engine also the zone."""
+    """The placement of one attempt: machine, provisioning model and region, and on Compute Engine also the zone."""
 
+    chosen: Chosen
     provisioning: str
     region: str
     zone: str | None = None
@@ -261,7 +281,8 @@ class Placement(Frozen, frozen=True, kw_only=True):
 
 
 class Shared(Frozen, frozen=True, kw_only=True):
-    """Properties that all attempts of a plan share. `image` and `container` are None for a VM to work on."""
+    """Properties that all attempts of a plan share; those of one machine type also share the `container`. It and
+    `image` are None for a VM to work on."""
 
     run: str
     run_folder: str | None
@@ -307,18 +328,6 @@ class UsedPrices(Frozen, frozen=True, kw_only=True):
     shipped: bool
 
 
-class Gpus(Frozen, frozen=True, kw_only=True):
-    """The chosen machine, for display."""
-
-    machine_type: str
-    gpu: str
-    gpus: int
-    gpu_memory_gb: int | None
-    vcpus: int | None
-    memory_gb: float | None
-    nodes: int
-
-
 class Plan(Frozen, frozen=True, kw_only=True):
     """Everything that a launch does; executing it leaves nothing to decide."""
 
@@ -327,6 +336,7 @@ class Plan(Frozen, frozen=True, kw_only=True):
     project: str
     run_folder: str | None
     machine: Gpus
+    """Of the attempts that name no other. All have the same number of nodes, and of GPUs on each."""
     image: Image | None
     """None for a VM to work on: it boots the Deep Learning VM image in the request."""
     command: tuple[str, ...]
@@ -340,3 +350,12 @@ class Plan(Frozen, frozen=True, kw_only=True):
     """Unset for a run on this machine, and in plans of older versions."""
     version: int = 1
     """Format of the run folder that holds this plan."""
+
+    def machine_of(self, attempt: Attempt) -> Gpus:
+        """Return an attempt's machines."""
+        return attempt.machine or self.machine
+
+    @property
+    def machines(self) -> tuple[Gpus, ...]:
+        """The machines of all attempts, in fallback order."""
+        return tuple(dict.fromkeys(map(self.machine_of, self.attempts)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from launch_train.common import contract
@@ -157,7 +158,7 @@ def check_disk_types(spec: JobSpec, machine: MachineType) -> None:
             raise refusal(index, "new_disk_type", problem, f"Use {' or '.join(allowed)}.")
 
 
-def check_zones(spec: JobSpec, placements: tuple[Placement, ...]) -> None:
+def check_zones(spec: JobSpec, placements: Sequence[Placement]) -> None:
     """Check that existing disks are in the zone of each attempt. Raises PlanRefused."""
     for index, mount in enumerate(spec.mounts):
         if mount.disk is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from launcher.catalog import Catalog, MachineType, Service, region_of
 from launcher.errors import PlanRefused
-from launcher.plan.model import Context, Placement, Target
+from launcher.plan.model import Chosen, Context, Placement, Target
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, hourly_price, listed, near
 
@@ -48,53 +49,62 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
 
 
 def fallback_order(
-    spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, models: tuple[str, ...]
+    spec: JobSpec, catalog: Catalog, target: Target, placements: Sequence[Placement], hours: Mapping[str, float]
 ) -> tuple[Placement, ...]:
-    """Return the placements of all attempts. A list in the spec keeps its order; without any, the lowest expected cost
-    of an hour of training comes first, over regions and provisioning models, and unknown prices last. With
-    `regions: any`, zones that may lack the machine come last of all.
+    """Sort the placements of all attempts. A list of regions or provisioning models in the spec keeps its order;
+    otherwise the lowest expected cost of the run's work comes first, and unknown prices last. With `regions: any`,
+    zones that may lack the machine come last of all.
+
+    `hours`: machine type -> expected hours of the work, or a figure in proportion; empty for a single type.
+    """
+    firsts = {(one.chosen.name, one.provisioning): one for one in reversed(placements)}
+    listed_models = list(spec.provisioning or ())
+
+    def key(placement: Placement) -> tuple[bool, int, bool, float, str]:
+        place = placement if spec.regions == "any" else firsts[placement.chosen.name, placement.provisioning]
+        machine, model = place.chosen.machine, place.provisioning
+        if machine is None:
+            raise ValueError("a placement in the cloud needs a machine type")
+        is_doubtful = spec.regions == "any" and target == "vm" and bool(catalog.doubt(machine, place.name))
+        rank = listed_models.index(model) if model in listed_models else 0
+        is_unknown, usd, name = expected_rate(catalog, target, machine, model, place.name, spec.machine.nodes)
+        return is_doubtful, rank, is_unknown, usd * hours.get(place.chosen.name, 1.0), name
+
+    return tuple(sorted(placements, key=key))
+
+
+def placements_of(spec: JobSpec, context: Context, catalog: Catalog, chosen: Chosen) -> tuple[Placement, ...]:
+    """Return the placements of a machine type, by provisioning model.
 
     Raises:
         PlanRefused: no region is set, or the machine is not available in one.
     """
-    found = tuple(
-        placement for model in models for placement in placements_of_model(spec, context, catalog, machine, model)
+    machine = chosen.machine
+    if context.target == "local" or machine is None:
+        return (Placement(chosen=chosen, provisioning="standard", region="local"),)
+    placements = tuple(
+        placement
+        for model in provisioning(spec, machine, context.target)
+        for placement in placements_of_model(spec, context, catalog, chosen, machine, model)
     )
-    if not found:
+    if not placements:
         raise PlanRefused(
             f"the zones that have {machine.name} are unknown",
             f"Set them: --zone ZONE (its regions: {listed(known_regions(catalog, machine, context.target), NAMED)})",
             field="regions",
         )
-    if spec.provisioning is None and spec.regions == "any":
-        found = cheapest_first(catalog, machine, context.target, found, spec.machine.nodes)
-    elif spec.provisioning is None:  # the cheaper model first, by the first place of each
-        places = {placement.provisioning: placement for placement in reversed(found)}.values()
-        order = cheapest_first(catalog, machine, context.target, places, spec.machine.nodes)
-        rank = {placement.provisioning: number for number, placement in enumerate(order)}
-        found = tuple(sorted(found, key=lambda placement: rank[placement.provisioning]))
-    if spec.regions == "any" and context.target == "vm":
-        found = tuple(sorted(found, key=lambda placement: bool(catalog.doubt(machine, placement.name))))
-    return found
+    return placements
 
 
 def placements_of_model(
-    spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str
-) -> tuple[Placement, ...]:
-    """Return the placements of one provisioning model."""
-    if model.startswith("reservation:"):
-        zone = model.split("/")[3]
-        return (Placement(provisioning=model, region=region_of(zone), zone=zone if context.target == "vm" else None),)
-    regions = chosen_regions(spec, context, catalog, machine, model)
-    if context.target != "vm":
-        found = tuple(Placement(provisioning=model, region=region) for region in regions)
-    else:
-        found = tuple(
-            Placement(provisioning=model, region=region, zone=zone)
-            for region in regions
-            for zone in zones(spec, catalog, machine, region)
-        )
-    return cheapest_first(catalog, machine, context.target, found) if spec.regions == "any" else found
+    spec: JobSpec, context: Context, catalog: Catalog, chosen: Chosen, machine: MachineType, model: str
+) -> Iterator[Placement]:
+    """Yield the placements of one provisioning model, in the order of the spec's regions and zones."""
+    is_vm, reserved = context.target == "vm", model.split("/")[3] if model.startswith("reservation:") else ""
+    regions = (region_of(reserved),) if reserved else chosen_regions(spec, context, catalog, machine, model)
+    for region in regions:
+        for zone in ((reserved,) if reserved else zones(spec, catalog, machine, region)) if is_vm else (None,):
+            yield Placement(chosen=chosen, provisioning=model, region=region, zone=zone)
 
 
 def chosen_regions(
@@ -120,6 +130,9 @@ def chosen_regions(
             f"Set --region REGION, or gcloud config set compute/region REGION. {machine.name} ({model}) is in:\n"
             + candidates(catalog, machine, model, context.target),
         )
+    if len(spec.machine.types) > 1:  # a region may have some of the types
+        lacking = {*catalog.training_regions} - {*known}
+        named = tuple(region for region in named if region not in lacking) or named
     for region in named:
         if context.target == "vertex" and region not in catalog.training_regions:
             hint = (
@@ -174,28 +187,25 @@ def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tup
     return catalog.regions(machine) if target == "vm" else catalog.vertex_regions(machine)
 
 
-def cheapest_first(
-    catalog: Catalog, machine: MachineType, target: Target, placements: Iterable[Placement], nodes: int = 1
-) -> tuple[Placement, ...]:
-    """Sort by the expected cost of an hour of training: the price, and the time that interruptions take. Places with
-    only an upper bound come last; equal ones by name, so that the order is deterministic."""
-
-    def key(placement: Placement) -> tuple[bool, float, str]:
-        price = catalog.price(machine, SERVICE[target], placement.provisioning, placement.name)
-        usd = price.ceiling if price.usd is None else price.usd
-        rate = catalog.interruptions(placement.provisioning)
-        lost = RESTART_HOURS * nodes / rate.hours if rate else 0.0
-        return (price.usd is None, float("inf") if usd is None else usd * (1 + lost), placement.name)
-
-    return tuple(sorted(placements, key=key))
+def expected_rate(
+    catalog: Catalog, target: Target, machine: MachineType, model: str, place: str, nodes: int = 1
+) -> tuple[bool, float, str]:
+    """Return a key that sorts places by the expected cost of an hour of training: the price, and the time that
+    interruptions take. Places with only an upper bound come last; equal ones by name, so that the order is
+    deterministic."""
+    price = catalog.price(machine, SERVICE[target], model, place)
+    usd = price.ceiling if price.usd is None else price.usd
+    rate = catalog.interruptions(model)
+    lost = RESTART_HOURS * nodes / rate.hours if rate else 0.0
+    return price.usd is None, float("inf") if usd is None else usd * (1 + lost), place
 
 
 def candidates(catalog: Catalog, machine: MachineType, model: str, target: Target) -> str:
     """The cheapest regions with their prices, a line each."""
-    found = tuple(Placement(provisioning=model, region=region) for region in known_regions(catalog, machine, target))
+    regions = known_regions(catalog, machine, target)
     lines = []
-    for placement in cheapest_first(catalog, machine, target, found)[:NAMED]:
-        price = catalog.price(machine, SERVICE[target], model, placement.region)
-        lines.append(f"  {placement.region:<24}" + hourly_price(price.usd, price.ceiling, bound=price.bound))
-    more = len(found) - len(lines)
+    for region in sorted(regions, key=partial(expected_rate, catalog, target, machine, model))[:NAMED]:
+        price = catalog.price(machine, SERVICE[target], model, region)
+        lines.append(f"  {region:<24}" + hourly_price(price.usd, price.ceiling, bound=price.bound))
+    more = len(regions) - len(lines)
     return "\n".join(lines) + (f"\n  and {more} more" if more > 0 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from launch_train.common.loopback import is_loopback
 from launcher.catalog import Catalog, MachineType, Nccl
@@ -347,7 +348,7 @@ def check_boot_disk(spec: JobSpec, context: Context, machine: MachineType) -> No
         )
 
 
-def check_regions(spec: JobSpec, context: Context, placements: tuple[Placement, ...]) -> None:
+def check_regions(spec: JobSpec, context: Context, placements: Sequence[Placement]) -> None:
     """Check that regional resources are in the region of each attempt. Raises PlanRefused."""
     if context.target == "local":
         return

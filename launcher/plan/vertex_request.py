@@ -22,11 +22,11 @@ BOOT_DISK_GB = 200
 """Vertex AI's default of 100 GB leaves little space beside a CUDA image; 100 GB more cost about $0.03 an hour."""
 
 
-def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, placement: Placement, *, project: str) -> dict[str, Any]:
+def custom_job(spec: JobSpec, shared: Shared, placement: Placement, *, project: str) -> dict[str, Any]:
     """Return the body of `projects.locations.customJobs.create` for one placement."""
     pool = {
-        "machineSpec": machine_spec(chosen, placement.provisioning),
-        "diskSpec": disk_spec(spec, chosen.machine),
+        "machineSpec": machine_spec(placement.chosen, placement.provisioning),
+        "diskSpec": disk_spec(spec, placement.chosen.machine),
         **mounts(spec),
         "containerSpec": container_spec(shared),
     }

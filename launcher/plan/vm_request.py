@@ -12,7 +12,7 @@ from typing import Any
 from launcher.catalog import Gpu, MachineType
 from launcher.jobs.vm import last_url_part
 from launcher.plan import mounts, vm_metadata, waiting
-from launcher.plan.model import Chosen, Context, Placement, Shared
+from launcher.plan.model import Context, Placement, Shared
 from launcher.plan.vertex_request import RESERVATION_KEY, given
 from launcher.spec.models import JobSpec
 
@@ -22,15 +22,13 @@ MODEL = {"standard": "STANDARD", "reservation": "STANDARD", "spot": "SPOT", "fle
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
-def request(
-    spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, placement: Placement, *, family: str
-) -> dict[str, Any]:
+def request(spec: JobSpec, context: Context, shared: Shared, placement: Placement, *, family: str) -> dict[str, Any]:
     """Return the body of `instances.insert`; for several VMs, of `instances.bulkInsert`, which creates all or none.
 
     `family` is the image family to boot, unless the spec names an image.
     """
     names = vm_metadata.nodes(spec, shared)
-    body = instance(spec, context, chosen, shared, placement, family)
+    body = instance(spec, context, shared, placement, family)
     if len(names) == 1:
         return {"name": names[0], **body}
     return {
@@ -58,11 +56,9 @@ def without_zone(disk: dict[str, Any]) -> dict[str, Any]:
     return {**disk, "initializeParams": {**params, "diskType": last_url_part(params["diskType"])}}
 
 
-def instance(
-    spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, placement: Placement, family: str
-) -> dict[str, Any]:
+def instance(spec: JobSpec, context: Context, shared: Shared, placement: Placement, family: str) -> dict[str, Any]:
     """Return the Instance of one VM, without its name."""
-    machine, zone = chosen.machine, placement.zone
+    machine, zone = placement.chosen.machine, placement.zone
     if machine is None or zone is None:
         raise ValueError("an Instance needs a machine type and a zone")
     kind = placement.provisioning.partition(":")[0]
@@ -70,7 +66,7 @@ def instance(
     return {
         "machineType": f"zones/{zone}/machineTypes/{machine.name}",
         "labels": shared.labels,
-        **given(guestAccelerators=guest_accelerators(machine, chosen.gpu, zone)),
+        **given(guestAccelerators=guest_accelerators(machine, placement.chosen.gpu, zone)),
         "disks": [
             boot_disk(spec, machine, zone, family, shared.labels),
             *local_ssds(spec, machine, zone),

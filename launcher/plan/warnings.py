@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from launch_train.common.config import parse
 from launcher.catalog import Catalog
 from launcher.plan import names
+from launcher.plan.estimate import precision
 from launcher.plan.loggers import about_loggers
 from launcher.plan.machine import has_many_networks
 from launcher.plan.memory.fit import fit_of
@@ -30,7 +32,7 @@ SERVICE_NAMES = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this m
 
 
 def warnings(
-    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, attempts: tuple[Attempt, ...]
+    spec: JobSpec, catalog: Catalog, context: Context, machines: Sequence[Chosen], attempts: tuple[Attempt, ...]
 ) -> tuple[str, ...]:
     """Return all warnings, the most important first. Each has one or two sentences."""
     if context.target == "local":
@@ -39,8 +41,9 @@ def warnings(
     found = [
         *about_code(spec, catalog, context),
         *about_mounts(spec, context),
-        *about_machine(spec, catalog, context, chosen, attempts),
-        *about_target(spec, context, chosen),
+        *about_types(spec, machines),
+        *(text for chosen in machines for text in about_machine(spec, catalog, context, chosen, attempts)),
+        *about_target(spec, context, machines[0]),
         *about_loggers(spec, context),
         *about_price(spec, attempts),
     ]
@@ -95,6 +98,16 @@ def about_mounts(spec: JobSpec, context: Context) -> Iterator[str]:
         yield "mounts: read_only has no effect on Vertex AI; the account's permissions decide."
 
 
+def about_types(spec: JobSpec, machines: Sequence[Chosen]) -> Iterator[str]:
+    """Yield how the machine types differ in what they compute."""
+    if spec.run.is_builtin and len(machines) > 1:
+        config = parse(spec.run.config)
+        kinds = {chosen.gpu.name: precision(config, chosen.gpu) for chosen in machines}
+        if len({*kinds.values()}) > 1:
+            shown = ", ".join(f"{kind} on {name}" for name, kind in kinds.items())
+            yield f"run.config.precision: {shown}. Set it, so that an attempt on another GPU continues with the same."
+
+
 def about_machine(
     spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, attempts: tuple[Attempt, ...]
 ) -> Iterator[str]:
@@ -102,6 +115,7 @@ def about_machine(
     machine = chosen.machine
     if machine is None:
         return
+    attempts = tuple(attempt for attempt in attempts if attempt.machine_type == machine.name)
     for model in dict.fromkeys(attempt.provisioning for attempt in attempts):
         yield from catalog.warnings(machine, SERVICE[context.target], model)
     doubts = {zone: catalog.doubt(machine, zone) for attempt in attempts if (zone := attempt.zone)}
@@ -172,7 +186,7 @@ def about_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
     if machine and machine.local_ssd_auto and spec.machine.local_ssds:
         yield f"machine.local_ssds has no effect: {machine.name} includes its own."
     if unlisted := [zone for zone in spec.zones or () if is_ai_zone(zone)]:
-        yield f"{', '.join(unlisted)}: it is not known whether AI zones have {spec.machine.type}."
+        yield f"{', '.join(unlisted)}: it is not known whether AI zones have {spec.machine.types[0]}."
     wait = parse_duration(spec.limits.wait) if spec.limits.wait else None
     if wait and (clamped := clamp_flex_start_vm_wait(wait)) != wait and "flex-start" in (spec.provisioning or ()):
         yield f"limits.wait: Compute Engine accepts 90 s to 2 h for flex-start; the request has {clamped} s."

@@ -185,7 +185,7 @@ def gpu_of(metric: str) -> str:
 
 def check_vertex_quota_limit(project: str, need: GpuNeed, quotas: Any, usage: Any) -> Check:
     """Return the result for one placement."""
-    where = {"place": need.region, "provisioning": need.provisioning}
+    where = {"place": need.region, "provisioning": need.provisioning, "machine_type": need.machine_type}
     info = quotas.get(need.metric) or None
     if not info and not need.is_exact:  # the only quota whose metric begins with an accelerator without one of its own
         similar = [name for name in quotas if re.fullmatch(rf"{re.escape(need.metric)}\w*", name)]

@@ -25,7 +25,7 @@ class Check(Struct, frozen=True, kw_only=True):
     """The result of one check.
 
     `failed` means that a job can't be created or can't work, in a region or zone (`place`; empty: any) with a
-    provisioning model (empty: any). `unknown` never refuses anything.
+    provisioning model on a machine type (empty: any). `unknown` never refuses anything.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Check(Struct, frozen=True, kw_only=True):
     """Commands to paste, one per line."""
     place: str = ""
     provisioning: str = ""
+    machine_type: str = ""
     ends: str | UnsetType = UNSET
     """RFC 3339: when the attempt's reservation ends."""
     quotas: tuple[QuotaFigures, ...] = ()
@@ -42,7 +43,11 @@ class Check(Struct, frozen=True, kw_only=True):
 
     def applies_to(self, attempt: Attempt) -> bool:
         """Return whether the check is about an attempt's placement."""
-        return self.place in ("", attempt.region, attempt.zone) and self.provisioning in ("", attempt.provisioning)
+        return (
+            self.place in ("", attempt.region, attempt.zone)
+            and self.provisioning in ("", attempt.provisioning)
+            and self.machine_type in ("", attempt.machine_type)
+        )
 
 
 class GpuNeed(Struct, frozen=True, kw_only=True):
@@ -52,6 +57,7 @@ class GpuNeed(Struct, frozen=True, kw_only=True):
     gpus: int
     region: str
     provisioning: str
+    machine_type: str = ""
     is_exact: bool = True
     """False: the metric was derived from the accelerator's name, because the catalog lacks it."""
 

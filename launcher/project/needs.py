@@ -130,6 +130,7 @@ def gpu_need(plan: Plan, attempt: Attempt) -> GpuNeed | None:
         gpus=read.gpus * read.nodes,
         region=attempt.region,
         provisioning=attempt.provisioning,
+        machine_type=attempt.machine_type,
         is_exact=known,
     )
 
@@ -139,7 +140,7 @@ def quota_metric(plan: Plan, attempt: Attempt) -> tuple[str, bool]:
     accelerator."""
     tables = catalog.load()
     shapes = tables.machines.get(attempt.machine_type, ())
-    shape = next((one for one in shapes if tables.gpus[one.gpu].title == plan.machine.gpu), None)
+    shape = next((one for one in shapes if tables.gpus[one.gpu].title == plan.machine_of(attempt).gpu), None)
     quota = tables.quota(shape, "vertex", attempt.provisioning) if shape else None
     if quota and quota.metric:
         return quota.metric.rpartition("/")[2], True

@@ -108,9 +108,9 @@ class AttemptEntry(AttemptLock, frozen=True, kw_only=True):
         return self.zone or self.region
 
     @property
-    def place(self) -> tuple[str, str | None, str]:
-        """Return its placement: region, zone and provisioning model."""
-        return self.region, self.zone, self.provisioning
+    def place(self) -> tuple[str, str | None, str, str]:
+        """Return its placement: region, zone, provisioning model and machine type."""
+        return self.region, self.zone, self.provisioning, self.machine
 
 
 class NextAttempt(NamedTuple):
@@ -167,6 +167,9 @@ def applies_to(tried: AttemptEntry, attempt: Attempt) -> bool:
     """Return whether the end of one try also applies to the attempt."""
     if tried.end is None or tried.end.is_transient or tried.region != attempt.region:
         return False
+    is_of_region = tried.end.scope == "region" and tried.end.kind != "machine"  # capacity and GPU quotas are by type
+    if tried.machine != attempt.machine_type and not is_of_region:
+        return False
     same_model = tried.provisioning == attempt.provisioning
     match tried.end.scope:
         case "region+provisioning":
@@ -179,9 +182,9 @@ def applies_to(tried: AttemptEntry, attempt: Attempt) -> bool:
             return True
 
 
-def place_of(attempt: Attempt) -> tuple[str, str | None, str]:
+def place_of(attempt: Attempt) -> tuple[str, str | None, str, str]:
     """Return an attempt's placement, comparable with `AttemptEntry.place`."""
-    return attempt.region, attempt.zone, attempt.provisioning
+    return attempt.region, attempt.zone, attempt.provisioning, attempt.machine_type
 
 
 def pause(found: Attempt, ended: Sequence[AttemptEntry], jitter: float) -> float:

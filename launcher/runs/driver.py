@@ -55,7 +55,14 @@ from launcher.runs.endings import (
     run_ended_error,
     settle,
 )
-from launcher.runs.identity_check import AllowedChange, check_identity, facts_of, facts_of_job, request_id
+from launcher.runs.identity_check import (
+    AllowedChange,
+    check_identity,
+    comparable_request,
+    facts_of,
+    facts_of_job,
+    request_id,
+)
 from launcher.runs.ledger import Ledger
 from launcher.runs.snapshot import (
     RunObserver,
@@ -495,7 +502,7 @@ class RunDriver:
     def differs_in_image_alone(self, body: Mapping[str, Any]) -> bool:
         """Return whether a request names its image by digest and differs from the plan's request in nothing else but
         the allowed change. For another kind of GPU the image may need another build of PyTorch."""
-        known, own = self.allowed.lines if self.allowed else (), self.plan.attempts[0].request
+        known, own = self.allowed.lines if self.allowed else (), comparable_request(self.plan, body)
         changed = request.differences(body, own, request.submitted)
         return (
             "@sha256:" in request.image(body)
@@ -550,7 +557,8 @@ class RunDriver:
             error.refusal, request.request_context(self.plan.project, attempt.region, attempt.request, attempt.zone)
         )
         end = self.ledger.note_end(entry.number, diagnosis, None)
-        self.say(f"attempt {entry.number} ({place_text(*entry.place)}) was refused: {end.cause}")
+        place = place_text(entry.region, entry.zone, entry.provisioning)
+        self.say(f"attempt {entry.number} ({place}) was refused: {end.cause}")
 
     def find_created_job(self, entry: AttemptEntry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
         """Look for the job of a create request without a response; None: there is none, and that was recorded.

@@ -8,7 +8,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import Struct
 
-from launcher.backend.request import differences, labels, machine_type, provisioning
+from launcher.backend.request import differences, gpu, labels, machine_type, provisioning
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
@@ -58,12 +58,18 @@ def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger, allowed: A
     raise other_run(plan, stored.plan.attempts[0].request if stored and stored.plan.attempts else {})
 
 
+def comparable_request(plan: Plan, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the plan's request for the kind of GPU of another request; else its first."""
+    planned = [attempt.request for attempt in plan.attempts]
+    return next((own for own in planned if gpu(own) == gpu(request)), planned[0])
+
+
 def other_run(plan: Plan, request: Mapping[str, Any], *, is_active: bool = False) -> UsageError:
     """Return the error of a run id that belongs to another computation, with the differences to its `request`.
 
     `is_active`: its job still runs, and could be resumed with the plan's settings afterwards.
     """
-    lines = differences(request, plan.attempts[0].request) if request else ()
+    lines = differences(request, comparable_request(plan, request)) if request else ()
     text = "\n".join(f"  {line}" for line in lines) or "  different code, requirements or user"
     if is_active:
         return UsageError(

@@ -253,6 +253,25 @@ def empty_or_duplicate_entries(spec: JobSpec) -> Iterator[Finding]:
             yield from duplicates((name,), values, "remove the duplicates")
 
 
+def several_machine_types(spec: JobSpec) -> Iterator[Finding]:
+    """Check the list, and what only a single machine type can have."""
+    at, types = ("machine", "type"), spec.machine.types
+    if not types:
+        yield Finding(at, "is an empty list", "add a name")
+    if "" in types:
+        yield Finding((*at, types.index("")), "a name is missing", "list names such as [h100, a100-80gb]")
+    if len(types) < 2:
+        return
+    yield from duplicates(at, types, "remove the duplicates")
+    fix = f"name one type: machine.type: {types[0]}"
+    if spec.machine.accelerator:
+        yield Finding(("machine", "accelerator"), "cannot be combined with several machine types", fix)
+    if spec.vertex.persistent_resource:
+        yield Finding(at, "the machines of vertex.persistent_resource have one type", fix)
+    if any(model.startswith("reservation:") for model in spec.provisioning or ()):
+        yield Finding(at, "the machines of a reservation have one type", fix)
+
+
 def duplicates(at: Path, values: Sequence[str], fix: str) -> Iterator[Finding]:
     for value, times in Counter(values).items():
         if times > 1:
@@ -440,6 +459,7 @@ CHECKS = (
     Check(webhook, (("notify",), ("limits", "usd"), ("run", "node"))),
     Check(container_registry, (("image", "repository"),)),
     Check(empty_or_duplicate_entries, (("provisioning",), ("regions",), ("zones",))),
+    Check(several_machine_types, (("machine",), ("vertex", "persistent_resource"), ("provisioning",))),
     Check(zones_outside_regions, (("regions",), ("zones",))),
     Check(reservation_outside_places, (("provisioning",), ("regions",), ("zones",), ("vm", "dense_reservation"))),
     Check(reduction_server, (("vertex", "reduction_server"), ("machine",), ("provisioning",))),

@@ -46,7 +46,8 @@ class Decoder:
         if isinstance(node, Scalar) and node.value is None and shape.nullable:
             return None
         decoders = {"model": self.model, "list": self.list, "map": self.map, "any": self.json}
-        return decoders.get(shape.kind, self.scalar)(node, shape, at)
+        kind = "list" if shape.kind == "text" and shape.items and isinstance(node, List) else shape.kind
+        return decoders.get(kind, self.scalar)(node, shape, at)
 
     def model(self, node: Node, shape: Shape, at: Path) -> Any:
         """Decode a section. Invalid settings keep their defaults, so that the others can be checked in combination."""

@@ -35,13 +35,13 @@ from launcher.spec.services import NO_LOCAL, Local, Vertex, Vm
 
 
 class Machine(Model, frozen=True, kw_only=True):
-    """The machines of a run. All nodes have the same type."""
+    """The machines of a run. All nodes of an attempt have the same type."""
 
     type: Annotated[
-        str,
+        str | tuple[str, ...],
         Meta(
             description="a GPU (h100 h100-mega h200 b200 gb200 a100-80gb a100-40gb l4 rtx-pro-6000 t4 v100 p4) "
-            "or a machine type (a3-highgpu-2g)"
+            "or a machine type (a3-highgpu-2g); of several, the cheapest for the run is tried first (Vertex AI)"
         ),
     ]
     gpus: Annotated[int, Meta(ge=1, le=16, description="GPUs per node; default: all of the machine type's")] | None = (
@@ -78,6 +78,11 @@ class Machine(Model, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The names in `type`, in the spec's order."""
+        return (self.type,) if isinstance(self.type, str) else self.type
 
 
 class Image(Model, frozen=True, kw_only=True):

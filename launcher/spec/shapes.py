@@ -28,7 +28,8 @@ class Shape(Struct, frozen=True):
     metas: tuple[Meta, ...] = ()
     nullable: bool = False
     items: Any = None
-    """list: the type of an item; map: of a value; model: the class."""
+    """list: the type of an item; map: of a value; model: the class; text: of an item of the list that may stand in its
+    place."""
     keys: Any = None
     """map: the type of a key."""
     choices: tuple[str, ...] = ()
@@ -85,9 +86,9 @@ def shape_of(hint: Any, metas: tuple[Meta, ...] = ()) -> Shape:
 
 
 def union(args: tuple[Any, ...], metas: tuple[Meta, ...]) -> Shape:
-    """Return the shape of `T | None`, or of a list with an alternative word (`regions: any`)."""
+    """Return the shape of `T | None`, of a list with an alternative word (`regions: any`), or of a text with an
+    alternative list (`machine.type`)."""
     first, *rest = [shape_of(arg, metas) for arg in args if arg is not NoneType]
     words = tuple(word for other in rest for word in other.choices)
-    return Shape(
-        first.kind, first.hint, first.metas, NoneType in args, first.items, first.keys, (*first.choices, *words)
-    )
+    items = first.items or next((other.items for other in rest), None)
+    return Shape(first.kind, first.hint, first.metas, NoneType in args, items, first.keys, (*first.choices, *words))

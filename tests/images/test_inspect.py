@@ -95,7 +95,7 @@ def check(machine: str, run: dict[str, Any] | None = None, **known: Any) -> None
         uri=URI, pinned=True, dependencies="", base="", platform="linux/amd64", wheel="cu126", min_driver=None
     )
     found = ImageContents(**{"platform": "linux/amd64", **known})
-    check_image_contents(own, CATALOG, choose(own, CATALOG, "vertex"), image, found, Packages())
+    check_image_contents(own, CATALOG, choose(own, CATALOG, "vertex")[0], image, found, Packages())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_requirements_torch_is_that_of_the_base(wanted: str, found: str, fit
         uri="a", pinned=False, dependencies="", base="", platform="linux/amd64", wheel="base", min_driver=None
     )
     torch = Requirement(name="torch", specifier=wanted, text=f"torch{wanted}", where="r.txt:1")
-    args = (own, CATALOG, choose(own, CATALOG, "vertex"), image, ImageContents(platform="linux/amd64", torch=found))
+    args = (own, CATALOG, choose(own, CATALOG, "vertex")[0], image, ImageContents(platform="linux/amd64", torch=found))
     if fits:
         check_image_contents(*args, Packages(named=(torch,)))
         return

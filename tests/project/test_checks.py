@@ -443,7 +443,7 @@ def test_quotas_are_one_table_with_each_fix_once() -> None:
     ]
     sentence = next(lines(checks[:2]))
     assert sentence.startswith("✗ quota       custom_model_training_nvidia_l4_gpus in us-central1: 2")
-    assert {*data(checks)[0]} == {"name", "status", "text", "fix", "place", "provisioning"}
+    assert {*data(checks)[0]} == {"name", "status", "text", "fix", "place", "provisioning", "machine_type"}
 
 
 def test_the_limit_of_the_more_specific_dimensions_counts() -> None:

@@ -65,6 +65,25 @@ def test_a_region_is_left_with_all_its_models() -> None:
     assert next_attempt(PLAN, [*pairs, tried(FLEX_2, "region+provisioning")]).attempt is None
 
 
+@pytest.mark.parametrize(
+    ("scope", "kind", "rules_out"),
+    [
+        ("region+provisioning", "stockout", False),
+        ("region+provisioning", "quota", False),
+        ("region", "machine", False),
+        ("region", "permission", True),
+        ("project", "output", True),
+    ],
+)
+def test_a_machine_type_without_capacity_or_quota_does_not_rule_out_another(
+    scope: Scope, kind: Kind, rules_out: bool
+) -> None:
+    plan = planned(machine={"type": ["h100", "a100-80gb"], "gpus": 1}, provisioning=["spot"])
+    h100, a100 = plan.attempts
+    assert next_attempt(plan, [tried(h100, scope, kind)]).attempt is (None if rules_out else a100)
+    assert next_attempt(plan, [tried(h100, scope, kind), tried(a100, scope, kind)]).attempt is None
+
+
 def test_zones_of_a_region_are_apart() -> None:
     zones = [replace(SPOT_1, zone=f"us-central1-{letter}") for letter in "abc"]
     assert next_attempt(replace(PLAN, attempts=zones), [tried(zones[0], "zone")]).attempt is zones[1]

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from launch_train.common import contract
+from launcher.backend import request
 from launcher.diagnosis import Diagnosis
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
@@ -115,6 +116,28 @@ def test_the_image_is_made_ready_once_and_not_for_a_run_that_goes_on(site: Site)
     assert (got.number, got.job.region, len(made)) == (2, "us-east5", 1)
     site.launch(ready=slow)
     assert len(made) == 1
+
+
+def test_the_image_of_another_machine_type_of_the_run_stays(site: Site) -> None:
+    """The first job had an A100; the next one, with an H100, gets its image."""
+    made: list[Plan] = []
+
+    def prepare(plan: Plan) -> Plan:
+        made.append(plan)
+        return ready(plan)
+
+    site.plan = plan_of(machine={"type": ["h100", "a100-80gb"], "gpus": 1}, regions=["us-central1"])
+    refused = Status(429, message="The following quota metrics exceed quota limits: aiplatform.googleapis.com/x_gpus")
+    site.cloud.faults.add(Fault(CREATE, refused))
+    first = site.launch(ready=prepare)
+    assert request.machine_type(first.job.request) == "a2-ultragpu-1g"
+    preempted = Diagnosis(scope="transient", kind="preempted", cause="")
+    site.vertex.cancel(first.job.name)
+    site.clock.advance(30)
+    settle(site.ledger(), first.number, site.vertex.get(first.job.name), preempted)
+    second = site.launch(ready=prepare)
+    assert (request.machine_type(second.job.request), len(made)) == ("a3-highgpu-1g", 1)
+    assert request.image(second.job.request) == request.image(first.job.request)
 
 
 def test_another_launch_submitted_while_the_image_was_built(site: Site) -> None:

@@ -14,6 +14,29 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
 
 
 @pytest.mark.parametrize(
+    ("machine", "more", "line"),
+    [
+        ("{type: []}", "", "machine.type: is an empty list"),
+        ("{type: [l4, h100, l4]}", "", "machine.type[2]: 'l4' is listed 2 times"),
+        ("{type: [l4, ''], gpus: 1}", "", "machine.type[1]: a name is missing"),
+        ("{type: [l4, 4]}", "", "machine.type[1]: 4 is a number, not text"),
+        ("{type: {a: b}}", "", "machine.type: is a section, not text"),
+        ("{type: [l4, t4], accelerator: t4}", "", "machine.accelerator: cannot be combined with several"),
+        ("{type: [l4, t4]}", "vertex: {persistent_resource: mine}", "machine.type: the machines of vertex.pers"),
+        (
+            "{type: [l4, t4]}",
+            "provisioning: reservation:projects/p/zones/us-central1-a/reservations/r",
+            "machine.type: the machines of a reservation have one type",
+        ),
+    ],
+)
+def test_several_machine_types(machine: str, more: str, line: str) -> None:
+    (problem,) = lines(f"name: a\nmachine: {machine}\n{more}\n")
+    assert problem.startswith((f"s.yaml:2: {line}", f"s.yaml:3: {line}"))
+    assert spec("name: a\nmachine: {type: [l4, h100]}\n").machine.types == ("l4", "h100")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (

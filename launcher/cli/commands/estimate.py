@@ -65,8 +65,8 @@ def estimate(
         tokens = [Override("run.config.data.block_size", 1024, name)] * (name.removeprefix("hf:") in FAMILIES)
         changes, spec = [Override("run.config.model", {"name": name}, name), *tokens, *changes], None
     options = GatherOptions(run_id=flags.run_id, project_id="unknown")
-    found = estimate_spec(gather("vertex", spec, changes, options))
+    estimates = estimate_spec(gather("vertex", spec, changes, options))
     if output_format is Output.text:
-        print("\n".join(ui.page(found)))
+        print("\n\n".join("\n".join(ui.page(estimated)) for estimated in estimates))
     else:
-        printed(msgspec.to_builtins(found), output_format)
+        printed(msgspec.to_builtins(estimates if len(estimates) > 1 else estimates[0]), output_format)

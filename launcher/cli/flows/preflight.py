@@ -62,7 +62,8 @@ def preflight_only(inputs: Inputs, output: Output, *, creates_repository: bool =
         print("\n".join(lines(one for one in found if attempts or one.status != "failed")))
         print(summary(found) or "all checks passed")
     else:
-        places = [{"region": one.region, "zone": one.zone, "provisioning": one.provisioning} for one in attempts]
+        keys = ("region", "zone", "provisioning", "machine_type")
+        places = [{key: getattr(attempt, key) for key in keys} for attempt in attempts]
         printed({"checks": data(found), "placements": places}, output, refused)
     if refused:
         raise refused

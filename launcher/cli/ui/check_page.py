@@ -80,6 +80,7 @@ def spec_data(one: CheckedSpec) -> dict[str, Any]:
         "target": one.target,
         "run": plan.run if plan else None,
         "machine": msgspec.to_builtins(plan.machine) if plan else None,
+        "machines": msgspec.to_builtins(plan.machines) if plan else None,
         "usd_expected": plan.limits.usd_expected if plan else None,
         "usd_at_most": plan.limits.usd_at_most if plan else None,
         "problems": msgspec.to_builtins(one.problems),

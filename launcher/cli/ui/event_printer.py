@@ -170,12 +170,13 @@ def clock() -> str:
 
 def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
     """Return the planned attempt that a job belongs to, or None."""
-    from launcher.backend.request import provisioning
+    from launcher.backend.request import read
 
-    wanted = (job.place, provisioning(job.request).partition(":")[0])
-    for one in plan.attempts if plan else ():
-        if (one.where, one.provisioning.partition(":")[0]) == wanted:
-            return one
+    requested = read(job.request)
+    wanted = (job.place, requested.provisioning.partition(":")[0], requested.machine_type)
+    for attempt in plan.attempts if plan else ():
+        if (attempt.where, attempt.provisioning.partition(":")[0], attempt.machine_type) == wanted:
+            return attempt
     return None
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from launcher.cli.options import Output
 from launcher.cli.style import styled
-from launcher.text import exact_duration, hourly_price, plural, rough_duration, size_text, usd_text
+from launcher.text import either, exact_duration, hourly_price, plural, rough_duration, size_text, usd_text
 
 if TYPE_CHECKING:
     from launcher.api.gather import AppliedSettings
@@ -156,15 +156,10 @@ def facts(
 ) -> Iterator[tuple[str, str]]:
     """Yield the labels and texts above the table of attempts."""
     is_cloud = plan.target != "local"
-    yield "machine", machine_text(plan)
+    yield from beside("machine", machine_lines(plan, explain))
     if is_cloud and plan.command:
         if plan.machine.gpu_memory_gb:
-            from launcher import catalog
-            from launcher.plan.machine import choose
-            from launcher.plan.memory.fit import memory_line
-
-            # It is not part of the plan, whose digest is in the requests.
-            yield "memory", memory_line(spec, choose(spec, catalog.load(), plan.target))
+            yield from beside("memory", memory_lines(plan, spec, explain))
         yield from beside("time", time_lines(plan, explain))
     if is_cloud:
         yield from beside("cost", cost_lines(plan, usd_cap, explain))
@@ -184,6 +179,20 @@ def facts(
     if is_cloud:
         yield from beside("mounts", mount_lines(plan) if plan.command else ())
         yield from account_facts(plan, explain)
+
+
+def memory_lines(plan: Plan, spec: JobSpec, explain: bool) -> Iterator[str]:
+    """Yield the memory that the run needs on each machine type. It is not part of the plan, whose digest is in the
+    requests."""
+    from launcher import catalog
+    from launcher.plan.machine import choose
+    from launcher.plan.memory.fit import memory_line
+
+    brief, machines = len(plan.machines) > 1 and not explain, choose(spec, catalog.load(), plan.target)
+    lines = {chosen.name: memory_line(spec, chosen, brief=brief) for chosen in machines}
+    of_gpu = {machine.gpu: lines[machine.machine_type] for machine in plan.machines}
+    texts = {*of_gpu.values()}
+    yield from texts if len(texts) == 1 else (f"{gpu}: {line}" for gpu, line in of_gpu.items())
 
 
 def beside(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -284,20 +293,27 @@ def account_text(plan: Plan) -> str:
     return str(first["jobSpec"].get("serviceAccount", "Custom Code Service Agent (Vertex AI's default)"))
 
 
-def machine_text(plan: Plan) -> str:
-    """Return `1 × a3-highgpu-2g: 2 × NVIDIA H100 80GB, 52 vCPUs, 468 GB`, with the total GPUs of several nodes."""
-    machine = plan.machine
+def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
+    """Yield `1 × a3-highgpu-2g: 2 × NVIDIA H100 80GB, 52 vCPUs, 468 GB`, with the total GPUs of several nodes; to
+    `explain` for each of several machine types, else a line with all of them."""
     if plan.target == "local":
+        machine = plan.machine
         nodes, each = ("1 node", "") if machine.nodes == 1 else (f"{machine.nodes} nodes", " each")
         here = f"{nodes} with {plural(machine.gpus, 'process')}{each}"
-        return f"{here}, instead of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
-    parts = [f"{machine.gpus} × {machine.gpu}"]
-    if machine.vcpus:
-        parts.append(f"{machine.vcpus} vCPUs")
-    if machine.memory_gb:
-        parts.append(f"{machine.memory_gb:g} GB")
-    total = f"; {machine.nodes * machine.gpus} GPUs in total" if machine.nodes > 1 else ""
-    return f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}{total}"
+        yield f"{here}, instead of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
+        return
+    if len(plan.machines) > 1 and not explain:
+        named = either(f"{one.machine_type} ({one.gpu.removeprefix('NVIDIA ')})" for one in plan.machines)
+        yield f"{plan.machine.nodes} × {named}, {plural(plan.machine.gpus, 'GPU')} each"
+        return
+    for machine in plan.machines:
+        parts = [f"{machine.gpus} × {machine.gpu}"]
+        if machine.vcpus:
+            parts.append(f"{machine.vcpus} vCPUs")
+        if machine.memory_gb:
+            parts.append(f"{machine.memory_gb:g} GB")
+        total = f"; {machine.nodes * machine.gpus} GPUs in total" if machine.nodes > 1 else ""
+        yield f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}{total}"
 
 
 def torch_text(image: Image) -> str:
@@ -386,9 +402,12 @@ def attempt_table(plan: Plan, most: int) -> Iterator[str]:
     yield f"fallback order (next on refusal or timeout){shown_of}:"
     width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
     place = max(24, *(len(attempt.where) for attempt in shown))
+    several = len(plan.machines) > 1
+    types = max(len(attempt.machine_type) for attempt in shown)
     for number, attempt in enumerate(shown, 1):
         kind = attempt.provisioning.partition(":")[0]
-        yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.where:<{place}}  {price_text(attempt)}"
+        price = f"{attempt.machine_type:<{types}}  {expected_price(attempt)}" if several else price_text(attempt)
+        yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.where:<{place}}  {price}"
 
 
 def price_text(attempt: Attempt) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.api.sweep_plan import point_settings
 from launcher.cli.options import Output
-from launcher.cli.ui.plan_page import WIDTH, closing_lines, labelled, machine_text, target_text
+from launcher.cli.ui.plan_page import WIDTH, closing_lines, labelled, machine_lines, target_text
 from launcher.cli.ui.text import columns
 from launcher.text import plural, usd_text
 
@@ -30,7 +30,7 @@ def page(sweep: SweepPlan) -> Iterator[str]:
     first = sweep.points[0].plan
     yield f"{sweep.name}  {plural(len(sweep.points), 'point')} on {target_text(sweep.target, sweep.project)}"
     yield ""
-    yield from labelled("machine", machine_text(first))
+    yield from labelled("machine", next(machine_lines(first, explain=False)))
     yield from labelled("output", sweep.output)
     yield from labelled("at most", total_text(sweep))
     yield ""

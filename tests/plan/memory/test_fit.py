@@ -108,7 +108,7 @@ def test_what_makes_a_run_smaller() -> None:
 def test_the_line_of_a_page(gpus: int) -> None:
     fields = trained({"type": "l4", "gpus": gpus}, model="gpt2-124m", batch_size=64)
     job = spec(**fields)
-    chosen = choose(job, load(), "vertex")
+    (chosen,) = choose(job, load(), "vertex")
     found = fit_of(job, chosen)
     assert found is not None
     assert found.fits
@@ -141,7 +141,7 @@ def test_the_requests_do_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_limit_of_the_spec_counts() -> None:
     job = spec(**trained({"type": "h100", "gpus": 1, "gpu_memory_gb": 8}, model="gpt2-large"))
-    found = fit_of(job, choose(job, load(), "vertex"))
+    found = fit_of(job, *choose(job, load(), "vertex"))
     assert found is not None
     assert found.cannot
     assert context("local").target == "local"

@@ -52,11 +52,12 @@ def origin(run: RunData) -> dict[str, str]:
 
 
 def machine_text(run: RunData) -> str:
-    """Return `2 × a3-highgpu-8g`; of a local run, the machine that this one stood in for."""
-    machine = run.plan.get("machine") or {}
-    nodes = machine.get("nodes", 1)
-    text = f"{nodes} × {machine.get('machine_type', '')}" if nodes != 1 else str(machine.get("machine_type", ""))
-    return f"this machine, in place of {text}" if run.plan.get("target") == "local" and text else text
+    """Return `2 × a3-highgpu-8g`, the newest attempt's; of a local run, the machine that this one stood in for."""
+    machine, is_local = run.plan.get("machine") or {}, run.plan.get("target") == "local"
+    newest = run.attempts[-1].entry.get("machine") if run.attempts and not is_local else None
+    nodes, name = machine.get("nodes", 1), newest or machine.get("machine_type", "")
+    text = f"{nodes} × {name}" if nodes != 1 else str(name)
+    return f"this machine, in place of {text}" if is_local and text else text
 
 
 def first_event(run: RunData, kind: str) -> Mapping[str, Any]:
