@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from launch_train.common import contract
+from launch_train.runfolder.starts import begins_after, last_valid_steps, parts_in_order
 
 Record = Mapping[str, Any]
 Key = tuple[int, int]
@@ -24,16 +25,12 @@ class Start(Struct, frozen=True, kw_only=True):
     @property
     def begins_after(self) -> int | None:
         """Return the step it resumed from (0: from scratch); None: unknown before its first event or step."""
-        resumed = self._step_of("resumed")
-        return min(self.rows) - 1 if resumed is None and self.rows else resumed
+        return begins_after(self.events, min(self.rows, default=None))
 
     @property
     def preempted_at(self) -> int | None:
         """Return the step at which it was preempted, if it was and logged that."""
-        return self._step_of("preempted")
-
-    def _step_of(self, kind: str) -> int | None:
-        steps = [event.get("step") for event in self.events if event["event"] == kind]
+        steps = (event.get("step") for event in self.events if event["event"] == "preempted")
         return next((step for step in steps if isinstance(step, int)), None)
 
 
@@ -60,17 +57,11 @@ class Results(Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Record, ...]:
-        """Return the valid row of each step, in order.
-
-        Rows of older starts beyond the step that a newer start resumed from are dropped: the run's state is that of
-        the newest start.
-        """
+        """Return the valid row of each step, in order."""
         rows: dict[int, Record] = {}
-        for start in self.starts:
-            after = start.begins_after
-            if after is not None:
-                rows = {step: row for step, row in rows.items() if step <= after}
-            rows |= start.rows
+        limits = last_valid_steps([start.begins_after for start in self.starts])
+        for start, last in zip(self.starts, limits, strict=True):
+            rows |= {step: row for step, row in start.rows.items() if step <= last}
         return tuple(rows[step] for step in sorted(rows))
 
     @property
@@ -121,10 +112,9 @@ def figure(record: Record, name: str) -> float | int | None:
 
 def results(parts: Mapping[str, bytes]) -> Results:
     """Parse parts by name (`metrics/<attempt>-<generation>-<node>-<part>[-<variant>].jsonl`); skip other names."""
-    named = sorted((tuple(map(int, found.groups("0"))), name) for name in parts if (found := contract.PART.match(name)))
     rows: dict[Key, dict[int, Record]] = {}
     events: dict[Key, list[Record]] = {}
-    for numbers, name in named:
+    for numbers, name in parts_in_order(parts):
         key = (numbers[0], numbers[1])
         start_rows, start_events = rows.setdefault(key, {}), events.setdefault(key, [])
         for record in contract.records(parts[name]):

@@ -5,6 +5,7 @@ Rows of metrics become columns of numbers as they are read: a million rows of te
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import re
@@ -22,6 +23,7 @@ from typing import Any, Final
 from launch_train.common import contract
 from launch_train.common.errors import TrainError
 from launch_train.common.storage import Storage
+from launch_train.runfolder.starts import begins_after, last_valid_steps, parts_in_order
 
 Record = Mapping[str, Any]
 
@@ -96,10 +98,7 @@ class Start:
     @property
     def begins_after(self) -> int | None:
         """Return the step that it resumed from; 0: from scratch; None: it has no rows and names none."""
-        for event in self.events:
-            if event["event"] == "resumed" and isinstance(event.get("step"), int):
-                return int(event["step"])
-        return self.rows.steps[0] - 1 if self.rows.steps else None
+        return begins_after(self.events, self.rows.steps[0] if self.rows.steps else None)
 
     def event(self, kind: str) -> Record | None:
         """Return the first event of a kind, or None."""
@@ -144,30 +143,23 @@ class RunData:
         for start in self.starts:
             yield from start.events
 
+    def starts_until(self) -> Iterator[tuple[Start, float]]:
+        """Yield each start, the oldest first, with the last step that no later one has repeated."""
+        yield from zip(self.starts, last_valid_steps([start.begins_after for start in self.starts]), strict=True)
+
     def evaluations(self) -> dict[int, Record]:
         """Return the newest evaluation of each step that the run went through, in order of steps."""
         newest: dict[int, Record] = {}
-        for start in self.starts:
-            after = start.begins_after
-            newest = {step: event for step, event in newest.items() if after is None or step <= after}
-            newest |= {
-                event["step"]: event
-                for event in start.events
-                if event["event"] == "eval" and type(event.get("step")) is int and is_number(event.get("loss"))
-            }
+        for start, last in self.starts_until():
+            for event in start.events:
+                if event["event"] == "eval" and type(event.get("step")) is int and is_number(event.get("loss")):
+                    newest |= {event["step"]: event} if event["step"] <= last else {}
         return dict(sorted(newest.items()))
 
     def kept(self) -> Iterator[tuple[Start, int]]:
         """Yield each start, the oldest first, with the number of its rows that no later start has repeated."""
-        limits: list[float] = []
-        limit = math.inf
-        for start in reversed(self.starts):
-            limits.append(limit)
-            if start.begins_after is not None:
-                limit = min(limit, start.begins_after)
-        for start, most in zip(self.starts, reversed(limits), strict=True):
-            steps = start.rows.steps
-            yield start, len(steps) if most == math.inf else _count_up_to(steps, most)
+        for start, last in self.starts_until():
+            yield start, bisect.bisect_right(start.rows.steps, last)
 
     def series(self) -> Columns:
         """Return the valid rows of the run: each step as the newest start that ran it has it."""
@@ -209,11 +201,11 @@ def read_run(storage: Storage, *, ends_only: bool = False) -> RunData:
     starts: dict[tuple[int, int], Start] = {}
     monitor: dict[int, list[Record]] = {}
     with ThreadPoolExecutor(READERS) as threads:
-        parts = sorted((_numbers(name), name) for name in names[contract.METRICS] if contract.PART.match(name))
+        parts = parts_in_order(names[contract.METRICS])
         parts = _ends(parts) if ends_only else parts
         for (numbers, _), text in zip(parts, _in_turn(threads, read, [name for _, name in parts]), strict=True):
             _add_part(starts.setdefault((numbers[0], numbers[1]), Start((numbers[0], numbers[1]))), text)
-        samples = sorted((_numbers(name), name) for name in names[contract.MONITOR] if contract.PART.match(name))
+        samples = parts_in_order(names[contract.MONITOR])
         for (numbers, _), text in zip(samples, _in_turn(threads, read, [name for _, name in samples]), strict=True):
             monitor.setdefault(numbers[2], []).extend(
                 row for row in contract.records(text) if is_number(row.get("time"))
@@ -329,17 +321,6 @@ def _columns(rows: Sequence[Record]) -> Columns:
 
 def _object(text: bytes) -> dict[str, Any]:
     return next(iter(contract.records(text.replace(b"\n", b" "))), {})
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    found = contract.PART.match(name)
-    return tuple(map(int, found.groups("0"))) if found else ()
-
-
-def _count_up_to(steps: Sequence[int], most: float) -> int:
-    import bisect
-
-    return bisect.bisect_right(steps, most)
 
 
 def is_number(value: Any) -> bool:

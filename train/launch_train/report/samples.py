@@ -64,13 +64,12 @@ def sample_events(run: RunData) -> dict[int, Record]:
     """Return the events with samples by step, in order, without steps that a later start repeated. Each has
     `thumbnails`, which the trainer writes once per start, because the images are always the same."""
     newest: dict[int, Record] = {}
-    for start in run.starts:
-        after = start.begins_after
-        newest = {step: event for step, event in newest.items() if after is None or step <= after}
+    for start, last in run.starts_until():
         pictures: Any = ()
         for event in filter(_is_sample_event, start.events):
             pictures = event.get("thumbnails") or pictures
-            newest[event["step"]] = {**event, "thumbnails": pictures}
+            if event["step"] <= last:
+                newest[event["step"]] = {**event, "thumbnails": pictures}
     return dict(sorted(newest.items()))
 
 
