@@ -132,7 +132,13 @@ def gather(
     read = read_located(path or built_in(target, training=options.training), changes)
     located, settings = with_defaults(read, target, path, beside, training=options.training)
     with located.naming_places():
-        return collect_context(located, target, path, beside, settings, options)
+        inputs = collect_context(located, target, path, beside, settings, options)
+    if path or not options.training or not Path("job.yaml").is_file():  # where `launch init` writes a spec
+        return inputs
+    command = {"vertex": "vertex job.yaml", "vm": "vm job.yaml --run", "local": "local job.yaml"}[target]
+    unused = f"job.yaml in this folder is not used. To run it: launch {command}"
+    context = msgspec.structs.replace(inputs.context, code_warnings=(unused, *inputs.context.code_warnings))
+    return msgspec.structs.replace(inputs, context=context)
 
 
 def gather_data(

@@ -262,7 +262,7 @@ def small_speed(model: ModelSizes, config: Config, setup: Setup, peak: float, ca
     work *= RECOMPUTES if setup.checkpointing == "full" else 1
     seconds = tokens / measured.per_second * max(1.0, work, model.full.repeats / blocks)
     seconds *= max(1.0, reference_peak / peak)
-    basis = f"{measured.rule}, so at most {1000 * seconds:.0f} ms a step"
+    basis = f"at most {1000 * seconds:.0f} ms a step ({measured.rule})"
     return Speed(per_second=config.batch_size * model.units / seconds, unit=model.unit, basis=basis)
 
 

@@ -24,7 +24,7 @@ RULES = (
     Rule(
         "mapping values are not allowed",
         "unexpected ':'",
-        "put a value that contains ': ' in quotes, or check the indentation",
+        "check the indentation, or put a value that contains ': ' in quotes",
     ),
     Rule("could not find expected ':'", "expected `key: value` or a list item", "write `key: value`", True),
     Rule(r"found character '\t'", "a tab at the start of a line or value", "indent with spaces"),

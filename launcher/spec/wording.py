@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from launch_train.common.config import Config
 from launcher.spec.nodes import List, Map, Node, Path, Scalar, clipped, dotted
 from launcher.spec.secret_detection import known_secret, masked
 from launcher.spec.shapes import Shape, fields, shape_of
@@ -103,6 +104,7 @@ def unknown_key(key: str, at: Path, model: type[Struct], root: type[Struct]) -> 
     """Suggest what an unknown key of the section `model` (at `at`) may have meant."""
     here = list(fields(model))
     places = {path: path.rpartition(".")[2] for path in every_path(root)}
+    places |= {f"run.config.{name}": name for name in Config._fields}
     same = [path for path, name in places.items() if name == key]
     if not same and (close := near(key, here, 0.7)):
         return f"did you mean {close[0]}?"

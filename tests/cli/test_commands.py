@@ -302,5 +302,25 @@ def test_a_plan_with_one_place_names_no_dearest(nodes: int) -> None:
     argv = ("vertex", "--type", "l4", "--gpus", "2", "--nodes", str(nodes), "--hours", "5", "--region", "us-central1")
     more = ("--provisioning", "standard", "--set", "run.config.batch_size=210", "--dry-run")
     page = launch(*argv, *more).out
-    assert "there (limit: 5 h)" in page
+    assert re.search(r"at most \$[\d,.]+ there, in 5 h", page)
     assert "dearest" not in page
+
+
+def test_a_launch_without_a_spec_says_that_the_folders_own_is_not_used(tmp_path: Path) -> None:
+    assert "is not used" not in launch("vertex", "--dry-run", cwd=tmp_path).out
+    launch("init", cwd=tmp_path)
+    page = launch("vertex", "--dry-run", cwd=tmp_path).out
+    assert "job.yaml in this folder is not used. To run it: launch vertex job.yaml" in page
+    assert "is not used" not in launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path).out
+
+
+def test_a_setting_of_the_trainer_at_the_top_level_is_placed() -> None:
+    assert "`steps` belongs under `run.config`" in launch("vertex", "--set", "steps=40", "--dry-run").err
+
+
+def test_the_page_names_the_dearest_place_and_whose_prices_the_table_has() -> None:
+    page = launch(
+        "vertex", "--type", "h100", "--gpus", "8", "--nodes", "2", "--set", "run.config.batch_size=64", "--dry-run"
+    ).out
+    assert re.search(r"at most \$[\d,.]+ there, \$[\d,.]+ in [a-z]+-[a-z]+\d, in 24 h", page)
+    assert ", prices of a node:" in page

@@ -188,8 +188,8 @@ def memory_lines(plan: Plan, spec: JobSpec, explain: bool) -> Iterator[str]:
     from launcher.plan.machine import choose
     from launcher.plan.memory.fit import memory_line
 
-    brief, machines = len(plan.machines) > 1 and not explain, choose(spec, catalog.load(), plan.target)
-    lines = {chosen.name: memory_line(spec, chosen, brief=brief) for chosen in machines}
+    machines = choose(spec, catalog.load(), plan.target)
+    lines = {chosen.name: memory_line(spec, chosen, brief=not explain) for chosen in machines}
     of_gpu = {machine.gpu: lines[machine.machine_type] for machine in plan.machines}
     texts = {*of_gpu.values()}
     yield from texts if len(texts) == 1 else (f"{gpu}: {line}" for gpu, line in of_gpu.items())
@@ -355,7 +355,7 @@ def cap_text(limit: float | None, of_settings: tuple[float, str] | None) -> str:
     """Return the cap on the cost: the lower one of limits.usd and that of the settings files, with its place."""
     if of_settings and (limit is None or of_settings[0] < limit):
         return f"cost limit {usd_text(of_settings[0])} ({of_settings[1]})"
-    return f"cost limit {usd_text(limit)}" if limit is not None else "no cost limit (--usd sets one)"
+    return f"cost limit {usd_text(limit)}" if limit is not None else "no cost limit (set one: --usd, or --hours)"
 
 
 def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None, explain: bool) -> Iterator[str]:
@@ -375,13 +375,13 @@ def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None, explain: bool) -> 
         yield f"upper bound unknown: some attempts have no known price; {cap}"
         return
     there = hourly_ceiling(first) * billed_hours(first, limits.hours) * nodes
+    most = max(plan.attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, limits.hours))
     is_dearest = limits.usd_at_most - there < 0.005  # the sums may differ in their last bit
-    dearest = "" if is_dearest else f", {usd_text(limits.usd_at_most)} in the dearest place"
-    yield f"at most {usd_text(there)} there (limit: {limits.hours:g} h){dearest}"
+    dearest = "" if is_dearest else f", {usd_text(limits.usd_at_most)} in {most.where}"
+    yield f"at most {usd_text(there)} there{dearest}, in {limits.hours:g} h"
     yield cap + (f"; prices of {plan.prices.date}" if plan.prices else "")
     if not explain:
         return
-    most = max(plan.attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, limits.hours))
     by = f"{hourly_price(hourly_ceiling(most))} × {plural(nodes, 'node')} × {in_hours(most, limits.hours)}"
     yield f"{usd_text(limits.usd_at_most)} = {by}; price ceiling: {most.usd_ceiling_rule}"
     if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
@@ -399,7 +399,8 @@ def attempt_table(plan: Plan, most: int) -> Iterator[str]:
     """Yield the first attempts, in fallback order."""
     shown = plan.attempts[:most]
     shown_of = f", {len(shown)} of {len(plan.attempts)}" if len(plan.attempts) > len(shown) else ""
-    yield f"fallback order (next on refusal or timeout){shown_of}:"
+    per_node = ", prices of a node" if plan.machine.nodes > 1 else ""
+    yield f"fallback order (next on refusal or timeout){shown_of}{per_node}:"
     width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
     place = max(24, *(len(attempt.where) for attempt in shown))
     several = len(plan.machines) > 1

@@ -172,14 +172,15 @@ def offered(catalog: Catalog, context: Context) -> list[MachineType]:
 
 
 def memory_line(spec: JobSpec, chosen: Chosen, *, brief: bool = False) -> str:
-    """Return the memory that a run needs of what its GPU has, with the largest part unless `brief`."""
+    """Return the memory that a run needs of what its GPU has, with the largest part if it may not fit, or unless
+    `brief`."""
     found = fit_of(spec, chosen)
     if found is None:
         if not spec.run.is_builtin:
             return "unknown: the program is not the built-in trainer"
         return "unknown: no formula for this model (launch estimate may measure it)"
     part, size = found.need.largest, found.need.micro_batch
-    largest = "" if brief else f"; largest: {part.name}, {size_text(part.size)}"
+    largest = "" if brief and found.fits else f"; largest: {part.name}, {size_text(part.size)}"
     memory = f"{size_text(found.need.total)} of {gpu_memory_gb(chosen):g} GB per GPU"
     text = f"about {memory}, micro-batch {size}{largest}"
     if found.fits:

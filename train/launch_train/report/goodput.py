@@ -94,7 +94,7 @@ def _time_of(
     billed, waited = (_seconds(attempt.end.get(key)) for key in ("billed", "waited"))
     if created and billed and waited:  # exact; the end's own time is when a launcher noticed it
         begin, end = created + waited, created + waited + billed
-    if created and begin > created:
+    if created and begin > created and not is_local:
         parts[QUEUE] = begin - created
         spans.append(Span(QUEUE, created, begin))
     at = begin
@@ -106,6 +106,7 @@ def _time_of(
     parts["other"] = max(0.0, paid - sum(parts[part] for part in PARTS if part != "other"))
     entry = attempt.entry
     place = ", ".join(str(entry[key]) for key in ("machine", "provisioning", "region") if entry.get(key))
+    place = "this machine" if is_local else place
     return AttemptTime(
         attempt.number, place, parts, tuple(spans), str(attempt.end.get("cause") or ""), price_per_hour(run.plan, entry)
     )
