@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,9 @@ from launch_train.telemetry.event_files import EventFiles
 from launch_train.telemetry.metric_sink import Null
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.upload_queue import Direct
+from launcher.testing.googlecloud import GoogleCloud
 from tests.train import trials
-from tests.train.nodes import Machines, machines, until
+from tests.train.nodes import REPOSITORY, Machines, machines, until
 
 REGEX = r"step (?P<step>\d+): loss (?P<loss>[\d.]+)"
 
@@ -138,6 +139,41 @@ def test_an_event_file_is_uploaded_again_when_it_has_grown_and_its_time_has_come
     files.upload(last=True)
     assert stored.read_text() == "123"
     assert [path.name for path in stored.parents[1].iterdir()] == ["a"]
+
+
+def collect(folder: Path, run: Path, url: str, env: Mapping[str, str]) -> None:
+    """Run a collector for an output that has ended, with event files below a folder."""
+    ours = {
+        contract.RUN_FOLDER: url,
+        contract.RUN_PATH: str(run),
+        contract.NODE: "0",
+        "PYTHONPATH": str(REPOSITORY / "train"),
+    }
+    ours |= {contract.FAULTS: str(run.parent), contract.SPOOL: str(run.parent)}
+    command = [sys.executable, "-m", "launch_train.node.collector", "0"]
+    environ = {**os.environ, **env, **ours, **wanted(tensorboard=str(folder))}
+    subprocess.run(command, input=b"", env=environ, check=True, timeout=60)
+
+
+def test_a_folder_that_contains_the_run_folder_is_not_copied_again_and_again(tmp_path: Path) -> None:
+    run, name = tmp_path / "runs" / "demo-1", "events.out.tfevents.1.host.1.0"
+    for folder in (run / "logs", tmp_path / "tb"):
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(b"")
+    for _ in range(3):
+        collect(tmp_path, run, str(run), {})
+    assert {path.relative_to(run).as_posix() for path in run.rglob(name)} == {f"logs/{name}", f"logs/script/tb/{name}"}
+
+
+@pytest.mark.parametrize(("folder", "copy"), [("tb", "logs/script/"), ("logs/a", "")])
+def test_event_files_in_a_bucket_are_copied_to_where_tensorboard_looks(tmp_path: Path, folder: str, copy: str) -> None:
+    run, name = tmp_path / "gcs" / "my-bucket" / "runs" / "demo-1", "events.out.tfevents.1.host.1.0"
+    (run / folder).mkdir(parents=True)
+    (run / folder / name).write_bytes(b"")
+    with GoogleCloud() as cloud:
+        collect(run / folder, run, "gs://my-bucket/runs/demo-1", cloud.environ())
+        stored = [blob.name for blob in cloud.objects.listed("my-bucket")]
+    assert stored == ([f"runs/demo-1/{copy}{name}"] if copy else [])
 
 
 WRITES = """

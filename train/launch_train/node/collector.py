@@ -64,10 +64,11 @@ def main(started: float, env: Mapping[str, str] = os.environ) -> None:
     storage = open_storage(env[contract.RUN_FOLDER])
     logs = storage.folder / contract.LOGS if isinstance(storage, LocalFolder) else None
     folder = Path(settings["tensorboard"]).absolute() if "tensorboard" in settings else None
+    run = Path(env[contract.RUN_PATH]) if contract.RUN_PATH in env else None
     files = None
-    # What is in the run folder already is not uploaded to it once more.
-    if folder and not (contract.RUN_PATH in env and folder.is_relative_to(env[contract.RUN_PATH])):
-        files = EventFiles(folder, open_outbox(storage, env))
+    # In a run folder on this machine TensorBoard finds them anywhere; in a bucket it is shown logs/ alone.
+    if folder and not (logs and run and folder.is_relative_to(run)):
+        files = EventFiles(folder, open_outbox(storage, env), run and run / contract.LOGS)
     rows = reader = events = None
     if env.get(contract.NODE) == "0":
         loggers = wanted_loggers(env)

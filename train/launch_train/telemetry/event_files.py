@@ -38,6 +38,8 @@ class EventFiles:
 
     folder: Path
     outbox: Outbox
+    logs: Path | None = None
+    """logs/ of the run folder as a path, whose files are not copied."""
     _sent: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Size and modification time of each file when it was last uploaded."""
     _due: dict[Path, float] = field(default_factory=dict)
@@ -46,6 +48,8 @@ class EventFiles:
     def upload(self, *, last: bool = False) -> None:
         """Upload the files that have changed, if they are due or this is the `last` call. Raises OutputError."""
         for path in event_paths(self.folder):
+            if self.logs and path.is_relative_to(self.logs):
+                continue
             try:
                 self._upload(path, path.stat(), last)
             except (FileNotFoundError, OutputError):
