@@ -189,9 +189,9 @@ def several(text: str, here: Sequence[LocalRun], there: Sequence[FoundRun], *, c
 
 
 def repeated(text: str, *words: str) -> str:
-    """Return the command line that was typed, with other words in place of `text`."""
+    """Return the command line that was typed, with other words in place of `text` or of the value in `--flag=text`."""
     typed = sys.argv[1:]
-    if text not in typed:
-        return shlex.join(words)
-    at = typed.index(text)
-    return shlex.join(["launch", *typed[:at], *words, *typed[at + 1 :]])
+    for at, word in enumerate(typed):
+        if word == text or (word.startswith("--") and word.partition("=")[2] == text):
+            return shlex.join(["launch", *typed[:at], word.removesuffix(text) + words[0], *words[1:], *typed[at + 1 :]])
+    return shlex.join(words)

@@ -134,6 +134,9 @@ def test_new_starts_another_run_and_resume_the_same(job: Job) -> None:
     ran = job.launch("vertex", "--resume", "job", code=2)
     assert f"launch vertex --resume {first}-2 " in ran.err
     assert "launch vertex --resume job --last" in ran.err
+    ran = job.launch("vertex", "--resume=job", code=2)
+    assert f"launch vertex --resume={first}-2 " in ran.err
+    assert "launch vertex --resume=job --last" in ran.err
     assert f"{first} succeeded" in job.launch("vertex", "--resume", "job", "--last").out, "its job is the newest"
 
 
