@@ -199,6 +199,12 @@ def test_without_metrics_time_is_counted_from_the_first_sample_and_goodput_is_un
     assert "<td>1 min 35 s" in text, "as the terminal and launch status say it"
 
 
+def test_the_mean_of_a_loss_counts_rows(tmp_path: Path) -> None:
+    """A script may log a row every ten steps."""
+    parts = {"metrics/0001-0000-0000-000000.jsonl": rows([10, 20, 30], T)}
+    assert "(mean of the last 3 rows)" in page([read(write(tmp_path, parts))])
+
+
 def test_no_sample_of_the_machine_is_before_the_start(tmp_path: Path) -> None:
     samples = [{"time": T - 7.2, "host": {"cpu": 0.1}}]
     parts = {"monitor/0001-0000-0000-000000.jsonl": samples, "metrics/0001-0000-0000-000000.jsonl": rows([1], T)}

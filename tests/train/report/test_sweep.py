@@ -48,7 +48,7 @@ def test_the_best_point_has_the_lowest_held_out_loss(tmp_path: Path) -> None:
 def test_without_evaluations_the_training_loss_counts(tmp_path: Path) -> None:
     found = compared([point(tmp_path, number) for number in (3, 1, 2)])
     assert [one.run for one in found.points] == ["run-00000001", "run-00000002", "run-00000003"]
-    assert "last 10 steps" in found.measure
+    assert "last 10 rows" in found.measure
 
 
 def test_a_point_without_a_result_is_last_and_has_a_line(tmp_path: Path) -> None:

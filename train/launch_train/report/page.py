@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from launch_train.common import contract
-from launch_train.common.text import elapsed
+from launch_train.common.text import elapsed, plural
 from launch_train.report import samples, svg, sweep, tables
 from launch_train.report.chart_data import Chart, charts
 from launch_train.report.events import clock_text, event_rows
@@ -163,7 +163,9 @@ def _facts(run: RunData, times: Sequence[AttemptTime]) -> dict[str, str]:
         + (f", {start['world_size']} processes" if start.get("world_size") else ""),
         "parameters": f"{start['parameters']:,}" if is_number(start.get("parameters")) else "",
         "steps": f"{found.step:,}{f' of {found.steps:,}' if found.steps else ''}" if found.step is not None else "",
-        "loss": f"{found.loss:.4f} (mean of the last {found.loss_rows} steps)" if found.loss is not None else "",
+        "loss": f"{found.loss:.4f} (mean of the last {plural(found.loss_rows, 'row')})"
+        if found.loss is not None
+        else "",
         "held-out loss": f"{found.held_out:.4f} (lowest {found.lowest_held_out:.4f})"
         if found.held_out is not None
         else "",

@@ -82,11 +82,11 @@ def measured(runs: Sequence[RunData]) -> tuple[str, list[float | None]]:
         return "lowest held-out loss", evaluated
     trained = [last_loss(run) for run in runs]
     known = any(value is not None for value in trained)
-    return f"loss (mean of the last {MEAN_ROWS} steps)" if known else "", trained
+    return f"loss (mean of the last {MEAN_ROWS} rows)" if known else "", trained
 
 
 def last_loss(run: RunData) -> float | None:
-    """Return the mean training loss of the last steps; None: there is none, or one was not finite."""
+    """Return the mean training loss of the last rows; None: there is none, or one was not finite."""
     losses: Sequence[float] = run.series().values.get("loss", ())[-MEAN_ROWS:]
     return mean(losses) if len(losses) and math.isfinite(sum(losses)) else None
 
