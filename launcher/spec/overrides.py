@@ -14,6 +14,7 @@ from launcher.spec.yaml_loader import load
 
 BOOLEAN: Final = "(?i:true|false|yes|no|on|off|0|1)"
 VALUE: Final = r"(?s)(-\.?\d|[^-]).*|-?"
+AS_A_WHOLE: Final = "set run.args as a whole: --set 'run.args=[--NAME, VALUE]'"
 """Texts after `--NAME` that are its value: true or false, or anything but the next option."""
 
 
@@ -93,19 +94,27 @@ def put_argument(arguments: Node, name: str, value: Node, where: str) -> Node:
     argument that is missing is added as `--NAME=VALUE`, or as `NAME=VALUE` if all others have that form. true and false
     add and remove a flag without a value.
 
-    Raises SpecError: the value is not a single one, or `run.args` is not a list.
+    Raises SpecError: the value is not a single one, the argument has several numbers, or `run.args` is not a list.
     """
     items = [*arguments.items] if isinstance(arguments, List) else []
     is_list = isinstance(arguments, List) or not plain(arguments)
     if not is_list or not isinstance(value, Scalar) or value.value is None:
         what = "expected a single value" if is_list else f"run.args is not a list ({arguments.where})"
-        raise SpecError((Problem(where, what, "set run.args as a whole: --set 'run.args=[--NAME, VALUE]'"),))
+        raise SpecError((Problem(where, what, AS_A_WHOLE),))
     texts = [item.text if isinstance(item, Scalar) else "" for item in items]
     end = texts.index("--") if "--" in texts else len(texts)  # what follows are no options
     names = [text.partition("=")[0].lstrip("-+").replace("_", "-") for text in texts[:end]]
     same = [place for place, text in enumerate(names) if text == name.replace("_", "-")]
     place = next((at for at in reversed(same) if texts[at][0] in "-+" or "=" in texts[at]), end)  # the last one counts
     is_hydra = any("=" in text for text in texts) and not any(text.startswith("-") for text in texts)
+    numbers = [
+        item
+        for item in items[place + 1 : min(place + 3, end)]
+        if isinstance(item, Scalar) and type(item.value) in (int, float)
+    ]
+    if len(numbers) == 2 and "=" not in texts[place]:
+        what = f"{texts[place]} has several values ({numbers[0].where})"
+        raise SpecError((Problem(where, what, AS_A_WHOLE),))
     if place < end and "=" in texts[place]:
         text = f"{texts[place].partition('=')[0]}={value.text}"
         items[place] = Scalar(where, text, text)

@@ -152,6 +152,9 @@ def test_an_argument_has_a_single_value_and_is_set_in_a_list() -> None:
     spec = load(b"run: {script: train.py, args: [--lr, 1]}", lambda line: f"job.yaml:{line}").root
     _, [problem] = apply(spec, [parse_set("run.args.lr=[1, 2]")])
     assert "expected a single value" in problem.what
+    several = load(b"run: {script: train.py, args: [--lr, 1, 2, 3, --amp]}", lambda line: f"job.yaml:{line}").root
+    _, [problem] = apply(several, [parse_set("run.args.lr=4")])
+    assert "--lr has several values (job.yaml:1)" in problem.what
     text = load(b"run: {script: train.py, args: --lr}", lambda line: f"job.yaml:{line}").root
     _, [problem] = apply(text, [parse_set("run.args.lr=1")])
     assert "run.args is not a list (job.yaml:1)" in problem.what
