@@ -74,10 +74,10 @@ def process_of(rank: int, run: str) -> int:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environ = (folder / "environ").read_bytes().split(b"\0")
-            command = (folder / "cmdline").read_bytes()
+            name = (folder / "comm").read_text().strip()
         except OSError:  # it has exited
             continue
-        if {f"RANK={rank}".encode(), f"{contract.RUN}={run}".encode()} <= set(environ) and b"launch_train" in command:
+        if f"{contract.RUN}={run}".encode() in environ and name == f"rank {rank}":
             return int(folder.name)
     raise RuntimeError(f"rank {rank} of {run} does not run")
 

@@ -26,6 +26,7 @@ from launch_train.distributed.process_group import Ranks
 from launch_train.models import build_model
 from launch_train.performance.micro_batch import split_evenly
 from launch_train.performance.precision import choose
+from launch_train.telemetry import metric_sink
 from launch_train.trainer import shutdown, train
 from launch_train.trainer.build import Run
 from launch_train.trainer.metrics_buffer import Recorder, first_and_last_means
@@ -101,6 +102,16 @@ def test_a_run_from_start_to_end(tmp_path: Path, text: Path, capsys: pytest.Capt
     assert any(line.startswith("  held out") for line in out)
     assert any("is the unigram entropy" in line for line in out)
     assert max(map(len, out)) <= 60 + len(str(folder))
+
+
+def test_the_first_step_of_a_start_is_written_at_once_with_its_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 60.0)
+    run(tmp_path, {"data": "synthetic", "steps": 9, "eval": {"every": 0}})
+    first, *_ = sorted((tmp_path / "metrics").iterdir())
+    rows = [json.loads(line) for line in first.read_text().splitlines()]
+    assert [row.get("event", row.get("step")) for row in rows] == ["start", 1]
 
 
 def test_accumulation_changes_nothing_but_the_rounding(tmp_path: Path, text: Path) -> None:

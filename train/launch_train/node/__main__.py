@@ -41,6 +41,7 @@ from launch_train.node.process import adopt_orphans
 from launch_train.node.report_writer import LAST_SECONDS, ReportWriter
 from launch_train.node.retry import retry_until
 from launch_train.node.run_record import DuplicateError, RunRecord, ended_jobs
+from launch_train.node.torchrun import Torchrun
 from launch_train.telemetry.log_capture import TextCapture
 from launch_train.telemetry.recovery import Leftovers, spool_folder
 
@@ -124,6 +125,8 @@ class Node:
         report = ReportWriter(self._environ[contract.RUN_FOLDER]) if has_report else None
         self._notifier = self._open_notifier()
         end = self._follow(failure) if self._cluster.node else self._lead(failure)
+        if self._plan and self._plan.torchrun:
+            self._plan.torchrun.close()
         if self._leftovers:
             until = time.monotonic() + self._timing.final
             self._leftovers.close(lambda: self._stop.left(until, self._timing))
@@ -229,6 +232,7 @@ class Node:
             hang_after=float(env[contract.HANG_AFTER]) if env.get(contract.HANG_AFTER) else None,
             heard=lambda: self._text.heard,
             listen=partial(setattr, self._text, "listener"),
+            torchrun=Torchrun(self._task) if self._task.launcher == "torchrun" else None,
         )
 
     def _lead(self, failure: End | None) -> End:

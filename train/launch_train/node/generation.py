@@ -29,6 +29,7 @@ from launch_train.node.exit_status import Outcome
 from launch_train.node.hang_detection import NEAR_S, HangDetector
 from launch_train.node.own_checkpoints import Resume
 from launch_train.node.process import Child, Helper
+from launch_train.node.torchrun import Torchrun
 from launch_train.telemetry.metric_sink import Null
 from launch_train.telemetry.throttled_warning import say
 
@@ -77,6 +78,8 @@ class LaunchPlan:
     """time.monotonic() of the newest output of its processes."""
     listen: Callable[[Callable[[bytes], None] | None], None] = lambda _listener: None
     """Set what receives the output of the processes, or None."""
+    torchrun: Torchrun | None = None
+    """What starts a task whose launcher is torchrun."""
     printed: set[str] = field(default_factory=set)
     """Markers of the tracebacks that this node's generations have printed (train/launch_train/common/faults.py)."""
 
@@ -146,12 +149,12 @@ def run_generation(
             for name in plan.printed:
                 (failed / name).touch()
             hangs = HangDetector(paths.watch, plan.hang_after, plan.heard)
-            child = _start(plan, order, paths, timing)
+            child, prepare_next = _start(plan, order, paths, timing)
         except OSError as error:  # a full disk, too many processes: perhaps temporary
             note = f"the command could not be started: {error.strerror or error}"
             return Outcome(node, code=1, signum=stop.signum, note=note)
         with _collected(plan, order, paths, stop, started), _monitored(plan, order, paths):
-            code, note, stacks = _watch(child, order, member, timing, stop, paths.notice, hangs)
+            code, note, stacks = _watch(child, order, member, timing, stop, paths.notice, hangs, prepare_next)
             stop.exited = time.monotonic()
         dumps = hangs.collectives()
         if stacks or dumps:
@@ -226,16 +229,24 @@ def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:
     return (last._replace(permanent=False),) if time.time() - when < LATELY_SECONDS else ()
 
 
-def _start(plan: LaunchPlan, order: GenerationSpec, paths: Paths, timing: Timing) -> Child:
+def _start(plan: LaunchPlan, order: GenerationSpec, paths: Paths, timing: Timing) -> tuple[Child, Callable[[], None]]:
+    """Start the command. Returns it, and what prepares the start of the next generation."""
     prepare_notice(paths.notice)
     inner = timing.grace - timing.report
     argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
     env = {**plan.env, **framework_env(plan.task, plan.cluster, order, plan.env), **plan.secrets}
     env = child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
-    if plan.task.launcher == "torchrun":  # which passes signals on to its ranks
-        return Child(argv, env)
-    registered = partial(registered_processes, paths.watch)
-    return Child(argv, env, registered=registered, as_group=plan.task.kind == "command")
+    torchrun = plan.torchrun
+    if torchrun is None:
+        registered = partial(registered_processes, paths.watch)
+        return Child(argv, env, registered=registered, as_group=plan.task.kind == "command"), lambda: None
+
+    def prepare_next() -> None:
+        # Before the first step the processes need the processors, and a failure may recur.
+        if plan.restarts != 0 and (paths.faults / faults.STEPPED).exists():
+            torchrun.prepare(argv, env)
+
+    return torchrun.start(argv, env), prepare_next  # torchrun passes signals on to its ranks
 
 
 @contextmanager
@@ -302,6 +313,7 @@ def _watch(
     stop: StopRequest,
     notice: Path,
     hangs: HangDetector,
+    prepare_next: Callable[[], None],
 ) -> tuple[int, str, bytes]:
     """Return the command's exit code, why it was ended (empty: it ended by itself), and its stacks if it hung."""
     while (code := child.poll()) is None:
@@ -318,6 +330,7 @@ def _watch(
             if ranks_behind := hangs.dump_collectives():
                 note += f"; {ranks_behind}"
             return child.stop(HUNG_SECONDS, hurry=lambda: stop.hurry), note, stacks
+        prepare_next()
         time.sleep(timing.tick)
     child.kill()  # its subprocesses
     return code, "", b""

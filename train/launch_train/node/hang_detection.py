@@ -19,7 +19,7 @@ from typing import Final
 
 from launch_train.common import heartbeat
 from launch_train.common.heartbeat import Beat
-from launch_train.node.process import descendants
+from launch_train.node.process import descendants, helpers
 
 SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 """Requests stacks; train/launch_train/node/sitecustomize/sitecustomize.py handles it. SIGUSR1 and SIGUSR2 may be the
@@ -90,7 +90,8 @@ class HangDetector:
 
     def stacks(self) -> bytes:
         """Return the stacks of the Python processes below this one, which continue to run."""
-        files = {pid: self._folder / str(pid) for pid in sorted(descendants(os.getpid())) if _handles_signal(pid)}
+        below = sorted(descendants(os.getpid()) - helpers)
+        files = {pid: self._folder / str(pid) for pid in below if _handles_signal(pid)}
         for pid, path in files.items():
             with suppress(OSError):
                 os.truncate(path, 0)
@@ -182,6 +183,9 @@ def _head(path: Path) -> bytes:
 def rank_of(pid: str) -> int | None:
     """Return the RANK with which a process was started; None: it has none, or has ended."""
     with suppress(OSError):
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace")
+        if forked := re.fullmatch(r"rank (\d+)\n", name):  # node/torchrun_preloaded.py
+            return int(forked[1])
         if rank := re.search(rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes()):
             return int(rank[1])
     return None

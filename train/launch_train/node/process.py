@@ -38,16 +38,15 @@ class Child:
         *,
         registered: Callable[[], Collection[int]] = tuple,
         as_group: bool = False,
+        started: int | None = None,
     ) -> None:
-        """Start `argv`. It writes to this process's output, and receives no signals but those of `stop`.
+        """Start `argv`, unless it is the process `started` already (`Helper.release`). It writes to this process's
+        output, and receives no signals but those of `stop`.
 
         `registered` returns the processes among its descendants that handle a signal themselves. If there are none, it
         goes to the command itself: to its first process alone, or with `as_group` to its process group.
         """
-        # posix_spawn, not fork: torch's store has threads. -I -S: import nothing from the user's folder.
-        wrapped = [sys.executable, "-I", "-S", _PARENT_DEATH, str(os.getpid()), *argv]
-        default = (SIGTERM, SIGINT, SIGPIPE)
-        self.pid = os.posix_spawn(sys.executable, wrapped, env, setsid=True, setsigdef=default, setsigmask=())
+        self.pid = _spawn(argv, env) if started is None else started
         self._code: int | None = None
         self._registered, self._as_group = registered, as_group
 
@@ -84,7 +83,7 @@ class Child:
         deadline = time.monotonic() + 10
         if self._code is None:
             _send(-self.pid, SIGKILL)
-        while (left := descendants(os.getpid()) - _helpers) and time.monotonic() < deadline:
+        while (left := descendants(os.getpid()) - helpers) and time.monotonic() < deadline:
             for pid in left:
                 _send(pid, SIGKILL)
             self.poll()
@@ -103,14 +102,14 @@ class Helper:
         if sys.platform == "linux":
             with suppress(OSError):
                 fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, HELPER_PIPE)
-        wrapped = [sys.executable, "-I", "-S", _PARENT_DEATH, str(os.getpid()), *argv]
-        stdin = [(os.POSIX_SPAWN_DUP2, reading, 0)]
-        default = (SIGTERM, SIGINT, SIGPIPE)
-        self.pid = os.posix_spawn(
-            sys.executable, wrapped, env, file_actions=stdin, setsid=True, setsigdef=default, setsigmask=()
-        )
-        os.close(reading)
-        _helpers.add(self.pid)
+        try:
+            self.pid = _spawn(argv, env, [(os.POSIX_SPAWN_DUP2, reading, 0)])
+        except OSError:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(reading)
+        helpers.add(self.pid)
         self._rest = b""
         self._lock = Lock()
 
@@ -119,6 +118,19 @@ class Helper:
         with self._lock, suppress(OSError):  # the pipe is full, or the program has exited
             self._rest = self._rest[os.write(self._pipe, self._rest) :] if self._rest else b""
             self._rest = self._rest or data[os.write(self._pipe, data) :]
+
+    def release(self, data: bytes) -> int:
+        """Write the last input and return the process id: from now on the end of a generation kills the program.
+
+        Raises OSError if it has exited.
+        """
+        helpers.discard(self.pid)
+        os.set_blocking(self._pipe, True)
+        with os.fdopen(self._pipe, "wb") as pipe:
+            pipe.write(data)
+        if not self._runs():
+            raise ChildProcessError(f"process {self.pid} has exited")
+        return self.pid
 
     def close(self, seconds: float) -> None:
         """End the program's input, wait for its exit, and kill it after `seconds`."""
@@ -133,7 +145,7 @@ class Helper:
             time.sleep(_POLL_S)
         if self._runs():
             os.kill(self.pid, SIGKILL)
-        _helpers.discard(self.pid)
+        helpers.discard(self.pid)
 
     def _runs(self) -> bool:
         try:
@@ -145,8 +157,18 @@ class Helper:
 HELPER_PIPE: Final = 1 << 20
 """Bytes of output that may wait for a helper."""
 
-_helpers: set[int] = set()
+helpers: set[int] = set()
 """Process ids of the helpers."""
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str], file_actions: Sequence[tuple[int, int, int]] = ()) -> int:
+    """Start a command that ends with this process, in its own session; return its process id."""
+    # posix_spawn, not fork: torch's store has threads. -I -S: import nothing from the user's folder.
+    wrapped = [sys.executable, "-I", "-S", _PARENT_DEATH, str(os.getpid()), *argv]
+    default = (SIGTERM, SIGINT, SIGPIPE)
+    return os.posix_spawn(
+        sys.executable, wrapped, env, file_actions=file_actions, setsid=True, setsigdef=default, setsigmask=()
+    )
 
 
 def _send(pid: int, signum: int) -> None:

@@ -26,7 +26,10 @@ def report_if_due(run: Run) -> None:
     step = run.state["step"]
     if not run.recorder.ends_block(step, run.config.log_every) and step < run.config.steps:
         return
+    is_first_block = not run.recorder.median_seconds
     rows = write_rows(run)
+    if is_first_block:
+        run.sink.flush(0.0)  # without waiting: the first step of a start is in the run folder soon
     if run.replica_check.due(step):
         run.replica_check.compare(step, run.parameters, run.optimizer)
     if run.ranks.rank == 0 and run.pace.ready(last=rows[-1]["step"] == run.config.steps):

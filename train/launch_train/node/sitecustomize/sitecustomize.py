@@ -15,7 +15,7 @@ import io
 import os
 import sys
 from contextlib import suppress
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import TracebackType
@@ -83,16 +83,21 @@ def _write_stacks_on_signal() -> None:
             faulthandler.register(getattr(signal, "SIGRTMAX", signal.SIGUSR2), file)
 
 
-def _run_hidden_sitecustomize() -> None:
-    """Run the sitecustomize that ours hides: Python imports only one."""
+def _find_hidden() -> ModuleSpec | None:
+    """Return the sitecustomize that ours hides: Python imports only one."""
     here = Path(__file__).resolve().parent
-    spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if Path(entry).resolve() != here])
-    if spec and spec.loader:
-        spec.loader.exec_module(module_from_spec(spec))
+    return PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if Path(entry).resolve() != here])
+
+
+def prepare_rank() -> None:
+    """Do what depends on the variables of a rank, once they are set."""
+    _record_failures()
+    _write_stacks_on_signal()
 
 
 _write_whole_lines()
 _add_code_to_path()
-_record_failures()
-_write_stacks_on_signal()
-_run_hidden_sitecustomize()
+prepare_rank()
+hidden = _find_hidden()
+if hidden and hidden.loader:
+    hidden.loader.exec_module(module_from_spec(hidden))
