@@ -120,7 +120,7 @@ def usable_placements(
     if usable:
         if len(spec.machine.types) > 1 and context.target != "local":
             check_regions_used(spec, usable)
-        return tuple(usable), tuple(f"machine.type: not tried: {problem}" for problem in problems)
+        return tuple(usable), tuple(f"machine.type: skipped: {problem}" for problem in problems)
     first = refused[0][1]
     if len({error.problem for _, error in refused}) == 1:
         raise first

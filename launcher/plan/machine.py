@@ -21,7 +21,7 @@ def choose(spec: JobSpec, catalog: Catalog, target: Target) -> tuple[Chosen, ...
         return machines[:1]
     if target == "vm":
         raise PlanRefused(
-            "machine.type: several types are tried on Vertex AI only, and VMs have one",
+            f"machine.type: VMs take one type, and the spec lists {', '.join(spec.machine.types)}",
             f"Name one: --type {spec.machine.types[0]}; or use Vertex AI: launch vertex SPEC",
             field="machine.type",
         )

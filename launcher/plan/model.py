@@ -336,7 +336,7 @@ class Plan(Frozen, frozen=True, kw_only=True):
     project: str
     run_folder: str | None
     machine: Gpus
-    """Of the attempts that name no other. All have the same number of nodes, and of GPUs on each."""
+    """The machine of the attempts that name no other. All have the same number of nodes, and of GPUs on each."""
     image: Image | None
     """None for a VM to work on: it boots the Deep Learning VM image in the request."""
     command: tuple[str, ...]

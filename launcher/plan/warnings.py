@@ -105,7 +105,7 @@ def about_types(spec: JobSpec, machines: Sequence[Chosen]) -> Iterator[str]:
         kinds = {chosen.gpu.name: precision(config, chosen.gpu) for chosen in machines}
         if len({*kinds.values()}) > 1:
             shown = ", ".join(f"{kind} on {name}" for name, kind in kinds.items())
-            yield f"run.config.precision: {shown}. Set it, so that an attempt on another GPU continues with the same."
+            yield f"the automatic precision differs: {shown}. run.config.precision sets one for all"
 
 
 def about_machine(

@@ -128,7 +128,9 @@ def next_attempt(plan: Plan, tries: Sequence[AttemptEntry], jitter: float = 1.0)
     backoff that is waited: full jitter spreads out concurrent launches.
     """
     ended = [one for one in tries if one.end is not None]
-    if (ended and ended[-1].end and ended[-1].end.stops) or is_wait_used_up(plan, tries):
+    last = ended[-1] if ended else None
+    of_type = last and last.end and last.end.kind == "machine" and len(plan.machines) > 1
+    if (last and last.end and last.end.stops and not of_type) or is_wait_used_up(plan, tries):
         return NextAttempt(None)
     since = max((n + 1 for n, one in enumerate(ended) if one.end and one.end.kind == "preempted"), default=0)
     left = []
@@ -165,10 +167,12 @@ def is_preferred(attempt: Attempt, ended: Sequence[AttemptEntry]) -> bool:
 
 def applies_to(tried: AttemptEntry, attempt: Attempt) -> bool:
     """Return whether the end of one try also applies to the attempt."""
-    if tried.end is None or tried.end.is_transient or tried.region != attempt.region:
+    if tried.end is None or tried.end.is_transient:
         return False
+    if tried.end.stops:  # only a refusal of a machine type leaves another attempt
+        return tried.machine == attempt.machine_type
     is_of_region = tried.end.scope == "region" and tried.end.kind != "machine"  # capacity and GPU quotas are by type
-    if tried.machine != attempt.machine_type and not is_of_region:
+    if tried.region != attempt.region or (tried.machine != attempt.machine_type and not is_of_region):
         return False
     same_model = tried.provisioning == attempt.provisioning
     match tried.end.scope:

@@ -156,8 +156,10 @@ class RunDriver:
     regions with Vertex AI training."""
 
     observe: RunObserver = field(init=False)
+    planned: Plan = field(init=False)
+    """The plan that each submission begins with: what a preflight check refused may be possible for the next."""
     is_prepared: bool = field(default=False, init=False)
-    """The image is known. Determined again for each attempt: another launch may have created the run's first job."""
+    """The image is known. Determined again for each submission: another launch may have created the run's first job."""
     fresh: bool = field(default=True, init=False)
     """The user asked for the run now, so a new round begins if the last one failed everywhere. Otherwise the current
     round continues."""
@@ -171,6 +173,9 @@ class RunDriver:
     """Ended jobs that were already considered."""
     waited_for: int = field(default=0, init=False)
     """The attempt of another launch that was last reported as waited for."""
+
+    def __post_init__(self) -> None:
+        self.planned = self.plan
 
     def drive(
         self, *, fresh: bool, resume: bool = False, detach: bool = False, watch_seconds: float | None = None
@@ -316,6 +321,7 @@ class RunDriver:
             UnreachableError: a region can't be read, or it is unknown whether a job was created. The same command finds
                 the job later, if there is one.
         """
+        self.plan = self.planned
         start_stopwatch = partial(stopwatch, self.clock, self.wall_clock)
         self.observe = RunObserver(self.plan, self.service, self.ledger, start_stopwatch, self.extra_regions)
         self.fresh, self.resume, self.is_prepared = fresh, resume, False

@@ -157,10 +157,12 @@ class Ledger:
     def lock(self, number: int, facts: AttemptFacts) -> AttemptEntry | None:
         """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
         lock = AttemptLock(**asdict(facts), writer=secrets.token_hex(8), time=time.time())
+        name, content = contract.attempt_lock(number), msgspec.json.encode(lock)
         try:
-            self._storage.write(contract.attempt_lock(number), msgspec.json.encode(lock), create=True)
+            self._storage.write(name, content, create=True)
         except FileExistsError:
             return None
+        self._cache[name] = content  # for the memory, if the bucket refuses the next write
         return AttemptEntry(**asdict(lock), number=number)
 
     @continues_in_memory

@@ -267,9 +267,9 @@ def several_machine_types(spec: JobSpec) -> Iterator[Finding]:
     if spec.machine.accelerator:
         yield Finding(("machine", "accelerator"), "cannot be combined with several machine types", fix)
     if spec.vertex.persistent_resource:
-        yield Finding(at, "the machines of vertex.persistent_resource have one type", fix)
+        yield Finding(at, "cannot be several types with vertex.persistent_resource", fix)
     if any(model.startswith("reservation:") for model in spec.provisioning or ()):
-        yield Finding(at, "the machines of a reservation have one type", fix)
+        yield Finding(at, "cannot be several types with a reservation", fix)
 
 
 def duplicates(at: Path, values: Sequence[str], fix: str) -> Iterator[Finding]:

@@ -14,8 +14,8 @@ from launcher.spec.yaml_loader import load
 
 BOOLEAN: Final = "(?i:true|false|yes|no|on|off|0|1)"
 VALUE: Final = r"(?s)(-\.?\d|[^-]).*|-?"
-AS_A_WHOLE: Final = "set run.args as a whole: --set 'run.args=[--NAME, VALUE]'"
 """Texts after `--NAME` that are its value: true or false, or anything but the next option."""
+SET_ALL_ARGS: Final = "set run.args as a whole: --set 'run.args=[--NAME, VALUE]'"
 
 
 class Override(Struct, frozen=True):
@@ -100,7 +100,7 @@ def put_argument(arguments: Node, name: str, value: Node, where: str) -> Node:
     is_list = isinstance(arguments, List) or not plain(arguments)
     if not is_list or not isinstance(value, Scalar) or value.value is None:
         what = "expected a single value" if is_list else f"run.args is not a list ({arguments.where})"
-        raise SpecError((Problem(where, what, AS_A_WHOLE),))
+        raise SpecError((Problem(where, what, SET_ALL_ARGS),))
     texts = [item.text if isinstance(item, Scalar) else "" for item in items]
     end = texts.index("--") if "--" in texts else len(texts)  # what follows are no options
     names = [text.partition("=")[0].lstrip("-+").replace("_", "-") for text in texts[:end]]
@@ -114,7 +114,7 @@ def put_argument(arguments: Node, name: str, value: Node, where: str) -> Node:
     ]
     if len(numbers) == 2 and "=" not in texts[place]:
         what = f"{texts[place]} has several values ({numbers[0].where})"
-        raise SpecError((Problem(where, what, AS_A_WHOLE),))
+        raise SpecError((Problem(where, what, SET_ALL_ARGS),))
     if place < end and "=" in texts[place]:
         text = f"{texts[place].partition('=')[0]}={value.text}"
         items[place] = Scalar(where, text, text)

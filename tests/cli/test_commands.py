@@ -302,7 +302,7 @@ def test_a_plan_with_one_place_names_no_dearest(nodes: int) -> None:
     argv = ("vertex", "--type", "l4", "--gpus", "2", "--nodes", str(nodes), "--hours", "5", "--region", "us-central1")
     more = ("--provisioning", "standard", "--set", "run.config.batch_size=210", "--dry-run")
     page = launch(*argv, *more).out
-    assert re.search(r"at most \$[\d,.]+ there, in 5 h", page)
+    assert re.search(r"in 5 h at most \$[\d,.]+ there\n", page)
     assert "dearest" not in page
 
 
@@ -322,5 +322,5 @@ def test_the_page_names_the_dearest_place_and_whose_prices_the_table_has() -> No
     page = launch(
         "vertex", "--type", "h100", "--gpus", "8", "--nodes", "2", "--set", "run.config.batch_size=64", "--dry-run"
     ).out
-    assert re.search(r"at most \$[\d,.]+ there, \$[\d,.]+ in [a-z]+-[a-z]+\d, in 24 h", page)
-    assert ", prices of a node:" in page
+    assert re.search(r"in 24 h at most \$[\d,.]+ there, \$[\d,.]+ in\s+[a-z]+-[a-z]+\d\n", page)
+    assert ", prices per node:" in page

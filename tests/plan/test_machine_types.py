@@ -106,7 +106,7 @@ def test_lists_of_the_spec_keep_their_order() -> None:
 def test_a_type_that_does_not_fit_is_named_and_not_tried() -> None:
     plan = planned(machine={"type": ["l4", "h100"], "gpus": 1}, run=LARGE)
     assert {one.machine_type for one in plan.attempts} == {"a3-highgpu-1g"}
-    (warning,) = [text for text in plan.warnings if text.startswith("machine.type: not tried: l4 (g2-standard-12): ")]
+    (warning,) = [text for text in plan.warnings if text.startswith("machine.type: skipped: l4 (g2-standard-12): ")]
     assert "needs" in warning
     assert "24 GB" in warning
 
@@ -200,7 +200,7 @@ def test_another_precision_on_another_type_is_a_warning() -> None:
 
 
 def test_vms_have_one_type_and_a_rehearsal_the_first() -> None:
-    with pytest.raises(PlanRefused, match="VMs have one"):
+    with pytest.raises(PlanRefused, match="VMs take one type"):
         planned("vm", machine=TYPES)
     plan = planned("local", machine={"type": ["h100", "b200"]}, output=None)
     assert (plan.machine.machine_type, plan.machine.gpus, len(plan.attempts)) == ("a3-highgpu-1g", 1, 1)

@@ -38,6 +38,18 @@ def tried(attempt: Attempt, scope: Scope, kind: Kind = "stockout", number: int =
     )
 
 
+def test_a_permanent_refusal_of_a_machine_type_leaves_the_other_types() -> None:
+    plan = planned(
+        machine={"type": ["h100", "a100-80gb"], "gpus": 2}, regions=["us-central1", "us-east5"], provisioning=["spot"]
+    )
+    first = plan.attempts[0]
+    others = [attempt for attempt in plan.attempts if attempt.machine_type != first.machine_type]
+    refused = tried(first, "permanent", "machine")
+    assert next_attempt(plan, [refused]).attempt is others[0]
+    assert next_attempt(plan, [refused, tried(others[0], "permanent", "machine", 2)]).attempt is None
+    assert next_attempt(plan, [tried(first, "permanent", "invalid")]).attempt is None
+
+
 def test_the_plans_order_is_kept() -> None:
     assert next_attempt(PLAN, []) == (SPOT_1, 0)
     assert next_attempt(replace(PLAN, attempts=()), []) == (None, 0)

@@ -272,6 +272,19 @@ def test_without_bucket_access_the_ledger_stays_in_memory(denied: Callable[..., 
     assert "only the look-up of jobs by their label" in line
 
 
+def test_a_lock_counts_after_the_bucket_refuses_the_plan(cloud: GoogleCloud, folder: GcsFolder, time: Clock) -> None:
+    """Who may create objects but not replace them: the attempt was locked, and is recorded as lost."""
+    ledger = Ledger(folder, time)
+    assert ledger.lock(1, FACTS) is not None
+    cloud.faults.add(Fault(INSERT, Status(403), times=None))
+    ledger.write_plan(with_digest(plan_of(), DIGEST))
+    ledger.note_end(1, Diagnosis(scope="transient", kind="lost", cause="no job was created"), None)
+    [entry] = ledger.entries()
+    assert (entry.number, entry.end and entry.end.kind, ledger.locks) == (1, "lost", False)
+    assert ledger.lock(2, FACTS) is not None
+    assert ledger.note_end(2, NO, None).cause == NO.cause
+
+
 def test_who_may_only_read_keeps_what_was_read(denied: Callable[..., GcsFolder], time: Clock, tmp_path: Path) -> None:
     said: list[str] = []
     folder = denied("create")

@@ -22,11 +22,15 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
         ("{type: [l4, 4]}", "", "machine.type[1]: 4 is a number, not text"),
         ("{type: {a: b}}", "", "machine.type: is a section, not text"),
         ("{type: [l4, t4], accelerator: t4}", "", "machine.accelerator: cannot be combined with several"),
-        ("{type: [l4, t4]}", "vertex: {persistent_resource: mine}", "machine.type: the machines of vertex.pers"),
+        (
+            "{type: [l4, t4]}",
+            "vertex: {persistent_resource: mine}",
+            "machine.type: cannot be several types with vertex.pers",
+        ),
         (
             "{type: [l4, t4]}",
             "provisioning: reservation:projects/p/zones/us-central1-a/reservations/r",
-            "machine.type: the machines of a reservation have one type",
+            "machine.type: cannot be several types with a reservation",
         ),
     ],
 )

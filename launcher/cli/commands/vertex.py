@@ -51,8 +51,8 @@ def vertex(
     """Run a training job on Vertex AI.
 
     Plans the run (--dry-run shows the plan), builds the image if needed, submits one job and follows it to its end.
-    If there is no capacity, launch tries the next region or provisioning model. The same command on an active run
-    follows that run.
+    If there is no capacity, launch tries the next region, provisioning model or machine type. The same command on an
+    active run follows that run.
     """
     from launcher.api.planning import planned
     from launcher.cli.flows.plan import gather

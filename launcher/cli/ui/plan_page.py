@@ -355,7 +355,7 @@ def cap_text(limit: float | None, of_settings: tuple[float, str] | None) -> str:
     """Return the cap on the cost: the lower one of limits.usd and that of the settings files, with its place."""
     if of_settings and (limit is None or of_settings[0] < limit):
         return f"cost limit {usd_text(of_settings[0])} ({of_settings[1]})"
-    return f"cost limit {usd_text(limit)}" if limit is not None else "no cost limit (set one: --usd, or --hours)"
+    return f"cost limit {usd_text(limit)}" if limit is not None else "no cost limit (--usd sets one)"
 
 
 def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None, explain: bool) -> Iterator[str]:
@@ -377,8 +377,11 @@ def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None, explain: bool) -> 
     there = hourly_ceiling(first) * billed_hours(first, limits.hours) * nodes
     most = max(plan.attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, limits.hours))
     is_dearest = limits.usd_at_most - there < 0.005  # the sums may differ in their last bit
-    dearest = "" if is_dearest else f", {usd_text(limits.usd_at_most)} in {most.where}"
-    yield f"at most {usd_text(there)} there{dearest}, in {limits.hours:g} h"
+    where = [most.where]
+    where += [most.provisioning.partition(":")[0]] if most.provisioning != first.provisioning else []
+    where += [most.machine_type] if most.machine_type != first.machine_type else []
+    dearest = "" if is_dearest else f", {usd_text(limits.usd_at_most)} in {', '.join(where)}"
+    yield f"in {limits.hours:g} h at most {usd_text(there)} there{dearest}"
     yield cap + (f"; prices of {plan.prices.date}" if plan.prices else "")
     if not explain:
         return
@@ -399,7 +402,7 @@ def attempt_table(plan: Plan, most: int) -> Iterator[str]:
     """Yield the first attempts, in fallback order."""
     shown = plan.attempts[:most]
     shown_of = f", {len(shown)} of {len(plan.attempts)}" if len(plan.attempts) > len(shown) else ""
-    per_node = ", prices of a node" if plan.machine.nodes > 1 else ""
+    per_node = ", prices per node" if plan.machine.nodes > 1 else ""
     yield f"fallback order (next on refusal or timeout){shown_of}{per_node}:"
     width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
     place = max(24, *(len(attempt.where) for attempt in shown))

@@ -1,4 +1,4 @@
-"""Start torchrun, and after a failure in a process that has imported PyTorch meanwhile (node/torchrun_preloaded.py)."""
+"""Start torchrun; a restart uses a process that has already imported PyTorch (node/torchrun_preloaded.py)."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ from typing import IO, ClassVar, Final, NoReturn
 TRAINER: Final = "launch_train"
 PRELOADED: Final = ("launch_train.trainer.train", "launch_train.distributed.process_group")
 """What TRAINER imports at its start."""
+HANDLER: Final = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+"""With the class by which torchrun starts ranks: private, so another release of PyTorch may not have it."""
 COMMAND: Final = (sys.executable, "-u", "-m", TRAINER)
 """A rank's command as torchrun makes it, without arguments."""
 PROCESSES: Final = "--nproc-per-node="
@@ -35,6 +37,8 @@ LOWEST_PRIORITY: Final = 19
 def main(module: str, argv: Sequence[str]) -> int:
     """Import, wait for the arguments if there are none, and run torchrun. Returns its exit code."""
     gc.disable()  # as in launch_train.__main__
+    folder = str(Path(__file__).parent)
+    sys.path[:] = [entry for entry in sys.path if entry != folder]  # Python 3.10 ignores -P
     loaded: list[bool] = []
     # Without privileges a process that has lowered its priority can't raise it again: a thread does it and ends.
     importing = threading.Thread(target=lambda: loaded.append(load(module, low_priority=not argv)))
@@ -71,8 +75,20 @@ def load(module: str, *, low_priority: bool) -> bool:
     try:
         for name in PRELOADED:
             importlib.import_module(name)
+        handler = importlib.import_module(HANDLER).SubprocessHandler
     except Exception:  # noqa: BLE001 - each rank reports it when it imports the same
         return False
+    return hasattr(handler, "_popen") and not is_mapped("libcuda.so")
+
+
+def is_mapped(library: str) -> bool:
+    """Return whether a library is in this process's memory; True if unknown.
+
+    After a fork of a process that has initialized CUDA it can't be used, and nobody initializes it without its driver's
+    library.
+    """
+    with suppress(OSError):
+        return library in Path("/proc/self/maps").read_text(errors="replace")
     return True
 
 
@@ -94,6 +110,8 @@ class ForkedRank(subprocess.Popen[bytes]):
         if not self.pid:
             try:
                 run_rank(reading, self._pipes)
+            except BaseException:  # noqa: BLE001 - as of any process, whose hook also records it
+                sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
         os.close(reading)

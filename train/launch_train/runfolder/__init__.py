@@ -1,1 +1,1 @@
-"""The files of a run folder, for all who read them: launcher, node, trainer and report. Standard library only."""
+"""Readers of a run folder's files, shared by launcher and report. Standard library only."""
