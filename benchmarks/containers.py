@@ -60,7 +60,7 @@ def hashing(runs: int) -> list[str]:
 
     Its files are pieces of this repository's Python.
     """
-    from launcher.workspace import code_files
+    from launcher.inputs import code_files
 
     source = b"".join(path.read_bytes() for path in sorted((ROOT / "launcher").rglob("*.py")))
     random = Random(0)

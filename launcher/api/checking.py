@@ -11,16 +11,16 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.api.gather import GatherOptions, collect_context, folder_of, refuse_python, with_defaults
 from launcher.api.planning import planned
 from launcher.errors import LaunchError, UsageError
+from launcher.inputs.code_files import CodeCache
+from launcher.inputs.gather import GatherOptions, collect_context, folder_of, refuse_python, with_defaults
+from launcher.inputs.listing import NEVER, is_run_folder
 from launcher.plan.model import Plan, Target
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.project_file import NAME as PROJECT_FILE
 from launcher.spec.reader import Located, read_located
 from launcher.spec.services import Vertex, Vm
-from launcher.workspace.code_files import CodeCache
-from launcher.workspace.listing import NEVER, is_run_folder
 
 STAND_IN: Final = "unset-project"
 """Project ID used if none is set."""

@@ -13,8 +13,8 @@ from launcher.backend.router import Services
 from launcher.clock import Clock
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
+from launcher.inputs.gcloud_config import account
 from launcher.vertex.backend import Vertex
-from launcher.workspace.gcloud_config import account
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage

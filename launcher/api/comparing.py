@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from launch_train.common.scratch import temporary_folder
 from launcher.api.checking import CheckedSpec, SpecFinding, check_specs, find_specs
 from launcher.errors import UsageError
+from launcher.inputs import git
 from launcher.plan.changes import PlanChanges, compare_plans
 from launcher.plan.model import Target
-from launcher.workspace import git
 
 Kind = Literal["new", "removed", "changed", "unchanged"]
 

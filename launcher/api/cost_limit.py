@@ -6,9 +6,9 @@ import math
 import time
 from typing import Final
 
-from launcher.api.gather import Inputs, built_in
 from launcher.api.price_table import age_days, is_old
 from launcher.errors import UsageError
+from launcher.inputs.gather import Inputs, built_in
 from launcher.plan.model import Plan
 from launcher.spec.reader import read
 from launcher.text import plural, usd_text

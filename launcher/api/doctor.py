@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from launcher.workspace.gcloud_config import account
+from launcher.inputs.gcloud_config import account
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -24,8 +24,8 @@ def check_project(
     needs = project_needs(project, regions)
     if not vms:
         return check_needs(needs, environ)
-    from launcher.api.gather import GatherOptions, gather
     from launcher.api.planning import planned
+    from launcher.inputs.gather import GatherOptions, gather
     from launcher.project.needs import needs_of
     from launcher.spec.reader import Override
 

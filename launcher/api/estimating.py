@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from launch_train.common.config import parse
 from launcher import catalog
-from launcher.api.gather import Inputs
 from launcher.errors import UsageError
+from launcher.inputs.gather import Inputs
 from launcher.plan.estimate import Estimate, estimate
 from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.model_sizes import ModelSizes

@@ -12,9 +12,9 @@ import launcher.clock
 from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
-    from launcher.api.gather import Inputs
     from launcher.images.append import Stamp
     from launcher.images.dependency_image import ImageBuildRequest
+    from launcher.inputs.gather import Inputs
     from launcher.plan.model import Image
 
 TITLE = "launch train"
@@ -48,7 +48,7 @@ def stamp(inputs: Inputs) -> Stamp:
     """Return the labels of the OCI image specification, with the commit of the user's code."""
     from launcher.images.append import OCI, Stamp
     from launcher.images.dependency_image import NO_TIME
-    from launcher.workspace.git import commit
+    from launcher.inputs.git import commit
 
     found = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
     known = {"title": TITLE, "version": inputs.context.version}

@@ -35,9 +35,9 @@ from launcher.runs.watch.loop import Event, LinesPrinted
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.api.cloud import CloudContext
-    from launcher.api.gather import Inputs
     from launcher.backend.router import Services
     from launcher.images.dependency_image import ImageBuildRequest, Report
+    from launcher.inputs.gather import Inputs
     from launcher.runs.ledger import Ledger
     from launcher.runs.watch.loop import JobView
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from launch_train.common import contract
 from launch_train.common.config import is_resumable
 from launcher.api import find_local_run
-from launcher.api.code_growth import modification_time, stored_plan
 from launcher.api.find_local_run import LocalRun, is_named, runs_below, shown
 from launcher.api.find_sweep import local_points
 from launcher.api.local_records import LocalRecord, last_start, read_record
 from launcher.backend import request
 from launcher.errors import UsageError
+from launcher.inputs.code_growth import modification_time, stored_plan
 from launcher.text import listed, plural
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from launcher.images.source_files import write_installed
 from launcher.rehearsal.workdirs import copy
 
 if TYPE_CHECKING:
-    from launcher.api.gather import Inputs
     from launcher.api.planning import Plan
+    from launcher.inputs.gather import Inputs
     from launcher.runs.metrics.results import Results
 
 OnLine = Callable[[str, str], None]

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from launcher import catalog
-from launcher.api.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.api.price_table import priced_catalog
+from launcher.inputs.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.plan import build, model
 from launcher.plan.caps import check_caps
 from launcher.plan.model import Image, Target

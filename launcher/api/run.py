@@ -15,7 +15,6 @@ from launcher.api.cancelling import Cancellation, cancel_run
 from launcher.api.cloud import CloudContext, open_cloud
 from launcher.api.cost_limit import is_limited, require_limit
 from launcher.api.find_run import FoundRun, NoSuchRun, in_folder, one_run, searched
-from launcher.api.gather import project
 from launcher.api.launching import (
     RunEvent,
     RunWatcher,
@@ -33,6 +32,8 @@ from launcher.api.launching import (
 from launcher.api.run_folder import open_run_folder, read_results, read_run_folder, storage_of
 from launcher.backend import request
 from launcher.errors import UsageError
+from launcher.inputs.gather import project
+from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import Job
 from launcher.plan.owner import is_of_another
 from launcher.runs.attempts import AttemptEntry
@@ -42,7 +43,6 @@ from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.metrics.results import Results
 from launcher.runs.watch.loop import Note
-from launcher.workspace.gcloud_config import person
 
 if TYPE_CHECKING:
     from launch_train.export import Exported, Format

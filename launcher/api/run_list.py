@@ -19,9 +19,9 @@ from launch_train.common import contract
 from launcher.api import find_local_run
 from launcher.api.local_records import LocalRecord, read_record, read_records
 from launcher.errors import LaunchError, UsageError
+from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL
 from launcher.plan.owner import is_owned_by
-from launcher.workspace.gcloud_config import person
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -157,7 +157,7 @@ def runs(
     Raises LaunchError: `target` is cloud, and it cannot be listed.
     """
     from launcher.api.cloud import open_cloud
-    from launcher.api.gather import project
+    from launcher.inputs.gather import project
 
     wanted = RunFilter(mine=mine, states=tuple(states), name=name, labels=labels or {}, since=since)
     return list_runs(lambda: open_cloud(project("vertex", os.environ)), wanted, target, Path(folder), regions)

@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from launcher.api.cloud import open_cloud
 from launcher.api.cost_limit import is_limited, require_limit
-from launcher.api.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.api.launching import check_output
 from launcher.api.planning import SPEC, Plan
 from launcher.api.run import EventSink, OnEvent, Run, prepared
 from launcher.api.sweep_cloud import CloudSweep
 from launcher.api.sweep_plan import SweepPlan, plan_sweep
 from launcher.errors import UsageError
+from launcher.inputs.code_files import CodeCache
+from launcher.inputs.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Override
 from launcher.spec.sweep import EXAMPLE, Axis, distribution
-from launcher.workspace.code_files import CodeCache
 
 if TYPE_CHECKING:
     from launcher.images.dependency_image import Builder

@@ -8,10 +8,10 @@ from msgspec import Struct
 
 from launcher.errors import LaunchError
 from launcher.gcp.rest import Rest
+from launcher.inputs.gcloud_config import account
 from launcher.project.reads import RESOURCES
 from launcher.project.setup import missing_permissions, pending
 from launcher.project.steps import QuotaRequest, SetupTarget, Step, steps
-from launcher.workspace.gcloud_config import account
 
 
 class Setup(Struct, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.api.find_run import RUN_ID
-from launcher.api.gather import Inputs
 from launcher.api.planning import planned
 from launcher.errors import LaunchError, PlanRefused, UsageError
+from launcher.inputs.gather import Inputs
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.plan import model
 from launcher.plan.model import Target

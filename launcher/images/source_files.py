@@ -33,7 +33,7 @@ class Source(Struct, frozen=True):
     requirements: str = ""
     """The text of the user's requirements."""
     installed: Mapping[str, str] = {}
-    """Files of the installed projects in the code, by name (launcher.workspace.python_project)."""
+    """Files of the installed projects in the code, by name (launcher.inputs.python_project)."""
     digest: str = ""
     """The digest of `code` when the image's tag was computed. The packed files must have the same. Empty: unknown."""
     dockerfile: str = ""

@@ -88,7 +88,7 @@ class Torch(Frozen, frozen=True, kw_only=True):
 
 
 class Context(Frozen, frozen=True, kw_only=True):
-    """Everything that a plan depends on besides spec and catalog; collected by `launcher.api.gather`."""
+    """Everything that a plan depends on besides spec and catalog; collected by `launcher.inputs.gather`."""
 
     target: Target
     project: str

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher.api import gather
 from launcher.cli.flows.suggestions import PROJECT, in_project
-from launcher.workspace import code_files, content, gcloud_config
+from launcher.inputs import code_files, content, gather, gcloud_config
 from tests.clients import MODULES, missing
 from tests.command import ROOT, SPECS, WORLD, launch
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from launcher import api
+from launcher.inputs.user_settings import user_settings_path
 from launcher.jobs.job import OWNER_LABEL
 from launcher.plan.owner import owner_value
-from launcher.workspace.user_settings import user_settings_path
 from tests.command import WORLD, Ran, launch
 
 BARE = "name: job\nmachine: {type: l4}\nlimits: {hours: 2}\nrun: {config: {steps: 3}}\n"
@@ -163,7 +163,7 @@ def test_the_built_in_job_has_the_users_settings(world: World) -> None:
 
 
 def test_commands_without_a_spec_have_the_users_project(world: World) -> None:
-    from launcher.api.gather import project
+    from launcher.inputs.gather import project
 
     world.user.write_text(USER)
     environ = {**WORLD, **world.env}
@@ -173,7 +173,7 @@ def test_commands_without_a_spec_have_the_users_project(world: World) -> None:
 
 def test_an_image_is_built_in_the_settings_project(world: World) -> None:
     """Cloud Build runs there, also where the repository is named and a run's project is not needed."""
-    from launcher.api.gather import GatherOptions, gather
+    from launcher.inputs.gather import GatherOptions, gather
     from tests.command import as_process
 
     world.user.write_text(USER)
@@ -200,7 +200,7 @@ def test_settings_in_a_folder_that_cannot_be_read(world: World, monkeypatch: pyt
 
 def test_a_resume_searches_the_project_of_its_spec(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--resume RUN SPEC` looks the run up before it plans the spec."""
-    from launcher.api.gather import project_of
+    from launcher.inputs.gather import project_of
 
     world.user.write_text(USER)
     for name, value in world.env.items():

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from containers import lock
 from launcher.images.registry import parse
-from launcher.workspace import content
+from launcher.inputs import content
 
 HERE = Path(lock.__file__).parent
 ROOT = HERE.parent

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from launcher.images.docker_engine import Engine, EngineError
 from launcher.images.source_files import File, Source
+from launcher.inputs import code_files, content
 from launcher.plan.model import Image
-from launcher.workspace import code_files, content
 from tests import user_repository
 from tests.e2e.engine import Running
 

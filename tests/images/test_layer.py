@@ -15,8 +15,8 @@ from launcher.errors import LaunchError, UsageError
 from launcher.images.layer import Layer, layer
 from launcher.images.reproducible_tar import TIME, Tree
 from launcher.images.source_files import File
-from launcher.workspace.code_files import collect_code
-from launcher.workspace.content import content
+from launcher.inputs.code_files import collect_code
+from launcher.inputs.content import content
 
 
 def folder(at: Path, mode: int = 0o644) -> Path:

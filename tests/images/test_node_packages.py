@@ -16,9 +16,9 @@ from launcher.images.dependency_image import ImageBuildRequest, Report, with_lau
 from launcher.images.node_packages import PYTHONS, for_python, node_packages
 from launcher.images.pipeline import push
 from launcher.images.source_files import File, Source
+from launcher.inputs.content import data_folder
 from launcher.plan.model import Image
 from launcher.testing.registry import OciRegistry, put_image
-from launcher.workspace.content import data_folder
 from tests.images.test_append import manifest_of
 
 

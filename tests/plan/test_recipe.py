@@ -10,8 +10,8 @@ from msgspec import UNSET
 
 from launcher.cli.ui.plan_page import page
 from launcher.errors import PlanRefused
+from launcher.inputs.packages import wanted_packages
 from launcher.plan.build import image
-from launcher.workspace.packages import wanted_packages
 from tests.containers.lint import RULES
 from tests.containers.lint import parsed as parsed_dockerfile
 from tests.plan.planning import CATALOG, context, planned, spec

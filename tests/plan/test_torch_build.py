@@ -11,11 +11,11 @@ from msgspec import UNSET
 
 from launcher import catalog
 from launcher.errors import PlanRefused
+from launcher.inputs.content import base_image, data_folder
+from launcher.inputs.packages import wanted_packages
 from launcher.plan.build import image
 from launcher.plan.model import Image, Torch
 from launcher.plan.torch_build import BASE_PYTHON, PINNED
-from launcher.workspace.content import base_image, data_folder
-from launcher.workspace.packages import wanted_packages
 from tests.plan.planning import CATALOG, context, env_of, planned, spec
 
 FILE = "requirements.txt"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LaunchError, UsageError
+from launcher.inputs.code_files import collect_code, without_secrets
 from launcher.ssh import sync_remote
 from launcher.ssh.session import Remote
 from launcher.ssh.sync import parse_destination, push
-from launcher.workspace.code_files import collect_code, without_secrets
 from tests.ssh import SshServer
 from tests.ssh.server import HANG_UP
 from tests.ssh.vms import machine, target_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.workspace.content import trainer_folder
+from launcher.inputs.content import trainer_folder
 from tools import torch_api
 
 OLDEST = (3, 10)

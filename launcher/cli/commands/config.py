@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.options import Output, OutputFormat, SpecFile
 
 if TYPE_CHECKING:
-    from launcher.api.settings import EffectiveSettings
+    from launcher.inputs.settings import EffectiveSettings
 
 
 def config(spec: SpecFile = None, *, output_format: OutputFormat = Output.text) -> None:
@@ -18,8 +18,8 @@ def config(spec: SpecFile = None, *, output_format: OutputFormat = Output.text) 
     """
     import msgspec
 
-    from launcher.api.settings import effective_settings
     from launcher.cli.ui.documents import printed
+    from launcher.inputs.settings import effective_settings
 
     found = effective_settings(spec)
     if output_format is not Output.text:

@@ -50,8 +50,8 @@ def estimate(
             printed([row._asdict() for row in rows], output_format)
         return
     from launcher.api.estimating import estimate_spec
-    from launcher.api.gather import GatherOptions, gather
     from launcher.cli.options import overrides
+    from launcher.inputs.gather import GatherOptions, gather
     from launcher.plan.memory.config_sizes import FAMILIES
     from launcher.spec.reader import Override
     from launcher.text import did_you_mean, near

@@ -79,7 +79,7 @@ def live_regions(named: list[str] | None) -> list[str]:
     """Return the regions to read: those named, or gcloud's. Raises UsageError: neither."""
     import os
 
-    from launcher.workspace.gcloud_config import default_regions
+    from launcher.inputs.gcloud_config import default_regions
 
     if found := named or list(default_regions(os.environ)):
         return found

@@ -17,9 +17,9 @@ from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
     from launcher.api.find_local_run import LocalRun
-    from launcher.api.gather import Inputs
+    from launcher.inputs.gather import Inputs
+    from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Plan
-    from launcher.workspace.interpreter import Interpreter
 
 
 def local(
@@ -125,8 +125,8 @@ def run_request(
     """Run a request from a file, or with `dry_run` show it."""
     from launcher.cli.flows import rehearse, request_file
     from launcher.cli.flows.rehearse import Rehearsal
+    from launcher.inputs import code_files
     from launcher.rehearsal.workdirs import Code
-    from launcher.workspace import code_files
 
     body, folder = request_file.load(path, spec, flags), request_file.folder(code)
     if dry_run:
@@ -167,10 +167,10 @@ def run_spec(
     from launcher.cli.flows.suggestions import Typed
     from launcher.cli.ui.plan_page import show
     from launcher.cli.ui.streams import say
+    from launcher.inputs.interpreter import answers
     from launcher.rehearsal.attempts import earlier_python
     from launcher.rehearsal.on_host import run_setup
     from launcher.rehearsal.workdirs import Code
-    from launcher.workspace.interpreter import answers
 
     run = None
     if resume:
@@ -231,9 +231,9 @@ def run_spec(
 
 def python_of_request(body: dict[str, Any], option: str | None, environ: Mapping[str, str]) -> Interpreter:
     """Return the Python that runs a request. Raises UsageError: it can't."""
+    from launcher.inputs.interpreter import TRAINER, Wanted, find_interpreter
     from launcher.rehearsal.attempts import earlier_python
     from launcher.rehearsal.request import parse_request
-    from launcher.workspace.interpreter import TRAINER, Wanted, find_interpreter
 
     job = parse_request(body)
     needs = [("torch", "torchrun")] if job.uses_torch else []
@@ -251,10 +251,10 @@ def python_of_request(body: dict[str, Any], option: str | None, environ: Mapping
 def inputs_of(run: LocalRun | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:
     """Return the inputs of a plan, as `gather` does with these options; for a run, of one that continues it in its
     folder, without a spec by its own. Raises UsageError."""
-    from launcher.api.code_growth import stored_plan
-    from launcher.api.gather import GatherOptions, gather_data
     from launcher.cli.flows.plan import gather
     from launcher.cli.options import overrides
+    from launcher.inputs.code_growth import stored_plan
+    from launcher.inputs.gather import GatherOptions, gather_data
 
     if run is None:
         return gather("local", spec, flags, **options)
@@ -293,9 +293,9 @@ def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bo
 
 def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     """Print what a resume changes. Raises UsageError: the run can't continue with it."""
-    from launcher.api.code_growth import stored_plan
     from launcher.api.local_resume import changed_settings
     from launcher.cli.ui.streams import say
+    from launcher.inputs.code_growth import stored_plan
 
     before = stored_plan(run.folder / contract.PLAN)
     fix = "Without --resume, the command starts a separate run."

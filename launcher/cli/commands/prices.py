@@ -52,7 +52,7 @@ def fetch() -> dict[str, Any]:
     from launcher.catalog.sku_prices import Rates, price_tables
     from launcher.errors import LaunchError
     from launcher.gcp.price_list import PriceList
-    from launcher.workspace import gcloud_config
+    from launcher.inputs import gcloud_config
 
     listed = PriceList(gcloud_config.setting("core/project", os.environ) or "PROJECT", os.environ)
     rates, count = Rates(), 0

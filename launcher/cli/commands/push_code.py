@@ -13,7 +13,7 @@ from launcher.cli.options import InZone, VmName
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.workspace.code_files import Code
+    from launcher.inputs.code_files import Code
 
 SHOWN = 10
 """Most file names to print without --dry-run."""
@@ -44,8 +44,8 @@ def push_code(
     from launcher.cli.flows.find_vm import one_machine, open_compute
     from launcher.cli.flows.ssh_access import remote
     from launcher.cli.ui.streams import say
+    from launcher.inputs.code_files import collect_code, without_secrets
     from launcher.ssh.sync import push
-    from launcher.workspace.code_files import collect_code, without_secrets
 
     here, there = source_of(folder)
     found = without_secrets(collect_code(here), allow_secret or (), override="--allow-secret FILE")
@@ -94,8 +94,8 @@ def show(found: Code, *, every: bool) -> None:
 
 def total(found: Code) -> str:
     """Return `12 files, 0.3 MB`."""
+    from launcher.inputs.code_files import size_of
     from launcher.text import plural, size_text
-    from launcher.workspace.code_files import size_of
 
     size = sum(size_of(file.path) for file in found.files)
     return f"{plural(len(found.files), 'file')}, {size_text(size)}"

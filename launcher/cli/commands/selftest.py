@@ -87,10 +87,10 @@ def kit_of(project: str | None, region: str | None, folder: Path, repository: st
     import os
     import secrets
 
-    from launcher.api.gather import project as default_project
     from launcher.cli.flows.cloud import of_project
+    from launcher.inputs import gcloud_config
+    from launcher.inputs.gather import project as default_project
     from launcher.selftest.kit import Kit
-    from launcher.workspace import gcloud_config
 
     os.environ["CLOUDSDK_CORE_PROJECT"] = name = project or default_project("vertex", os.environ)
     where = region or next(iter(gcloud_config.default_regions(os.environ)), "")
@@ -281,7 +281,7 @@ def bundled(
 
 def revision(root: Path) -> str:
     """Return the commit of launch's checkout, or an empty text if launch is installed."""
-    from launcher.workspace.git import commit
+    from launcher.inputs.git import commit
 
     project = root / "pyproject.toml"
     if not (root / ".git").exists() or not project.is_file() or 'name = "gcp-launch"' not in project.read_text():
@@ -317,7 +317,7 @@ def known_values(kit: Kit) -> dict[str, str]:
     import os
     import socket
 
-    from launcher.workspace.gcloud_config import setting
+    from launcher.inputs.gcloud_config import setting
 
     account = setting("core/account", os.environ) or ""
     file = Path(os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "/nonexistent"))

@@ -40,12 +40,12 @@ def setup(
     delete. The command can be repeated.
     """
     import launcher.clock
-    from launcher.api.gather import project
     from launcher.api.setup import read_setup
     from launcher.cli.ui.documents import printed
+    from launcher.inputs.gather import project
+    from launcher.inputs.gcloud_config import default_regions
     from launcher.project.setup import apply
     from launcher.project.steps import parse_quota
-    from launcher.workspace.gcloud_config import default_regions
 
     quotas = [parse_quota(one) for one in request_quota or ()]
     found = read_setup(

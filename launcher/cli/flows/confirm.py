@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 
 from launcher.errors import LaunchError, UsageError
+from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import OWNER_LABEL
 from launcher.plan.owner import is_of_another
-from launcher.workspace.gcloud_config import person
 
 
 def confirmed(question: str, needs: str, repeat: str) -> bool:

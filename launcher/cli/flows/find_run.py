@@ -96,8 +96,8 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Loc
     """
     from launcher.api.local_records import last_start
     from launcher.gcp.api import UnreachableError
+    from launcher.inputs.gcloud_config import setting
     from launcher.rehearsal.folder_lock import is_taken
-    from launcher.workspace.gcloud_config import setting
 
     name, spec = name_of(text), is_spec(text)
     exact = None if regions or spec else find_local_run.exact_run(text)

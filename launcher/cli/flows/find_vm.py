@@ -28,8 +28,8 @@ LIST = "launch vm list shows all VMs."
 
 def open_compute() -> Compute:
     """Return the Compute Engine client of gcloud's project. Raises UsageError: none is set."""
-    from launcher.api.gather import project
     from launcher.compute.client import Compute
+    from launcher.inputs.gather import project
 
     return Compute(project("vm", os.environ), os.environ, launcher.clock.REAL, notice=say)
 

@@ -13,9 +13,9 @@ import typer
 from launcher.cli.options import Flags, Output
 
 if TYPE_CHECKING:
-    from launcher.api.gather import Inputs
     from launcher.images.dependency_image import ImageBuildRequest
     from launcher.images.pipeline import ImageResult
+    from launcher.inputs.gather import Inputs
 
 LABEL = 10
 

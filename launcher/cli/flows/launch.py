@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from launcher.api.cost_limit import is_limited, is_limited_plan
 from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
-from launcher.api.gather import Inputs, project_of
 from launcher.api.launching import (
     RunWatcher,
     allowed_change,
@@ -43,6 +42,7 @@ from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.cli.ui.text import flag_seconds
 from launcher.errors import JobFailed, LaunchError, UsageError
+from launcher.inputs.gather import Inputs, project_of
 from launcher.jobs.job import Job
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Plan, Target

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 
 from launcher.errors import UsageError
+from launcher.inputs.gcloud_config import person
 from launcher.plan.owner import is_owned_by
-from launcher.workspace.gcloud_config import person
 
 
 def is_mine(labels: Mapping[str, str]) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.api import gather as inputs_of
-from launcher.api.gather import GatherOptions, Inputs
 from launcher.cli.options import Flags, overrides
+from launcher.inputs import gather as inputs_of
+from launcher.inputs.gather import GatherOptions, Inputs
 
 if TYPE_CHECKING:
     from launcher.plan.model import Target
@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 
 def gather(target: Target, spec: Path | None, flags: Flags, *, more: Sequence[Override] = (), **options: Any) -> Inputs:
     """Return the inputs of a plan. `more` are overrides in addition to the flags. `options` and errors are those of
-    `launcher.api.gather.gather`."""
+    `launcher.inputs.gather.gather`."""
     return inputs_of.gather(target, spec, [*overrides(flags), *more], GatherOptions(run_id=flags.run_id, **options))

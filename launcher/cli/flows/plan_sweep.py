@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from launcher.api.sweep_plan import SweepPlan, plan_sweep
 from launcher.cli.flows.plan import gather
 from launcher.cli.options import Flags
+from launcher.inputs.code_files import CodeCache
 from launcher.spec.overrides import Override
 from launcher.spec.sweep import parse_axes
-from launcher.workspace.code_files import CodeCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.api.gather import Inputs
+    from launcher.inputs.gather import Inputs
     from launcher.plan.model import Target
 
 

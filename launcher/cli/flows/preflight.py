@@ -12,8 +12,8 @@ from launcher.cli.options import Output
 from launcher.cli.ui.streams import say
 
 if TYPE_CHECKING:
-    from launcher.api.gather import Inputs
     from launcher.compute.client import Compute
+    from launcher.inputs.gather import Inputs
     from launcher.plan.model import Plan
     from launcher.project.model import Check
 

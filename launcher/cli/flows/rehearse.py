@@ -37,13 +37,13 @@ from launcher.signals import Stopped
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.cli.flows.suggestions import Typed
+    from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Plan
     from launcher.rehearsal.attempts import End
     from launcher.rehearsal.request import ParsedJob
     from launcher.rehearsal.supervisor import Ended, Preemption
     from launcher.rehearsal.workdirs import WrittenFiles
     from launcher.runs.metrics.results import Results
-    from launcher.workspace.interpreter import Interpreter
 
 
 WORKDIRS = "workdirs"
@@ -99,9 +99,9 @@ def run(job: Rehearsal, output: Output) -> None:
         UsageError: the request cannot run here, or its run folder is unusable or in use.
         JobFailed: a replica exited with a code other than 0.
     """
+    from launcher.inputs.interpreter import OWN
     from launcher.rehearsal.on_host import check_program
     from launcher.rehearsal.request import fingerprint, parse_request, with_image
-    from launcher.workspace.interpreter import OWN
 
     gc.enable()  # the process lives as long as the job from here on
     request = parse_request(with_image(job.request, job.image) if job.image else job.request)

@@ -23,7 +23,7 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     Raises:
         UsageError: the file is not the JSON of a CustomJob, or a spec or a spec flag is given too.
     """
-    from launcher.api.gather import full_path
+    from launcher.inputs.gather import full_path
     from launcher.rehearsal.request import HINT, parse_request, rebased
 
     extra = [f"the spec {spec}"] if spec else []

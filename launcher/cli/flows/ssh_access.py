@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from launcher.cli.help_page import CONNECTION, option
 from launcher.errors import LaunchError
-from launcher.workspace.gcloud_config import account
+from launcher.inputs.gcloud_config import account
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute

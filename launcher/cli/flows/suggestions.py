@@ -78,7 +78,7 @@ def line(spec: Path | None, flags: Flags) -> list[str]:
 
 def in_project(command: str) -> str:
     """Return a command with a project before it, if gcloud has none."""
-    from launcher.workspace.gcloud_config import setting
+    from launcher.inputs.gcloud_config import setting
 
     if setting("core/project", os.environ):
         return command

@@ -15,9 +15,9 @@ from launcher.cli.flows.cloud import here
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
 from launcher.cli.ui.streams import say
+from launcher.inputs.gcloud_config import person
 from launcher.runs.logs.line import clean_text
 from launcher.text import plural
-from launcher.workspace.gcloud_config import person
 
 if TYPE_CHECKING:
     from launcher.api.find_sweep import Sweep

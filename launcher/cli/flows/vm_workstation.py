@@ -22,9 +22,9 @@ from launcher.runs.ledger import Ledger
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
-    from launcher.api.gather import Inputs
     from launcher.backend.router import Services
     from launcher.catalog import Price
+    from launcher.inputs.gather import Inputs
     from launcher.jobs.job import Job
     from launcher.jobs.vm import VmInstance
     from launcher.plan.model import Plan

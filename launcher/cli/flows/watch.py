@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from launcher.api.cloud import open_cloud
 from launcher.api.find_local_run import LocalRun
 from launcher.api.find_sweep import Sweep, active_points
-from launcher.api.gather import project, project_of
 from launcher.api.watching import RunWatch, WatchedCloudRun, WatchedLocalRun, WatchedRun
 from launcher.cli.flows.cloud import is_spec
 from launcher.cli.flows.confirm import other_owner
@@ -28,6 +27,7 @@ from launcher.cli.ui.story_text import story_lines
 from launcher.cli.ui.streams import say
 from launcher.cli.ui.watch_page import page, state_of
 from launcher.errors import JobFailed, LaunchError, StillRunning
+from launcher.inputs.gather import project, project_of
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:

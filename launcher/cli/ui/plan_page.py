@@ -18,10 +18,10 @@ from launcher.cli.style import styled
 from launcher.text import either, exact_duration, hourly_price, plural, rough_duration, size_text, usd_text
 
 if TYPE_CHECKING:
-    from launcher.api.gather import AppliedSettings
+    from launcher.inputs.gather import AppliedSettings
+    from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Attempt, Image, Plan, Target
     from launcher.spec.models import JobSpec
-    from launcher.workspace.interpreter import Interpreter
 
 WIDTH = 80
 LABEL = 10

@@ -13,7 +13,7 @@ from launch_train.common import contract
 from launcher.cli.commands import bench
 from launcher.cli.options import Output
 from launcher.errors import JobFailed, LaunchError, UsageError
-from launcher.workspace import content
+from launcher.inputs import content
 from tests.command import launch
 
 

@@ -111,7 +111,7 @@ RESERVED: Final = frozenset(
 """Names that a spec's `env` may not set, because the platform, launch or torchrun sets them."""
 
 PROJECT: Final = "LAUNCH_PROJECT"
-"""The folder with what installing the code's projects would write (launcher/workspace/python_project.py): metadata, the
+"""The folder with what installing the code's projects would write (launcher/inputs/python_project.py): metadata, the
 programs in bin/, and code.pth with the folders of their modules. Unset: PROJECT_FOLDER within this package."""
 PROJECT_FOLDER: Final = "_project"
 

@@ -1,0 +1,154 @@
+"""Check, before a job is submitted, that the data files in `run.config` exist where the job runs."""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from launcher.errors import UsageError
+from launcher.plan.model import Target
+from launcher.spec.checks import data_paths
+from launcher.spec.models import JobSpec, Run
+
+ELSEWHERE = ("/gcs", "/mnt", "/workspace", "/tmp", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/opt")  # noqa: S108 - compared with texts only; nothing is written there
+"""Folders that also exist on the job's machine or in its image."""
+
+
+def check_data(
+    spec: JobSpec, folder: Path | None, names: Sequence[str], target: Target, *, in_place: bool = False
+) -> None:
+    """Check that relative paths are among the code's files, `names` (with `in_place`: in the code's folder).
+
+    In a rehearsal, absolute paths must exist on this machine. A custom image may contain any file, so nothing is
+    checked. Raises UsageError.
+    """
+    if spec.image.is_custom:
+        return
+    for field, path in data_paths(spec.run).items():
+        is_absolute = path.startswith(("/", "~"))
+        if in_place or (is_absolute and target == "local"):
+            check_here(field, path, folder)
+        elif is_absolute:
+            if not is_below(path, mounts(spec, target)):
+                problem = f"{field}: {path} does not exist on the job's machine, which has only the code"
+                raise UsageError(problem, COPY, field=field)
+        else:
+            check_taken_along(field, path, folder, names)
+
+
+class Absent(NamedTuple):
+    """An argument that names a path which the job's machine will lack."""
+
+    field: str
+    path: str
+    why: Literal["here", "unmounted", "foreign", "beside"]
+    """It is a path of this machine; it is in a mount that the spec does not name; it is in a folder in which people
+    keep data, and the job's machine has none; it is beside the code, and relative paths start in the code."""
+
+
+def absent_paths(
+    spec: JobSpec, target: Target, folder: Path | None, beside: Path | None, names: Sequence[str]
+) -> Iterator[Absent]:
+    """Yield the arguments that name paths which the job's machine will lack; none for a rehearsal.
+
+    `folder` is the code's folder, `names` are its files, `beside` is the spec's folder.
+    """
+    mounted = (*mounts(spec, target), *(["/mnt/localssd"] if target == "vm" else []))
+    for field, path in paths(spec.run) if target != "local" else ():
+        if not path.startswith(("/", "~/")):
+            if (folder or not spec.image.is_custom) and is_beside_code(path, folder, beside, names):
+                yield Absent(field, path, "beside")
+        elif is_below(path, mounted):
+            continue
+        elif ((folder and path.startswith(f"{folder}/")) or not is_below(path, ELSEWHERE)) and is_here(path):
+            yield Absent(field, path, "here")
+        elif is_below(path, MOUNTS):
+            yield Absent(field, path, "unmounted")
+        elif not spec.image.is_custom and (path.startswith("~/") or is_below(path, FOREIGN)):
+            yield Absent(field, path, "foreign")
+
+
+def paths(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield (field, path) for each argument that may be a path, or has one after its equals sign."""
+    for field, words in (("run.args", run.args), ("run.command", run.command or ())):
+        for index, word in enumerate(words):
+            is_path = word.startswith(("/", "~/")) or ("=" not in word and not word.startswith("-"))
+            path = word if is_path else word.partition("=")[2]
+            if path:
+                yield f"{field}.{index}", path
+
+
+def is_beside_code(path: str, folder: Path | None, beside: Path | None, names: Sequence[str]) -> bool:
+    """Return whether a relative path exists beside the spec or in the current folder, and not in the code's folder.
+
+    What is in the code's folder but not in the code is not reported here (launcher.inputs.mentioned_files).
+    """
+    name = posixpath.normpath(path)
+    if not ("/" in path or posixpath.splitext(path)[1]) or "\0" in path or name.startswith(".."):
+        return False
+    if name in names or (folder and os.path.exists(folder / name)):  # noqa: PTH110 -- names may be too long
+        return False
+    bases = [base for base in (beside, Path.cwd()) if base]
+    return any(os.path.exists(base / name) for base in bases)  # noqa: PTH110 -- names may be too long
+
+
+FOREIGN = ("/home", "/Users", "/mnt", "/media", "/data", "/datasets", "/scratch")
+"""Folders in which people keep data. The job's machine has them only as mounts."""
+
+
+MOUNTS = ("/gcs", "/mnt/nfs", "/mnt/lustre")
+"""Where Vertex AI mounts buckets and shares."""
+
+
+def mounts(spec: JobSpec, target: Target) -> tuple[str, ...]:
+    """Return the mounts of the job's machine: those that the spec names, and on Vertex AI all buckets."""
+    named = tuple(one.folder for one in spec.mounts)
+    shares = (f"/mnt/{kind}/{one.mount_point}" for kind in ("nfs", "lustre") for one in getattr(spec.vertex, kind))
+    return ("/gcs", *shares, *named) if target == "vertex" else named
+
+
+def is_below(path: str, folders: Sequence[str]) -> bool:
+    """Return whether a path is one of the folders or inside one."""
+    return any(f"{posixpath.normpath(path)}/".startswith(f"{one}/") for one in folders)
+
+
+def is_here(path: str) -> bool:
+    full = os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
+    return bool(full.strip("/")) and ("\0" not in full) and os.path.exists(full)  # noqa: PTH110 -- names may be too long
+
+
+def check_here(field: str, path: str, folder: Path | None) -> None:
+    """Check that a path exists on this machine, relative to the code's folder. Raises UsageError."""
+    where = (folder or Path.cwd()) / os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
+    if not os.path.exists(where) and not matching(path, folder):  # noqa: PTH110 -- names may be too long
+        if path.startswith(("/", "~")):
+            raise UsageError(f"{field}: {path} does not exist on this machine", field=field)
+        relative = "The path is relative to the code folder: image.code, or else the spec's own folder."
+        raise UsageError(f"{field}: {path} does not exist in {folder or Path.cwd()}", relative, field=field)
+
+
+def matching(path: str, folder: Path | None) -> list[str]:
+    """Return the files and folders of this machine that match a pattern, relative to the code's folder."""
+    if not glob.has_magic(path) or "\0" in path:
+        return []
+    return glob.glob(os.path.expanduser(path), root_dir=folder, recursive=True)  # noqa: PTH111, PTH207 -- a relative result
+
+
+COPY = "Copy it into a bucket (gcloud storage cp -r), and name it there: gs://BUCKET/…"
+
+
+def check_taken_along(field: str, path: str, folder: Path | None, names: Sequence[str]) -> None:
+    name = posixpath.normpath(path)
+    if name == "." or name in names or any(one.startswith(f"{name}/") for one in names):
+        return
+    if any(one in names or any(file.startswith(f"{one}/") for file in names) for one in matching(name, folder)):
+        return
+    ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110 -- names may be too long
+    hint = "It exists, but .gitignore, .dockerignore or its folder's name excludes it." if ignored else COPY
+    here = "\n`launch local --in-place` runs in that folder itself." if ignored else ""
+    raise UsageError(f"{field}: {path} is not in the code in {folder}", hint + here, field=field)

@@ -1,0 +1,109 @@
+"""Match paths against a .dockerignore by Docker's rules. Unlike git's, its patterns are anchored at the top folder.
+
+The rules are those of github.com/moby/patternmatcher (used by Docker and BuildKit) and of
+docs.docker.com/build/concepts/context/#dockerignore-files. Docker's Python SDK implements them too, but a dry run must
+work without the SDK.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from launcher.inputs.ignore_file import parsed
+
+NAME = ".dockerignore"
+CHARACTER = r"(?:\\.|[^\\\]\-])"
+TOKEN = re.compile(rf"\*\*/?|[*?]|\\.|\[\^?+(?:{CHARACTER}(?:-{CHARACTER})?)+\]|[^\\\[*?]", re.DOTALL)
+"""The tokens of a pattern. As in Go's filepath.Match, an unclosed [ and a trailing backslash are invalid."""
+
+
+class Rule(NamedTuple):
+    """One line. `keeps`: it begins with `!` and includes again what earlier lines excluded."""
+
+    pattern: re.Pattern[str]
+    keeps: bool
+
+
+def read(folder: Path) -> DockerIgnore:
+    """Read a folder's .dockerignore; return one without rules if the file doesn't exist. Raises UsageError."""
+    return DockerIgnore(found for found in parsed(folder / NAME, rule) if found)
+
+
+def rule(line: str) -> Rule | None:
+    """Parse a line; return None for a comment or an empty line.
+
+    Raises:
+        ValueError: Docker would refuse the line.
+    """
+    text = line.strip()
+    if not text or line.startswith("#"):
+        return None
+    keeps = text.startswith("!")
+    name = text[keeps:].strip()
+    if not name:
+        raise ValueError("a ! alone")
+    clean = posixpath.normpath(name)
+    return Rule(re.compile(regex(clean.lstrip("/") or "/"), re.DOTALL), keeps)
+
+
+def regex(pattern: str) -> str:
+    """Translate a pattern to a regular expression. Raises ValueError or re.error: invalid pattern."""
+    tokens = TOKEN.findall(pattern)
+    if "".join(tokens) != pattern:
+        raise ValueError(pattern)
+    if tokens[0] == "**" and not any(token[0] in "*?[\\" for token in tokens[1:]):
+        return ".*" + re.escape(pattern[2:])  # **.py: Docker compares the end of the path, across folders
+    last = len(tokens) - 1
+    return "".join(translated(token, is_last=number == last) for number, token in enumerate(tokens))
+
+
+def translated(token: str, *, is_last: bool) -> str:
+    match token[0]:
+        case "*" if len(token) == 1:
+            return "[^/]*"
+        case "*":
+            return ".*" if is_last else "(?:.*/)?"
+        case "?":
+            return "[^/]"
+        case "[":
+            inside = re.sub(r"\\(.)|([^\-])", lambda found: re.escape(found[1] or found[2]), token[1:-1].lstrip("^"))
+            return f"[{'^' if token[1] == '^' else ''}{inside}]"
+        case "\\":
+            return re.escape(token[1])
+        case _:
+            return re.escape(token)
+
+
+class DockerIgnore:
+    """The rules of a file, in order."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = tuple(rules)
+        self._final = not any(each.keeps for each in self._rules)
+        self._folders: dict[str, list[bool]] = {"": [False] * len(self._rules)}
+
+    def excludes(self, path: str) -> bool:
+        """Return whether a path is excluded. The last rule that matches it or a folder above it decides."""
+        excluded = False
+        if not self._rules:
+            return excluded
+        for each, matches in zip(self._rules, self._matches(path), strict=True):
+            if matches:
+                excluded = not each.keeps
+        return excluded
+
+    def excludes_all_of(self, folder: str) -> bool:
+        """Return whether every file below the folder is excluded, so that it need not be read."""
+        return self._final and self.excludes(folder)
+
+    def _matches(self, path: str) -> list[bool]:
+        """Return for each rule whether it matches the path or a folder above it. Results for folders are cached."""
+        above = path.rpartition("/")[0]
+        if (before := self._folders.get(above)) is None:
+            before = self._folders[above] = self._matches(above)
+        pairs = zip(self._rules, before, strict=True)
+        return [matched or bool(each.pattern.fullmatch(path)) for each, matched in pairs]

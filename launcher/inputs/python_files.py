@@ -1,0 +1,222 @@
+"""Find and parse the Python files that a spec starts. Nothing is imported."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import UsageError
+from launcher.plan.torch_build import python_of_tag
+from launcher.spec.checks import custom_functions
+from launcher.spec.models import JobSpec
+from launcher.text import did_you_mean, near
+
+if TYPE_CHECKING:
+    import ast
+
+    from launcher.inputs.interpreter import Interpreter
+
+ROOT = ("",)
+"""The code's folder, the only one that modules are imported from if neither a project nor PYTHONPATH names others."""
+MOST_FILES, MOST_BYTES = 100, 1_000_000
+"""Upper bounds on the code that is read, which keep a dry run instant."""
+NEWER = re.compile(r"""\b(type|def|class)\s+\w+\s*[\[=]|\b[rR]?[fFtT][rR]?["']""")
+"""Syntax that Python 3.12 accepts and 3.11 rejects: type aliases, type parameters (PEP 695) and f-strings (PEP 701)."""
+
+
+def parsed(file: Path) -> ast.Module:
+    """Parse a file with this Python's grammar.
+
+    Raises SyntaxError, ValueError (null bytes), RecursionError and OSError.
+    """
+    return parsed_text(file.read_bytes())
+
+
+@lru_cache(maxsize=MOST_FILES)
+def parsed_text(text: bytes) -> ast.Module:
+    """Parse a file's content; the same tree for the same content, so nobody may change it."""
+    import ast
+    import warnings
+
+    with warnings.catch_warnings(action="ignore"):  # Python itself shows them when the file runs
+        return ast.parse(text)
+
+
+def started(spec: JobSpec, names: Sequence[str], roots: Sequence[str] = ROOT) -> Iterator[tuple[str, str]]:
+    """Yield (field, file) for each program and function that the spec names and that is a file of the code. `roots` are
+    the folders that modules are imported from."""
+    if spec.run.script and spec.run.script.endswith(".py"):
+        yield "run.script", posixpath.normpath(spec.run.script)
+    if spec.run.module and not spec.run.is_builtin and (file := file_of_program(spec.run.module, names, roots)):
+        yield "run.module", file
+    for field, function in custom_functions(spec.run).items():
+        if file := file_of_module(function.partition(":")[0], names, roots):
+            yield field, file
+
+
+def file_of_module(module: str, names: Collection[str], roots: Sequence[str] = ROOT, first: str = "__init__") -> str:
+    """Return the code file of a module, or an empty string. A package (its file `first`) precedes a module."""
+    paths = (posixpath.join(root, module.replace(".", "/")) for root in roots)
+    return next((file for path in paths for file in (f"{path}/{first}.py", f"{path}.py") if file in names), "")
+
+
+def file_of_program(module: str, names: Sequence[str], roots: Sequence[str] = ROOT) -> str:
+    """Return the code file that `python -m MODULE` runs, or an empty string."""
+    return file_of_module(module, names, roots, "__main__")
+
+
+def walk_code(
+    starts: Iterable[str],
+    folder: Path,
+    names: Collection[str],
+    imports_of: Callable[[ast.Module], Iterable[ast.AST]],
+    from_roots: Sequence[str] = ROOT,
+) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the Python files `starts` and, in turn, those that they import, parsed.
+
+    `names` are the code's files. `imports_of` yields the nodes of a file whose imports are followed. A file that can't
+    be parsed is left out, and so is everything beyond MOST_FILES or MOST_BYTES.
+    """
+    known, waiting, size = frozenset(names), deque(dict.fromkeys(starts)), 0
+    seen, roots = set(waiting), list(dict.fromkeys([*from_roots, *map(posixpath.dirname, waiting)]))
+    read = 0
+    while waiting and read < MOST_FILES:
+        name = waiting.popleft()
+        if name not in known or not name.endswith(".py"):
+            continue
+        read += 1
+        try:
+            size += (folder / name).stat().st_size
+            if size > MOST_BYTES:
+                return
+            tree = parsed(folder / name)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # reported elsewhere
+            continue
+        yield name, tree
+        for module in modules_imported(tree, name, imports_of):
+            new = [one for one in files_of(module, name, roots, known) if one not in seen]
+            seen.update(new)
+            waiting += new
+
+
+@lru_cache(maxsize=2 * MOST_FILES)
+def modules_imported(
+    tree: ast.Module, file: str, imports_of: Callable[[ast.Module], Iterable[ast.AST]]
+) -> tuple[str, ...]:
+    """Return the modules that the imports among the nodes `imports_of` may load."""
+    import ast
+
+    nodes = (node for node in imports_of(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple(dict.fromkeys(module for node in nodes for module in imported(node, file)))
+
+
+def imported(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[str]:
+    """Yield the full names that an import may load. Names relative to `file` begin with a dot."""
+    import ast
+
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    module = node.module or ""
+    if node.level:
+        parts = posixpath.dirname(file).split("/")
+        parent = parts[: len(parts) - node.level + 1]
+        module = "." + ".".join([*filter(None, parent), *filter(None, [module])])
+    yield module
+    yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def files_of(module: str, importer: str, roots: Sequence[str], names: frozenset[str]) -> Iterator[str]:
+    """Yield the code files that importing a module runs: the module, and the `__init__.py` of its packages.
+
+    They are searched for in `roots` and next to the importing file. A relative name (`.pkg.module`) is searched for in
+    the code's root only.
+    """
+    parts = module.strip(".").split(".")
+    for root in [""] if module.startswith(".") else dict.fromkeys([*roots, posixpath.dirname(importer)]):
+        above = root.split("/") if root else []
+        paths = (".".join([*above, *parts[:end]]) for end in range(1, len(parts) + 1))
+        yield from filter(None, (file_of_module(path, names) for path in paths))
+
+
+def check_module(
+    spec: JobSpec, folder: Path | None, names: Sequence[str], roots: Sequence[str], python: Interpreter | None
+) -> tuple[str, ...]:
+    """Return a warning if only a package in `image.requirements` can provide `run.module`. `python` runs the job on
+    this machine.
+
+    Raises:
+        UsageError: neither the code nor the image, or that Python, has it.
+    """
+    from launcher.inputs.image_modules import image_modules
+
+    module, image = spec.run.module, spec.image
+    if not module or spec.run.is_builtin or image.is_custom or file_of_program(module, names, roots):
+        return ()
+    top = module.partition(".")[0]
+    if top not in python.lacks if python else top in image_modules() or top in sys.stdlib_module_names:
+        return ()
+    if image.requirements and not python:
+        return (f"run.module: {module} is not in the code: a package of image.requirements must provide it",)
+    wanted = module.replace(".", "/") + ".py"
+    where = f"in the code in {folder}" if folder else "next to the spec"
+    where += f", and {top} is not installed in {python.path}" if python else ""
+    raise UsageError(
+        f"run.module: {module}: no {wanted} {where}",
+        did_you_mean(near_scripts(wanted, names), "Set image.code to the folder with your code."),
+        field="run.module",
+    )
+
+
+def near_scripts(name: str, names: Sequence[str]) -> list[str]:
+    """Return Python files that may have been meant: the same name in another folder, or a similar name."""
+    base = posixpath.basename(name)
+    scripts = [one for one in names if one.endswith(".py")]
+    return [one for one in scripts if posixpath.basename(one) == base][:3] or near(name, scripts, most=3)
+
+
+def check_syntax(
+    spec: JobSpec, folder: Path, names: Sequence[str], base: str, roots: Sequence[str] = ROOT
+) -> tuple[str, ...]:
+    """Return a warning for each file that this Python can't parse but a newer one may.
+
+    `base` is the image's base image, which determines the Python version.
+
+    Raises:
+        UsageError: no Python that the image may have can parse a file.
+    """
+    uncertain = []
+    for field, name in started(spec, names, roots):
+        try:
+            parsed(folder / name)
+        except SyntaxError as error:
+            place = f"{name}:{error.lineno or 1}"
+            if is_certain(error, python_of_tag(spec.image.base or base)):
+                raise UsageError(
+                    f"{field}: {place}: {error.msg}", "The job could not start: correct this line.", field=field
+                ) from error
+            here = ".".join(map(str, sys.version_info[:2]))
+            what = f"{place}: {error.msg}, says Python {here} here"
+            uncertain.append(f"{what}; if the job's Python is no newer, the job can't start")
+        except ValueError as error:
+            problem = f"{field}: {name} isn't Python: {error}"
+            raise UsageError(problem, "Save it as text.", field=field) from error
+        except (RecursionError, MemoryError, OSError):  # Python may run what this parser could not handle
+            continue
+    return tuple(dict.fromkeys(uncertain))
+
+
+def is_certain(error: SyntaxError, python: str) -> bool:
+    """Return whether the image's Python (3.12; empty: unknown) rejects the file too: it is not newer, or the line has
+    no newer syntax."""
+    image = tuple(map(int, python.split("."))) if python else ()
+    if image <= sys.version_info[:2]:
+        return bool(image)
+    is_new = error.msg.startswith("f-string") or NEWER.search(error.text or "")
+    return image <= (3, 13) and not is_new

@@ -1,0 +1,449 @@
+"""Read a project's packaging files as far as they are declarative, and install it for the image without running them.
+
+Nothing of the project is run or imported: a dry run must be quick and without effects, and a build backend is neither.
+What an editable install would write is made here instead: metadata, entry points, programs, and the folders to import
+from. It becomes a part of the code's layer, so an edit needs no engine.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from launcher.errors import UsageError
+from launcher.inputs import git
+from launcher.inputs.image_modules import normalised
+from launcher.inputs.packaging_files import dependency_lists, read, read_toml
+from launcher.inputs.python_files import parsed
+from launcher.spec.models import JobSpec
+
+COMPILING: Final = frozenset({"maturin", "scikit_build_core.build", "mesonpy", "setuptools_rust"})
+"""Build backends whose packages are compiled."""
+UNKNOWN: Final = "0+unknown"
+"""The version of a project that says it nowhere."""
+VERSION_NAME: Final = re.compile(r"""(?im)^(?:__version__|version)(?:\s*:\s*str)?\s*=\s*(['"])v?(?P<version>.+?)\1""")
+"""hatchling's own default (hatchling/version/source/regex.py)."""
+Data = Mapping[str, Any]
+
+
+class Project(NamedTuple):
+    """A Python project, as its packaging files describe it."""
+
+    folder: str
+    """Relative to the code's folder; empty: that folder itself."""
+    name: str
+    version: str
+    roots: tuple[str, ...]
+    """Folders whose modules can be imported, relative to the code's folder."""
+    entry_points: dict[str, dict[str, str]]
+    """Group -> name -> MODULE:OBJECT."""
+    requires_python: str
+    requires: tuple[str, ...] | None
+    """The dependencies; None: a program or a file that isn't named computes them."""
+    extras: dict[str, tuple[str, ...]]
+    top_level: tuple[str, ...]
+    """The modules and packages that it installs."""
+    compiled: tuple[str, ...]
+    """Modules that only a compiler makes, and that the folder doesn't have."""
+
+    @property
+    def scripts(self) -> dict[str, str]:
+        """Return the programs that an install puts on PATH."""
+        return {**self.entry_points.get("gui_scripts", {}), **self.entry_points.get("console_scripts", {})}
+
+
+def read_project(code: Path, folder: str = "") -> Project | None:
+    """Return the project in a folder of the code; None: no file there names one. Raises UsageError: a file of it
+    can't be read."""
+    top = code / folder
+    files = {name: top / name for name in ("pyproject.toml", "setup.cfg", "setup.py") if (top / name).is_file()}
+    pyproject = read_toml(files["pyproject.toml"]) if "pyproject.toml" in files else {}
+    tool, poetry = table(pyproject, "tool"), table(pyproject, "tool", "poetry")
+    config = setup_cfg(files["setup.cfg"]) if "setup.cfg" in files else {}
+    keywords = setup_py(files["setup.py"]) if "setup.py" in files else {}
+    declared = table(pyproject, "project")
+    backend = str(table(pyproject, "build-system").get("build-backend", "setuptools.build_meta"))
+    options, metadata = table(config, "options"), table(config, "metadata")
+    name = next((each for of in (declared, poetry, metadata, keywords) if isinstance(each := of.get("name"), str)), "")
+    if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):
+        return None
+    roots = import_roots(top, name, backend, tool, config, keywords)
+    points = {
+        **{group: dict(names) for group, names in table(declared, "entry-points").items()},
+        **{group: dict(names) for group, names in table(poetry, "plugins").items()},
+        **{group: as_table(lines) for group, lines in table(config, "options.entry_points").items()},
+        **entry_points_of(keywords.get("entry_points")),
+    }
+    for group, names in (
+        ("console_scripts", table(declared, "scripts") or table(poetry, "scripts")),
+        ("gui_scripts", table(declared, "gui-scripts")),
+    ):
+        points[group] = {**points.get(group, {}), **names}
+    listed, in_files = dependency_lists(dict(pyproject))
+    requires: Any = listed.get("", None if in_files.get("") else [])
+    if not declared:
+        requires = as_list(options.get("install_requires", keywords.get("install_requires", ())))
+    groups = {normalised(each) for each in table(pyproject, "dependency-groups")}
+    extras = {each: tuple(needs) for each, needs in listed.items() if each not in groups | {""}}
+    extras |= {each: tuple(needs) for each, needs in table(keywords, "extras_require").items() if as_list(needs)}
+    extras |= {each: tuple(as_list(text) or ()) for each, text in table(config, "options.extras_require").items()}
+    return Project(
+        folder=folder,
+        name=name,
+        version=version_of(top, roots, name, pyproject, config, keywords),
+        roots=tuple("/".join(filter(None, (folder, root))) for root in roots),
+        entry_points={group: {each: str(target) for each, target in names.items()} for group, names in points.items()},
+        requires_python=str(declared.get("requires-python", options.get("python_requires", ""))),
+        requires=None if requires is None else tuple(requires),
+        extras=extras,
+        top_level=top_level(top, roots, name, points.get("console_scripts", {})),
+        compiled=tuple(compiled_modules(top, roots, backend, tool, keywords)),
+    )
+
+
+def read_projects(code: Path, folders: Sequence[str] = ()) -> list[Project]:
+    """Return the project of the code's folder, if it can be read, and those in `folders` of it. Raises UsageError."""
+    try:
+        found = [read_project(code)]
+    except (UsageError, AttributeError, TypeError, ValueError):  # malformed: nothing of it was asked for
+        found = []
+    found += [read_project(code, folder) for folder in dict.fromkeys(folders) if folder]
+    return [project for project in found if project]
+
+
+def module_roots(spec: JobSpec, projects: Sequence[Project]) -> tuple[str, ...]:
+    """Return the folders that modules are imported from, relative to the code's own (empty), in their order."""
+    own = [posixpath.normpath(folder) for folder in spec.env.get("PYTHONPATH", "").split(":") if folder]
+    roots = (root for project in projects for root in project.roots)
+    return tuple(dict.fromkeys(["" if root == "." else root for root in (*own, "", *roots)]))
+
+
+def compiled_warnings(projects: Sequence[Project]) -> Iterator[str]:
+    """Yield a warning for each project with compiled modules: nothing compiles them."""
+    for project in projects:
+        if project.compiled:
+            more = f" and {len(project.compiled) - 3} more" if len(project.compiled) > 3 else ""
+            yield (
+                f"{project.name}: {', '.join(project.compiled[:3])}{more}: compiled modules, which the image lacks. "
+                "Code that imports them fails; image.requirements can name a release of the project with wheels."
+            )
+
+
+def installed_files(projects: Sequence[Project]) -> dict[str, str]:
+    """Return what installing the projects writes, by name: the metadata of each, a program for each script in bin/,
+    and code.pth, the folders (relative to the code's own) from which their modules are imported."""
+    files: dict[str, str] = {}
+    for project in projects:
+        info = f"{normalised(project.name).replace('-', '_')}-{project.version}.dist-info"
+        lines = ["Metadata-Version: 2.1", f"Name: {project.name}", f"Version: {project.version}"]
+        lines += [f"Requires-Python: {project.requires_python}"] if project.requires_python else []
+        lines += [f"Requires-Dist: {need}" for need in project.requires or ()]
+        lines += [f"Provides-Extra: {extra}" for extra in project.extras]
+        files[f"{info}/METADATA"] = "\n".join(lines) + "\n"
+        files[f"{info}/INSTALLER"] = "launch\n"
+        files[f"{info}/top_level.txt"] = "".join(f"{module}\n" for module in project.top_level)
+        sections = [
+            "\n".join([f"[{group}]", *(f"{name} = {target}" for name, target in sorted(names.items()))])
+            for group, names in sorted(project.entry_points.items())
+            if names
+        ]
+        if sections:
+            files[f"{info}/entry_points.txt"] = "\n\n".join(sections) + "\n"
+        for name, target in project.scripts.items():
+            module, _, attribute = target.partition("[")[0].replace(" ", "").partition(":")
+            if (
+                re.fullmatch(r"[\w.-]+", name)
+                and re.fullmatch(r"[\w.]+", module)
+                and re.fullmatch(r"[\w.]+", attribute)
+            ):
+                first = attribute.partition(".")[0]
+                files[f"bin/{name}"] = (
+                    f"#!/usr/bin/env python\nimport sys\n\nfrom {module} import {first}\n\n"
+                    f'if __name__ == "__main__":\n    sys.exit({attribute}())\n'
+                )
+    if projects:
+        files["code.pth"] = "".join(f"{root}\n" for project in projects for root in project.roots if root)
+    return files
+
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+
+
+def table(data: Data, *keys: str) -> Data:
+    """Return a table within tables; empty if one of them does not exist or is something else."""
+    for key in keys:
+        found = data.get(key)
+        data = found if isinstance(found, Mapping) else {}
+    return data
+
+
+def as_table(text: Any) -> dict[str, str]:
+    """Return the lines `NAME = VALUE` of a setup.cfg's option."""
+    pairs = (line.partition("=")[::2] for line in str(text).splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def as_list(value: Any) -> list[str] | None:
+    """Return a list of requirements: of setup.py, or the lines of a setup.cfg's option. None: it is something else."""
+    if isinstance(value, str):
+        value = [line.strip() for line in value.splitlines() if line.strip() and not line.strip().startswith("#")]
+    return list(value) if isinstance(value, list | tuple) and all(isinstance(need, str) for need in value) else None
+
+
+def entry_points_of(value: Any) -> dict[str, dict[str, str]]:
+    """Return the `entry_points` of a setup.py, which are a table of lists, or a text like a setup.cfg."""
+    if isinstance(value, str):
+        groups = re.split(r"(?m)^\s*\[(.+?)\]\s*$", value)[1:]
+        return {group: as_table(lines) for group, lines in zip(groups[::2], groups[1::2], strict=True)}
+    pairs = value.items() if isinstance(value, dict) else ()
+    return {group: as_table("\n".join(as_list(names) or ())) for group, names in pairs}
+
+
+def setup_cfg(path: Path) -> dict[str, dict[str, str]]:
+    """Return the sections of a setup.cfg. Raises UsageError."""
+    parser = configparser.RawConfigParser()
+    parser.optionxform = lambda optionstr: optionstr  # type: ignore[method-assign]  # names of programs keep their case
+    try:
+        parser.read_string(read(path))
+    except configparser.Error as error:
+        raise UsageError(f"{path} can't be read: {error}", "Correct it: it describes your project.") from error
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+UNREADABLE: Final = object()
+"""A value that a setup.py computes."""
+
+
+def setup_py(path: Path) -> dict[str, Any]:
+    """Return the arguments of the call of setup() in a file, those that are constants, names of constants, or lists and
+    tables of them; others are UNREADABLE."""
+    try:
+        tree = parsed(path)
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        return {}
+    bound = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def value(node: ast.expr, depth: int = 0) -> Any:
+        match node:
+            case ast.Constant(value=constant):
+                return constant
+            case ast.Name(id=name) if name in bound and depth < 3:
+                return value(bound[name], depth + 1)
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                values = [value(item, depth) for item in items]
+                return UNREADABLE if UNREADABLE in values else values
+            case ast.Dict(keys=keys, values=items):
+                return {
+                    key.value: value(item, depth)
+                    for key, item in zip(keys, items, strict=True)
+                    if isinstance(key, ast.Constant)
+                }
+            case ast.Call(func=ast.Name(id="find_packages") | ast.Attribute(attr="find_packages"), args=args):
+                where = [each.value for each in node.keywords if each.arg == "where"]
+                return {"where": value((args or where or [ast.Constant(".")])[0], depth)}
+        return UNREADABLE
+
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = [call for call in calls if getattr(call.func, "id", getattr(call.func, "attr", "")) == "setup"]
+    keywords = {each.arg: value(each.value) for call in named[:1] for each in call.keywords if each.arg}
+    if "ext_modules" in keywords:
+        extensions = (
+            call
+            for call in calls
+            if str(getattr(call.func, "id", getattr(call.func, "attr", ""))).endswith("Extension")
+        )
+        names = [
+            each
+            for call in extensions
+            for each in [
+                value(call.args[0])
+                if call.args
+                else next((value(k.value) for k in call.keywords if k.arg == "name"), "")
+            ]
+        ]
+        keywords["ext_modules"] = [each for each in names if isinstance(each, str) and each] or keywords["ext_modules"]
+    return keywords
+
+
+# --- Where modules are ----------------------------------------------------------------------------------------------
+
+
+def import_roots(top: Path, name: str, backend: str, tool: Data, config: Data, keywords: Data) -> list[str]:
+    """Return the folders, relative to the project, from which an install imports its modules; empty: the project's own.
+
+    They are those that the backend's settings name, else `src` by the rules of that backend.
+    """
+    backend = backend.partition(".")[0]
+    named: list[Any] = []
+    if backend == "setuptools":
+        setuptools = table(tool, "setuptools")
+        directories = table(setuptools, "package-dir") or table(keywords, "package_dir")
+        directories = directories or as_table(table(config, "options").get("package_dir", ""))
+        named = [folder for package, folder in directories.items() if not package]
+        found = table(setuptools, "packages", "find").get("where") or table(keywords, "packages").get("where")
+        found = found or as_list(table(config, "options.packages.find").get("where", ""))
+        named += [found] if isinstance(found, str) else found or []
+        # A package with a folder of its own can be imported only if the folder has the package's name.
+        named += [
+            folder.rpartition("/")[0]
+            for package, folder in directories.items()
+            if package and f"/{folder}".endswith(f"/{package.replace('.', '/')}")
+        ]
+    elif backend == "hatchling":
+        wheel = table(tool, "hatch", "build", "targets", "wheel") or table(tool, "hatch", "build")
+        named = [str(package).rpartition("/")[0] for package in wheel.get("packages", ())]
+        named += [folder for folder in wheel.get("sources", ()) if isinstance(folder, str)]
+    elif backend == "poetry":
+        named = [package.get("from", "") for package in table(tool, "poetry").get("packages", ())]
+    elif backend == "pdm":
+        named = [table(tool, "pdm", "build")["package-dir"]] if "package-dir" in table(tool, "pdm", "build") else []
+    elif backend == "uv_build":
+        named = [table(tool, "uv", "build-backend").get("module-root", "src")]
+    roots = [str(root).strip("/").removeprefix("./").removeprefix(".") for root in named if isinstance(root, str)]
+    roots = [root for root in dict.fromkeys(roots) if ".." not in root.split("/")]
+    module = normalised(name).replace("-", "_")
+    # Of a package that is itself called src, the modules are src.x.
+    is_src = not (top / "src" / "__init__.py").exists() and (
+        (top / "src" / module).is_dir()
+        or (top / "src" / f"{module}.py").is_file()
+        or (
+            backend in ("setuptools", "pdm")
+            and any((top / "src").glob("*/__init__.py"))
+            and not keywords.get("packages")
+        )
+    )
+    return roots or (["src"] if is_src else [""])
+
+
+def top_level(top: Path, roots: Sequence[str], name: str, scripts: Data) -> tuple[str, ...]:
+    """Return the modules that an install provides: in a folder of their own all packages, else those that have the
+    project's name or a program."""
+    module = normalised(name).replace("-", "_")
+    named = (
+        {module} if any((top / root / end).exists() for root in roots for end in (module, f"{module}.py")) else set()
+    )
+    packages = {file.parent.name for root in roots if root for file in (top / root).glob("*/__init__.py")}
+    return tuple(
+        sorted({*named, *packages, *(str(target).partition(":")[0].partition(".")[0] for target in scripts.values())})
+    )
+
+
+def compiled_modules(top: Path, roots: Sequence[str], backend: str, tool: Data, keywords: Data) -> Iterator[str]:
+    """Yield the compiled modules of a project that its folder lacks."""
+    if backend in COMPILING:
+        yield f"what {backend.partition('.')[0]} builds"
+    extensions = keywords.get("ext_modules") or table(tool, "setuptools").get("ext-modules") or []
+    if extensions is UNREADABLE or keywords.get("rust_extensions") or keywords.get("cffi_modules"):
+        yield "what setup.py compiles"
+        return
+    for extension in extensions:
+        module = str(extension.get("name") if isinstance(extension, dict) else extension)
+        path = module.replace(".", "/")
+        if not any([*(top / root).glob(f"{path}.*so"), *(top / root).glob(f"{path}.pyd")] for root in roots):
+            yield module
+
+
+# --- The version ----------------------------------------------------------------------------------------------------
+
+
+def version_of(top: Path, roots: Sequence[str], name: str, pyproject: Data, config: Data, keywords: Data) -> str:
+    """Return the version: what a file says, else what git's newest tag says, else UNKNOWN."""
+    from packaging.version import InvalidVersion, Version
+
+    for text in chain(said_versions(top, roots, name, pyproject, config, keywords), map(git_version, [top])):
+        try:
+            return str(Version(text))
+        except InvalidVersion:
+            continue
+    return UNKNOWN
+
+
+def said_versions(
+    top: Path, roots: Sequence[str], name: str, pyproject: Data, config: Data, keywords: Data
+) -> Iterator[str]:
+    """Yield the version by each place that may say it: the packaging files, the files that they name, then
+    `__version__` in the package, and a file VERSION or version.txt."""
+    tool = table(pyproject, "tool")
+    yield str(table(pyproject, "project").get("version", table(tool, "poetry").get("version", "")))
+    yield str(keywords.get("version", ""))
+    option = str(table(config, "metadata").get("version", ""))
+    dynamic = dict(table(tool, "setuptools", "dynamic", "version"))
+    for kind in ("attr", "file"):
+        dynamic |= {kind: option.partition(":")[2].strip()} if option.startswith(f"{kind}:") else {}
+    yield "" if dynamic else option
+    if isinstance(attribute := dynamic.get("attr"), str):
+        module, _, variable = attribute.rpartition(".")
+        yield from assigned(top, roots, module, variable)
+    files = dynamic.get("file", ())
+    for file in [files] if isinstance(files, str) else files:
+        yield text_of(top / file)
+    hatch, pdm = table(tool, "hatch", "version"), table(tool, "pdm", "version")
+    for settings in (hatch, pdm):
+        if isinstance(settings.get("path"), str):
+            pattern = settings.get("pattern")
+            expression = re.compile(pattern) if isinstance(pattern, str) and "?P<version>" in pattern else VERSION_NAME
+            if match := expression.search(text_of(top / settings["path"])):
+                yield match["version"]
+    module = normalised(name).replace("-", "_")
+    for part in ("__about__", "_version", "version", "__init__"):
+        yield from assigned(top, roots, module if part == "__init__" else f"{module}.{part}", "__version__")
+    for root in roots:
+        yield from (text_of(top / root / module / file) for file in ("version.txt", "VERSION"))
+    yield from (text_of(top / file) for file in ("VERSION", "version.txt"))
+
+
+def text_of(path: Path) -> str:
+    """Return a file's text without white space around it; empty if it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def assigned(top: Path, roots: Sequence[str], module: str, variable: str, depth: int = 3) -> Iterator[str]:
+    """Yield the text that a module assigns to a variable, directly or by an import from another one of the project."""
+    paths = [top / root / module.replace(".", "/") for root in (*roots, "")]
+    file = next(
+        (file for path in paths for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None
+    )
+    try:
+        body = parsed(file).body if file else []
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        return
+    package = module if file and file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))) if name == variable:
+                yield text
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text))) if name == variable:
+                yield text
+            case ast.ImportFrom(module=source, level=level, names=names) if depth:
+                for alias in names:
+                    if (alias.asname or alias.name) == variable:
+                        above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+                        yield from assigned(top, roots, ".".join(filter(None, [*above, source])), alias.name, depth - 1)
+
+
+def git_version(top: Path) -> str:
+    """Return the version by git's newest tag, as setuptools-scm counts: 1.3.dev5+gabc1234 five commits after v1.2."""
+    described = git.asked(top, "describe", "--tags", "--long", "--match", "*[0-9]*")
+    found = re.fullmatch(r".*?(\d+(?:\.\d+)*)([^-]*)-(\d+)-(g[0-9a-f]+)", described)
+    if not found:
+        return ""
+    release, rest, commits, commit = found.groups()
+    if commits == "0":
+        return release + rest
+    before, dot, last = release.rpartition(".")
+    return f"{before}{dot}{int(last) + 1}.dev{commits}+{commit}"

@@ -1,0 +1,186 @@
+"""Gather what planning needs of the user's code. Imported only for a spec that has code or a program of its own."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from launch_train.common import contract
+from launcher.errors import LaunchError, UsageError
+from launcher.images.source_files import File, UserCode
+from launcher.inputs import code_files, content
+from launcher.inputs.code_growth import grown_since
+from launcher.inputs.code_warnings import code_warnings
+from launcher.inputs.imports import outside_imports
+from launcher.inputs.interpreter import Interpreter, Wanted
+from launcher.inputs.mentioned_files import mentioned, named_but_ignored, named_outside
+from launcher.inputs.python_files import check_module, check_syntax, near_scripts, started
+from launcher.inputs.python_project import compiled_warnings, installed_files, module_roots, read_projects
+from launcher.inputs.requirements import names_and_markers
+from launcher.inputs.user_functions import check_functions, packaged_functions
+from launcher.plan.model import Packages, Target
+from launcher.spec.models import JobSpec
+from launcher.spec.reader import Located, read_located
+from launcher.text import did_you_mean
+
+MOST_READ: Final = 1_000_000
+"""Bytes of a file in which the name of another file is looked for."""
+EXPORT: Final = b'{\n  "run_folder": '
+"""First bytes of the config.json in an export (launch_train.export)."""
+
+
+def read_code(
+    spec: JobSpec,
+    folder: Path,
+    left_out: frozenset[Path],
+    cache: code_files.CodeCache | None = None,
+    packages: Packages = Packages(),  # noqa: B008 - immutable
+) -> UserCode:
+    """List and hash the code, and check what the spec names of it. `left_out` are paths that are not code; `cache` has
+    the code of other specs; `packages` name the projects of the code that image.requirements installs.
+
+    Raises UsageError: a file that `run` names is missing, the files exceed the size limit, or contain secrets.
+    """
+    listed = (cache or code_files).collect_code(folder, left_out)
+    listed = without_outputs(listed, spec)
+    code_files.check_size(listed, spec.image.code_limit_mb)
+    code = code_files.without_secrets(listed, spec.image.allow_secrets, cache.read if cache else code_files.searched)
+    names = [file.name for file in code.files]
+    if spec.run.script:
+        check_script(spec.run.script, folder, names)
+    projects = read_projects(folder, project_folders(folder, packages)) if spec.run.node != "none" else []
+    roots = module_roots(spec, projects)
+    check_functions(spec, folder, names, roots)
+    known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
+    mentions = mentioned(spec, folder, names, roots)
+    runs = spec.output if spec.output and not spec.output.startswith("gs://") else "runs"  # on this machine
+    return UserCode(
+        files=tuple(code.files),
+        content=code.content,
+        secret_files=tuple(sorted(code.secrets)),
+        packaged_functions=packaged_functions(spec, names, roots),
+        syntax_warnings=check_syntax(spec, folder, names, content.base_image(), roots),
+        ignored_files=named_but_ignored(mentions, spec, folder, names, [*known, *code.secrets]),
+        outside_paths=named_outside(mentions, names),
+        growth=grown_since(spec.name, runs, code.files, code.content),
+        roots=roots,
+        installed=installed_files(projects),
+        project_warnings=tuple(compiled_warnings(projects)),
+    )
+
+
+def without_outputs(files: Sequence[File], spec: JobSpec) -> list[File]:
+    """Return the files without other specs, and without pages and exports that launch wrote: they never change a run.
+    A file stays if an argument or the code contains its name."""
+    outputs: dict[str, str] = {}  # file -> its name, or that of the export's folder
+    for file in files:
+        folder, _, name = file.name.rpartition("/")
+        if name.endswith((".yaml", ".yml")):
+            status = file.path.lstat()
+            written = is_spec(file.path, status.st_mtime_ns, status.st_size)
+        else:
+            written = name.endswith(".html") and contract.PAGE_MARK.encode() in first_bytes(file.path, 1000)
+        if written:
+            outputs[file.name] = name
+        elif name == "config.json" and folder and first_bytes(file.path, 1000).startswith(EXPORT):
+            inside = (other.name for other in files if other.name.startswith(f"{folder}/"))
+            outputs.update(dict.fromkeys(inside, folder.rpartition("/")[2]))
+    if not outputs:
+        return list(files)
+    texts = [msgspec.json.encode((spec.run, spec.env))]
+    texts += [first_bytes(file.path, MOST_READ) for file in files if file.name not in outputs and file.link is None]
+    unused = {name for name in set(outputs.values()) if not any(name.encode() in text for text in texts)}
+    return [file for file in files if outputs.get(file.name) not in unused]
+
+
+@lru_cache(1000)
+def is_spec(path: Path, _mtime: int, _size: int) -> bool:
+    """Return whether a file is a valid spec. `launch check` asks once for each pair of specs in a folder."""
+    if b"machine" not in first_bytes(path, MOST_READ):
+        return False
+    try:
+        read_located(path)
+    except LaunchError:
+        return False
+    return True
+
+
+def first_bytes(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file; none if it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def project_folders(folder: Path, packages: Packages) -> list[str]:
+    """Return the folders, relative to the code's, of the projects that image.requirements installs. Raises UsageError:
+    one is elsewhere."""
+    found = []
+    for project in packages.projects:
+        try:
+            found.append(Path(project.folder).relative_to(folder).as_posix())
+        except ValueError as error:
+            raise UsageError(
+                f"{project.where}: {project.folder} is not in the code, so the image doesn't have it",
+                f"The code is {folder}. Choose a folder that has both: image.code",
+                field="image.requirements",
+            ) from error
+    return ["" if name == "." else name for name in found]
+
+
+def warnings(
+    spec: JobSpec,
+    located: Located,
+    target: Target,
+    folder: Path | None,
+    beside: Path | None,
+    code: UserCode,
+    needs: str,
+    python: Interpreter | None,
+) -> tuple[str, ...]:
+    """Return what will probably fail on the job's machine. `needs` is the text of the requirements, `python` runs the
+    job on this machine.
+
+    Raises UsageError: neither the code nor the image, or that Python, has `run.module`.
+    """
+    return (
+        *check_module(spec, folder, code.names, code.roots, python),
+        *(() if python else code.project_warnings),  # a Python of this machine may have what was compiled
+        *code_warnings(spec, located, target, folder, beside, code, needs, python),
+    )
+
+
+def wanted_packages(wanted: Wanted, spec: JobSpec, folder: Path, code: UserCode, needs: str) -> Wanted:
+    """Return the packages and modules that a Python of this machine must have to run the code."""
+    starts = [file for _, file in started(spec, code.names, code.roots)]
+    functions = packaged_functions(spec, code.names, code.roots)
+    modules = [
+        *outside_imports(starts, folder, code),
+        *(name.partition(":")[0].partition(".")[0] for name in functions),
+    ]
+    if spec.run.module and not spec.run.is_builtin:
+        modules.append(spec.run.module.partition(".")[0])
+    packages = tuple(name for name, _ in names_and_markers(needs))
+    return wanted._replace(packages=packages, modules=tuple(dict.fromkeys(modules)))
+
+
+def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
+    """Check that `run.script` is one of the code files. Raises UsageError, with similar names."""
+    name = posixpath.normpath(script)
+    if name in names:
+        return
+    if (forward := name.replace("\\", "/")) in names:  # as Windows writes it; the job runs on Linux
+        hint = f"Write it with forward slashes: --set run.script={forward}"
+    elif not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
+        hint = "The file exists, but .gitignore, .dockerignore or its folder's name excludes it."
+    else:
+        hint = did_you_mean(near_scripts(name, names), "The path is relative to image.code.")
+    raise UsageError(f"run.script: {script} not found in the code in {folder}", hint, field="run.script")

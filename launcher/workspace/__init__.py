@@ -1,1 +1,0 @@
-"""Read the user's files: code, ignore rules, git, gcloud's settings, requirements."""
