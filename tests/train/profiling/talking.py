@@ -41,7 +41,7 @@ def main(folder: str) -> None:
     torch.set_num_threads(1)
     ranks = process_group.join(os.environ)
     model = DistributedDataParallel(Large(), gradient_as_bucket_view=True, static_graph=True)
-    report = ProfileReport({contract.RUN_FOLDER: folder}, Null(), Setup(world=2))
+    report = ProfileReport({contract.RUN_FOLDER: folder}, Null(), Setup())
     recording = Recording(Profile(2, 1, 2), ranks.device, report)
     for step in range(1, 6):
         if ranks.rank:

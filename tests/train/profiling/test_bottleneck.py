@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch_train.profiling import kernel_categories
-from launch_train.profiling.advice import Setup, explain_analysis, shown
+from launch_train.profiling.advice import Setup, explain_analysis, format_verdict
 from launch_train.profiling.bottleneck import CAUSES, Analysis, analyse
 from launch_train.profiling.trace import parse, read
 from tests.train.profiling import chrome
@@ -145,10 +145,10 @@ def test_each_bottleneck_is_found(one: One, bound: str, share: float, change: st
     assert found.shares[found.bound] == pytest.approx(share, abs=0.021)
     assert found.seconds == pytest.approx(0.01)
     assert found.gpu
-    verdict = explain_analysis(found, Setup(gpu=True, world=8))
-    assert (verdict.bound, verdict.change) == (bound, change)
-    assert verdict.sentences[0].startswith(f"{found.shares[found.bound]:.0%} ")
-    assert max(map(len, shown(verdict).splitlines())) <= 60
+    verdict = explain_analysis(found, Setup(gpu=True))
+    assert (verdict["bound"], verdict["change"]) == (bound, change)
+    assert verdict["sentences"][0].startswith(f"{found.shares[found.bound]:.0%} ")
+    assert max(map(len, format_verdict(verdict).splitlines())) <= 60
 
 
 def test_communication_behind_computing_is_not_blamed() -> None:
@@ -165,7 +165,7 @@ def test_one_step_alone_is_judged_to_its_end() -> None:
 def test_copies_are_told_from_waiting() -> None:
     assert analysed(late_copies).copying == pytest.approx(1, abs=0.02)
     assert analysed(input_bound).copying == 0
-    words = explain_analysis(analysed(late_copies), Setup(gpu=True)).sentences[0]
+    words = explain_analysis(analysed(late_copies), Setup(gpu=True))["sentences"][0]
     assert "copying batches" in words
 
 
@@ -297,8 +297,8 @@ def test_the_shares_are_a_whole(drawn: list[Event], number: int) -> None:
     assert 0 <= found.sync_outside <= 1
     assert 0 <= found.copying <= 1
     verdict = explain_analysis(found, Setup())
-    assert verdict.advice
-    assert max(map(len, shown(verdict).splitlines())) <= 60
+    assert verdict["advice"]
+    assert max(map(len, format_verdict(verdict).splitlines())) <= 60
 
 
 # --- Names and words --------------------------------------------------------------------------------------------------
@@ -367,8 +367,8 @@ def test_what_is_changed_already_is_not_advised(
     shares: dict[str, float], setup: dict[str, Any], change: str, words: str
 ) -> None:
     verdict = explain_analysis(made(**shares), Setup(gpu=True, **setup))
-    assert verdict.change == change
-    assert words in verdict.advice
+    assert verdict["change"] == change
+    assert words in verdict["advice"]
 
 
 @pytest.mark.parametrize(
@@ -386,14 +386,14 @@ def test_on_a_cpu_nothing_is_advised_that_pays_on_gpus_alone(
     shares: dict[str, float], setup: dict[str, Any], change: str, words: str
 ) -> None:
     verdict = explain_analysis(made(**shares)._replace(gpu=False), Setup(**setup))
-    assert verdict.change == change
-    assert words in verdict.advice
-    assert "compile" not in verdict.advice
+    assert verdict["change"] == change
+    assert words in verdict["advice"]
+    assert "compile" not in verdict["advice"]
 
 
 def test_the_words() -> None:
     verdict = explain_analysis(made(launch_overhead=0.62, compute=0.3, input=0.04, memory=0.04), Setup(gpu=True))
-    assert shown(verdict._replace(which="8-10")).splitlines() == [
+    assert format_verdict(verdict, "8-10").splitlines() == [
         "profile of steps 8-10: bound by launch overhead",
         "  62% launch overhead: the GPU waits for Python to call the",
         "      next small operator (1,234 kernels per step).",

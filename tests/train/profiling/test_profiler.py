@@ -320,7 +320,7 @@ def test_what_the_advice_knows_of_the_run() -> None:
     }
     config = parse({"activation_checkpointing": "full", "log_every": 4})
     setup = setup_of(config, Ranks(world=8), {"LOCAL_WORLD_SIZE": "4"}, facts, accumulates=True)
-    assert setup == Setup(False, 8, 2, "bf16", True, False, 3, "full", "ddp", 4, True)
+    assert setup == Setup(False, 2, True, False, 3, "full", "ddp", 4, True)
 
 
 def test_no_profile_costs_nothing() -> None:

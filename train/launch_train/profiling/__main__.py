@@ -15,15 +15,13 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from launch_train.profiling import trace as traces
-from launch_train.profiling.advice import Setup, Verdict, as_data, explain_analysis, shown
+from launch_train.profiling.advice import Setup, explain_analysis, format_verdict
 from launch_train.profiling.bottleneck import analyse
 
-NO_STEPS = "no whole step is in the trace"
 NO_DEVICE = (
     "the trace has no GPU activity: the driver may allow profiling to administrators only "
     "(NVreg_RestrictProfilingToAdminUsers)"
@@ -35,7 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse_options(arguments)
     os.nice(options.nice)
     try:
-        verdict = judge(options.trace, options.setup, options.steps)
+        trace = traces.read(options.trace)
+        if options.setup.gpu and not trace.device:
+            raise ValueError(NO_DEVICE)
+        analysis = analyse(trace, options.steps)
+        if analysis is None:
+            raise ValueError("no whole step is in the trace")
+        verdict = explain_analysis(analysis, options.setup)
     except (OSError, ValueError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         print(f"{options.trace.name} can't be used: {reason or type(error).__name__}", file=sys.stderr)
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.pack and options.trace.exists():
             pack(options.trace)
     try:
-        print(json.dumps(as_data(verdict)) if options.json else shown(verdict), flush=True)
+        print(json.dumps(verdict) if options.json else format_verdict(verdict), flush=True)
     except BrokenPipeError:  # `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 128 + signal.SIGPIPE
@@ -70,28 +74,11 @@ def _setup(text: str) -> Setup:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def judge(trace: Path, setup: Setup, steps: int | None = None) -> Verdict:
-    """Return the verdict on a trace. Raises OSError, and ValueError if the trace has nothing to analyse."""
-    read = traces.read(trace)
-    if setup.gpu and not read.device:
-        raise ValueError(NO_DEVICE)
-    analysis = analyse(read, steps)
-    if analysis is None:
-        raise ValueError(NO_STEPS)
-    return explain_analysis(analysis, setup)
-
-
 def pack(trace: Path) -> None:
     """Replace TRACE.json by TRACE.json.gz."""
     with trace.open("rb") as source, gzip.open(f"{trace}.gz", "wb", compresslevel=3) as target:
         shutil.copyfileobj(source, target, 1 << 20)
     trace.unlink()
-
-
-def words(data: Mapping[str, Any]) -> str:
-    """Format the output of `--json` as text; data["which"] has the numbers of the steps."""
-    own = {name: data[name] for name in ("bound", "shares", "change", "advice", "steps", "which")}
-    return shown(Verdict(sentences=tuple(data["sentences"]), seconds=data["step_s"], **own))
 
 
 if __name__ == "__main__":

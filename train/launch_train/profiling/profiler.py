@@ -90,14 +90,12 @@ def setup_of(
 ) -> Setup:
     """Return the settings of the run that advice depends on."""
     chosen = {choice["what"]: str(choice["chosen"]) for choice in facts.get("choices", ())}
-    gpu, precision = ranks.device.type == "cuda", str(facts.get("precision", "fp32"))
+    gpu = ranks.device.type == "cuda"
     tensor_cores = gpu and torch.cuda.get_device_capability(ranks.device) >= (7, 0)
     loader = chosen.get("loader", "").split()
     return Setup(
         gpu=gpu,
-        world=ranks.world,
         nodes=max(1, ranks.world // int(env.get("LOCAL_WORLD_SIZE") or ranks.world)),
-        precision=precision,
         compiled=chosen.get("compile", "false") not in ("false", "off", "eager"),
         cuda_graphs=config.cuda_graphs,
         workers=int(loader[0]) if loader and loader[0].isdecimal() else config.loader.workers,
@@ -105,7 +103,7 @@ def setup_of(
         parallel=config.parallel,
         log_every=config.log_every,
         accumulates=accumulates,
-        bf16=tensor_cores and precision in ("fp32", "tf32"),
+        bf16=tensor_cores and facts.get("precision", "fp32") in ("fp32", "tf32"),
     )
 
 
@@ -149,21 +147,18 @@ class Recording:
         """Stop. After an error, do not wait for a GPU that may never respond."""
         error = sys.exc_info()[1]
         if error is None and not self._over:
-            self._end_early()
+            if self._profile and self._recorded > 0:  # the run ended before the recording was complete
+                self._attempt(self._finish)
+            else:
+                self._drop()
+                if self._steps:  # else the run had no steps left
+                    needed = f"wait + warmup + active are {sum(self._wanted)}"
+                    self._report.no_verdict(f"no step was recorded: {self._steps} steps remained, but {needed}")
         elif self._profile and (isinstance(error, PreemptedError) or self._device.type != "cuda"):
             self._drop()
         self._over = True
         if self._thread:
             self._thread.join(END_SECONDS if error is None else FAILED_SECONDS)
-
-    def _end_early(self) -> None:
-        """Report the steps recorded so far: the run ended before the recording was complete."""
-        if self._profile and self._recorded > 0:
-            self._attempt(self._finish)
-        else:
-            self._drop()
-            if self._steps:  # else the run had no steps left
-                self._report.too_short(self._steps, sum(self._wanted))
 
     @property
     def _recorded(self) -> int:

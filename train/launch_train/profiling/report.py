@@ -16,8 +16,8 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.scratch import temporary_folder
 from launch_train.common.storage import open_storage
-from launch_train.profiling.__main__ import pack, words
-from launch_train.profiling.advice import WIDTH, Setup
+from launch_train.profiling.__main__ import pack
+from launch_train.profiling.advice import WIDTH, Setup, format_verdict
 from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.upload_queue import open_outbox
@@ -65,16 +65,24 @@ class ProfileReport:
         name = f"{contract.PROFILE}/{start}/rank0.{int(recorded.seconds * 1e9)}.pt.trace.json.gz"
         trace = folder / Path(name).name.removesuffix(".gz")
         recorded.export(str(trace))
-        data, wrong = judged(trace, self._setup, recorded.steps)
+        steps = f"{recorded.last - recorded.steps + 1}-{recorded.last}" if recorded.steps > 1 else f"{recorded.last}"
+        files = {name: Path(f"{trace}.gz")}
+        try:
+            event = judge(trace, self._setup, recorded.steps)
+            text = format_verdict(event, steps)
+            contents = {
+                "verdict.json": json.dumps({**event, "which": steps, "trace": name}, indent=2),
+                "verdict.txt": text,
+            }
+            for file, content in contents.items():  # a later start overwrites them
+                (folder / file).write_text(f"{content}\n", encoding="utf-8")
+                files[f"{contract.PROFILE}/{file}"] = folder / file
+        except ValueError as error:
+            event, text = {"error": str(error)}, _wrapped(f"profile of steps {steps}: {error}")
         if trace.exists():
             pack(trace)
-        steps = f"{recorded.last - recorded.steps + 1}-{recorded.last}" if recorded.steps > 1 else f"{recorded.last}"
-        text = words({**data, "which": steps}) if data else _wrapped(f"profile of steps {steps}: {wrong}")
-        files = {name: Path(f"{trace}.gz")}
-        if data:
-            files |= _written(folder, {**data, "which": steps, "trace": name}, text)
         kept = self._keep(files)
-        self._tell({"step": recorded.last, **(data or {"error": wrong}), **({"trace": name} if kept else {})})
+        self._log({"step": recorded.last, **event, **({"trace": name} if kept else {})})
         print(f"{text}\n  The trace is in {Path(name).parent}/" if kept else text, flush=True)
 
     def _keep(self, files: Mapping[str, Path]) -> bool:
@@ -90,19 +98,16 @@ class ProfileReport:
             print(f"profile: {error}", file=sys.stderr, flush=True)
         return True
 
-    def too_short(self, steps: int, wanted: int) -> None:
-        """Report that the run ended before a step was recorded."""
-        self._say(f"no step was recorded: {steps} steps remained, but wait + warmup + active are {wanted}")
-
     def failed(self, error: Exception) -> None:
         """Report that the profiler failed."""
-        self._say(f"no verdict: {error}".partition("\n")[0])
+        self.no_verdict(f"no verdict: {error}".partition("\n")[0])
 
-    def _say(self, what: str) -> None:
-        print(_wrapped(f"profile: {what}"), flush=True)
-        self._tell({"error": what})
+    def no_verdict(self, reason: str) -> None:
+        """Report that there is no verdict, and why."""
+        print(_wrapped(f"profile: {reason}"), flush=True)
+        self._log({"error": reason})
 
-    def _tell(self, fields: Mapping[str, Any]) -> None:
+    def _log(self, fields: Mapping[str, Any]) -> None:
         row: Row = {"event": "profile", "time": time.time(), **fields}
         try:
             self._sink.put([row])
@@ -114,13 +119,13 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
-def judged(trace: Path, setup: Setup, steps: int) -> tuple[dict[str, Any], str]:
-    """Analyse and compress the trace in a separate process with low priority.
+def judge(trace: Path, setup: Setup, steps: int) -> dict[str, Any]:
+    """Analyse and compress the trace in a separate process with low priority, and return the verdict.
 
-    Returns the verdict as data and an error message; one of them is empty.
+    Raises ValueError if the trace can't be analysed.
     """
     if trace.stat().st_size > MOST_BYTES:
-        return {}, f"the trace has {trace.stat().st_size / 1e9:.1f} GB, too large to analyse: record fewer steps"
+        raise ValueError(f"the trace has {trace.stat().st_size / 1e9:.1f} GB, too large to analyse: record fewer steps")
     command = [sys.executable, "-P", "-m", "launch_train.profiling.__main__", "--json", "--pack", "--nice", "10"]
     command += ["--steps", str(steps), "--setup", json.dumps(setup._asdict()), str(trace)]
     env = {**os.environ, "PYTHONPATH": str(Path(contract.__file__).parents[2])}
@@ -134,17 +139,10 @@ def judged(trace: Path, setup: Setup, steps: int) -> tuple[dict[str, Any], str]:
             timeout=JUDGE_SECONDS,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return {}, f"the trace could not be analysed within {JUDGE_SECONDS:.0f} s: record fewer steps"
+    except subprocess.TimeoutExpired as error:
+        limit = f"{JUDGE_SECONDS:.0f} s: record fewer steps"
+        raise ValueError(f"the trace could not be analysed within {limit}") from error
     if done.returncode:
-        return {}, (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-    data: dict[str, Any] = json.loads(done.stdout)
-    return data, ""
-
-
-def _written(folder: Path, data: Mapping[str, Any], text: str) -> dict[str, Path]:
-    """Write the verdict to files and return them by their names in the run folder. A later start overwrites them."""
-    plain, readable = folder / "verdict.json", folder / "verdict.txt"
-    plain.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    readable.write_text(text + "\n", encoding="utf-8")
-    return {f"{contract.PROFILE}/{path.name}": path for path in (plain, readable)}
+        raise ValueError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
+    verdict: dict[str, Any] = json.loads(done.stdout)
+    return verdict
