@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from launch_train.common.config import parse
-from launch_train.common.config.checks import MOST_SAMPLES
+from launch_train.common.config.settings import MOST_SAMPLES
 from launch_train.common.errors import PreemptedError
 from launch_train.data import open_data, open_decoder
 from launch_train.data.token_file import PRETOKENISED

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch_train.common.config.checks import (
-    FOREIGN_OWN,
     expand_short_forms,
-    is_foreign,
     line,
     local_paths,
     problems,
     training_path,
     user_functions,
 )
+from launch_train.common.config.rules import is_foreign
 from launch_train.common.config.settings import (
+    CHANGEABLE,
     DEFAULT,
     PRESETS,
     SECTIONS,
@@ -41,11 +41,14 @@ from launch_train.common.config.settings import (
     Profile,
     ResNet,
     Shape,
+    fields_of,
     kind_of,
+    without_auto,
 )
 from launch_train.common.errors import ConfigError
 
 __all__ = [
+    "CHANGEABLE",
     "DEFAULT",
     "PRESETS",
     "Attention",
@@ -86,36 +89,24 @@ def parse(config: Mapping[str, Any]) -> Config:
     config = expand_short_forms(config)
     model = _model(config.get("model", {"name": "gpt"}))
     steps = config.get("steps", DEFAULT.steps)
-    plain = {name: config[name] for name in _PLAIN if name in config}
     checkpoint, default = config.get("checkpoint", {}), DEFAULT.checkpoint
     keep = {f"keep_{name}": value for name, value in checkpoint.get("keep", {}).items()}
-    optimizer = dict(config.get("optimizer", {}))
+    optimizer = without_auto(Optimizer, config.get("optimizer", {}))
     optimizer["betas"] = tuple(optimizer.get("betas", DEFAULT.optimizer.betas))
-    optimizer["fused"] = _unless_auto(optimizer.get("fused"))
     lr = optimizer.get("lr", DEFAULT.optimizer.lr)
-    return Config(
-        model=model,
-        data=_data(config.get("data", {}), model),
-        steps=steps,
-        optimizer=Optimizer(**{"min_lr": lr / 10, "warmup_steps": default_warmup(steps), **optimizer}),
-        loggers=tuple(config.get("loggers", DEFAULT.loggers)),
-        ddp=Ddp(**{name: _unless_auto(value) for name, value in config.get("ddp", {}).items()}),
-        loader=Loader(**{name: _unless_auto(value) for name, value in config.get("loader", {}).items()}),
-        eval=Eval(**config.get("eval", {})),
-        checkpoint=default._replace(minutes=checkpoint.get("minutes", default.minutes), **keep),
-        profile=Profile(**config["profile"]) if config.get("profile", "off") not in ("off", False) else None,
-        init_from=InitFrom(**config["init_from"]) if "init_from" in config else None,
-        **{name: _unless_auto(value) if name in _AUTO else value for name, value in plain.items()},
-    )
-
-
-_AUTO = frozenset({"micro_batch_size", "compile", "deterministic", "channels_last"})
-"""Settings for which `auto` becomes None."""
-_PLAIN = (
-    *_AUTO,
-    *("loss", "batch_size", "precision", "attention", "cuda_graphs", "activation_checkpointing", "parallel"),
-    *("seed", "log_every", "non_finite", "monitor", "hang_after"),
-)
+    sections = {
+        "model": model,
+        "data": _data(config.get("data", {}), model),
+        "optimizer": Optimizer(**{"min_lr": lr / 10, "warmup_steps": default_warmup(steps), **optimizer}),
+        "loggers": tuple(config.get("loggers", DEFAULT.loggers)),
+        "ddp": Ddp(**without_auto(Ddp, config.get("ddp", {}))),
+        "loader": Loader(**without_auto(Loader, config.get("loader", {}))),
+        "eval": Eval(**config.get("eval", {})),
+        "checkpoint": default._replace(minutes=checkpoint.get("minutes", default.minutes), **keep),
+        "profile": Profile(**config["profile"]) if config.get("profile", "off") not in ("off", False) else None,
+        "init_from": InitFrom(**config["init_from"]) if "init_from" in config else None,
+    }
+    return Config(**{**without_auto(Config, config), **sections})
 
 
 def as_data(config: Config) -> dict[str, Any]:
@@ -129,9 +120,6 @@ def as_data(config: Config) -> dict[str, Any]:
 
 
 # --- Resume ---------------------------------------------------------------------------------------------------------
-
-CHANGEABLE = ("eval", "log_every", "loggers", "checkpoint", "loader", "non_finite", "monitor", "hang_after", "profile")
-"""Settings that a resume may change: no step before it would have been computed differently."""
 
 
 def is_resumable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -158,7 +146,7 @@ def default_warmup(steps: int) -> int:
 def _model(given: Mapping[str, Any]) -> Shape:
     name = given.get("name", "gpt")
     if is_foreign(name):
-        own = {key: given[key] for key in FOREIGN_OWN if key in given}
+        own = {key: given[key] for key in fields_of(ExternalModel) if key in given}
         return ExternalModel(name, {key: value for key, value in given.items() if key not in ("name", *own)}, **own)
     return kind_of(name)(**{**PRESETS[name], **given, "name": name})
 
@@ -167,7 +155,3 @@ def _data(given: Mapping[str, Any], model: Shape) -> Data:
     rest = {key: value for key, value in given.items() if key != "train"}
     default = "python-stdlib" if isinstance(model, Gpt | Bert) else "synthetic"
     return Data(**{**rest, "path": training_path(given) or default})
-
-
-def _unless_auto(value: Any) -> Any:
-    return None if value == "auto" else value

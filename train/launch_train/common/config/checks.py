@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-from launch_train.common.config.rules import Problem, Rule, check, either, number, one_of, shown, whole
-from launch_train.common.config.settings import DEFAULT, PRESETS, Gpt, kind_of
+from launch_train.common.config.rules import RUN_ID, Problem, check, is_code, is_foreign, shown
+from launch_train.common.config.settings import DEFAULT, FIELDS, PRESETS, ExternalModel, fields_of, kind_of
 from launch_train.common.contract import LOGGER_NAMES
 from launch_train.common.text import did_you_mean
 
@@ -16,7 +16,7 @@ def problems(config: Mapping[str, Any]) -> list[Problem]:
     """Return all problems of `config`, in the order of its keys; empty if it is valid."""
     long = expand_short_forms(config)
     found = [
-        *check(long, _FIELDS, ()),
+        *check(long, FIELDS, ()),
         *_model_problems(long),
         *_data_problems(long),
         *_batch_problems(long),
@@ -52,152 +52,7 @@ def expand_short_forms(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return long
 
 
-# --- The rules ------------------------------------------------------------------------------------------------------
-
-
-def _is_betas(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(number(0, 0.9999).holds(v) for v in value)
-
-
-MOST_SAMPLES: Final = 16
-"""Most `eval.samples`: each evaluation stores them in the run folder."""
-
-_CODE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-_HUGGING_FACE = r"^hf:[\w.-]+(/[\w.-]+)?$"
-FOREIGN_OWN: Final = ("pretrained", "task")
-"""Keys of an external model that belong to the trainer; all others are passed to the model."""
-
-_FLAG = one_of(True, False)
-
-
-def _is_path(value: Any) -> bool:
-    """Return whether a value is a path, a gs:// URL or a data set of the Hugging Face hub."""
-    if not isinstance(value, str) or not value.strip():
-        return False
-    if value.startswith("hf:"):
-        return bool(re.match(_DATASET, value))
-    return not re.match(_SCHEME, value) or bool(re.match(_BUCKET, value))
-
-
-_SCHEME = r"^[A-Za-z][A-Za-z0-9+.-]*:/"
-_BUCKET = r"^gs://[a-z0-9][\w.-]*[a-z0-9](/|$)"
-_RUN_ID = r"^[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?$"
-"""A run's ID, as launch makes it. It must be told from a local path, so one that --run-id set needs its folder."""
-_WEIGHTS = Rule(
-    lambda v: _is_path(v) and (not v.startswith("hf:") or bool(re.match(_HUGGING_FACE, v))),
-    "a run's ID (NAME-1a2b3c4d), gs://BUCKET/…, hf:ORG/NAME, or a local folder or file (launch local only)",
-)
-_DATASET = r"^hf:[\w.-]+/[\w.-]+(@[\w.-]+)?(/.+)?$"
-_PATH = Rule(
-    _is_path, "python-stdlib, synthetic, a file or a folder, gs://BUCKET/…, hf:ORG/NAME, or a custom my_pkg.data:build"
-)
-_GPT: Final[dict[str, Any]] = {
-    "name": one_of(*PRESETS),
-    "n_layer": whole(1, 1000),
-    "n_head": whole(1, 1000),
-    "n_embd": whole(1, 100_000),
-    "block_size": whole(2, 1_000_000),
-    "vocab_size": whole(2, 10_000_000),
-    "bias": _FLAG,
-    "dropout": number(0, 0.99),
-}
-_BERT: Final[dict[str, Any]] = {
-    **{name: rule for name, rule in _GPT.items() if name != "bias"},
-    "masked": number(0.01, 0.9),
-}
-_RESNET: Final[dict[str, Any]] = {
-    "name": one_of(*PRESETS),
-    "num_classes": whole(2, 1_000_000),
-    "image_size": whole(32, 4096),
-    "width": whole(1, 4096),
-}
-_FOREIGN: Final[dict[str, Any]] = {
-    "pretrained": _FLAG,
-    "task": one_of("auto", "causal-lm", "masked-lm", "image-classification"),
-}
-_MAPPING = Rule(lambda v: isinstance(v, Mapping), "a mapping of the arguments of your function")
-_FIELDS: Final[dict[str, Any]] = {
-    "model": Rule(lambda v: isinstance(v, Mapping), "a name or a mapping with a name"),
-    "data": {
-        "path": _PATH,
-        "train": _PATH,
-        "val": Rule(
-            lambda v: _is_path(v) and v != "synthetic" and not _is_code(v), "a file or a folder, or gs://BUCKET/…"
-        ),
-        "tokenizer": Rule(
-            lambda v: _is_path(v) and not v.startswith("hf:"),
-            "bytes, a tokenizer.json (also gs://BUCKET/…), or tiktoken:ENCODING",
-        ),
-        "column": Rule(lambda v: isinstance(v, str) and bool(v), "the name of a column, such as content"),
-        "dtype": one_of("uint8", "uint16", "uint32", "int32", "int64"),
-        "block_size": whole(2, 1_000_000),
-        "image_size": whole(8, 4096),
-        "settings": _MAPPING,
-    },
-    "loss": Rule(lambda v: isinstance(v, str) and bool(re.match(_CODE, v)), "a custom function, my_pkg.losses:loss"),
-    "steps": whole(1, 1_000_000_000),
-    "batch_size": whole(1, 10_000_000),
-    "micro_batch_size": either(one_of("auto"), whole(1, 10_000_000)),
-    "optimizer": {
-        "name": one_of("adamw", "sgd"),
-        "lr": number(0, 1000, above=True),
-        "min_lr": number(0, 1000),
-        "warmup_steps": whole(0, 1_000_000_000),
-        "weight_decay": number(0, 1000),
-        "grad_clip": number(0, 1e9),
-        "betas": Rule(_is_betas, "two numbers from 0 to 0.9999, such as [0.9, 0.95]"),
-        "momentum": number(0, 0.9999),
-        "fused": one_of("auto", True, False),
-    },
-    "precision": one_of("auto", "bf16", "fp16", "tf32", "fp32"),
-    "attention": one_of("auto", "flash", "efficient", "cudnn", "math"),
-    "compile": one_of("auto", True, False, "whole"),
-    "deterministic": one_of("auto", True, False),
-    "cuda_graphs": _FLAG,
-    "channels_last": one_of("auto", True, False),
-    "activation_checkpointing": one_of("none", "selective", "full"),
-    "parallel": one_of("ddp", "fsdp"),
-    "ddp": {
-        "bucket_mib": either(one_of("auto"), whole(1, 10_000)),
-        "static_graph": one_of("auto", True, False),
-        "gradient_as_bucket_view": _FLAG,
-    },
-    "loader": {"workers": either(one_of("auto"), whole(0, 256)), "prefetch": whole(1, 64)},
-    "seed": whole(0, 2**63 - 1),
-    "eval": {
-        "every": whole(0, 1_000_000_000),
-        "batches": whole(1, 1_000_000),
-        "samples": whole(0, MOST_SAMPLES),
-    },
-    "log_every": whole(1, 1_000_000),
-    "loggers": Rule(lambda v: isinstance(v, (list, tuple)), f"a list of {', '.join(LOGGER_NAMES)}"),
-    "checkpoint": {
-        "minutes": either(one_of("auto", "off"), number(0, 1e6, above=True)),
-        "keep": {
-            "last": whole(1, 1_000_000),
-            "every": whole(0, 1_000_000_000),
-            "best": whole(0, 1_000_000),
-            "metric": one_of("eval_loss"),
-        },
-    },
-    "init_from": {"path": _WEIGHTS, "strict": _FLAG, "step": whole(1, 1_000_000_000)},
-    "non_finite": whole(0, 1_000_000),
-    "monitor": number(0, 3600),
-    "hang_after": either(one_of("auto", "off"), number(1, 604_800)),
-    "profile": Rule(
-        lambda v: v in ("off", False) or (isinstance(v, Mapping) and not check(v, _PROFILE, ())),
-        "off, or {wait: 5, warmup: 2, active: 3}",
-    ),
-}
-_PROFILE: Final[dict[str, Any]] = {"wait": whole(0, 1_000_000), "warmup": whole(0, 1000), "active": whole(1, 1000)}
-
-
 # --- Combinations of keys; each function skips values that their own rule rejects -----------------------------------
-
-
-def is_foreign(name: object) -> bool:
-    """Return whether a model's name is one of transformers', or a user function."""
-    return isinstance(name, str) and bool(re.match(_HUGGING_FACE, name) or re.match(_CODE, name))
 
 
 def user_functions(config: Mapping[str, Any]) -> dict[str, str]:
@@ -205,7 +60,7 @@ def user_functions(config: Mapping[str, Any]) -> dict[str, str]:
     long = expand_short_forms(config)
     model, data = ({} if not isinstance(long.get(key), Mapping) else long[key] for key in ("model", "data"))
     found = {"model": model.get("name"), "data": training_path(data), "loss": long.get("loss")}
-    return {key: name for key, name in found.items() if _is_code(name)}
+    return {key: name for key, name in found.items() if is_code(name)}
 
 
 def local_paths(config: Mapping[str, Any]) -> dict[str, str]:
@@ -220,7 +75,7 @@ def local_paths(config: Mapping[str, Any]) -> dict[str, str]:
 
 def kind_of_weights(path: str) -> str:
     """Return `run`, `bucket`, `hub` or `local`: where `init_from` finds its weights."""
-    kinds = {"bucket": path.startswith("gs://"), "hub": path.startswith("hf:"), "run": bool(re.match(_RUN_ID, path))}
+    kinds = {"bucket": path.startswith("gs://"), "hub": path.startswith("hf:"), "run": bool(re.match(RUN_ID, path))}
     return next((kind for kind, holds in kinds.items() if holds), "local")
 
 
@@ -231,11 +86,7 @@ def training_path(data: Mapping[str, Any]) -> Any:
 
 def _is_not_local(path: str) -> bool:
     known = path in ("bytes", "synthetic", "python-stdlib") or path.startswith(("gs://", "hf:", "tiktoken:"))
-    return known or _is_code(path)
-
-
-def _is_code(name: object) -> bool:
-    return isinstance(name, str) and bool(re.match(_CODE, name)) and not re.match(_HUGGING_FACE, name)
+    return known or is_code(path)
 
 
 def _model_problems(config: Mapping[str, Any]) -> list[Problem]:
@@ -244,20 +95,15 @@ def _model_problems(config: Mapping[str, Any]) -> list[Problem]:
         return []
     name = given.get("name", "gpt")
     if is_foreign(name):
-        return check({key: value for key, value in given.items() if key in _FOREIGN}, _FOREIGN, ("model",))
+        fields = fields_of(ExternalModel)
+        return check({key: value for key, value in given.items() if key in fields}, fields, ("model",))
     if not isinstance(name, str) or name not in PRESETS:
         known = f"the models are {', '.join(PRESETS)}, hf:TYPE (transformers), or a custom my_pkg.model:build"
-        if not isinstance(name, str):
-            return [(("model", "name"), f"{shown(name)} is not a model name", known)]
-        return [(("model", "name"), f"unknown model {shown(name)}", did_you_mean(name, PRESETS) or known)]
-    return check(given, _rules(name), ("model",)) or _head_problems(given)
-
-
-def _rules(name: str) -> dict[str, Any]:
-    return {"resnet50": _RESNET}.get(name) or (_GPT if kind_of(name) is Gpt else _BERT)
-
-
-def _head_problems(given: Mapping[str, Any]) -> list[Problem]:
+        close = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
+        wrong = f"unknown model {shown(name)}" if isinstance(name, str) else f"{shown(name)} is not a model name"
+        return [(("model", "name"), wrong, close or known)]
+    if invalid := check(given, fields_of(kind_of(name)), ("model",)):
+        return invalid
     shape = _with_defaults(given)
     if "n_head" not in shape or shape["n_embd"] % shape["n_head"] == 0:
         return []
@@ -273,12 +119,12 @@ def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
     data, given = config.get("data", {}), config.get("model", {})
-    if not isinstance(given, Mapping) or _model_problems(config) or check({"data": data}, _FIELDS, ()):
+    if not isinstance(given, Mapping) or _model_problems(config) or check({"data": data}, FIELDS, ()):
         return []
     path = training_path(data) or "the default"
     if found := _path_problems(data, path):
         return found
-    if is_foreign(given.get("name", "gpt")) or path == "synthetic" or re.match(_CODE, path):
+    if is_foreign(given.get("name", "gpt")) or path == "synthetic" or is_code(path):
         return []
     model = _with_defaults(given)
     if path == "python-stdlib" and "num_classes" in model:
@@ -292,9 +138,9 @@ def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
 def _path_problems(data: Mapping[str, Any], path: str) -> list[Problem]:
     if "path" in data and "train" in data:
         return [(("data", "train"), "means the same as path, which is also set", "remove one of them")]
-    if "settings" in data and not re.match(_CODE, path):
+    if "settings" in data and not is_code(path):
         return [(("data", "settings"), "only applies to a custom function", "set path: my_pkg.data:build")]
-    if "val" in data and (path in ("the default", "synthetic") or re.match(_CODE, path)):
+    if "val" in data and (path in ("the default", "synthetic") or is_code(path)):
         wrong = f"needs a file or a folder to train on, and the data is {path}"
         return [(("data", "val"), wrong, "set data.train; a custom function gets split='held_out'")]
     return []
@@ -308,7 +154,7 @@ def _may_be_tokens(path: str) -> bool:
 
 def _batch_problems(config: Mapping[str, Any]) -> list[Problem]:
     batch, micro = config.get("batch_size", DEFAULT.batch_size), config.get("micro_batch_size", "auto")
-    if micro == "auto" or not _FIELDS["batch_size"].holds(batch) or not _FIELDS["batch_size"].holds(micro):
+    if micro == "auto" or not FIELDS["batch_size"].holds(batch) or not FIELDS["batch_size"].holds(micro):
         return []
     if batch % micro == 0:
         return []
@@ -320,11 +166,11 @@ def _optimizer_problems(config: Mapping[str, Any]) -> list[Problem]:
     given, steps = config.get("optimizer", {}), config.get("steps", DEFAULT.steps)
     if not isinstance(given, Mapping):
         return []
-    rules, found = _FIELDS["optimizer"], list[Problem]()
+    rules, found = FIELDS["optimizer"], list[Problem]()
     lr, low, warmup = (given.get("lr", DEFAULT.optimizer.lr), given.get("min_lr"), given.get("warmup_steps"))
     if rules["lr"].holds(lr) and rules["min_lr"].holds(low) and low > lr:
         found.append((("optimizer", "min_lr"), f"{low} is above lr, {lr}", "the learning rate falls from lr to min_lr"))
-    if rules["warmup_steps"].holds(warmup) and _FIELDS["steps"].holds(steps) and warmup > steps:
+    if rules["warmup_steps"].holds(warmup) and FIELDS["steps"].holds(steps) and warmup > steps:
         found.append(
             (("optimizer", "warmup_steps"), f"{warmup} is above steps, {steps}", "the warm-up must end within the run")
         )
@@ -350,7 +196,7 @@ def _keep_problems(config: Mapping[str, Any]) -> list[Problem]:
 def _sample_problems(config: Mapping[str, Any]) -> list[Problem]:
     given, model = config.get("eval"), config.get("model", {})
     asked = given.get("samples", 0) if isinstance(given, Mapping) else 0
-    if not isinstance(given, Mapping) or not asked or not _FIELDS["eval"]["samples"].holds(asked):
+    if not isinstance(given, Mapping) or not asked or not FIELDS["eval"]["samples"].holds(asked):
         return []
     if given.get("every") == 0:
         return [(("eval", "samples"), "needs evaluations, and eval.every is 0", "set eval.every")]
@@ -363,7 +209,7 @@ def _sample_problems(config: Mapping[str, Any]) -> list[Problem]:
 
 def no_samples_of(name: object, task: object) -> str:
     """Return why a model has no samples in evaluations, or an empty text if it has."""
-    if _is_code(name):
+    if is_code(name):
         return f"is not available for a custom model ({name}), whose outputs are unknown"
     if task == "masked-lm" or (isinstance(name, str) and name.startswith("bert")):
         return f"is not available for {name}, which predicts hidden tokens and continues no text"

@@ -1,5 +1,6 @@
-"""Validation rules for configs: a test with its description, and a walk that reports all problems."""
+"""Validation rules for settings: a test with its description, and a walk that reports all problems."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +43,42 @@ def one_of(*values: Any) -> Rule:
 def either(first: Rule, second: Rule) -> Rule:
     description = f"{first.description}, or {second.description}"
     return Rule(lambda v: first.holds(v) or second.holds(v), description, first.words + second.words)
+
+
+FLAG: Final = one_of(True, False)
+
+# --- Names and paths --------------------------------------------------------------------------------------------------
+
+HUGGING_FACE: Final = r"^hf:[\w.-]+(/[\w.-]+)?$"
+RUN_ID: Final = r"^[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?$"
+"""A run's ID, as launch makes it. It must be told from a local path, so one that --run-id set needs its folder."""
+
+_CODE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+_DATASET = r"^hf:[\w.-]+/[\w.-]+(@[\w.-]+)?(/.+)?$"
+_SCHEME = r"^[A-Za-z][A-Za-z0-9+.-]*:/"
+_BUCKET = r"^gs://[a-z0-9][\w.-]*[a-z0-9](/|$)"
+
+
+def is_code(name: object) -> bool:
+    """Return whether a name is a user function, my_pkg.model:build."""
+    return isinstance(name, str) and bool(re.match(_CODE, name)) and not re.match(HUGGING_FACE, name)
+
+
+def is_foreign(name: object) -> bool:
+    """Return whether a model's name is one of transformers', or a user function."""
+    return isinstance(name, str) and bool(re.match(HUGGING_FACE, name) or re.match(_CODE, name))
+
+
+def is_path(value: object) -> bool:
+    """Return whether a value is a path, a gs:// URL or a data set of the Hugging Face hub."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    if value.startswith("hf:"):
+        return bool(re.match(_DATASET, value))
+    return not re.match(_SCHEME, value) or bool(re.match(_BUCKET, value))
+
+
+# --- Validation -------------------------------------------------------------------------------------------------------
 
 
 def check(config: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> list[Problem]:
