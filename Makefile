@@ -68,9 +68,9 @@ lint: $(INSTALLED) ## Format, lint, types, architecture
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32 --python-version 3.14 --no-warn-unreachable --follow-imports silent --cache-dir .mypy_cache/win32 \
-	  --exclude launcher/cli/flows/launch.py launcher/cli launcher/api/planning.py launcher/inputs launcher/plan launcher/spec launcher/catalog train/launch_train/common/config # docs/clients.md
+	  --exclude launcher/cli/flows/launch.py launcher/cli launcher/inputs launcher/plan launcher/spec launcher/catalog train/launch_train/common/config # docs/clients.md
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck launcher/compute/startup.sh launcher/compute/mounts.sh
+	$(BIN)/shellcheck launcher/services/compute/startup.sh launcher/services/compute/mounts.sh
 
 golden: $(INSTALLED) ## Renew what is recorded: golden files, recipes, the schema
 	$(BIN)/python -m tests.golden.renew

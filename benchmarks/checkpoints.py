@@ -222,7 +222,7 @@ def pause(steps: int) -> list[str]:
 def _saves(url: str) -> list[tuple[int, float]]:
     """Return (step, seconds for which training was blocked) of each checkpoint of a run."""
     from launch_train.common.storage import open_storage
-    from launcher.api.run_folder import read_results
+    from launcher.runs.run_folder import read_results
 
     found = read_results(open_storage(url))
     events = found.events if found else ()

@@ -25,8 +25,8 @@ import psutil
 
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
-from launcher.rehearsal.attempts import lock
-from launcher.rehearsal.folder_lock import lock_run_folder
+from launcher.services.local.attempts import lock
+from launcher.services.local.folder_lock import lock_run_folder
 
 BEFORE = 5.0
 """Seconds before the measurement: the start."""

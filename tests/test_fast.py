@@ -14,7 +14,7 @@ from tests import fast
         ("tests/cli/test_commands.py", True),  # beside a conftest.py whose fixtures load Google's libraries when asked
         ("tests/train/node/test_exit_status.py", True),
         ("tests/train/trainer/test_train.py", False),  # torch
-        ("tests/vertex/test_backend.py", False),  # Google's clients
+        ("tests/services/test_vertex.py", False),  # Google's clients
         ("tests/cli/test_waiting.py", False),  # the same, by a module of tests
         ("tests/test_imports.py", False),  # starts processes
     ],

@@ -83,14 +83,16 @@ def test_the_list_of_gpus_loads_nothing_heavy() -> None:
     loaded = modules_of_launch("gpus", "--region", "any")
     assert "launcher.catalog.offers" in loaded
     assert not heavy(loaded)
-    assert not {name for name in loaded if name.startswith(("launcher.gcp.", "launcher.compute.", "launcher.plan."))}
+    assert not {
+        name for name in loaded if name.startswith(("launcher.gcp.", "launcher.services.compute.", "launcher.plan."))
+    }
 
 
 def test_an_estimate_by_formula_loads_nothing_heavy() -> None:
     loaded = modules_of_launch("estimate", str(SPEC))
     assert "launcher.plan.estimate" in loaded
     assert not heavy(loaded)
-    assert not {"launcher.api.measured_model", "launcher.plan.build"} & loaded, "it starts and plans nothing"
+    assert not {"launcher.inputs.measured_model", "launcher.plan.build"} & loaded, "it starts and plans nothing"
 
 
 def test_the_python_api_loads_nothing_heavy() -> None:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from launcher.errors import LaunchError
+
 Scope = Literal["permanent", "project", "region", "region+provisioning", "zone", "transient"]
 """Where else the cause applies: everywhere; in the whole project; in the region with every provisioning model; in the
 region with this provisioning model; in the zone; only at this moment."""
@@ -46,6 +48,14 @@ class Refusal(Struct, frozen=True, kw_only=True):
     service: str = "aiplatform"
     """The host's first label, as in `gcloud services enable SERVICE.googleapis.com`."""
     retry_after: float = 0.0
+
+
+class CreateRefused(LaunchError):
+    """The service refused to create the job. Nothing was created."""
+
+    def __init__(self, problem: str, refusal: Refusal) -> None:
+        super().__init__(problem)
+        self.refusal = refusal
 
 
 class RequestContext(Struct, frozen=True, kw_only=True):

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from launcher.backend.base import CreateRefused
 from launcher.diagnosis import Refusal
 from launcher.diagnosis.api_error import BUSY
+from launcher.diagnosis.model import CreateRefused
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import (
     Api,

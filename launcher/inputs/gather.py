@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from launcher.inputs.code_files import CodeCache
     from launcher.inputs.interpreter import Interpreter
 
-STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
+STARTUP = Path(__file__).resolve().parent.parent / "services" / "compute" / "startup.sh"
 """The startup script of every VM."""
 MOUNT_SCRIPT = STARTUP.with_name("mounts.sh")
 """The part of the startup script that only jobs with mounts need."""

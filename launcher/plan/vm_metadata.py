@@ -1,8 +1,8 @@
 """Build a VM's metadata; the item `launch` holds the parameters of its startup script, as JSON.
 
-The script (launcher/compute/startup.sh) is the same for every VM, except for jobs with mounts (launcher.plan.mounts).
-It parses this JSON and passes the values on as separate arguments, so that no value of a spec is ever interpreted by a
-shell.
+The script (launcher/services/compute/startup.sh) is the same for every VM, except for jobs with mounts
+(launcher.plan.mounts). It parses this JSON and passes the values on as separate arguments, so that no value of a spec
+is ever interpreted by a shell.
 """
 
 from __future__ import annotations

@@ -12,9 +12,6 @@ from msgspec.structs import replace
 from launcher import catalog
 from launcher.catalog.model import Quota, Service
 from launcher.catalog.quotas import PREEMPTIBLE, compute_quota_id
-from launcher.compute.firewall import Traffic, block
-from launcher.compute.preflight import GLOBAL_GPU_QUOTA
-from launcher.compute.preflight_checks import IAP, SSH_PORT, UNPRIVILEGED, VmNetwork, has_nat
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import status_of
 from launcher.gcp.rest import Rest
@@ -34,6 +31,9 @@ from launcher.project.reads import (
     read_apis,
     read_quota,
 )
+from launcher.services.compute.firewall import Traffic, block
+from launcher.services.compute.preflight import GLOBAL_GPU_QUOTA
+from launcher.services.compute.preflight_checks import IAP, SSH_PORT, UNPRIVILEGED, VmNetwork, has_nat
 from launcher.text import near, plural
 
 COMMON = ("artifactregistry", "cloudbilling", "cloudbuild", "cloudquotas", "cloudresourcemanager", "iam", "logging",

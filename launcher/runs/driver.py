@@ -34,9 +34,6 @@ from typing import Any, Final, NamedTuple, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.backend import request
-from launcher.backend.base import CreateRefused, GoneError, Service
-from launcher.backend.request import context_of_job, provisioning
 from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Diagnosis, diagnose_end, diagnose_refusal, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
@@ -73,6 +70,9 @@ from launcher.runs.snapshot import (
 )
 from launcher.runs.stored_plan import is_bound
 from launcher.runs.watch.loop import Event, JobView, watch
+from launcher.services import request
+from launcher.services.base import CreateRefused, GoneError, Service
+from launcher.services.request import context_of_job, provisioning
 from launcher.text import rough_duration
 
 FLEX_SLACK_SECONDS = 120.0

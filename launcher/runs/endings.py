@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from launcher.backend.base import GoneError, Service
 from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
@@ -23,6 +22,7 @@ from launcher.runs.attempts import (
     is_wait_used_up,
 )
 from launcher.runs.ledger import Ledger
+from launcher.services.base import GoneError, Service
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan

@@ -8,13 +8,13 @@ from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import Struct
 
-from launcher.backend.request import differences, gpu, labels, machine_type, provisioning
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
 from launcher.runs.attempts import AttemptFacts
 from launcher.runs.ledger import Ledger
 from launcher.runs.snapshot import RunSnapshot
+from launcher.services.request import differences, gpu, labels, machine_type, provisioning
 
 
 class AllowedChange(Struct, frozen=True, kw_only=True):

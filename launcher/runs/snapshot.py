@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from launcher.backend.base import GoneError, Service
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.attempts import AttemptEntry
 from launcher.runs.ledger import Ledger
+from launcher.services.base import GoneError, Service
 
 SLACK_SECONDS: Final = 30.0
 """Tolerance for the difference between two Google services' clocks, and for a job that was created while the next lock

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.backend import request
-from launcher.backend.base import Service
 from launcher.errors import NotAuthorised
 from launcher.jobs.job import PLAN_LABEL, Job, command
 from launcher.plan.binding import Stored
@@ -17,6 +15,8 @@ from launcher.plan.model import Plan
 from launcher.runs.attempts import AttemptEntry
 from launcher.runs.identity_check import request_id
 from launcher.runs.ledger import Ledger
+from launcher.services import request
+from launcher.services.base import Service
 
 
 def refusal(stored: Stored, jobs: Sequence[Job], ledger: Ledger, service: Service) -> NotAuthorised | None:

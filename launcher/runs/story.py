@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launch_train.common import contract
-from launcher.backend import request
 from launcher.jobs.job import WAITING
+from launcher.services import request
 
 if TYPE_CHECKING:
     from launch_train.report.goodput import AttemptTime

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from launch_train.common.storage import Storage
     from launcher.clock import Clock
-    from launcher.compute.client import Compute
     from launcher.gcp.api import Api
-    from launcher.vertex.backend import Vertex
+    from launcher.services.compute.client import Compute
+    from launcher.services.vertex import Vertex
 
 PREFIX: Final = "launch-selftest"
 """The prefix of all names."""

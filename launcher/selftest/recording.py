@@ -64,7 +64,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
     """Record every request and answer of this process inside the context."""
     from requests.adapters import HTTPAdapter
 
-    from launcher.vertex import backend
+    from launcher.services import vertex as backend
 
     send, open_jobs = HTTPAdapter.send, backend.open_jobs
 

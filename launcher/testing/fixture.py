@@ -20,7 +20,7 @@ from launcher.testing.lives import SUCCEEDED
 from launcher.testing.registry import OciRegistry, put_image
 
 if TYPE_CHECKING:
-    from launcher.api.run import OnEvent
+    from launcher.runs.run import OnEvent
 
 BUCKET = re.compile(r"(?:gs://|/gcs/)([a-z0-9][a-z0-9_.-]*[a-z0-9])")
 

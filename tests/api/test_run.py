@@ -15,10 +15,10 @@ import pytest
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
 from launcher import api
-from launcher.api.find_run import NoSuchRun
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, SpecError, StillRunning, UsageError
 from launcher.runs.driver import AttemptFailed, AttemptStarted
 from launcher.runs.endings import RunEnded
+from launcher.runs.find_run import NoSuchRun
 from launcher.runs.watch.loop import StateChanged
 from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, Job, scripts

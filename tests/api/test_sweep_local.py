@@ -14,17 +14,17 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
-from launcher.api import sweep_local
-from launcher.api.sweep_events import PointChanged
-from launcher.api.sweep_local import LocalSweep, gpu_shares
-from launcher.api.sweep_record import mark_cancelled
 from launcher.cli.flows.plan_sweep import plan_of
 from launcher.cli.options import Flags
 from launcher.cli.ui.text import stamp
 from launcher.errors import UsageError
-from launcher.rehearsal.attempts import End, lock, write_end
-from launcher.rehearsal.folder_lock import lock_run_folder
-from launcher.rehearsal.request import fingerprint, parse_request
+from launcher.runs.sweep import on_this_machine as sweep_local
+from launcher.runs.sweep.events import PointChanged
+from launcher.runs.sweep.on_this_machine import LocalSweep, gpu_shares
+from launcher.runs.sweep.record import mark_cancelled
+from launcher.services.local.attempts import End, lock, write_end
+from launcher.services.local.folder_lock import lock_run_folder
+from launcher.services.local.request import fingerprint, parse_request
 from tests.cli.flows.test_local_runs import NO_CLOUD
 from tests.command import WORLD, Ran, as_process, launch
 

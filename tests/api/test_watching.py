@@ -12,18 +12,18 @@ from msgspec.structs import replace
 
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder, Storage
-from launcher.api.find_local_run import LocalRun
-from launcher.api.run_story import RunStory
-from launcher.api.watching import NEXT_SECONDS, RunWatch, WatchedLocalRun
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
-from launcher.rehearsal.attempts import End, lock, write_end
-from launcher.rehearsal.folder_lock import lock_run_folder
+from launcher.runs.find_local_run import LocalRun
 from launcher.runs.metrics.progress import Progress
+from launcher.runs.run_story import RunStory
 from launcher.runs.watch.loop import Event
 from launcher.runs.watch.pollers import CLOUD
+from launcher.runs.watching import NEXT_SECONDS, RunWatch, WatchedLocalRun
+from launcher.services.local.attempts import End, lock, write_end
+from launcher.services.local.folder_lock import lock_run_folder
 from launcher.testing.googlecloud import FakeClock
 
 JOB = Job(name="projects/p/locations/us-central1/customJobs/7", region="us-central1", state="RUNNING", created=1.0)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launch_train.common import contract
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import Stage
-from launcher.vertex.backend import Vertex
 from tests.command import launch
 
 if TYPE_CHECKING:

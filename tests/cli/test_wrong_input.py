@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch_train.common.storage import LocalFolder
-from launcher.rehearsal.attempts import lock
+from launcher.services.local.attempts import lock
 from tests.cli.flows.test_local_runs import NO_CLOUD
 from tests.command import launch
 

@@ -10,9 +10,9 @@ from typing import Any
 from uuid import uuid4
 
 from launcher.clock import Clock
-from launcher.compute.client import Compute
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.jobs.vm import PARAMETERS, VmInstance
+from launcher.services.compute.client import Compute
 from launcher.testing.googlecloud import FakeClock, GoogleCloud
 from tests.command import Ran, launch
 

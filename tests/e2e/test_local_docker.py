@@ -20,7 +20,7 @@ import docker
 import pytest
 
 from launch_train.common import contract
-from launcher.rehearsal.container_settings import LABEL
+from launcher.services.local.container_settings import LABEL
 from tests.e2e.engine import Running
 from tests.e2e.running import run, started
 

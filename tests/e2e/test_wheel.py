@@ -22,7 +22,7 @@ def test_a_dry_run_from_the_wheel(tmp_path: Path) -> None:
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
-    assert {"launcher/compute/startup.sh", "launcher/compute/mounts.sh"} <= set(names)
+    assert {"launcher/services/compute/startup.sh", "launcher/services/compute/mounts.sh"} <= set(names)
     command = [sys.executable, "-P", "-m", "launcher", "vertex", "--gpus", "2", "--type", "h100", "--dry-run"]
     env = {**WORLD, "PYTHONPATH": str(tmp_path / "site")}
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)

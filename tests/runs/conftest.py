@@ -1,7 +1,7 @@
-"""The cloud of tests/compute, for runs on VMs."""
+"""The cloud of tests/services/compute, for runs on VMs."""
 
 from __future__ import annotations
 
-from tests.compute.conftest import site
+from tests.services.compute.conftest import site
 
 __all__ = ["site"]

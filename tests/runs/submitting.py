@@ -8,15 +8,15 @@ from typing import Any
 
 from launch_train.common.storage import GcsFolder
 from launch_train.common.storage.retry import RetryClock
-from launcher.backend.base import Service
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import RunDriver, Submitted
 from launcher.runs.ledger import Ledger
+from launcher.services.base import Service
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
-from launcher.vertex.backend import Vertex
 from tests.plan.planning import planned
 
 JOBS = "aiplatform.projects.locations.customJobs."

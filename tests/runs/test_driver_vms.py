@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.router import Services
-from launcher.compute.backend import Vms
 from launcher.errors import JobFailed, LaunchError, NoCapacity
+from launcher.services.compute.backend import Vms
+from launcher.services.router import Services
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
-from launcher.vertex.backend import Vertex
 from tests.runs.vm_runs import ZONES, VmSite, breaks, exits, is_lost, is_preempted, plan_of
 
 INSERT, GET = "compute.instances.insert", "compute.instances.get"
@@ -170,7 +170,7 @@ def test_each_attempt_has_its_own_request_id(site: VmSite) -> None:
 
 def test_the_name_is_used_by_another_users_vm(site: VmSite) -> None:
     body = {**site.plan.attempts[0].request, "labels": {"team": "theirs"}}
-    from launcher.compute.client import Compute
+    from launcher.services.compute.client import Compute
 
     Compute("my-project", site.cloud.environ(), site.time).insert(ZONES[0], body, "f" * 8)
     site.clock.advance(60)

@@ -20,9 +20,9 @@ from launcher.errors import NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
-from launcher.rehearsal import attempts
 from launcher.runs.attempts import AttemptEnd, AttemptFacts
 from launcher.runs.ledger import Ledger
+from launcher.services.local import attempts
 from launcher.spec.reader import read
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import DIGEST, plan_of

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from launch_train.common.storage import LocalFolder
 from launch_train.report import RunData, read_run
-from launcher.api.run_story import story_of_job
 from launcher.cli.ui.story_text import attempt_text, cost_text, resumed_text
 from launcher.jobs.job import Job
+from launcher.runs.run_story import story_of_job
 from launcher.runs.story import AttemptSummary, LiveAttempt, Resumed, cap_usd, summarize_attempts, total_usd
 from tests.train.report.folders import PLACE, T, preempted, rows, write
 

@@ -8,16 +8,16 @@ import grpc
 import pytest
 
 from launch_train.common import contract
-from launcher.backend import request
 from launcher.diagnosis import Diagnosis
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.driver import Submitted
 from launcher.runs.endings import RunSucceeded, settle
+from launcher.services import request
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from launcher.testing.googlecloud.rpc import serve_grpc
-from launcher.vertex.backend import Vertex
 from tests.runs.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready
 
 DONE = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 5))

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from launch_train.common import contract
-from launcher.backend import request
 from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis
 from launcher.errors import StillRunning
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.rehearsal import attempts
 from launcher.runs.attempts import AttemptFacts
 from launcher.runs.driver import Submitted
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.runs.ledger import Ledger
+from launcher.services import request
+from launcher.services.local import attempts
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
-from launcher.vertex.backend import Vertex
 from tests.runs.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of, submit
 
 DONE = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 5))

@@ -15,8 +15,8 @@ from launcher.jobs.job import Job
 from launcher.runs.attempts import AttemptFacts
 from launcher.runs.endings import settle
 from launcher.runs.ledger import Ledger
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
-from launcher.vertex.backend import Vertex
 from tests.runs.submitting import CREATE, LIST, LONG, Site, plan_of
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_h100_gpus"

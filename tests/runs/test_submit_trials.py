@@ -20,10 +20,10 @@ from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.endings import RunSucceeded
 from launcher.runs.ledger import Ledger
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
 from launcher.testing.googlecloud.effects import Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response
-from launcher.vertex.backend import Vertex
 from tests.runs.submitting import CREATE, DIGEST, LIST, LONG, plan_of, submit
 
 SHORT = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 1))

@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from launcher.backend import request
-from launcher.compute.backend import Vms
 from launcher.diagnosis import Diagnosis, diagnose_end
 from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
@@ -19,10 +17,12 @@ from launcher.plan.model import Plan
 from launcher.runs.driver import Submitted
 from launcher.runs.endings import settle
 from launcher.runs.ledger import Ledger
+from launcher.services import request
+from launcher.services.compute.backend import Vms
 from launcher.testing.googlecloud import Fault, Meanwhile, Status
-from tests.compute.vm_site import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 from tests.plan.planning import planned
 from tests.runs.submitting import DIGEST, submit
+from tests.services.compute.vm_site import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 
 PLAN = plan_of()
 WORKPLACE = planned(

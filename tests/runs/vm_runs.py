@@ -10,19 +10,19 @@ from typing import Any
 from launch_train.common import contract
 from launch_train.common.storage import GcsFolder
 from launch_train.common.storage.retry import RetryClock
-from launcher.backend.router import Services
 from launcher.clock import Clock
-from launcher.compute.backend import Vms
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
 from launcher.runs.ledger import Ledger
 from launcher.runs.watch.events import Event, StateChanged
+from launcher.services.compute.backend import Vms
+from launcher.services.router import Services
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, GoogleCloud
 from launcher.testing.googlecloud.compute import YOU
 from launcher.testing.googlecloud.vms import Vm
-from launcher.vertex.backend import Vertex
 from tests.plan.planning import planned
 from tests.runs.submitting import DIGEST
 

@@ -7,13 +7,13 @@ import pytest
 import requests
 
 from launcher.clock import Clock
-from launcher.compute.client import Compute
 from launcher.errors import LaunchError
 from launcher.selftest.recording import ALIKE, Recorder, note_http, recorded, template
+from launcher.services.compute.client import Compute
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, parse_custom_job
 from launcher.testing.googlecloud.rpc import serve_grpc
-from launcher.vertex.backend import Vertex
-from tests.vertex.test_backend import BODY
+from tests.services.test_vertex import BODY
 
 
 def test_paths_lose_their_names() -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from launcher.cli.options import Last, Output, OutputFormat, Regions, RunName, YesForAnother
 
 if TYPE_CHECKING:
-    from launcher.api.cancelling import Cancellation
-    from launcher.api.find_local_run import LocalRun
-    from launcher.api.find_run import FoundRun
     from launcher.errors import LaunchError
+    from launcher.runs.cancelling import Cancellation
+    from launcher.runs.find_local_run import LocalRun
+    from launcher.runs.find_run import FoundRun
 
 
 def cancel(
@@ -26,9 +26,9 @@ def cancel(
     Waits for confirmation. Checkpoints stay in the run's folder; --resume RUN continues from them. Asks first if the
     run belongs to another account, and once for a sweep.
     """
-    from launcher.api.find_local_run import LocalRun
-    from launcher.api.find_sweep import Sweep
     from launcher.cli.flows.find_run import run_or_sweep
+    from launcher.runs.find_local_run import LocalRun
+    from launcher.runs.sweep.find import Sweep
 
     found = run_or_sweep(run, regions, last=last)
     if isinstance(found, Sweep):
@@ -44,8 +44,8 @@ def cancel(
 def cancel_here(run: LocalRun, output: Output) -> None:
     """Cancel a run on this machine. Raises LaunchError: it still runs."""
     import launcher.clock
-    from launcher.api.local_cancel import cancel_local
     from launcher.cli.flows.local_status import read_snapshot, show_local
+    from launcher.runs.local_cancel import cancel_local
 
     done = cancel_local(run, launcher.clock.REAL)
     if output is Output.text:
@@ -57,10 +57,10 @@ def cancel_here(run: LocalRun, output: Output) -> None:
 
 def cancel_in_cloud(run: str, found: FoundRun, output: Output, *, yes: bool) -> None:
     """Cancel a run in the cloud, which the user called `run`. Raises LaunchError."""
-    from launcher.api.cancelling import cancel_run
     from launcher.cli.flows.cloud import of_run
     from launcher.cli.flows.confirm import confirm_for_another
     from launcher.cli.ui.event_printer import EventPrinter
+    from launcher.runs.cancelling import cancel_run
 
     cloud, say = of_run(run)[0], EventPrinter(None).say
     if not yes and found.is_active:

@@ -15,7 +15,7 @@ from launcher.errors import LaunchError, PlanRefused, UsageError
 from launcher.text import plural
 
 if TYPE_CHECKING:
-    from launcher.api.checking import CheckedSpec
+    from launcher.inputs.checking import CheckedSpec
     from launcher.plan.model import Target
 
 
@@ -84,9 +84,9 @@ def show_checked(
     paths: list[Path], target: Target | None, project: str | None, output_format: Output, shown: Callable[[str], str]
 ) -> None:
     """Print the specs and what is wrong with them, as `shown` returns each line. Raises PlanRefused."""
-    from launcher.api.checking import check_specs, find_specs
     from launcher.cli.ui.check_page import annotation_lines, data, log_line, page
     from launcher.cli.ui.documents import printed
+    from launcher.inputs.checking import check_specs, find_specs
 
     found = find_specs(paths)
     checked = check_specs(found.specs, target=target, project=project)
@@ -111,9 +111,9 @@ def show_changes(
     shown: Callable[[str], str],
 ) -> None:
     """Print what changed since a commit. Raises PlanRefused: a spec of the working tree is refused."""
-    from launcher.api.comparing import compare_specs
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.spec_changes import changes_data, markdown
+    from launcher.inputs.comparing import compare_specs
 
     found = compare_specs(paths, against, target=target, project=project)
     error = refusal([one.after for one in found if one.after])

@@ -60,11 +60,11 @@ def doctor(
 
 def project_half(spec: Path | None, regions: list[str] | None, target: Target) -> tuple[Check, ...]:
     """Return the checks of the spec's project, or of gcloud's. Without a project, only that."""
-    from launcher.api import doctor as checks
-    from launcher.api.planning import planned
     from launcher.errors import UsageError
     from launcher.inputs.gather import gather, project
     from launcher.inputs.gcloud_config import default_regions
+    from launcher.inputs.planning import planned
+    from launcher.project import doctor as checks
     from launcher.project.model import Check
     from launcher.project.needs import needs_of
     from launcher.spec.reader import Override

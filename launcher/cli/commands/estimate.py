@@ -49,8 +49,8 @@ def estimate(
         else:
             printed([row._asdict() for row in rows], output_format)
         return
-    from launcher.api.estimating import estimate_spec
     from launcher.cli.options import overrides
+    from launcher.inputs.estimating import estimate_spec
     from launcher.inputs.gather import GatherOptions, gather
     from launcher.plan.memory.config_sizes import FAMILIES
     from launcher.spec.reader import Override

@@ -53,9 +53,9 @@ def export(
     Writes the config next to the weights, and the tokenizer if it is that of bytes or --tokenizer names it. hf loads
     with from_pretrained, torch with torch.load(weights_only=True). hf and dcp also contain the optimizer's state.
     """
-    from launcher.api.exporting import export_checkpoint
     from launcher.cli.flows.find_run import folder_of
     from launcher.cli.ui.streams import say
+    from launcher.runs.exporting import export_checkpoint
 
     if target in [*Output]:
         raise UsageError(f"-o {target}: -o names the output folder here", f"For a folder of that name: -o ./{target}")

@@ -18,9 +18,9 @@ def follow(
     Prints the job's states, log lines and progress, and starts the next attempt when one ends for lack of capacity.
     Ctrl-C stops watching; the run continues.
     """
-    from launcher.api.find_local_run import LocalRun
     from launcher.cli.flows.find_run import find_run
     from launcher.cli.ui.text import flag_seconds
+    from launcher.runs.find_local_run import LocalRun
 
     seconds = None if watch_for is None else flag_seconds(watch_for, "--watch-for")
     found = find_run(run, regions, last=last)

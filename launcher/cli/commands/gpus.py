@@ -11,7 +11,7 @@ from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.catalog.offers import OfferQuery
-    from launcher.compute.live_offers import LiveOffer
+    from launcher.services.compute.live_offers import LiveOffer
 
 
 class Order(StrEnum):
@@ -54,10 +54,10 @@ def gpus(
     over machine types and regions. Sends no request without --live, which reads the quotas of your project and Google's
     advice on Spot capacity in the first 12 offers (default: in gcloud's region).
     """
-    from launcher.api.price_table import priced_catalog
     from launcher.catalog.offers import offers
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.offer_table import as_data, table
+    from launcher.inputs.price_table import priced_catalog
 
     regions = live_regions(region) if live else region or []
     known = priced_catalog(offline=offline)
@@ -65,8 +65,8 @@ def gpus(
     found, total = offers(known, query)
     seen: dict[tuple[str, str], LiveOffer] = {}
     if live:
-        from launcher.api.live_offers import live_offers
         from launcher.cli.flows.find_vm import open_compute
+        from launcher.project.live_offers import live_offers
 
         seen = live_offers(open_compute(), known, found)
     if output_format is Output.text:

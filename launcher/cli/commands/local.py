@@ -16,10 +16,10 @@ from launcher.cli.options import Flags, Last, Output, OutputFormat, SpecFile, fl
 from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
-    from launcher.api.find_local_run import LocalRun
     from launcher.inputs.gather import Inputs
     from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Plan
+    from launcher.runs.find_local_run import LocalRun
 
 
 def local(
@@ -126,7 +126,7 @@ def run_request(
     from launcher.cli.flows import rehearse, request_file
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.inputs import code_files
-    from launcher.rehearsal.workdirs import Code
+    from launcher.services.local.workdirs import Code
 
     body, folder = request_file.load(path, spec, flags), request_file.folder(code)
     if dry_run:
@@ -161,20 +161,20 @@ def run_spec(
     output_format: Output,
 ) -> None:
     """Plan a spec and run it, or with `dry_run` show the plan."""
-    from launcher.api.planning import planned
     from launcher.cli.flows import rehearse
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.cli.flows.suggestions import Typed
     from launcher.cli.ui.plan_page import show
     from launcher.cli.ui.streams import say
     from launcher.inputs.interpreter import answers
-    from launcher.rehearsal.attempts import earlier_python
-    from launcher.rehearsal.on_host import run_setup
-    from launcher.rehearsal.workdirs import Code
+    from launcher.inputs.planning import planned
+    from launcher.services.local.attempts import earlier_python
+    from launcher.services.local.on_host import run_setup
+    from launcher.services.local.workdirs import Code
 
     run = None
     if resume:
-        from launcher.api.local_resume import find_local
+        from launcher.runs.local_resume import find_local
 
         run = find_local(resume, last=last)
     options: dict[str, Any] = {"in_place": in_place, "docker": docker, "python": python, "setup": setup}
@@ -232,8 +232,8 @@ def run_spec(
 def python_of_request(body: dict[str, Any], option: str | None, environ: Mapping[str, str]) -> Interpreter:
     """Return the Python that runs a request. Raises UsageError: it can't."""
     from launcher.inputs.interpreter import TRAINER, Wanted, find_interpreter
-    from launcher.rehearsal.attempts import earlier_python
-    from launcher.rehearsal.request import parse_request
+    from launcher.services.local.attempts import earlier_python
+    from launcher.services.local.request import parse_request
 
     job = parse_request(body)
     needs = [("torch", "torchrun")] if job.uses_torch else []
@@ -276,8 +276,8 @@ def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bo
 
     Raises UsageError: the run can't continue with the plan.
     """
-    from launcher.api.local_resume import check_repeated, find_unfinished
     from launcher.cli.ui.streams import say
+    from launcher.runs.local_resume import check_repeated, find_unfinished
 
     if inputs.python and inputs.python.note:
         say(inputs.python.note)
@@ -293,9 +293,9 @@ def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bo
 
 def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     """Print what a resume changes. Raises UsageError: the run can't continue with it."""
-    from launcher.api.local_resume import changed_settings
     from launcher.cli.ui.streams import say
     from launcher.inputs.code_growth import stored_plan
+    from launcher.runs.local_resume import changed_settings
 
     before = stored_plan(run.folder / contract.PLAN)
     fix = "Without --resume, the command starts a separate run."
@@ -309,7 +309,7 @@ GPU_ONLY = {"precision": ("fp16", "tf32"), "attention": ("efficient", "cudnn")}
 
 def check_kernels(inputs: Inputs) -> None:
     """Refuse precisions and attention kernels that need a GPU if this machine has none. Raises UsageError."""
-    from launcher.rehearsal.on_host import visible_gpus
+    from launcher.services.local.on_host import visible_gpus
 
     run = inputs.spec.run
     for key, kinds in GPU_ONLY.items() if run.is_builtin else ():
@@ -325,7 +325,7 @@ def for_this_machine(inputs: Inputs) -> Inputs:
     """Return the inputs with the CPU build of PyTorch if this machine has no GPU: it is gigabytes smaller."""
     import msgspec
 
-    from launcher.rehearsal.on_host import visible_gpus
+    from launcher.services.local.on_host import visible_gpus
 
     image = inputs.spec.image
     if image.uri or image.wheel or visible_gpus(os.environ):
@@ -336,10 +336,10 @@ def for_this_machine(inputs: Inputs) -> Inputs:
 
 def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
     """Build or pull the plan's image; return the plan and the image's name in the local engine. Raises LaunchError."""
-    from launcher.api.image import image_build_request
     from launcher.cli.ui.progress_bars import progress, report
     from launcher.images import pipeline
     from launcher.plan.build import with_digest
+    from launcher.runs.image import image_build_request
 
     with progress() as bars:
         found = pipeline.image_in_engine(image_build_request(inputs), os.environ, report(bars))
@@ -350,8 +350,8 @@ def as_fresh_run(plan: Plan, inputs: Inputs) -> Plan:
     """Return the plan of the same job under the next free run ID."""
     import msgspec
 
-    from launcher.api.planning import planned
     from launcher.cli.flows.rehearsal_folder import new_run
+    from launcher.inputs.planning import planned
 
     run = new_run(plan.run, plan.run_folder or "")
     return planned(msgspec.structs.replace(inputs, context=msgspec.structs.replace(inputs.context, run_id=run)))

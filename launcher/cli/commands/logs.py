@@ -26,8 +26,8 @@ def logs(
 
     Reads Cloud Logging, or else the run's folder. Prints the newest attempt; `launch status` lists the other jobs.
     """
-    from launcher.api.find_local_run import LocalRun
     from launcher.cli.flows.find_run import find_run, job_of
+    from launcher.runs.find_local_run import LocalRun
 
     found = find_run(run, regions, last=last)
     if isinstance(found, LocalRun):

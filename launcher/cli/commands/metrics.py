@@ -56,10 +56,10 @@ def metrics(
     Reads the run's folder. Each step has one row, from the newest attempt that ran it. Evaluations, events and the
     state of the GPUs follow. With --plot, draws curves in the width of the terminal.
     """
-    from launcher.api.run_folder import read_results
     from launcher.cli.flows.find_run import folder_of
     from launcher.cli.ui.documents import printed
     from launcher.runs.metrics.gpu_nodes import read_nodes
+    from launcher.runs.run_folder import read_results
 
     if (plot or names) and output_format is not Output.text:
         raise UsageError(f"--plot draws text, not {output_format}", f"For all values: launch metrics {run} -o json")

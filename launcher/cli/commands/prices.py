@@ -23,8 +23,8 @@ def prices(
     import os
     import time
 
-    from launcher.api.price_table import age_days, priced_catalog
     from launcher.cli.ui.documents import printed
+    from launcher.inputs.price_table import age_days, priced_catalog
 
     fetched = fetch() if update else None
     table = priced_catalog().price_table
@@ -48,11 +48,11 @@ def fetch() -> dict[str, Any]:
     import os
 
     from launcher import catalog
-    from launcher.api.price_table import store_tables
     from launcher.catalog.sku_prices import Rates, price_tables
     from launcher.errors import LaunchError
     from launcher.gcp.price_list import PriceList
     from launcher.inputs import gcloud_config
+    from launcher.inputs.price_table import store_tables
 
     listed = PriceList(gcloud_config.setting("core/project", os.environ) or "PROJECT", os.environ)
     rates, count = Rates(), 0

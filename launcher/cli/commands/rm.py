@@ -15,10 +15,10 @@ from launcher.errors import LaunchError, UsageError
 from launcher.text import listed, plural
 
 if TYPE_CHECKING:
-    from launcher.api.find_local_run import LocalRun
-    from launcher.api.find_run import FoundRun
-    from launcher.api.find_sweep import Sweep
-    from launcher.api.removing import Removable
+    from launcher.runs.find_local_run import LocalRun
+    from launcher.runs.find_run import FoundRun
+    from launcher.runs.removing import Removable
+    from launcher.runs.sweep.find import Sweep
 
 SHOWN = 20
 """Most runs that a question lists."""
@@ -46,11 +46,11 @@ def rm(
     Deletes their folders with all checkpoints, and the records of their jobs. Asks first. Refuses a run that is still
     running. In a bucket with soft delete, the objects can be restored for some days.
     """
-    from launcher.api.find_local_run import RUNS, LocalRun
-    from launcher.api.find_sweep import Sweep
-    from launcher.api.removing import remove_sweep_records
     from launcher.cli.flows.confirm import confirmed
     from launcher.cli.flows.find_run import run_or_sweep
+    from launcher.runs.find_local_run import RUNS, LocalRun
+    from launcher.runs.removing import remove_sweep_records
+    from launcher.runs.sweep.find import Sweep
 
     for text in runs:
         if link := next((path for path in (Path(text), Path(RUNS, text)) if path.is_symlink()), None):
@@ -76,8 +76,8 @@ def rm(
 
 def points(sweep: Sweep) -> Sequence[LocalRun | FoundRun]:
     """Return all runs of a sweep. Raises LaunchError: one cannot be read."""
-    from launcher.api.find_sweep import runs_without_jobs
     from launcher.cli.flows.cloud import here
+    from launcher.runs.sweep.find import runs_without_jobs
 
     others, errors = runs_without_jobs(here(), sweep.cloud) if sweep.cloud else ([], [])
     if errors:
@@ -88,8 +88,8 @@ def points(sweep: Sweep) -> Sequence[LocalRun | FoundRun]:
 def local(run: LocalRun) -> Deletion:
     """Return the deletion of a run on this machine. Raises UsageError: it is running, or no run."""
     from launch_train.common.storage import LocalFolder
-    from launcher.api.local_records import read_record
-    from launcher.api.removing import check_is_local_run, removable_folder, remove_local, still_running
+    from launcher.runs.local_records import read_record
+    from launcher.runs.removing import check_is_local_run, removable_folder, remove_local, still_running
 
     check_is_local_run(run)
     record = read_record(run.folder)
@@ -101,10 +101,10 @@ def local(run: LocalRun) -> Deletion:
 
 def in_cloud(run: FoundRun, text: str) -> Deletion:
     """Return the deletion of a run in the cloud. Raises LaunchError: it may not be deleted."""
-    from launcher.api.removing import removable_run, remove_run
     from launcher.cli.flows.cloud import of_run
     from launcher.cli.flows.confirm import other_owner
     from launcher.cli.ui.streams import say
+    from launcher.runs.removing import removable_run, remove_run
 
     cloud = of_run(text)[0]
     what = removable_run(cloud, run)
@@ -114,7 +114,7 @@ def in_cloud(run: FoundRun, text: str) -> Deletion:
 
 def lines(one: Deletion) -> Iterator[str]:
     """Yield the lines that describe what will be deleted."""
-    from launcher.api.find_local_run import relative
+    from launcher.runs.find_local_run import relative
     from launcher.runs.logs.line import clean_text
 
     what = one.what

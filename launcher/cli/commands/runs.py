@@ -40,8 +40,8 @@ def runs(
     Newest first. Finds local runs in ./runs, and runs in the cloud by the labels of their jobs. COST is the cost of
     the machines so far, without disks.
     """
-    from launcher.api.run_list import RunFilter
     from launcher.cli.flows.runs import check_states, label_filter, show_runs, start_time
+    from launcher.runs.run_list import RunFilter
 
     wanted = RunFilter(
         mine=mine,

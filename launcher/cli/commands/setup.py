@@ -11,8 +11,8 @@ from launcher.cli.options import Output, OutputFormat
 from launcher.text import plural
 
 if TYPE_CHECKING:
-    from launcher.api.setup import Setup
     from launcher.errors import NotAuthorised
+    from launcher.project.run_setup import Setup
 
 DEFAULT_REGION = "us-central1"
 
@@ -40,10 +40,10 @@ def setup(
     delete. The command can be repeated.
     """
     import launcher.clock
-    from launcher.api.setup import read_setup
     from launcher.cli.ui.documents import printed
     from launcher.inputs.gather import project
     from launcher.inputs.gcloud_config import default_regions
+    from launcher.project.run_setup import read_setup
     from launcher.project.setup import apply
     from launcher.project.steps import parse_quota
 

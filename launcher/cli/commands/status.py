@@ -13,9 +13,9 @@ from launcher.cli.ui.streams import say
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.api.run import RunStatus
-    from launcher.api.run_story import RunStory
     from launcher.jobs.job import Job
+    from launcher.runs.run import RunStatus
+    from launcher.runs.run_story import RunStory
 
 
 def status(
@@ -40,8 +40,8 @@ def status(
     if run is None:
         if events:
             raise UsageError("--events needs a run", "Name it: launch status RUN --events")
-        from launcher.api.run_list import RunFilter
         from launcher.cli.flows.runs import show_runs
+        from launcher.runs.run_list import RunFilter
 
         show_runs(RunFilter(mine=mine), output_format, regions=regions, everything=everything)
         return
@@ -50,10 +50,10 @@ def status(
 
 def show_named(run: str, regions: list[str] | None, output_format: Output, *, events: bool, last: bool) -> None:
     """Print a run or a sweep. Raises LaunchError: there is none, or it cannot be read."""
-    from launcher.api.find_local_run import LocalRun
-    from launcher.api.find_sweep import Sweep
-    from launcher.api.run import status_of
     from launcher.cli.flows.find_run import run_or_sweep
+    from launcher.runs.find_local_run import LocalRun
+    from launcher.runs.run import status_of
+    from launcher.runs.sweep.find import Sweep
 
     found = run_or_sweep(run, regions, last=last)
     if isinstance(found, Sweep):
@@ -72,8 +72,8 @@ def show_named(run: str, regions: list[str] | None, output_format: Output, *, ev
 
 def show_run(found: RunStatus, output: Output, *, events: bool = False) -> None:
     """Print a run with its story, progress and GPUs, and what could not be read of its folder."""
-    from launcher.api.run_story import cloud_story
     from launcher.cli.ui.story_text import event_lines, events_data, story_data
+    from launcher.runs.run_story import cloud_story
 
     story = cloud_story(found, whole=events)
     if output is Output.text:

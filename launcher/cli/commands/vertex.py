@@ -54,9 +54,9 @@ def vertex(
     If there is no capacity, launch tries the next region, provisioning model or machine type. The same command on an
     active run follows that run.
     """
-    from launcher.api.planning import planned
     from launcher.cli.flows.plan import gather
     from launcher.cli.ui.plan_page import show
+    from launcher.inputs.planning import planned
 
     flags = flags_of(ctx)
     dry_run = dry_run or explain

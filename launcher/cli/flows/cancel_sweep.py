@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import launcher.clock
-from launcher.api.cancel_sweep import cancel_here, cancel_points
-from launcher.api.find_run import FoundRun
-from launcher.api.find_sweep import active_points
 from launcher.cli.flows.cloud import here
 from launcher.cli.flows.confirm import confirmed, other_owner
 from launcher.cli.options import Output
@@ -16,12 +13,15 @@ from launcher.cli.ui.data import job_data
 from launcher.cli.ui.documents import printed
 from launcher.cli.ui.event_printer import STATES, EventPrinter, after
 from launcher.errors import LaunchError
+from launcher.runs.find_run import FoundRun
+from launcher.runs.sweep.cancel import cancel_here, cancel_points
+from launcher.runs.sweep.find import active_points
 from launcher.text import plural
 
 if TYPE_CHECKING:
-    from launcher.api.cancelling import Cancellation
-    from launcher.api.find_local_run import LocalRun
-    from launcher.api.find_sweep import Sweep
+    from launcher.runs.cancelling import Cancellation
+    from launcher.runs.find_local_run import LocalRun
+    from launcher.runs.sweep.find import Sweep
 
 
 def cancel_sweep(sweep: Sweep, output: Output, *, yes: bool) -> None:

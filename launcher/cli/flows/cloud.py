@@ -8,11 +8,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.api.cloud import CloudContext, open_cloud
-from launcher.api.price_table import cache_folder
 from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError
 from launcher.inputs.gather import project, project_of
+from launcher.inputs.price_table import cache_folder
+from launcher.runs.cloud import CloudContext, open_cloud
 
 
 def of_project(name: str) -> CloudContext:

@@ -6,10 +6,10 @@ import math
 import sys
 from collections.abc import Callable
 
-from launcher.api.cost_limit import could_cost, is_expensive, missing_limit, old_prices
 from launcher.cli.flows.confirm import confirmed
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
+from launcher.runs.cost_limit import could_cost, is_expensive, missing_limit, old_prices
 
 
 def confirmation(*, limited: bool, yes: bool, say: Callable[[str], None]) -> Callable[[Plan], None]:

@@ -11,15 +11,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.api import find_local_run
-from launcher.api.find_local_run import LocalRun
-from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
-from launcher.api.find_sweep import Sweep, local_points
-from launcher.api.run_folder import open_run_folder
-from launcher.backend import request
 from launcher.cli.flows.cloud import is_spec, name_of, not_searched, of_run, say_not_searched
 from launcher.cli.flows.find_sweep import SWEEP_ID, find_named, may_be_sweep
 from launcher.errors import NotAuthorised, UsageError
+from launcher.runs import find_local_run
+from launcher.runs.find_local_run import LocalRun
+from launcher.runs.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
+from launcher.runs.run_folder import open_run_folder
+from launcher.runs.sweep.find import Sweep, local_points
+from launcher.services import request
 from launcher.text import plural
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Loc
         UsageError: no such run, not a run folder, or several runs have that name; the hint has the command for each.
         LaunchError: the cloud cannot be searched, and no run on this machine has that name.
     """
-    from launcher.api.local_records import last_start
     from launcher.gcp.api import UnreachableError
     from launcher.inputs.gcloud_config import setting
-    from launcher.rehearsal.folder_lock import is_taken
+    from launcher.runs.local_records import last_start
+    from launcher.services.local.folder_lock import is_taken
 
     name, spec = name_of(text), is_spec(text)
     exact = None if regions or spec else find_local_run.exact_run(text)
@@ -169,7 +169,7 @@ def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]
 
 def several(text: str, here: Sequence[LocalRun], there: Sequence[FoundRun], *, can_take_last: bool) -> UsageError:
     """Return the error of a name that several runs have, with a command for each, and one for the newest."""
-    from launcher.api.local_records import read_record
+    from launcher.runs.local_records import read_record
 
     ids = {run.id for run in here}
     lines = []

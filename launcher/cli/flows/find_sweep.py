@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from launcher.api.find_local_run import exact_run
-from launcher.api.find_run import RUN_ID, searched
-from launcher.api.find_sweep import FoundSweep, Sweep, find_sweep, local_points
 from launcher.cli.flows.cloud import here, say_not_searched
 from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.runs.find_local_run import exact_run
+from launcher.runs.find_run import RUN_ID, searched
+from launcher.runs.sweep.find import FoundSweep, Sweep, find_sweep, local_points
 from launcher.spec.sweep import NAME
 
 SWEEP_ID: Final = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{6}")

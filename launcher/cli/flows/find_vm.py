@@ -16,8 +16,8 @@ from launcher.jobs.job import RUN_LABEL
 from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
-    from launcher.compute.client import Compute, Fleet
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute, Fleet
 
 RESOURCE = re.compile(
     r"(?:https://[\w.]+/compute/v1/)?(?:projects/(?P<project>[^/]+)/)?zones/(?P<zone>[a-z0-9-]+)/instances/(?P<name>[^/]+)"
@@ -28,8 +28,8 @@ LIST = "launch vm list shows all VMs."
 
 def open_compute() -> Compute:
     """Return the Compute Engine client of gcloud's project. Raises UsageError: none is set."""
-    from launcher.compute.client import Compute
     from launcher.inputs.gather import project
+    from launcher.services.compute.client import Compute
 
     return Compute(project("vm", os.environ), os.environ, launcher.clock.REAL, notice=say)
 
@@ -40,7 +40,7 @@ class NoSuchVm(UsageError):
 
 def display_time(compute: Compute) -> float:
     """Return Google's time for display, or this machine's if Google's is not available."""
-    from launcher.compute.lifecycle import google_now
+    from launcher.services.compute.lifecycle import google_now
 
     try:
         return google_now(compute)

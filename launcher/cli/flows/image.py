@@ -22,9 +22,9 @@ LABEL = 10
 
 def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:
     """Build or push the image of a spec with `make` and print it. Raises LaunchError."""
-    from launcher.api.image import create, image_build_request
     from launcher.cli.flows.plan import gather
     from launcher.cli.ui.progress_bars import progress, report
+    from launcher.runs.image import create, image_build_request
 
     begun = time.monotonic()
     inputs = gather("vertex", spec, flags, image_only=True)

@@ -13,9 +13,27 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from launcher.api.cost_limit import is_limited, is_limited_plan
-from launcher.api.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
-from launcher.api.launching import (
+from launcher.cli.flows.cloud import of_project
+from launcher.cli.flows.confirm_cost import confirmation
+from launcher.cli.flows.find_run import not_a_run, several
+from launcher.cli.flows.find_sweep import find_named, may_be_sweep
+from launcher.cli.flows.plan import gather
+from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
+from launcher.cli.options import Flags, Output, words
+from launcher.cli.ui.event_printer import EventPrinter
+from launcher.cli.ui.job_text import run_folder_of
+from launcher.cli.ui.text import flag_seconds
+from launcher.errors import JobFailed, LaunchError, UsageError
+from launcher.inputs.gather import Inputs, project_of
+from launcher.inputs.planning import planned
+from launcher.jobs.job import Job
+from launcher.plan.cpu import on_cpu
+from launcher.plan.model import Plan, Target
+from launcher.runs.cost_limit import is_limited, is_limited_plan
+from launcher.runs.endings import RunEnded, RunSucceeded
+from launcher.runs.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
+from launcher.runs.identity_check import AllowedChange
+from launcher.runs.launching import (
     RunWatcher,
     allowed_change,
     as_fresh_run,
@@ -29,29 +47,11 @@ from launcher.api.launching import (
     with_image,
     with_its_own_image,
 )
-from launcher.api.planning import planned
-from launcher.api.run_folder import storage_of
-from launcher.cli.flows.cloud import of_project
-from launcher.cli.flows.confirm_cost import confirmation
-from launcher.cli.flows.find_run import not_a_run, several
-from launcher.cli.flows.find_sweep import find_named, may_be_sweep
-from launcher.cli.flows.plan import gather
-from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
-from launcher.cli.options import Flags, Output, words
-from launcher.cli.ui.event_printer import EventPrinter
-from launcher.cli.ui.job_text import run_folder_of
-from launcher.cli.ui.text import flag_seconds
-from launcher.errors import JobFailed, LaunchError, UsageError
-from launcher.inputs.gather import Inputs, project_of
-from launcher.jobs.job import Job
-from launcher.plan.cpu import on_cpu
-from launcher.plan.model import Plan, Target
-from launcher.runs.endings import RunEnded, RunSucceeded
-from launcher.runs.identity_check import AllowedChange
+from launcher.runs.run_folder import storage_of
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
-    from launcher.api.cloud import CloudContext
+    from launcher.runs.cloud import CloudContext
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
@@ -191,8 +191,8 @@ def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) 
     """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
 
     def ready(made: Plan) -> Plan:
-        from launcher.api.image import check_contents, create, image_build_request
         from launcher.cli.ui.progress_bars import progress, report
+        from launcher.runs.image import check_contents, create, image_build_request
 
         made = after_preflight(made, cloud, options)
         job = image_build_request(inputs, options.builder)

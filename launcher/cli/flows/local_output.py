@@ -10,12 +10,12 @@ import launcher.clock
 from launcher.cli.options import Output
 from launcher.errors import JobFailed, StillRunning, UsageError
 from launcher.gcp.storage import open_folder, use_errors
-from launcher.rehearsal.attempts import newest_attempt
-from launcher.rehearsal.folder_lock import is_taken
 from launcher.runs.logs.folder_logs import TextLogReader
+from launcher.services.local.attempts import newest_attempt
+from launcher.services.local.folder_lock import is_taken
 
 if TYPE_CHECKING:
-    from launcher.api.find_local_run import LocalRun
+    from launcher.runs.find_local_run import LocalRun
     from launcher.runs.logs.line import Line
 
 POLL_SECONDS: Final = 1.0

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from launch_train.common import contract
-from launcher.api.local_records import read_record, time_of
 from launcher.cli.options import Output
 from launcher.cli.ui.streams import say
 from launcher.gcp.storage import open_folder
-from launcher.rehearsal.attempts import End, state_of
+from launcher.runs.local_records import read_record, time_of
 from launcher.runs.metrics.gpu_nodes import Node
+from launcher.services.local.attempts import End, state_of
 
 if TYPE_CHECKING:
-    from launcher.api.find_local_run import LocalRun
-    from launcher.api.run_story import RunStory
     from launcher.errors import LaunchError
+    from launcher.runs.find_local_run import LocalRun
     from launcher.runs.metrics.progress import Progress
+    from launcher.runs.run_story import RunStory
 
 
 class Attempt(Struct, frozen=True):
@@ -67,10 +67,10 @@ class LocalSnapshot(Struct, frozen=True, kw_only=True):
 
 def show_local(run: LocalRun, output: Output, error: LaunchError | None = None, *, events: bool = False) -> None:
     """Show a run on this machine; `error` ends the command. Raises LaunchError: its folder is unreadable."""
-    from launcher.api.find_local_run import shown
-    from launcher.api.run_story import local_story
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.story_text import event_lines, events_data, story_data
+    from launcher.runs.find_local_run import shown
+    from launcher.runs.run_story import local_story
 
     snapshot = read_snapshot(run)
     number = snapshot.attempts[-1].number if snapshot.attempts else 0
@@ -89,10 +89,10 @@ def show_local(run: LocalRun, output: Output, error: LaunchError | None = None, 
 def read_snapshot(run: LocalRun) -> LocalSnapshot:
     """Read a run folder. Raises LaunchError."""
     from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import attempt_numbers, read_end, read_facts
-    from launcher.rehearsal.folder_lock import is_taken
     from launcher.runs.metrics.gpu_nodes import read_nodes
     from launcher.runs.metrics.progress import ProgressReader
+    from launcher.services.local.attempts import attempt_numbers, read_end, read_facts
+    from launcher.services.local.folder_lock import is_taken
 
     storage = open_folder(str(run.folder))
     with use_errors():
@@ -116,12 +116,12 @@ def read_snapshot(run: LocalRun) -> LocalSnapshot:
 def lines(run: LocalRun, snapshot: LocalSnapshot, story: RunStory) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
     from launch_train.common.text import elapsed
-    from launcher.api.find_local_run import relative
     from launcher.cli.ui import gpu_monitor
     from launcher.cli.ui.event_printer import STATES
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
     from launcher.cli.ui.story_text import story_lines
     from launcher.cli.ui.text import stamp
+    from launcher.runs.find_local_run import relative
 
     end = snapshot.attempts[-1].end if snapshot.attempts else None
     if snapshot.problem and not snapshot.is_running:

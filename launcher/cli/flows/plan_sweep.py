@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.api.sweep_plan import SweepPlan, plan_sweep
 from launcher.cli.flows.plan import gather
 from launcher.cli.options import Flags
 from launcher.inputs.code_files import CodeCache
+from launcher.runs.sweep.plan import SweepPlan, plan_sweep
 from launcher.spec.overrides import Override
 from launcher.spec.sweep import parse_axes
 

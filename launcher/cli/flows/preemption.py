@@ -15,8 +15,8 @@ from launcher.cli.ui.streams import say
 from launcher.text import exact_duration, listed, plural
 
 if TYPE_CHECKING:
-    from launcher.rehearsal.supervisor import Ended, Preemption
     from launcher.runs.metrics.results import Resumption
+    from launcher.services.local.supervisor import Ended, Preemption
 
 
 class ReplicaExits(Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ def run(start: Callable[[Preemption | None], Ended], after: float | None, *, bui
 
     Only for the built-in trainer (`builtin`) does the exit code tell that nothing was saved.
     """
-    from launcher.rehearsal.supervisor import GRACE_SECONDS, Preemption
+    from launcher.services.local.supervisor import GRACE_SECONDS, Preemption
 
     if after is None:
         return ReplicaExits(exit_codes=start(None).codes)

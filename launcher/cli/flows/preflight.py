@@ -12,16 +12,16 @@ from launcher.cli.options import Output
 from launcher.cli.ui.streams import say
 
 if TYPE_CHECKING:
-    from launcher.compute.client import Compute
     from launcher.inputs.gather import Inputs
     from launcher.plan.model import Plan
     from launcher.project.model import Check
+    from launcher.services.compute.client import Compute
 
 
 def preflight(plan: Plan, compute: Compute | None, say: Callable[[str], None], *, creates_repository: bool) -> Plan:
     """Return the plan without the placements that cannot work, and print what is wrong. `compute`: of a plan of VMs.
-    Raises as `launcher.api.preflight.vertex_preflight` does."""
-    from launcher.api import preflight as checks
+    Raises as `launcher.project.plan_preflight.vertex_preflight` does."""
+    from launcher.project import plan_preflight as checks
     from launcher.project.report import lines
 
     def show(found: tuple[Check, ...]) -> None:
@@ -42,13 +42,13 @@ def preflight_only(inputs: Inputs, output: Output, *, creates_repository: bool =
 
     Raises PlanRefused, NoCapacity, NotAuthorised: no placement is left.
     """
-    from launcher.api.image import check_contents
-    from launcher.api.planning import planned, planned_image
-    from launcher.api.preflight import vm_checks
     from launcher.cli.ui.documents import printed
+    from launcher.inputs.planning import planned, planned_image
     from launcher.project.needs import needs_of
+    from launcher.project.plan_preflight import vm_checks
     from launcher.project.preflight import allowed, check, refusal
     from launcher.project.report import data, lines, summary
+    from launcher.runs.image import check_contents
 
     plan = planned(inputs)
     if plan.target == "vm":

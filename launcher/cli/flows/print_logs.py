@@ -6,20 +6,20 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from launcher.api.cloud import CloudContext
-from launcher.api.run import open_log
-from launcher.api.run_folder import storage_of
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
+from launcher.runs.cloud import CloudContext
 from launcher.runs.logs.reader import Line, LogReader
+from launcher.runs.run import open_log
+from launcher.runs.run_folder import storage_of
 from launcher.runs.watch.loop import Event, LinesPrinted, Note, OutageEnded, OutageStarted, watch
 
 if TYPE_CHECKING:
-    from launcher.backend.router import Services
     from launcher.runs.watch.loop import Progress
+    from launcher.services.router import Services
 
 
 class LogView:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from launch_train.common.storage import Storage
     from launcher.plan.model import Plan
-    from launcher.rehearsal.attempts import End
-    from launcher.rehearsal.request import ParsedJob
+    from launcher.services.local.attempts import End
+    from launcher.services.local.request import ParsedJob
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
     """
     from launcher.gcp.storage import open_folder, use_errors
     from launcher.plan.binding import read
-    from launcher.rehearsal.folder_lock import lock_run_folder
+    from launcher.services.local.folder_lock import lock_run_folder
 
     with ExitStack() as stack:
         try:
@@ -60,7 +60,7 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
 def ended_well(storage: Storage, fingerprint: str) -> End | None:
     """Return the end of the newest attempt if it ran this same job and succeeded, else None."""
     from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import newest_attempt, read_end, read_facts
+    from launcher.services.local.attempts import newest_attempt, read_end, read_facts
 
     with use_errors():
         number = newest_attempt(storage)
@@ -82,7 +82,7 @@ def prepare(
     Repeating the command asks for a retry, so a `terminal` file of an earlier attempt is reported and removed.
     """
     from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import lock
+    from launcher.services.local.attempts import lock
 
     with use_errors():
         with suppress(FileNotFoundError):
@@ -102,7 +102,7 @@ def prepare(
 
 def start_text(storage: Storage, request: ParsedJob) -> str:
     """Return where the next attempt starts; a script decides that itself."""
-    from launcher.rehearsal.attempts import newest_checkpoint
+    from launcher.services.local.attempts import newest_checkpoint
 
     if not request.is_builtin:
         return "it writes to the same run folder"
@@ -128,7 +128,7 @@ def attempt_facts(plan: Plan | None, body: Mapping[str, Any]) -> dict[str, Any]:
 def record_end(storage: Storage, attempt: int, end: End) -> None:
     """Record how the attempt ended. A failure to do so is only printed: the job's own result matters more."""
     from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import write_end
+    from launcher.services.local.attempts import write_end
 
     try:
         with use_errors():
@@ -140,7 +140,7 @@ def record_end(storage: Storage, attempt: int, end: End) -> None:
 def new_run(run: str, folder: str) -> str:
     """Return the first of RUN, RUN-2, RUN-3 … without attempts; their folders are siblings of `folder`."""
     from launcher.gcp.storage import open_folder, use_errors
-    from launcher.rehearsal.attempts import newest_attempt
+    from launcher.services.local.attempts import newest_attempt
 
     beside = folder.rpartition("/")[0]
     with use_errors():

@@ -21,9 +21,6 @@ import msgspec
 
 from launch_train.common import contract
 from launch_train.common.faults import NEEDS_GPU
-from launcher.api.find_local_run import relative
-from launcher.api.run_folder import read_results
-from launcher.api.run_folder import restarts as restarts_in
 from launcher.cli.flows import preemption, rehearsal_folder
 from launcher.cli.flows.preemption import Preempted, ReplicaExits
 from launcher.cli.options import Output
@@ -31,7 +28,10 @@ from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.streams import say
 from launcher.diagnosis.output_cause import Cause
 from launcher.errors import JobFailed, LaunchError
-from launcher.rehearsal.workdirs import Code
+from launcher.runs.find_local_run import relative
+from launcher.runs.run_folder import read_results
+from launcher.runs.run_folder import restarts as restarts_in
+from launcher.services.local.workdirs import Code
 from launcher.signals import Stopped
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from launcher.cli.flows.suggestions import Typed
     from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Plan
-    from launcher.rehearsal.attempts import End
-    from launcher.rehearsal.request import ParsedJob
-    from launcher.rehearsal.supervisor import Ended, Preemption
-    from launcher.rehearsal.workdirs import WrittenFiles
     from launcher.runs.metrics.results import Results
+    from launcher.services.local.attempts import End
+    from launcher.services.local.request import ParsedJob
+    from launcher.services.local.supervisor import Ended, Preemption
+    from launcher.services.local.workdirs import WrittenFiles
 
 
 WORKDIRS = "workdirs"
@@ -100,8 +100,8 @@ def run(job: Rehearsal, output: Output) -> None:
         JobFailed: a replica exited with a code other than 0.
     """
     from launcher.inputs.interpreter import OWN
-    from launcher.rehearsal.on_host import check_program
-    from launcher.rehearsal.request import fingerprint, parse_request, with_image
+    from launcher.services.local.on_host import check_program
+    from launcher.services.local.request import fingerprint, parse_request, with_image
 
     gc.enable()  # the process lives as long as the job from here on
     request = parse_request(with_image(job.request, job.image) if job.image else job.request)
@@ -120,7 +120,7 @@ def run(job: Rehearsal, output: Output) -> None:
             show(page(job, request, before, storage, has_report=True), job, output)
         else:
             if job.docker:  # before anything is written: without an engine or an image there is no attempt
-                from launcher.rehearsal.in_docker import ensure_images
+                from launcher.services.local.in_docker import ensure_images
 
                 ensure_images(request, os.environ, say)
             attempt = 0
@@ -138,8 +138,8 @@ def content(job: Rehearsal, request: ParsedJob) -> str:
 
 def run_attempt(job: Rehearsal, request: ParsedJob, storage: Storage | None, attempt: int, output: Output) -> None:
     """Run one attempt (0 without a run folder), record its end, and print the result. Raises JobFailed."""
-    from launcher.api.local_cancel import stopped_by_cancel
-    from launcher.rehearsal.attempts import End
+    from launcher.runs.local_cancel import stopped_by_cancel
+    from launcher.services.local.attempts import End
 
     if job.docker:
         for image in request.images:
@@ -217,12 +217,12 @@ def starter(
 ) -> Iterator[Callable[..., Ended]]:
     """Yield the function that starts the replicas: as containers, or as processes with the user's code."""
     if job.docker:
-        from launcher.rehearsal.in_docker import rehearse as in_containers
+        from launcher.services.local.in_docker import rehearse as in_containers
 
         yield partial(in_containers, say=say, on_left=on_left)
         return
-    from launcher.rehearsal.on_host import rehearse as as_processes
-    from launcher.rehearsal.workdirs import snapshot
+    from launcher.services.local.on_host import rehearse as as_processes
+    from launcher.services.local.workdirs import snapshot
 
     keep = None if job.job_id else partial(folder_for_left, request.run_folder)
     with snapshot(job.code._replace(keep=keep)) as code:
@@ -233,7 +233,7 @@ def starter(
 
 def folder_for_left(run_folder: str | None) -> Path:
     """Create the folder for the files that a start left: in a local run folder, otherwise a temporary one."""
-    from launcher.rehearsal.workdirs import make_numbered_folder
+    from launcher.services.local.workdirs import make_numbered_folder
 
     if run_folder and not run_folder.startswith("gs://"):
         return make_numbered_folder(Path(run_folder) / WORKDIRS)

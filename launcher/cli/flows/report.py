@@ -52,7 +52,7 @@ def read_whole_run(storage: Storage) -> RunData:
 
     from launch_train.common.storage import LocalFolder
     from launch_train.report import read_run
-    from launcher.rehearsal.folder_lock import is_taken
+    from launcher.services.local.folder_lock import is_taken
 
     run = read_run(storage)
     return replace(run, is_running=is_taken(Path(storage.url))) if isinstance(storage, LocalFolder) else run

@@ -24,7 +24,7 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
         UsageError: the file is not the JSON of a CustomJob, or a spec or a spec flag is given too.
     """
     from launcher.inputs.gather import full_path
-    from launcher.rehearsal.request import HINT, parse_request, rebased
+    from launcher.services.local.request import HINT, parse_request, rebased
 
     extra = [f"the spec {spec}"] if spec else []
     for name, value in flags._asdict().items():
@@ -73,7 +73,7 @@ def show(request: dict[str, Any], output: Output, *, docker: bool = False) -> No
 def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
     """Yield a summary of the request, in at most 80 columns."""
     from launcher.cli.ui.plan_page import NO_IMAGE, TARGETS, WIDTH, labelled, wrapped
-    from launcher.rehearsal.request import parse_request
+    from launcher.services.local.request import parse_request
 
     job = parse_request(request)
     yield from wrapped(f"{job.name or 'a request without a name'}  on {TARGETS['local']}", WIDTH)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from launcher.api.run_folder import read_results, restarts, storage_of
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import attempt_of
 from launcher.cli.ui.job_text import run_folder_of
@@ -14,6 +13,7 @@ from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
+from launcher.runs.run_folder import read_results, restarts, storage_of
 from launcher.text import usd_text
 
 if TYPE_CHECKING:

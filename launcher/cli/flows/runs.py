@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from launcher.api.find_local_run import RUNS
-from launcher.api.run_list import RunFilter, list_runs
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
 from launcher.errors import UsageError
 from launcher.jobs.job import SWEEP_LABEL
+from launcher.runs.find_local_run import RUNS
+from launcher.runs.run_list import RunFilter, list_runs
 from launcher.text import did_you_mean, either, near
 
 STATES: Final = (

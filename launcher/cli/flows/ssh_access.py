@@ -13,8 +13,8 @@ from launcher.errors import LaunchError
 from launcher.inputs.gcloud_config import account
 
 if TYPE_CHECKING:
-    from launcher.compute.client import Compute
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute
     from launcher.ssh.session import Answer, Remote
 
 User = Annotated[
@@ -101,6 +101,6 @@ def host_keys(compute: Compute, machine: VmInstance) -> tuple[str, ...]:
 
 def check(compute: Compute, machine: VmInstance) -> Answer:
     """Ask the VM for its GPUs over SSH; `wait_ready` polls this."""
-    from launcher.compute.wait_ready import CHECK
+    from launcher.services.compute.wait_ready import CHECK
 
     return remote(compute, machine).run(CHECK)

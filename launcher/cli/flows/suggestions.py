@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.api.find_local_run import relative
 from launcher.cli.options import Flags, words
 from launcher.errors import LaunchError
+from launcher.runs.find_local_run import relative
 
 if TYPE_CHECKING:
     from launcher.plan.model import Target
@@ -60,8 +60,8 @@ def cloud_command(typed: Typed) -> str:
 
 def is_planned(target: Target, spec: Path | None, flags: Flags, *, nodes: int | None = None) -> bool:
     """Return whether the job can be planned, and for that many nodes."""
-    from launcher.api.planning import planned
     from launcher.cli.flows.plan import gather
+    from launcher.inputs.planning import planned
 
     try:
         inputs = gather(target, spec, flags, stand_in=PROJECT)

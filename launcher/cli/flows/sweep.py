@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from launcher.api.cost_limit import is_limited
-from launcher.api.sweep_cloud import CloudSweep
-from launcher.api.sweep_events import PointRun, cause_of
-from launcher.api.sweep_local import LocalSweep
-from launcher.api.sweep_plan import SweepPlan
 from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirm_cost
 from launcher.cli.options import Flags, Output
 from launcher.cli.ui.documents import printed
 from launcher.cli.ui.sweep_printer import SweepPrinter
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning
+from launcher.runs.cost_limit import is_limited
+from launcher.runs.sweep.events import PointRun, cause_of
+from launcher.runs.sweep.in_cloud import CloudSweep
+from launcher.runs.sweep.on_this_machine import LocalSweep
+from launcher.runs.sweep.plan import SweepPlan
 from launcher.signals import signals_stop
 from launcher.text import plural
 
@@ -94,8 +94,8 @@ def cloud_preparer(sweep: SweepPlan, options: LaunchOptions) -> Callable[[Plan],
 
     Raises UsageError: the output is another project's bucket.
     """
-    from launcher.api.launching import check_output
     from launcher.cli.flows.launch import image_preparer
+    from launcher.runs.launching import check_output
 
     cloud = of_project(sweep.project)
     check_output(sweep.points[0].plan, cloud)

@@ -8,20 +8,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from launcher.api.find_sweep import runs_without_jobs
-from launcher.api.run_list import listed_points
-from launcher.api.sweep_plan import point_settings
 from launcher.cli.flows.cloud import here
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
 from launcher.cli.ui.streams import say
 from launcher.inputs.gcloud_config import person
 from launcher.runs.logs.line import clean_text
+from launcher.runs.run_list import listed_points
+from launcher.runs.sweep.find import runs_without_jobs
+from launcher.runs.sweep.plan import point_settings
 from launcher.text import plural
 
 if TYPE_CHECKING:
-    from launcher.api.find_sweep import Sweep
-    from launcher.api.run_list import ListedRun
+    from launcher.runs.run_list import ListedRun
+    from launcher.runs.sweep.find import Sweep
 
 COLUMNS: Final = ("NAME", "TARGET", "STATE", "STEP", "LOSS", "COST", "SETTINGS")
 LEAST: Final = 12

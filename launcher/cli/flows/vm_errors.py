@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 
 if TYPE_CHECKING:
-    from launcher.backend.base import CreateRefused
     from launcher.diagnosis import Diagnosis
     from launcher.jobs.vm import VmInstance
+    from launcher.services.base import CreateRefused
 
 
 def refusal_error(error: CreateRefused, machine: VmInstance) -> LaunchError:

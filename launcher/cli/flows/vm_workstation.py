@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.cloud import CloudContext
-from launcher.api.planning import planned
 from launcher.cli.flows import launch
 from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirmation
@@ -15,20 +13,22 @@ from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.plan_page import WIDTH, wrapped
 from launcher.cli.ui.vm_text import price_and_end
-from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
+from launcher.inputs.planning import planned
+from launcher.runs.cloud import CloudContext
 from launcher.runs.driver import RunDriver
 from launcher.runs.ledger import Ledger
+from launcher.services.compute.vm_cost import price_of
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
-    from launcher.backend.router import Services
     from launcher.catalog import Price
     from launcher.inputs.gather import Inputs
     from launcher.jobs.job import Job
     from launcher.jobs.vm import VmInstance
     from launcher.plan.model import Plan
     from launcher.runs.watch.loop import Line, Progress
+    from launcher.services.router import Services
 
 
 class StateView:
@@ -120,7 +120,7 @@ def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, d
     """
     from launcher.cli.flows.preflight import preflight
     from launcher.cli.flows.ssh_access import check_access
-    from launcher.compute.preflight_checks import has_external_ip
+    from launcher.services.compute.preflight_checks import has_external_ip
     from launcher.ssh.route import missing_gcloud
 
     if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
@@ -151,9 +151,9 @@ def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPr
 
 def wait_for_driver(cloud: CloudContext, machine: VmInstance, printer: EventPrinter) -> VmInstance:
     """Return the VM once its GPU driver answers over SSH. Raises LaunchError; the VM keeps running."""
-    from launcher.backend.base import GoneError
     from launcher.cli.flows.ssh_access import check
-    from launcher.compute.wait_ready import wait_ready
+    from launcher.services.base import GoneError
+    from launcher.services.compute.wait_ready import wait_ready
 
     try:
         ready, gpus = wait_ready(
@@ -184,7 +184,7 @@ def show(machine: VmInstance, price: Price, output: Output, now: float, *, is_re
     if output is not Output.text:
         from launcher.cli.ui.data import machine_data
         from launcher.cli.ui.documents import printed
-        from launcher.compute.vm_cost import disks_of
+        from launcher.services.compute.vm_cost import disks_of
 
         printed({**machine_data(machine, disks_of(machine, ()), now), "ready": is_ready}, output)
         return

@@ -13,10 +13,6 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from launcher.api.cloud import open_cloud
-from launcher.api.find_local_run import LocalRun
-from launcher.api.find_sweep import Sweep, active_points
-from launcher.api.watching import RunWatch, WatchedCloudRun, WatchedLocalRun, WatchedRun
 from launcher.cli.flows.cloud import is_spec
 from launcher.cli.flows.confirm import other_owner
 from launcher.cli.flows.find_run import run_or_sweep
@@ -28,11 +24,15 @@ from launcher.cli.ui.streams import say
 from launcher.cli.ui.watch_page import page, state_of
 from launcher.errors import JobFailed, LaunchError, StillRunning
 from launcher.inputs.gather import project, project_of
+from launcher.runs.cloud import open_cloud
+from launcher.runs.find_local_run import LocalRun
+from launcher.runs.sweep.find import Sweep, active_points
+from launcher.runs.watching import RunWatch, WatchedCloudRun, WatchedLocalRun, WatchedRun
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
-    from launcher.api.find_run import FoundRun
-    from launcher.api.watching import RunView
+    from launcher.runs.find_run import FoundRun
+    from launcher.runs.watching import RunView
 
 REFRESH_SECONDS: Final = 1.0
 """Between two drawings of the screen: what a drawing costs is most of what a watch costs."""

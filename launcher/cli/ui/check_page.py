@@ -14,14 +14,14 @@ from launcher.cli.ui.plan_page import COMMAND, WIDTH, printable, wrapped
 from launcher.text import plural, usd_text
 
 if TYPE_CHECKING:
-    from launcher.api.checking import CheckedSpec, SpecFinding
+    from launcher.inputs.checking import CheckedSpec, SpecFinding
 
 INDENT = "    "
 
 
 def page(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> Iterator[str]:
     """Yield a line for each spec, with the problems below it; the warnings too if it is the only one."""
-    from launcher.api.checking import STAND_IN
+    from launcher.inputs.checking import STAND_IN
 
     yield f"{'result':<7}  {'target':<6}  {'at most':>11}  spec"
     for one in checked:

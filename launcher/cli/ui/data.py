@@ -46,7 +46,7 @@ def attempt_data(entry: AttemptEntry) -> dict[str, Any]:
 def machine_data(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, Any]:
     """Return a VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
     from launcher.cli.ui.vm_text import ends_itself
-    from launcher.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
+    from launcher.services.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
 
     price, own = price_of(machine), disks_of(machine, disks)
     return {

@@ -170,7 +170,7 @@ def clock() -> str:
 
 def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
     """Return the planned attempt that a job belongs to, or None."""
-    from launcher.backend.request import read
+    from launcher.services.request import read
 
     requested = read(job.request)
     wanted = (job.place, requested.provisioning.partition(":")[0], requested.machine_type)

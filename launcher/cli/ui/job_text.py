@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.backend import request
 from launcher.jobs.job import Job
+from launcher.services import request
 
 
 def provisioning_of(job: Job) -> str:
@@ -34,6 +34,6 @@ def console_url(job: Job) -> str:
     if job.zone:
         page = f"https://console.cloud.google.com/compute/instancesDetail/zones/{job.zone}/instances"
         return f"{page}/{job.request.get('name') or job.id}?project={project}"
-    from launcher.vertex.backend import console_url as of_vertex
+    from launcher.services.vertex import console_url as of_vertex
 
     return of_vertex(job)

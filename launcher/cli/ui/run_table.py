@@ -12,7 +12,7 @@ from launcher.runs.logs.line import clean_text
 from launcher.text import plural, rough_duration, usd_text
 
 if TYPE_CHECKING:
-    from launcher.api.run_list import ListedRun, ListedSweep, RunList
+    from launcher.runs.run_list import ListedRun, ListedSweep, RunList
 
 SHOWN: Final = 30
 """Maximum number of rows without --all."""
@@ -27,7 +27,7 @@ DROPPED: Final = ("OWNER", "STEP", "MACHINE", "TARGET", "AGE")
 
 def lines(found: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
     """Yield the table, what could not be read, and a footer. `fold`: the runs of a sweep are one row."""
-    from launcher.api.run_list import ListedSweep, group_sweeps
+    from launcher.runs.run_list import ListedSweep, group_sweeps
 
     entries = group_sweeps(found.runs) if fold else [*found.runs]
     shown = entries if everything else entries[:SHOWN]
@@ -126,7 +126,7 @@ def footer(runs: Sequence[ListedRun], older: int) -> str:
 
 def as_data(found: RunList) -> dict[str, Any]:
     """Return the list for scripts; `unlisted` says why the runs in the cloud are missing."""
-    from launcher.api.run_list import ListedSweep, group_sweeps
+    from launcher.runs.run_list import ListedSweep, group_sweeps
 
     problem = found.unlisted
     unlisted = {"problem": problem.problem, "hint": problem.hint} if problem else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.api.sweep_plan import point_settings
 from launcher.cli.options import Output
 from launcher.cli.ui.plan_page import WIDTH, closing_lines, labelled, machine_lines, target_text
 from launcher.cli.ui.text import columns
+from launcher.runs.sweep.plan import point_settings
 from launcher.text import plural, usd_text
 
 if TYPE_CHECKING:
-    from launcher.api.sweep_plan import SweepPlan
+    from launcher.runs.sweep.plan import SweepPlan
 
 
 def show(sweep: SweepPlan, output: Output) -> None:

@@ -6,14 +6,14 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from launcher.api.sweep_events import cause_of
 from launcher.cli.ui.event_printer import STATES, after, clock
 from launcher.cli.ui.plan_page import fitted
 from launcher.cli.ui.text import stamp
+from launcher.runs.sweep.events import cause_of
 
 if TYPE_CHECKING:
-    from launcher.api.sweep_events import PointChanged
-    from launcher.api.sweep_plan import SweepPlan
+    from launcher.runs.sweep.events import PointChanged
+    from launcher.runs.sweep.plan import SweepPlan
 
 
 class SweepPrinter:

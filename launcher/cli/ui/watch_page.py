@@ -19,8 +19,8 @@ from launcher.runs.metrics.results import figure
 from launcher.runs.story import total_usd
 
 if TYPE_CHECKING:
-    from launcher.api.watching import RunView
     from launcher.runs.metrics.progress import Progress
+    from launcher.runs.watching import RunView
 
 BAR: Final = 20
 LEAST_LOG_LINES: Final = 3

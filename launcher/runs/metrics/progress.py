@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from launch_train.common import contract
 from launch_train.common.storage import Storage
-from launcher.backend.request import is_vm, read
 from launcher.clock import REAL, Clock
 from launcher.gcp.storage import read_errors
 from launcher.jobs.job import Job
 from launcher.plan.container import expand
 from launcher.runs.metrics.results import Record, figure
+from launcher.services.request import is_vm, read
 
 ROWS: Final = 50
 """Number of newest rows from which speed and remaining time are computed."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.api import measured_model
+from launcher.inputs import measured_model
 from tests.command import SPECS, Ran, launch
 
 HUGE = "{name: gpt, n_layer: 1000, n_head: 1000, n_embd: 100000, block_size: 1000000, vocab_size: 10000000}"

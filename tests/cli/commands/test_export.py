@@ -86,7 +86,7 @@ def test_what_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(here / "runs" / "tiny-0123abcd" / "checkpoints")
     assert "no checkpoint yet" in exported(here, "tiny", "--format", "torch", code=1).err
     assert [path.name for path in here.iterdir()] == ["runs"]
-    monkeypatch.setattr("launcher.api.exporting.find_spec", lambda _name: None)
+    monkeypatch.setattr("launcher.runs.exporting.find_spec", lambda _name: None)
     assert "pip install" in exported(here, "tiny", "--format", "torch", code=1).err
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from launch_train.common import contract
-from launcher.rehearsal import on_host
-from launcher.rehearsal.folder_lock import lock_run_folder
-from launcher.rehearsal.supervisor import Ended
+from launcher.services.local import on_host
+from launcher.services.local.folder_lock import lock_run_folder
+from launcher.services.local.supervisor import Ended
 from tests.command import Ran, launch
 from tests.e2e.running import TINY, only_run
 

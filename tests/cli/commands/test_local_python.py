@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rehearsal import on_host
-from launcher.rehearsal.supervisor import Ended
+from launcher.services.local import on_host
+from launcher.services.local.supervisor import Ended
 from tests.command import Ran, launch
 from tests.e2e.running import only_run, run
 

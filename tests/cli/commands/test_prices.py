@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from launcher import catalog
-from launcher.api import price_table
 from launcher.catalog import Catalog, PriceTable, Service
 from launcher.errors import LaunchError
+from launcher.inputs import price_table
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status, Truncated
 from launcher.testing.googlecloud import price_list as real
 from launcher.testing.googlecloud.price_list import AMERICAS, sku

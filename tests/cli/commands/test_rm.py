@@ -10,7 +10,7 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
-from launcher.rehearsal.folder_lock import lock_run_folder
+from launcher.services.local.folder_lock import lock_run_folder
 from launcher.testing.googlecloud import Fault, Status
 from tests.cli.cloudjobs import FULL, RUNS, Job
 from tests.cli.flows.test_local_runs import NO_CLOUD, ended, make

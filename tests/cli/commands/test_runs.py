@@ -14,10 +14,10 @@ import pytest
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
 from launcher import api
-from launcher.api.run_list import NEWEST
 from launcher.jobs.job import SWEEP_LABEL
-from launcher.rehearsal.attempts import write_end
-from launcher.rehearsal.folder_lock import lock_run_folder
+from launcher.runs.run_list import NEWEST
+from launcher.services.local.attempts import write_end
+from launcher.services.local.folder_lock import lock_run_folder
 from tests.cli.cloudjobs import RUNS, Job
 from tests.cli.flows.test_local_runs import FACTS, NO_CLOUD, ended, make
 from tests.command import launch
@@ -163,11 +163,11 @@ def test_half_written_folders_and_odd_rows_have_a_state(tmp_path: Path) -> None:
 
 
 def test_only_the_end_of_a_long_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.api.local_records.TAIL_BYTES", 200)
+    monkeypatch.setattr("launcher.runs.local_records.TAIL_BYTES", 200)
     rows = tuple({"step": step, "loss": 1.0 / step, "time": 1.7e9 + step} for step in range(1, 500))
     make(tmp_path / "runs" / "tiny-0123abcd", ended(0), rows=rows)
     read = 0
-    from launcher.api import local_records
+    from launcher.runs import local_records
 
     last_lines = local_records.last_lines
 
@@ -272,8 +272,8 @@ def test_a_cloud_that_does_not_answer_does_not_hold_up_the_list(job: Job, monkey
         answered.wait(20)
         return []
 
-    monkeypatch.setattr("launcher.api.run_list.list_cloud", never)
-    monkeypatch.setattr("launcher.api.run_list.CLOUD_SECONDS", 0.01)
+    monkeypatch.setattr("launcher.runs.run_list.list_cloud", never)
+    monkeypatch.setattr("launcher.runs.run_list.CLOUD_SECONDS", 0.01)
     data = job.data("runs")
     answered.set()
     assert ([one["run"] for one in data["runs"]], "no answer" in data["unlisted"]["problem"]) == (
@@ -309,5 +309,5 @@ def test_the_list_of_this_machine_loads_no_library_of_google(tmp_path: Path) -> 
         f"import os; os.chdir({str(tmp_path)!r}); sys.argv = ['launch', 'runs', '--local']; "
         "from launcher.cli import run; run()"
     )
-    assert "launcher.api.run_list" in loaded
+    assert "launcher.runs.run_list" in loaded
     assert not heavy(loaded)

@@ -8,8 +8,8 @@ import pytest
 
 from launcher.cli.ui.run_table import SHOWN
 from launcher.clock import Clock
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, Status
-from launcher.vertex.backend import Vertex
 from tests.cli.cloudjobs import FULL, RUNS, WELL, Job, scripts
 from tests.command import launch
 

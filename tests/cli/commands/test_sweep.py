@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from launch_train.common.storage import GcsFolder
-from launcher.api import sweep_cloud
-from launcher.api.cloud import open_cloud
-from launcher.api.sweep_cloud import CloudSweep
 from launcher.cli.flows.plan_sweep import plan_of
 from launcher.cli.options import Flags
 from launcher.cli.ui.text import stamp
 from launcher.gcp.parallel import in_pool
+from launcher.runs.cloud import open_cloud
+from launcher.runs.sweep import in_cloud as sweep_cloud
+from launcher.runs.sweep.in_cloud import CloudSweep
 from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
 from tests.command import WORLD, as_process
@@ -196,7 +196,7 @@ def test_killed_between_two_submissions_the_same_command_submits_what_is_missing
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("launcher.api.sweep_cloud.in_pool", killed)
+        patch.setattr("launcher.runs.sweep.in_cloud.in_pool", killed)
         ran = job.launch(*SWEEP, "--yes", "--detach", code=130)
     assert "1 job continues; 2 points not started" in ran.err
     assert "launch cancel job-" in ran.err
@@ -334,7 +334,7 @@ def test_a_sweep_that_is_cancelled_while_it_submits_starts_no_more(
             call()
 
     with monkeypatch.context() as patch:
-        patch.setattr("launcher.api.sweep_cloud.in_pool", interrupted)
+        patch.setattr("launcher.runs.sweep.in_cloud.in_pool", interrupted)
         data = job.data(*SWEEP, "--yes", "--detach", code=3)
     assert (len(job.created), states(data)) == (1, ["CANCELLED"] * 3)
 
@@ -347,7 +347,7 @@ def test_points_that_begin_together_read_once_whether_it_is_cancelled(
         clock.advance(seconds)
         in_pool(calls, threads)
 
-    monkeypatch.setattr("launcher.api.sweep_cloud.in_pool", later)
+    monkeypatch.setattr("launcher.runs.sweep.in_cloud.in_pool", later)
     before = len(job.cloud.requests)
     job.launch(*SWEEP, "--yes", "--detach")
     asked = [one for one in job.cloud.requests[before:] if one.path.endswith(".cancelled")]
@@ -439,7 +439,7 @@ def test_a_large_sweep_asks_before_failed_points_are_resumed(job: Job) -> None:
 
 
 def test_a_cancelled_sweep_starts_no_further_points(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.api.sweep_record import mark_cancelled
+    from launcher.runs.sweep.record import mark_cancelled
 
     poll, polls = CloudSweep.poll, []
 

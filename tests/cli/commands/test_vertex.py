@@ -272,7 +272,7 @@ def test_new_beside_an_active_run_says_so(job: Job) -> None:
 
 
 def test_five_modules_lie_between_the_command_and_the_request(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.vertex import backend
+    from launcher.services import vertex as backend
 
     passed: list[str] = []
     message_of = backend.message_of
@@ -288,6 +288,6 @@ def test_five_modules_lie_between_the_command_and_the_request(job: Job, monkeypa
         "launcher.cli.commands.vertex",
         "launcher.cli.flows.launch",
         "launcher.runs.driver",
-        "launcher.backend.router",
-        "launcher.vertex.backend",
+        "launcher.services.router",
+        "launcher.services.vertex",
     ]

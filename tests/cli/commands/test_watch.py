@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.storage import LocalFolder
-from launcher.api.watching import RunWatch, WatchedCloudRun
 from launcher.cli.flows.watch import Messages, Screen, sources, watch_runs
-from launcher.rehearsal.attempts import lock
-from launcher.rehearsal.folder_lock import lock_run_folder
+from launcher.runs.watching import RunWatch, WatchedCloudRun
+from launcher.services.local.attempts import lock
+from launcher.services.local.folder_lock import lock_run_folder
 from launcher.signals import Stopped
 from launcher.testing.googlecloud import Fault, Status
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job

@@ -12,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from launcher import api
-from launcher.api.cost_limit import ASK_USD, old_prices
 from launcher.cli.flows import confirm_cost
 from launcher.errors import LaunchError, UsageError
 from launcher.plan.model import Plan, UsedPrices
+from launcher.runs.cost_limit import ASK_USD, old_prices
 from tests.cli.cloudjobs import FAILED, Job
 from tests.cli.vms import Vms
 from tests.command import WORLD, as_process
@@ -43,7 +43,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 @pytest.fixture(autouse=True)
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    monkeypatch.setattr("launcher.api.cost_limit.time.time", lambda: NOW)
+    monkeypatch.setattr("launcher.runs.cost_limit.time.time", lambda: NOW)
 
 
 def plan_of(prices: UsedPrices = NEW, **spec: Any) -> Plan:
@@ -207,7 +207,7 @@ def test_old_prices_are_reported_without_a_terminal() -> None:
 
 def test_a_clock_that_is_a_day_off_makes_no_prices_old(monkeypatch: pytest.MonkeyPatch) -> None:
     for off in (-86400.0, 86400.0):
-        monkeypatch.setattr("launcher.api.cost_limit.time.time", lambda off=off: NOW + off)
+        monkeypatch.setattr("launcher.runs.cost_limit.time.time", lambda off=off: NOW + off)
         for date in ("2026-11-23", "2026-10-25"):
             made = plan_of(replace(NEW, date=date))
             assert old_prices(made) == ""

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from launcher.catalog import Price
 from launcher.cli.flows.find_vm import one_machine
 from launcher.cli.ui.vm_text import price_and_end
-from launcher.compute.vm_cost import has_local_ssd, price_of, usd_so_far
 from launcher.errors import UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import VmInstance
+from launcher.services.compute.vm_cost import has_local_ssd, price_of, usd_so_far
 from tests.cli.vms import HOUR, Vms
 
 NOW = 1_700_000_000.0

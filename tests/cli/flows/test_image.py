@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from launcher import catalog
-from launcher.api.image import image_build_request
 from launcher.cli.flows.plan import gather
 from launcher.cli.options import Flags
 from launcher.errors import LaunchError
 from launcher.images import pipeline
 from launcher.images.dependency_image import Report
 from launcher.plan.build import image
+from launcher.runs.image import image_build_request
 from launcher.testing.registry import Bearer, OciRegistry, put_image
 from tests.command import WORLD, Ran, launch
 from tests.images.test_append import manifest_of, put

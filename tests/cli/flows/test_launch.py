@@ -13,14 +13,14 @@ import pytest
 
 import launcher.clock
 from launch_train.common import contract
-from launcher.api.cloud import CloudContext
-from launcher.api.launching import RunWatcher
 from launcher.cli import stop_code
 from launcher.cli.flows import launch
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.clock import Clock
 from launcher.errors import LaunchError
+from launcher.runs.cloud import CloudContext
+from launcher.runs.launching import RunWatcher
 from launcher.signals import Stopped
 from launcher.testing.googlecloud import FakeClock, Fault, Stage, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts

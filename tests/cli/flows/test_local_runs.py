@@ -14,12 +14,12 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
-from launcher.api import local_cancel
-from launcher.api.find_local_run import LocalRun
 from launcher.clock import Clock
 from launcher.errors import LaunchError
-from launcher.rehearsal.attempts import End, lock, write_end
-from launcher.rehearsal.folder_lock import lock_run_folder
+from launcher.runs import local_cancel
+from launcher.runs.find_local_run import LocalRun
+from launcher.services.local.attempts import End, lock, write_end
+from launcher.services.local.folder_lock import lock_run_folder
 from launcher.signals import Stopped, signals_stop
 from launcher.testing.googlecloud import GoogleCloud
 from tests.cli.cloudjobs import Job

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.cli.flows.preemption import Preempted, ReplicaExits, run
-from launcher.rehearsal.supervisor import Ended, Preemption
 from launcher.runs.metrics.results import Resumption
+from launcher.services.local.supervisor import Ended, Preemption
 from tests.command import launch
 
 UNKNOWN = Resumption(stopped_at=None, resumed_from=None)

@@ -15,10 +15,10 @@ from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training
 from launcher.diagnosis.output_cause import Cause
-from launcher.rehearsal import on_host
-from launcher.rehearsal.attempts import End
-from launcher.rehearsal.request import parse_request, with_image
 from launcher.runs.metrics.results import results
+from launcher.services.local import on_host
+from launcher.services.local.attempts import End
+from launcher.services.local.request import parse_request, with_image
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
 from tests.plan.planning import planned

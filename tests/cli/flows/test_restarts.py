@@ -10,7 +10,7 @@ import torch
 
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
-from launcher.api.run_folder import restarts
+from launcher.runs.run_folder import restarts
 from tests.command import launch
 
 FAILS_AT_STEP_3 = """

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from launch_train.common import contract
-from launcher.backend import request
-from launcher.compute.backend import Vms
-from launcher.compute.client import Compute
 from launcher.errors import LaunchError
 from launcher.gcp.storage import open_folder
 from launcher.jobs.job import PLAN_LABEL
@@ -21,13 +18,16 @@ from launcher.plan.binding import Stored
 from launcher.runs.identity_check import request_id
 from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import is_bound
+from launcher.services import request
+from launcher.services.compute.backend import Vms
+from launcher.services.compute.client import Compute
+from launcher.services.vertex import Vertex, endpoint_of
 from launcher.testing.googlecloud import FakeClock
 from launcher.testing.googlecloud.compute import YOU
-from launcher.vertex.backend import Vertex, endpoint_of
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts
 from tests.cli.commands.vm.test_run import RUN, inserts
-from tests.compute.vm_site import ZONE, work_body
 from tests.runs.vm_runs import VmSite, exits, is_preempted
+from tests.services.compute.vm_site import ZONE, work_body
 
 EVIL = "registry.example.com/p/train@sha256:" + "e" * 64
 Change = Callable[[dict[str, Any]], None]

@@ -13,8 +13,6 @@ import pytest
 
 from launch_train.common.storage import LocalFolder
 from launch_train.report import read_run
-from launcher.api.run_story import RunStory
-from launcher.api.watching import RunView
 from launcher.cli.ui.keys import single_keys
 from launcher.cli.ui.watch_page import page
 from launcher.errors import LaunchError
@@ -22,7 +20,9 @@ from launcher.jobs.job import Job
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
+from launcher.runs.run_story import RunStory
 from launcher.runs.story import LiveAttempt, summarize_attempts
+from launcher.runs.watching import RunView
 from tests.train.report.folders import T, preempted
 
 FOOTER = "q quit"

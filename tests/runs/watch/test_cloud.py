@@ -28,8 +28,8 @@ from launcher.runs.watch.loop import (
     WatchResult,
     watch,
 )
+from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
-from launcher.vertex.backend import Vertex
 from tests.plan.planning import planned
 
 LIFE = (

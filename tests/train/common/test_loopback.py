@@ -8,7 +8,7 @@ from launch_train.common.loopback import is_loopback, is_plain_loopback
 from launch_train.common.storage import client
 from launcher.gcp import api
 from launcher.inputs import gcloud_config
-from launcher.rehearsal import container_settings
+from launcher.services.local import container_settings
 
 HERE = ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "[::1]"]
 ELSEWHERE = [

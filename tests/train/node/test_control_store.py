@@ -32,7 +32,7 @@ from launch_train.node.control_store import (
 from launch_train.node.coordinator import Coordinator
 from launch_train.node.exit_status import End, Outcome
 from launch_train.node.run_record import RunRecord
-from launcher.rehearsal.supervisor import GRACE_SECONDS
+from launcher.services.local.supervisor import GRACE_SECONDS
 from tests.command import ROOT
 from tests.train.nodes import free_port, until
 
@@ -419,7 +419,7 @@ def test_the_grace_periods_nest_at_least_two_seconds_apart() -> None:
     container = {
         float(seconds)
         for seconds in re.findall(
-            r"(?:docker stop -t|--stop-timeout) (\d+)", (ROOT / "launcher/compute/startup.sh").read_text()
+            r"(?:docker stop -t|--stop-timeout) (\d+)", (ROOT / "launcher/services/compute/startup.sh").read_text()
         )
     }
     assert container == {contract.CONTAINER_SECONDS}

@@ -125,8 +125,8 @@ EVENT_FILES: Final = "*.tfevents.*"
 
 # --- Grace periods, in seconds from the SIGTERM of a platform ------------------------------------------------------
 
-# They nest, so that no outer process kills an inner one that still reports. launcher/compute/startup.sh repeats
-# CONTAINER_SECONDS.
+# They nest, so that no outer process kills an inner one that still reports. CONTAINER_SECONDS stands in
+# launcher/services/compute/startup.sh too.
 
 NOTICE_SECONDS: Final = 30.0
 """From SIGTERM to the end of the machine: Vertex AI, a Spot VM and `launch local`. A longer notice is known to the

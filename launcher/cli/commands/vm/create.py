@@ -94,9 +94,9 @@ def vm(
     With --run: runs the spec's job in its container and follows it to its end; then the VM deletes itself. If there
     is no capacity, launch tries the next zone.
     """
-    from launcher.api.planning import planned
     from launcher.cli.flows.plan import gather
     from launcher.cli.ui.plan_page import show
+    from launcher.inputs.planning import planned
 
     flags = flags_of(ctx)
     run = run or resume is not None  # only runs can be resumed
@@ -132,8 +132,8 @@ def vm(
         )
         launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
     else:
-        from launcher.api.cost_limit import is_limited
         from launcher.cli.flows.vm_workstation import create_workstation
+        from launcher.runs.cost_limit import is_limited
 
         gathered = inputs(spec, flags)
         create_workstation(

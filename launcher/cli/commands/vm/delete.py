@@ -10,8 +10,8 @@ from launcher.cli.options import InZone, VmName
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
-    from launcher.compute.client import Compute
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute
 
 
 def vm_delete(
@@ -42,7 +42,7 @@ def vm_delete(
 def check_ended(machine: VmInstance) -> None:
     """Check that the VM does not run a job. Raises UsageError: it does; LaunchError: its run folder is unreadable."""
     from launcher.cli.flows.find_vm import check_workstation
-    from launcher.compute.lifecycle import training_end
+    from launcher.services.compute.lifecycle import training_end
 
     try:
         ended = not machine.trains or training_end(machine) is not None
@@ -60,7 +60,7 @@ def question(machine: VmInstance) -> str:
     """Return the question, which names the disks that will be deleted and kept."""
     from launcher.cli.flows.confirm import other_owner
     from launcher.cli.ui.vm_text import state_text
-    from launcher.compute.vm_cost import attached_disks
+    from launcher.services.compute.vm_cost import attached_disks
 
     state = state_text(machine)
     lost = [disk for disk in attached_disks(machine) if disk.get("autoDelete")]
@@ -81,11 +81,11 @@ def disk_text(disk: dict[str, object]) -> str:
 
 def delete(compute: Compute, machine: VmInstance) -> str:
     """Delete the VM; return `deleted` or `already deleted`. Raises LaunchError."""
-    from launcher.backend.base import CreateRefused, GoneError
     from launcher.cli.flows.find_vm import explain_interrupt
     from launcher.cli.flows.vm_errors import refusal_error
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import begin_change, wait_for_operation
+    from launcher.services.base import CreateRefused, GoneError
+    from launcher.services.compute.lifecycle import begin_change, wait_for_operation
     from launcher.ssh import keys
     from launcher.ssh.route import alias
 

@@ -14,8 +14,8 @@ from launcher.errors import UsageError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from launcher.compute.client import Compute
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute
 
 
 def vm_extend(
@@ -40,7 +40,7 @@ def vm_extend(
     """
     from launcher.cli.flows.confirm import confirm_for_another
     from launcher.cli.flows.find_vm import check_workstation, one_machine, open_compute
-    from launcher.compute.lifecycle import google_now
+    from launcher.services.compute.lifecycle import google_now
 
     if (lease is None) == (until is None):
         raise UsageError("exactly one of --lease and --until is required", f"launch vm extend {name} --lease 4h")
@@ -124,12 +124,12 @@ def local(at: float) -> datetime:
 
 def move_lease(compute: Compute, machine: VmInstance, ends: int) -> VmInstance:
     """Set the new end; return the VM. Raises LaunchError."""
-    from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import explain_interrupt
     from launcher.cli.flows.vm_errors import refusal_error
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.jobs.vm import LEASE
+    from launcher.services.base import CreateRefused
+    from launcher.services.compute.lifecycle import begin_change, wait_for_operation
 
     with explain_interrupt(machine):
         try:
@@ -145,7 +145,7 @@ def show(machine: VmInstance, short: bool, now: float, output: Output) -> None:
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.text import clock_text
     from launcher.cli.ui.vm_text import price_and_end
-    from launcher.compute.vm_cost import price_of
+    from launcher.services.compute.vm_cost import price_of
 
     if output is not Output.text:
         printed(machine_data(machine, (), now), output)

@@ -11,9 +11,9 @@ from launcher.cli.options import Mine, Output, OutputFormat
 from launcher.cli.ui.text import column_widths, columns
 
 if TYPE_CHECKING:
-    from launcher.compute.client import Compute
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute
 
 WIDTH = 80
 """Columns of the list, unless the terminal is wider."""
@@ -63,9 +63,9 @@ def read_inventory(compute: Compute) -> tuple[Sequence[VmInstance], Sequence[Dis
     """
     from launcher.cli.flows.find_vm import OURS
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import google_now, list_disks
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
+    from launcher.services.compute.lifecycle import google_now, list_disks
 
     calls: dict[str, Callable[[], Any]] = {
         "fleet": lambda: compute.instances(OURS),
@@ -120,7 +120,7 @@ def lines_of(rows: list[dict[str, str]]) -> list[list[str]]:
 def row(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, str]:
     """Return a VM's cells by column."""
     from launcher.cli.ui.vm_text import state_text
-    from launcher.compute.vm_cost import price_of
+    from launcher.services.compute.vm_cost import price_of
     from launcher.text import rough_duration
 
     price = price_of(machine)
@@ -138,8 +138,8 @@ def row(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, str
 
 def cost_text(machine: VmInstance, disks: Iterable[Disk], now: float) -> str:
     """Return `≈$4.10` so far, or `$20/month` for the disk of a stopped VM."""
-    from launcher.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
     from launcher.jobs.vm import DOWN
+    from launcher.services.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
     from launcher.text import usd_text
 
     if machine.status in DOWN:

@@ -11,10 +11,10 @@ from msgspec import Struct
 from launcher.cli.options import Output
 
 if TYPE_CHECKING:
-    from launcher.compute.client import Compute
-    from launcher.compute.end_record import Record
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute
+    from launcher.services.compute.end_record import Record
 
 
 class Orphan(Struct, frozen=True, kw_only=True):
@@ -52,9 +52,9 @@ def show_orphans(
 def ends_of(machines: Sequence[VmInstance]) -> dict[str, Record]:
     """Return how the jobs of VMs ended, by VM number; print the run folders that could not be read."""
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import training_end
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
+    from launcher.services.compute.lifecycle import training_end
 
     training = {machine.id: machine for machine in machines if machine.trains}
     found = {}
@@ -71,8 +71,8 @@ def of_machines(
 ) -> Iterator[Orphan]:
     """Yield the orphaned VMs."""
     from launcher.cli.ui.vm_text import state_text
-    from launcher.compute.vm_cost import disks_of, vm_usd_per_month
     from launcher.jobs.orphans import orphan_reason
+    from launcher.services.compute.vm_cost import disks_of, vm_usd_per_month
 
     for machine in machines:
         end = ends.get(machine.id)
@@ -98,8 +98,8 @@ def removal(machine: VmInstance, *, has_ended: bool) -> str:
 
 def of_disks(disks: Sequence[Disk], machines: Sequence[VmInstance], project: str) -> Iterator[Orphan]:
     """Yield the orphaned disks."""
-    from launcher.compute.vm_cost import disks_usd_per_month
     from launcher.jobs.orphans import without_vm
+    from launcher.services.compute.vm_cost import disks_usd_per_month
 
     for disk in without_vm(disks, machines):
         yield Orphan(

@@ -8,8 +8,8 @@ from launcher.cli.commands.vm.stop import STOPPED, STOPPING
 from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAnother
 
 if TYPE_CHECKING:
-    from launcher.compute.client import Compute
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute
 
 NOTES = {
     "spot": "a Spot VM, which Compute Engine may preempt at any time",
@@ -46,12 +46,12 @@ def vm_start(
 
 def start(compute: Compute, machine: VmInstance) -> VmInstance:
     """Start the VM; return it when it is running. Raises NoCapacity: its zone has none; LaunchError."""
-    from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import explain_interrupt
     from launcher.cli.flows.vm_errors import refusal_error
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import change_and_wait, wait_for_status
     from launcher.jobs.vm import UP
+    from launcher.services.base import CreateRefused
+    from launcher.services.compute.lifecycle import change_and_wait, wait_for_status
 
     running = frozenset({"RUNNING"})
     with explain_interrupt(machine):
@@ -71,8 +71,8 @@ def start(compute: Compute, machine: VmInstance) -> VmInstance:
 def forget_lease(compute: Compute, machine: VmInstance) -> None:
     """Remove the end that launch vm extend set for the last lease. Raises LaunchError."""
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.jobs.vm import LEASE
+    from launcher.services.compute.lifecycle import begin_change, wait_for_operation
 
     if machine.lease_moved_to is not None:
         wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, None)), say)
@@ -84,7 +84,7 @@ def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> Non
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.vm_text import price_and_end
-    from launcher.compute.vm_cost import price_of
+    from launcher.services.compute.vm_cost import price_of
 
     now = display_time(compute)
     if output is not Output.text:

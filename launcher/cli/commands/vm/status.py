@@ -9,10 +9,10 @@ from launcher.cli.options import InZone, Output, OutputFormat, VmName
 
 if TYPE_CHECKING:
     from launcher.catalog import Price
-    from launcher.compute.client import Compute
-    from launcher.compute.operations import Operation
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute
+    from launcher.services.compute.operations import Operation
 
 SHOWN = 3
 """Most operations to show: the newest that failed or that Google started."""
@@ -59,10 +59,10 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
     import time
 
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import DiskList, google_now, list_disks
-    from launcher.compute.vm_cost import disks_of, price_of
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
+    from launcher.services.compute.lifecycle import DiskList, google_now, list_disks
+    from launcher.services.compute.vm_cost import disks_of, price_of
 
     found = together(
         {
@@ -123,8 +123,8 @@ def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield its price and cost, its disks and its end."""
     from launcher.cli.ui.text import clock_text
     from launcher.cli.ui.vm_text import price_and_end
-    from launcher.compute.vm_cost import disks_usd_per_month, usd_so_far
     from launcher.jobs.vm import DOWN
+    from launcher.services.compute.vm_cost import disks_usd_per_month, usd_so_far
     from launcher.text import rough_duration, usd_text
 
     machine, now = snapshot.machine, snapshot.now
@@ -152,7 +152,7 @@ def place(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield its state, machine type, zone and addresses."""
     from launcher import catalog
     from launcher.cli.ui.vm_text import state_text
-    from launcher.compute.vm_cost import shape_of
+    from launcher.services.compute.vm_cost import shape_of
 
     machine = snapshot.machine
     shape = shape_of(machine)

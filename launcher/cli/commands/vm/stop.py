@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAnother
 
 if TYPE_CHECKING:
-    from launcher.compute.client import Compute
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
+    from launcher.services.compute.client import Compute
 
 STOPPED = frozenset({"STOPPED", "TERMINATED"})
 STOPPING = frozenset({"STOPPING", "PENDING_STOP"})
@@ -43,12 +43,12 @@ def vm_stop(
 
 def stop(compute: Compute, machine: VmInstance) -> VmInstance:
     """Stop the VM; return it when it has stopped. Raises LaunchError."""
-    from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import explain_interrupt
     from launcher.cli.flows.vm_errors import refusal_error
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import change_and_wait, wait_for_status
-    from launcher.compute.vm_cost import has_local_ssd
+    from launcher.services.base import CreateRefused
+    from launcher.services.compute.lifecycle import change_and_wait, wait_for_status
+    from launcher.services.compute.vm_cost import has_local_ssd
 
     discard = has_local_ssd(machine)
     with explain_interrupt(machine):
@@ -83,9 +83,9 @@ def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> Non
 def disks_of(compute: Compute, machine: VmInstance) -> tuple[Disk, ...]:
     """Return the disks of a VM; print why if they cannot be read."""
     from launcher.cli.ui.streams import say
-    from launcher.compute.lifecycle import list_disks
-    from launcher.compute.vm_cost import disks_of
     from launcher.errors import LaunchError
+    from launcher.services.compute.lifecycle import list_disks
+    from launcher.services.compute.vm_cost import disks_of
 
     try:
         return disks_of(machine, list_disks(compute, f'labels.launch-run="{machine.run}"').disks)
@@ -96,7 +96,7 @@ def disks_of(compute: Compute, machine: VmInstance) -> tuple[Disk, ...]:
 
 def disks_text(disks: Sequence[Disk]) -> str:
     """Return `its disk (200 GB pd-balanced) still costs ≈$20.00 a month`."""
-    from launcher.compute.vm_cost import disks_usd_per_month
+    from launcher.services.compute.vm_cost import disks_usd_per_month
     from launcher.text import usd_text
 
     if not disks:

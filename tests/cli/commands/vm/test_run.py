@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from launch_train.common import contract
-from launcher.backend import request
-from launcher.compute.client import Compute
+from launcher.services import request
+from launcher.services.compute.client import Compute
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, parse_instance
 from tests.cli.cloudjobs import Job
-from tests.compute.vm_site import ZONE, work_body
 from tests.runs.logs.test_reader_of_vms import print_on
 from tests.runs.vm_runs import VmSite, exits, is_preempted
+from tests.services.compute.vm_site import ZONE, work_body
 
 
 @pytest.fixture

@@ -1,0 +1,53 @@
+"""The cloud of one project: the services that run jobs, and the clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+import launcher.clock
+from launcher.clock import Clock
+from launcher.inputs.gcloud_config import account
+from launcher.services.compute.backend import Vms
+from launcher.services.compute.client import Compute
+from launcher.services.router import Services
+from launcher.services.vertex import Vertex
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+
+
+class CloudContext(Struct, frozen=True, kw_only=True):
+    """The services that run jobs in one project, and the clock."""
+
+    vertex: Vertex
+    vms: Vms
+    project: str
+    clock: Clock
+    notice: Callable[[str], None] = lambda _text: None
+    """Receives messages for the user, such as a region that could not be read."""
+
+    @property
+    def service(self) -> Services:
+        """Return the services that run jobs."""
+        return Services(self.vertex, self.vms)
+
+    @property
+    def compute(self) -> Compute:
+        """Return the Compute Engine client."""
+        return self.vms.compute
+
+    def of_run(self, folder: Storage | None) -> Services:
+        """Return the services with a run's folder, which records how deleted VMs ended."""
+        return Services(self.vertex, self.vms.for_run(folder))
+
+
+def open_cloud(project: str, notice: Callable[[str], None] = lambda _text: None) -> CloudContext:
+    """Return the context of a project; endpoints and credentials come from the environment. Sends no request."""
+    clock = launcher.clock.REAL
+    vertex = Vertex(project, os.environ, clock, notice=notice)
+    vms = Vms(project, os.environ, clock, notice, account=account(os.environ))
+    return CloudContext(vertex=vertex, vms=vms, project=project, clock=clock, notice=notice)

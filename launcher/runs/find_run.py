@@ -1,0 +1,215 @@
+"""Find a run in the cloud by its name, ID or folder, or by a job's number or resource name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launcher import catalog
+from launcher.errors import LaunchError, UsageError
+from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
+from launcher.runs import find_local_run
+from launcher.services import request
+from launcher.text import did_you_mean, near
+
+if TYPE_CHECKING:
+    from launcher.runs.cloud import CloudContext
+    from launcher.services.base import Listing
+
+ENGINE = "Compute Engine"
+RUN_ID = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
+"""`<name>-<8 hex>`, with the number that `--new` adds. An ID set with --run-id may differ."""
+
+
+class NoSuchRun(UsageError):
+    """No such run was found."""
+
+
+class FoundRun(Struct, frozen=True, kw_only=True):
+    """A run and its jobs, the newest first."""
+
+    id: str
+    jobs: tuple[Job, ...]
+    unread: tuple[str, ...] = ()
+    """Regions that could not be read; the run may have a job there."""
+
+    @property
+    def job(self) -> Job:
+        """Return the active job, else the newest."""
+        return next((job for job in self.jobs if not job.is_over), self.jobs[0])
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether a job of the run is waiting or running."""
+        return not self.job.is_over
+
+
+def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[FoundRun, ...]:
+    """Return the runs that match `text`, newest first; report the regions that could not be read.
+
+    Raises:
+        UsageError: none matches.
+        UnreachableError: none matches in the regions that could be read.
+        LaunchError: no region could be read.
+    """
+    if text.startswith("gs://"):
+        run = in_folder(cloud, text.rstrip("/"))
+        if run is None:
+            raise UsageError(
+                f"{text} is not a run folder, or its run never had a job",
+                "A run folder is OUTPUT/RUN, with a plan.json.",
+            )
+        return (run,)
+    if RESOURCE.fullmatch(text):
+        job = cloud.service.get(text)
+        wanted, regions = f'labels.{RUN_LABEL}="{job.run}"', [job.region, *regions]
+        if not job.run:
+            raise UsageError(f"{text} was not created by launch", f"gcloud ai custom-jobs describe {text}")
+    else:
+        wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
+    listing = find_jobs(cloud, wanted, list(dict.fromkeys(regions)))
+    exact = RESOURCE.fullmatch(text) is not None
+    runs = tuple(run for run in grouped(listing.jobs) if exact or has_name(run, text))
+    if not runs and (kept := in_default_folder(cloud, text)):
+        return (kept,)
+    if not runs and listing.unread:
+        from launcher.gcp.api import UnreachableError
+
+        count = len(listing.unread.keys() - {ENGINE})
+        unread = [f"{count} of {len(set(regions))} regions"] * bool(count) + [ENGINE] * (ENGINE in listing.unread)
+        where = " and ".join(unread)
+        raise UnreachableError(f"no run {text} was found, but {where} could not be read", "Try again in a moment.")
+    if not runs:
+        where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
+        close = find_local_run.similar_names(text, (job.run for job in listing.jobs))
+        raise NoSuchRun(
+            f"no run {text} {where} of project {cloud.project}",
+            f"{find_local_run.here_instead(text)}{f'{close} ' if close else ''}"
+            "launch runs lists the runs. A finished run on VMs is found by its folder,\n"
+            "gs://…/RUN. For a VM to work on: launch vm status NAME",
+        )
+    return tuple(replace(run, unread=tuple(listing.unread)) for run in runs)
+
+
+def all_runs(cloud: CloudContext, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
+    """Return all of launch's runs, newest first: on Vertex AI those in `regions` (default: all with GPUs), on VMs those
+    in `regions` (default: all zones). Raises LaunchError: no region could be read."""
+    places = searched(regions) if regions else catalog.load().gpu_regions
+    return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs)
+
+
+def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str], *, all_vms: bool = False) -> Listing:
+    """Return the jobs in these regions, on Vertex AI and on VMs (`all_vms`: in all zones); report what could not be
+    read.
+
+    Raises LaunchError: no region could be read.
+    """
+    from launcher.services.base import Listing
+
+    found = cloud.vertex.find(filter_, regions, partly=True)
+    vms, unread = found.jobs[:0], dict(found.unread)
+    whole = all_vms or set(regions) >= set(catalog.load().training_regions)  # VMs may be in others too
+    try:
+        trains = (job for job in cloud.vms.find(filter_, ()).jobs if IDENTITY_LABEL in job.labels)
+        vms = tuple(job for job in trains if whole or job.region in regions)
+    except LaunchError as error:
+        if "is disabled" not in error.problem:  # without that API there are no VMs
+            unread[ENGINE] = error
+    report_unread(cloud, unread, [*regions, ENGINE] if ENGINE in unread else regions)
+    return Listing(tuple(sorted((*found.jobs, *vms), key=lambda job: (-job.created, job.name))), unread)
+
+
+def one_run(cloud: CloudContext, text: str, regions: Sequence[str]) -> FoundRun:
+    """Return the only matching run, or the only active one. Raises UsageError: several match."""
+    runs = look_up(cloud, text, regions)
+    if found := only_one(runs):
+        return found
+    listed = "\n".join(f"  {run.id}  {run.job.state}  {run.job.place}" for run in runs[:10])
+    raise UsageError(f"{text} matches {len(runs)} runs", f"Use a run ID:\n{listed}")
+
+
+def only_one(runs: Sequence[FoundRun]) -> FoundRun | None:
+    """Return the only run, or the only active one; None: there are several."""
+    active = [run for run in runs if run.is_active]
+    return (active or runs)[0] if len(runs) == 1 or len(active) == 1 else None
+
+
+def in_default_folder(cloud: CloudContext, text: str) -> FoundRun | None:
+    """Find a run by its ID in the default output. None: not there, not readable, or not the project's bucket."""
+    from launcher.gcp.default_bucket import check_default_bucket
+    from launcher.plan.binding import NewerFormat
+    from launcher.plan.names import default_output
+
+    if not RUN_ID.fullmatch(text):
+        return None
+    try:
+        check_default_bucket(cloud.project, os.environ, cloud.clock)
+        return in_folder(cloud, f"{default_output(cloud.project)}/{text}")
+    except NewerFormat:
+        raise
+    except LaunchError:
+        return None
+
+
+def in_folder(cloud: CloudContext, folder: str) -> FoundRun | None:
+    """Return the run in a folder, with its newest attempt's job, or None if the plan or the job is of another run.
+
+    Only the folder knows runs on VMs that have ended: these VMs are deleted.
+    """
+    from launcher.gcp.storage import open_folder
+    from launcher.runs.ledger import Ledger
+    from launcher.runs.snapshot import job_from_entry, with_request
+    from launcher.services.base import GoneError
+
+    ledger = Ledger.open(folder)
+    stored = ledger.stored()
+    entry = next((one for one in reversed(ledger.entries()) if one.job), None)
+    if stored is None or entry is None or entry.job is None:
+        return None
+    plan = stored.plan
+    if any(one != folder for one in (plan.run_folder, *(request.run_folder(each.request) for each in plan.attempts))):
+        return None
+    try:
+        job = with_request(cloud.of_run(open_folder(folder)).get(entry.job), entry, plan)
+    except GoneError:
+        job = with_request(job_from_entry(entry), entry, plan)
+    return FoundRun(id=plan.run, jobs=(job,)) if job.run == plan.run else None
+
+
+def grouped(jobs: Sequence[Job]) -> tuple[FoundRun, ...]:
+    """Group jobs by run, newest run first."""
+    runs: dict[str, list[Job]] = {}
+    for job in sorted(jobs, key=lambda job: -job.created):
+        runs.setdefault(job.run, []).append(job)
+    return tuple(FoundRun(id=name, jobs=tuple(found)) for name, found in runs.items())
+
+
+def has_name(run: FoundRun, text: str) -> bool:
+    """Return whether `text` is the run's ID or name, or the number of one of its jobs."""
+    return find_local_run.is_named(run.id, text) or any(job.id == text for job in run.jobs)
+
+
+def report_unread(cloud: CloudContext, unread: dict[str, LaunchError], regions: Sequence[str]) -> None:
+    """Report the regions that could not be read, grouped by reason. Raises the first error if none could be read."""
+    if unread and len(unread) == len(set(regions)):
+        raise next(iter(unread.values()))
+    groups: dict[str, list[str]] = {}
+    for region, error in unread.items():
+        groups.setdefault(error.problem, []).append(region)
+    for problem, names in groups.items():
+        cloud.notice(f"{', '.join(names)} could not be read: {problem}")
+
+
+def searched(named: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the regions to search: those named, else all with Vertex AI training. Raises UsageError."""
+    known = catalog.load().training_regions
+    for region in named or ():
+        if region not in known and region != "any":
+            hint = did_you_mean(near(region, known, most=3), f"Available: {', '.join(known)}")
+            raise UsageError(f"--region: Vertex AI training is not available in {region}", hint)
+    return known if not named or "any" in named else tuple(dict.fromkeys(named))

@@ -1,0 +1,93 @@
+"""The image of a spec: its content and its labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+import launcher.clock
+from launcher.errors import LaunchError, UsageError
+
+if TYPE_CHECKING:
+    from launcher.images.append import Stamp
+    from launcher.images.dependency_image import ImageBuildRequest
+    from launcher.inputs.gather import Inputs
+    from launcher.plan.model import Image
+
+TITLE = "launch train"
+
+
+def image_build_request(inputs: Inputs, builder: str = "auto") -> ImageBuildRequest:
+    """Return the image of a spec and its contents. Raises UsageError: unknown builder."""
+    from launcher.images.dependency_image import BUILDERS, ImageBuildRequest
+    from launcher.inputs.planning import planned_image
+
+    known = next((one for one in BUILDERS if one == builder), None)
+    if known is None:
+        raise UsageError(f"unknown builder {builder!r} in --builder", f"Use one of {', '.join(BUILDERS)}.")
+    made = planned_image(inputs)
+    return ImageBuildRequest(
+        image=made,
+        source=replace(inputs.source, dockerfile=made.dockerfile or ""),
+        stamp=stamp(inputs),
+        builder=known,
+        project=inputs.context.project,
+        bucket=bucket_of(inputs.spec.output),
+    )
+
+
+def bucket_of(output: str | None) -> str:
+    """Return gs://NAME of an output in a bucket, else an empty text."""
+    return "/".join((output or "").split("/")[:3]) if (output or "").startswith("gs://") else ""
+
+
+def stamp(inputs: Inputs) -> Stamp:
+    """Return the labels of the OCI image specification, with the commit of the user's code."""
+    from launcher.images.append import OCI, Stamp
+    from launcher.images.dependency_image import NO_TIME
+    from launcher.inputs.git import commit
+
+    found = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
+    known = {"title": TITLE, "version": inputs.context.version}
+    if found:
+        known |= {"revision": found.revision, "source": found.source, "created": found.time}
+    return Stamp({f"{OCI}.{key}": value for key, value in known.items() if value}, found.time if found else NO_TIME)
+
+
+def create(job: ImageBuildRequest, say: Callable[[str], None]) -> None:
+    """Create the repository unless it exists. Raises LaunchError."""
+    from launcher.images import artifact_registry
+
+    repository = job.image.uri.rpartition("/")[0]
+    made = artifact_registry.create(repository, os.environ, launcher.clock.REAL)
+    say(f"repository {repository} {'created' if made else 'already exists'}")
+
+
+def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Check that an image that launch did not build (image.uri, or a base with its own PyTorch) fits the machine.
+
+    Content that can't be read is not a reason to refuse the plan. Raises PlanRefused.
+    """
+    from launcher.catalog import load
+    from launcher.images.inspect import contents
+    from launcher.images.registry import Registry, parse
+    from launcher.plan.image import BASE_TORCH
+    from launcher.plan.image_check import check_image_contents
+    from launcher.plan.machine import choose
+
+    if image.builds_base or (not image.pinned and image.wheel != BASE_TORCH):
+        return
+    name = image.uri if image.pinned else image.base
+    try:
+        where = parse(name)
+        with Registry(where.host, environ) as registry:
+            found = contents(registry, where, image.platform)
+    except LaunchError as error:
+        say(f"cannot read what {name} contains: {error.problem}")
+        return
+    with inputs.located.naming_places():
+        for chosen in choose(inputs.spec, load(), inputs.context.target):
+            check_image_contents(inputs.spec, load(), chosen, image, found, inputs.context.packages)

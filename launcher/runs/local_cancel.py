@@ -1,0 +1,85 @@
+"""Cancel a run on this machine through a file in its folder, which makes its `launch local` stop the processes.
+
+No signal is sent from here: a recorded process ID may belong to another process by now, and the run may be on another
+machine that shares the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from launch_train.common import contract
+from launch_train.common.storage import LocalFolder
+from launcher.clock import Clock
+from launcher.errors import LaunchError
+from launcher.gcp.storage import use_errors
+from launcher.services.local.attempts import newest_attempt
+from launcher.services.local.folder_lock import is_taken
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launcher.runs.find_local_run import LocalRun
+
+POLL_SECONDS: Final = 0.5
+STOP_SECONDS: Final = 60.0
+"""Time limit for a cancelled run to end: its processes get 30 s to save (rehearsal.supervisor)."""
+
+
+def cancel_local(run: LocalRun, clock: Clock) -> bool:
+    """Cancel a run and wait until it has ended; return False if it was not running.
+
+    Raises LaunchError: its folder can't be written, or it still runs.
+    """
+    if not is_taken(run.folder):
+        return False
+    storage = LocalFolder(run.folder)
+    until = clock.now() + STOP_SECONDS
+    while is_taken(run.folder):
+        request_cancel(storage)  # each time: an attempt that has just begun may not have its number yet
+        if clock.now() >= until:
+            raise LaunchError(
+                f"{run.id} is still running {STOP_SECONDS:.0f} s after it was cancelled",
+                "Press Ctrl-C where launch local runs it.",
+            )
+        clock.sleep(POLL_SECONDS)
+    return True
+
+
+def request_cancel(storage: Storage) -> None:
+    """Write the request to cancel the newest attempt. Raises UsageError: the folder can't be written."""
+    with use_errors(), suppress(FileExistsError):
+        if number := newest_attempt(storage):
+            storage.write(contract.attempt_cancel(number), b"launch cancel\n", create=True)
+
+
+def is_attempt_cancelled(folder: Path) -> bool:
+    """Return whether `launch cancel` stopped the newest attempt of a run folder. Raises UsageError: unreadable."""
+    with use_errors():
+        return (folder / contract.attempt_cancel(newest_attempt(LocalFolder(folder)))).exists()
+
+
+@contextmanager
+def stopped_by_cancel(storage: Storage | None, attempt: int) -> Iterator[threading.Event]:
+    """Send this process SIGTERM, once, when the attempt in a local run folder is cancelled. The event is then set."""
+    cancelled, done = threading.Event(), threading.Event()
+
+    def watch(path: Path) -> None:
+        while not done.wait(POLL_SECONDS):
+            if path.exists():
+                cancelled.set()
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    if isinstance(storage, LocalFolder):
+        path = storage.folder / contract.attempt_cancel(attempt)
+        threading.Thread(target=watch, args=(path,), name="cancel", daemon=True).start()
+    try:
+        yield cancelled
+    finally:
+        done.set()

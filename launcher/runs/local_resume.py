@@ -1,0 +1,107 @@
+"""Resume a local run with changed code, and suggest that instead of a new run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from launch_train.common import contract
+from launch_train.common.config import is_resumable
+from launcher.errors import UsageError
+from launcher.inputs.code_growth import modification_time, stored_plan
+from launcher.runs import find_local_run
+from launcher.runs.find_local_run import LocalRun, is_named, runs_below, shown
+from launcher.runs.local_records import LocalRecord, last_start, read_record
+from launcher.runs.sweep.find import local_points
+from launcher.services import request
+from launcher.text import listed, plural
+
+if TYPE_CHECKING:
+    from launcher.images.source_files import File
+    from launcher.plan.model import Plan
+
+CANDIDATES: Final = 20
+"""Number of newest runs that are compared with a plan."""
+NAMED: Final = 2
+"""Most changed files that a message names."""
+
+
+def find_unfinished(made: Plan, files: Sequence[File]) -> str:
+    """Return `train.py changed since ck-1929f104 (step 127); --resume ck-1929f104 continues it with the new code`.
+
+    That is the newest run of the same name beside the plan's, if it differs in its code alone, has not succeeded, and
+    the plan's own has not begun. Empty: there is none.
+    """
+    folder = Path(made.run_folder or "gs://")
+    if (made.run_folder or "gs://").startswith("gs://") or (folder / contract.attempt_lock(1)).exists():
+        return ""
+    beside = (run for run in runs_below(folder.parent)[:CANDIDATES] if is_named(run.id, str(made.spec.get("name"))))
+    for run in beside:
+        before, record = stored_plan(run.folder / contract.PLAN), read_record(run.folder)
+        if before is None or record is None or request.differences(request_of(before), request_of(made)):
+            continue
+        return "" if record.state in ("SUCCEEDED", "RUNNING") else resume_hint(run, record, files)
+    return ""
+
+
+def resume_hint(run: LocalRun, record: LocalRecord, files: Sequence[File]) -> str:
+    """Return which code changed since a run, and the flag that resumes it; empty before its first step."""
+    if record.progress is None:
+        return ""
+    written = modification_time(run.folder / contract.PLAN)
+    names = [file.name for file in files if file.link is None and modification_time(file.path) > written]
+    is_default = run.folder.parent == Path(find_local_run.RUNS).resolve()
+    changed = listed(names, NAMED) if names else "the code"
+    return (
+        f"{changed} changed since {run.id} (step {record.progress.step}); "
+        f"--resume {run.id if is_default else shown(run)} continues it with the new code"
+    )
+
+
+def check_repeated(made: Plan, *, is_builtin: bool) -> None:
+    """Check a plan that continues the run with its ID, if there is one. Raises UsageError: that run was resumed with
+    settings with which the built-in trainer would have computed other steps."""
+    folder = made.run_folder or "gs://"
+    if not folder.startswith("gs://"):
+        fix = f"--resume {made.run} with its newest spec continues it; --new starts a fresh run."
+        changed_settings(made.run, stored_plan(Path(folder) / contract.PLAN), made, is_builtin=is_builtin, fix=fix)
+
+
+def changed_settings(run: str, before: Plan | None, made: Plan, *, is_builtin: bool, fix: str) -> tuple[str, ...]:
+    """Return a line for each setting in which a plan differs from the plan of the run that it resumes.
+
+    Raises UsageError, with `fix`: with these settings the built-in trainer would have computed other steps.
+    """
+    if before is None:
+        return ()
+    lines = request.differences(request_of(before), request_of(made))
+    was, now = (one.spec.get("run", {}).get("config", {}) for one in (before, made))
+    if is_builtin and was != now and not is_resumable(was, now):
+        text = "\n".join(f"  {line}" for line in lines)
+        raise UsageError(f"{run} can't be resumed with these settings (its → this):\n{text}", fix)
+    return lines
+
+
+def request_of(made: Plan) -> dict[str, Any]:
+    """Return the request of a local plan."""
+    return made.attempts[0].request
+
+
+def find_local(text: str, *, last: bool) -> LocalRun:
+    """Return the run on this machine with an ID, name or path; with `last`, of several the one that started last.
+    Raises UsageError: there is none, or several."""
+    found = (one,) if (one := find_local_run.exact_run(text)) else find_local_run.named_runs(text)
+    if not found and (points := local_points(text)):
+        count = plural(len(points.values) or len(points.runs), "point")
+        raise UsageError(f"{text} is a sweep of {count}, not a run", f"launch status {text} shows its points.")
+    if not found:
+        ids = (run.id for run in runs_below(Path(find_local_run.RUNS)))
+        fix = find_local_run.similar_names(text, ids) or "launch runs --local lists the runs."
+        raise UsageError(f"no run {text} in ./{find_local_run.RUNS}", fix)
+    if len(found) > 1 and not last:
+        names = [f"--resume {shown(run)}" for run in found[: find_local_run.SHOWN]]
+        raise UsageError(
+            f"{len(found)} runs match {text}", "\n".join([*names, f"--resume {text} --last  # the newest"])
+        )
+    return max(found, key=last_start)

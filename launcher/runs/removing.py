@@ -1,0 +1,206 @@
+"""Delete a run that has ended: its folder with the checkpoints, and in the cloud the records of its jobs.
+
+Checkpoints are the result of paid time. Nothing is deleted until it is certain that the folder is the run's own, and
+that the run has no job that could still write to it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from launch_train.common import contract
+from launcher.errors import LaunchError, UsageError
+from launcher.runs.local_records import read_json
+from launcher.services import request
+from launcher.services.local.folder_lock import lock_run_folder
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launcher.runs.cloud import CloudContext
+    from launcher.runs.find_local_run import LocalRun
+    from launcher.runs.find_run import FoundRun
+    from launcher.runs.sweep.find import Sweep
+
+DELETERS: Final = 16
+"""Objects deleted in parallel."""
+DELETING: Final = ".tmp-rm-"
+"""Prefix of a local run folder that is being deleted; lists of runs skip it."""
+
+
+class Removable(Struct, frozen=True, kw_only=True):
+    """The data of a run that would be deleted."""
+
+    run: str
+    folder: str
+    """Empty: the run has no folder."""
+    objects: tuple[str, ...] = ()
+    """Object names in the order of deletion: those that identify the run come last."""
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Return the steps with a checkpoint."""
+        found = filter(None, map(contract.MANIFEST.match, self.objects))
+        return tuple(sorted({int(one["step"]) for one in found}))
+
+    @property
+    def user_files(self) -> tuple[str, ...]:
+        """Return the objects that launch did not write, such as a script's own files."""
+        names = (name for name in self.objects if name.partition("/")[0] not in contract.OWN_NAMES)
+        return tuple(name for name in names if not name.rpartition("/")[2].startswith("."))
+
+
+def removable_folder(run: str, storage: Storage) -> Removable:
+    """Return the content of a run folder. Raises UsageError: it belongs to another run, or contains other runs."""
+    from launcher.gcp.storage import use_errors
+    from launcher.runs.ledger import json_field
+
+    with use_errors():
+        names = storage.list()
+        try:
+            plan = storage.read(contract.PLAN)
+        except FileNotFoundError:
+            plan = b""
+    nested = [name for name in names if name.endswith(f"/{contract.PLAN}")]
+    if nested:
+        raise UsageError(f"{storage.url} contains another run: {nested[0]}", "Delete that run first.")
+    if names and json_field(plan, "run") != run and not any(name.startswith(f"{contract.ATTEMPTS}/") for name in names):
+        raise UsageError(f"{storage.url} is not the folder of {run}: it has neither its plan nor attempts")
+    return Removable(run=run, folder=storage.url, objects=tuple(sorted(names, key=deletion_order)))
+
+
+def deletion_order(name: str) -> tuple[int, str]:
+    """Return an object's sort key. The plan comes last: while it exists, an interrupted deletion can be repeated."""
+    first = name.partition("/")[0]
+    return {contract.ATTEMPTS: 1, contract.PLAN: 2}.get(first, 0), name
+
+
+# --- This machine ----------------------------------------------------------------------------------------------------
+
+
+def remove_local(run: LocalRun) -> None:
+    """Delete the folder of a run on this machine. It disappears at once from all lists.
+
+    Raises UsageError: the run is running; LaunchError: the folder can't be deleted.
+    """
+    with lock_run_folder(run.folder) as ours:
+        if not ours:
+            raise still_running(run.id)
+        hidden = run.folder.with_name(f"{DELETING}{run.id}")
+        try:
+            if hidden.exists():  # an interrupted deletion of an earlier run with this ID
+                shutil.rmtree(hidden)
+            run.folder.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:
+            raise LaunchError(f"{error.filename} can't be deleted: {error.strerror}", f"rm -r {hidden}") from error
+
+
+def check_is_local_run(run: LocalRun) -> None:
+    """Check that a folder is a run folder: others may have a folder `metrics` too. Raises UsageError."""
+    try:
+        plan = read_json(run.folder, contract.PLAN, dict[str, Any]) or {}
+    except ValueError:
+        plan = {}
+    locks = (run.folder / contract.ATTEMPTS).glob("[0-9]*.json")
+    if plan.get("run") != run.id and not any(locks):
+        raise UsageError(
+            f"{run.folder} has neither the plan of a run nor attempts, so it is not deleted",
+            "launch runs --local lists the runs.",
+        )
+
+
+def still_running(run: str) -> UsageError:
+    """Return the error of a run that is still running."""
+    return UsageError(f"{run} is still running, so it is not deleted", f"launch cancel {run}")
+
+
+# --- Sweeps ----------------------------------------------------------------------------------------------------------
+
+
+def remove_sweep_records(sweep: Sweep) -> None:
+    """Delete the record of a sweep whose runs are deleted, so that its name is free. Raises LaunchError."""
+    from launch_train.common.storage import LocalFolder
+    from launcher.gcp.storage import open_folder, use_errors
+    from launcher.runs.find_local_run import RUNS
+    from launcher.runs.sweep.record import remove_record
+
+    with use_errors():
+        if sweep.here:
+            remove_record(LocalFolder(Path(RUNS)), sweep.name)
+        if sweep.cloud and sweep.cloud.output:
+            remove_record(open_folder(sweep.cloud.output), sweep.name)
+
+
+# --- The cloud -------------------------------------------------------------------------------------------------------
+
+
+def removable_run(cloud: CloudContext, found: FoundRun) -> Removable:
+    """Return the data of a run in the cloud that would be deleted.
+
+    Raises UsageError: it has an active job, may have one, or its folder is not its own; LaunchError.
+    """
+    from launcher.gcp.storage import open_folder
+    from launcher.runs.ledger import Ledger
+
+    if found.is_active:
+        raise still_running(found.id)
+    if found.unread:
+        where = ", ".join(found.unread)
+        raise UsageError(f"{where} could not be read; {found.id} may have a job there", "Try again in a moment.")
+    folder = request.run_folder(found.job.request)
+    if not folder or not folder.endswith(f"/{found.id}"):
+        return Removable(run=found.id, folder="")
+    storage = open_folder(folder)
+    entries = Ledger(storage, cloud.clock).entries()
+    if any(entry.end is None and entry.job is None and entry.round for entry in entries[-1:]):
+        raise UsageError(f"an attempt of {found.id} is being created", f"launch cancel {found.id}")
+    return removable_folder(found.id, storage)
+
+
+def remove_run(cloud: CloudContext, found: FoundRun, what: Removable, say: Callable[[str], None]) -> None:
+    """Delete a run in the cloud: block its next attempt, then delete its objects and the records of its jobs.
+
+    Raises LaunchError: not everything was deleted; the same call deletes the rest.
+    """
+    from launcher.gcp.storage import open_folder, use_errors
+    from launcher.runs.cancelling import block_next, release_ended
+
+    if what.folder:
+        storage = open_folder(what.folder)
+        check_not_resumed(found, what, storage)
+        block_next(cloud, found, say)
+        check_not_resumed(found, what, storage)
+        with use_errors():
+            delete_objects(storage, what.objects)
+            delete_objects(storage, sorted(storage.list(), key=deletion_order))  # the block, and what came late
+    errors = release_ended(cloud.of_run(None), found.jobs)
+    for job in found.jobs:
+        if not job.zone:
+            cloud.vertex.delete(job.name)
+    if errors:
+        raise errors[0]
+
+
+def check_not_resumed(found: FoundRun, what: Removable, storage: Storage) -> None:
+    """Check that no launch has resumed the run since it was found, which would have added an attempt. Raises
+    UsageError."""
+    from launcher.runs.ledger import Ledger
+
+    known, before = {job.name for job in found.jobs}, {*what.objects}
+    for one in Ledger(storage).entries():
+        is_new = contract.attempt_lock(one.number) not in before and one.job not in known
+        if one.round and one.end is None and is_new:
+            raise still_running(found.id)
+
+
+def delete_objects(storage: Storage, names: Sequence[str]) -> None:
+    """Delete objects in three groups, by `deletion_order`. Raises OutputError."""
+    for turn in range(3):
+        with ThreadPoolExecutor(DELETERS) as threads:
+            list(threads.map(storage.delete, [name for name in names if deletion_order(name)[0] == turn]))

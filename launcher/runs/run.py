@@ -1,0 +1,336 @@
+"""A run in the cloud, as a Python object: submit, status, logs, metrics, wait, cancel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from launcher.errors import UsageError
+from launcher.inputs.gather import project
+from launcher.inputs.gcloud_config import person
+from launcher.jobs.job import Job
+from launcher.plan.owner import is_of_another
+from launcher.runs.attempts import AttemptEntry
+from launcher.runs.cancelling import Cancellation, cancel_run
+from launcher.runs.cloud import CloudContext, open_cloud
+from launcher.runs.cost_limit import is_limited, require_limit
+from launcher.runs.endings import RunSucceeded
+from launcher.runs.find_run import FoundRun, NoSuchRun, in_folder, one_run, searched
+from launcher.runs.launching import (
+    RunEvent,
+    RunWatcher,
+    allowed_change,
+    as_fresh_run,
+    check_output,
+    check_run_exists,
+    checked_plan,
+    open_driver,
+    report_change,
+    watch_job,
+    with_image,
+    with_its_own_image,
+)
+from launcher.runs.logs.reader import Line, LogReader
+from launcher.runs.metrics.gpu_nodes import Node
+from launcher.runs.metrics.progress import Progress
+from launcher.runs.metrics.results import Results
+from launcher.runs.run_folder import open_run_folder, read_results, read_run_folder, storage_of
+from launcher.runs.watch.loop import Note
+from launcher.services import request
+
+if TYPE_CHECKING:
+    from launch_train.export import Exported, Format
+    from launcher.images.dependency_image import Builder
+    from launcher.inputs.planning import Plan
+    from launcher.plan import model
+    from launcher.project.model import Check
+
+OnEvent = Callable[[RunEvent], None]
+
+
+class RunStatus(Struct, frozen=True, kw_only=True):
+    """A run at one moment. Times are Unix seconds by Google's clock."""
+
+    run: str
+    job: Job
+    """The active job, else the newest."""
+    jobs: tuple[Job, ...]
+    """All known jobs of the run, the newest first. Vertex AI deletes old jobs; VMs are deleted when they end."""
+    attempts: tuple[AttemptEntry, ...] = ()
+    """The attempts that the run's folder records, in order."""
+    progress: Progress | None = None
+    nodes: tuple[Node, ...] = ()
+    """The newest GPU samples of each node."""
+    problem: str = ""
+    """Why the run's folder could not be read completely; empty if it could."""
+
+    @property
+    def state(self) -> str:
+        """Return QUEUED, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED, … (docs/output.md)."""
+        return self.job.state
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether no job of the run is waiting or running. Another attempt may still follow."""
+        return self.job.is_over
+
+
+def status_of(found: FoundRun) -> RunStatus:
+    """Return the status of a run that was just looked up; reads its folder."""
+    folder = read_run_folder(found.job)
+    return RunStatus(run=found.id, job=found.job, jobs=found.jobs, **folder._asdict())
+
+
+def submit(
+    plan: Plan,
+    *,
+    new: bool = False,
+    resume: bool = False,
+    builder: Builder = "auto",
+    create_repository: bool = False,
+    preflight: bool = True,
+    yes: bool = False,
+    on_event: OnEvent | None = None,
+) -> Run:
+    """Submit a plan and return its run once a job exists. Pushes the image first, if the registry lacks it.
+
+    A run that is active or has succeeded is returned as it is: submitting twice creates one job. `new` submits under
+    the next free run ID instead (RUN-2, …); `resume` continues a run that failed or was cancelled. `builder` is auto,
+    append, docker or cloud-build. `preflight` checks the project first (docs/project.md). `yes` accepts a run that
+    could cost more than $100 without limits.usd, limits.hours or a cap in a settings file.
+
+    Raises:
+        UsageError: the plan, its bucket, its repository or its project cannot be used, the run ID has another
+            computation, or it could cost more than $100 without a limit and without `yes`.
+        RunEnded: the run failed permanently, or was cancelled, and `resume` is not set.
+        NoCapacity: every placement was refused for lack of capacity or quota.
+        NotAuthorised: no credentials, or a permission is missing.
+        LaunchError: anything else; the message says what to do.
+    """
+    events = EventSink(on_event)
+    cloud = open_cloud(plan.project, events.say)
+    made = plan.data
+    check_output(made, cloud)
+    if new:
+        made = as_fresh_run(made, plan.inputs, cloud, events.say)
+    allowed = None
+    if resume:
+        check_run_exists(made, cloud)
+        allowed = allowed_change(made, plan.inputs, cloud)
+        report_change(allowed, plan.inputs, events.say)
+
+    def ready(planned: model.Plan) -> model.Plan:
+        return prepared(plan, planned, cloud, events, builder, create_repository, preflight)
+
+    confirm = partial(require_limit, limited=yes or is_limited(plan.inputs))
+    driver, _ = open_driver(cloud, made, events, ready, allowed, confirm)
+    with suppress(RunSucceeded):  # there is nothing to do; its results are readable
+        driver.drive(fresh=True, resume=resume, detach=True)
+    return Run(cloud, made.run, made.run_folder, plan=made, ready=ready)
+
+
+def prepared(
+    plan: Plan,
+    made: model.Plan,
+    cloud: CloudContext,
+    events: EventSink,
+    builder: Builder,
+    create_repository: bool,
+    preflight: bool,
+) -> model.Plan:
+    """Return the plan without placements that cannot work, and with its image in the registry. Raises LaunchError."""
+    from launcher.images.dependency_image import Report
+    from launcher.runs.image import check_contents, create, image_build_request
+
+    if preflight:
+        from launcher.project.plan_preflight import vertex_preflight, vm_preflight
+        from launcher.project.report import lines
+
+        def report(checks: tuple[Check, ...]) -> None:
+            events.say("\n".join(lines(one for one in checks if one.status in ("failed", "warning"))))
+
+        if plan.target == "vm":
+            made = vm_preflight(made, cloud.compute, events.say, report, creates_repository=create_repository)
+        else:
+            made = vertex_preflight(made, os.environ, report, creates_repository=create_repository)
+    job = image_build_request(plan.inputs, builder)
+    if preflight:
+        check_contents(plan.inputs, job.image, os.environ, events.say)
+    if create_repository:
+        create(job, events.say)
+    return with_image(made, job, Report(line=events.say))
+
+
+def find(name: str, *, regions: Sequence[str] | None = None, on_event: OnEvent | None = None) -> Run:
+    """Return a run in the cloud by its name, ID or folder (gs://…), or by a job's number or resource name.
+
+    Searches gcloud's project, in `regions` or wherever Vertex AI trains.
+
+    Raises:
+        UsageError: no project is set, no such run exists, or several runs have that name.
+        UnreachableError: no such run was found in the regions that could be read.
+        NotAuthorised: no credentials, or a permission is missing.
+    """
+    cloud = open_cloud(project("vertex", os.environ), EventSink(on_event).say)
+    found = one_run(cloud, name, searched(regions))
+    return Run(cloud, found.id, request.run_folder(found.job.request))
+
+
+class Run:
+    """A run in the cloud. Every method asks Google; nothing is kept between calls but the run's ID and plan.
+
+    All methods raise LaunchError, with the causes and fixes that the commands print: NotAuthorised, UnreachableError
+    (no answer; try again), NoSuchRun (Google no longer knows the run, and its folder does not exist).
+    """
+
+    def __init__(
+        self,
+        cloud: CloudContext,
+        run: str,
+        folder: str | None,
+        *,
+        plan: model.Plan | None = None,
+        ready: Callable[[model.Plan], model.Plan] = with_its_own_image,
+    ) -> None:
+        """For `submit` and `find`. `ready` returns the plan with its image in the registry."""
+        self._cloud, self._plan, self._ready = cloud, plan, ready
+        self.id = run
+        self.folder = folder
+        """The run folder (gs://…/RUN); None if the run has none."""
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id} of {self._cloud.project}>"
+
+    def status(self) -> RunStatus:
+        """Return the run's state, attempts and progress."""
+        return status_of(self._look_up())
+
+    def logs(self, *, tail: int | None = None) -> Iterator[Line]:
+        """Yield the log lines of the active or newest job so far, or the last `tail` lines."""
+        return open_log(self._cloud, self._look_up().job, self._cloud.notice, tail=tail).read_existing()
+
+    def metrics(self) -> Results | None:
+        """Return the metrics that the run has written; None: none yet, or the run has no folder.
+
+        `rows` has one record for each step, from the newest start that ran it; `events` has the evaluations and errors.
+        """
+        return read_results(storage_of(self.folder))
+
+    def export(
+        self,
+        format: Format,  # noqa: A002 - the option's name
+        *,
+        step: int | Literal["best"] | None = None,
+        output: str | Path | None = None,
+        weights_only: bool = False,
+        tokenizer: str | Path | None = None,
+    ) -> Exported:
+        """Write a checkpoint in a format that other programs load, and return its folder and files.
+
+        `format` is safetensors, hf, torch or dcp. `step` is a number or best (lowest held-out loss); default: newest.
+        `output` is a new folder, here or gs://…; default: ./RUN-step-N-FORMAT. `weights_only` leaves out the
+        optimizer's state (hf, dcp). `tokenizer` is a tokenizer.json (here or gs://…) to write next to the weights.
+
+        Raises UsageError: invalid format, `output` is not empty, or a package is missing; LaunchError: no such
+        checkpoint, it is damaged, PyTorch is missing, or nothing can be written.
+        """
+        from launcher.runs.exporting import export_checkpoint
+
+        folder = open_run_folder(self.id, self.folder)
+        target = str(output) if output is not None else None
+        return export_checkpoint(
+            self.id,
+            folder,
+            format,
+            target,
+            step=step,
+            weights_only=weights_only,
+            tokenizer=str(tokenizer) if tokenizer is not None else None,
+            say=self._cloud.notice,
+        )
+
+    def wait(self, timeout: float | None = None, *, on_event: OnEvent | None = None) -> RunStatus:
+        """Wait until the run succeeds, and return its status. Starts the next attempt when one ends for lack of
+        capacity or after a preemption, as `launch follow` does.
+
+        `timeout` is in seconds. `on_event` gets each state, log line and progress update, on the calling thread.
+
+        Raises:
+            StillRunning: `timeout` has passed; the run continues.
+            JobFailed: the job failed; the error names the cause in its output.
+            NoCapacity: no placement had capacity.
+            RunEnded: the run had already failed or been cancelled.
+            NotAuthorised: another attempt is due, but the plan in the run's folder cannot be trusted.
+        """
+        events = EventSink(on_event)
+        made, refused, found = self._plan, None, None
+        if made is None:
+            found = self._look_up()
+            made, refused = checked_plan(self._cloud, found)
+        ended: Job | None
+        if made is None or refused:
+            folder = storage_of(self.folder)
+            watcher = RunWatcher(self._cloud.of_run(folder), self._cloud, events, folder)
+            ended = watch_job(self._cloud, watcher, (found or self._look_up()).job, timeout, refused)
+        else:
+            driver, _ = open_driver(self._cloud, made, events, self._ready)
+            try:
+                ended = driver.drive(fresh=False, watch_seconds=timeout)
+            except RunSucceeded as success:
+                ended = success.job  # None: Vertex AI deletes old jobs
+        return status_of(FoundRun(id=self.id, jobs=(ended,))) if ended else self.status()
+
+    def cancel(self, *, of_another: bool = False) -> Cancellation:
+        """Cancel the run and wait for confirmation; a run that has ended stays as it is. Its checkpoints are kept.
+
+        Raises UsageError: the run belongs to another account, and `of_another` is not set; LaunchError: a job may still
+        be running, or its VM still costs money.
+        """
+        found = self._look_up()
+        if not of_another and found.is_active and is_of_another(found.job.labels, person(os.environ)):
+            raise UsageError(
+                f"{self.id} belongs to another account", "To cancel it anyway: run.cancel(of_another=True)"
+            )
+        cancelled = cancel_run(self._cloud, found, self._cloud.notice)
+        if cancelled.errors:
+            raise cancelled.errors[0]
+        return cancelled
+
+    def _look_up(self) -> FoundRun:
+        """Return the run with its present jobs: by its label, else by its folder."""
+        vertex = self._plan is not None and self._plan.target == "vertex"
+        regions = {attempt.region: None for attempt in self._plan.attempts} if self._plan and vertex else None
+        try:
+            return one_run(self._cloud, self.id, tuple(regions) if regions else searched(None))
+        except NoSuchRun:
+            if self.folder and (found := in_folder(self._cloud, self.folder)):
+                return found
+            raise
+
+
+def open_log(cloud: CloudContext, job: Job, say: Callable[[str], None], *, tail: int | None = None) -> LogReader:
+    """Return the reader of a job's log. Raises NotAuthorised: no credentials were found."""
+    folder = storage_of(request.run_folder(job.request))
+    return LogReader(job, cloud.project, os.environ, say=say, folder=folder, tail=tail, clock=cloud.clock)
+
+
+class EventSink:
+    """Passes events and messages to a function, or drops them."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self._on_event = on_event
+
+    def __call__(self, event: RunEvent) -> None:
+        """Pass an event on."""
+        if self._on_event:
+            self._on_event(event)
+
+    def say(self, text: str) -> None:
+        """Pass a message on, as a Note."""
+        self(Note(text))

@@ -1,0 +1,26 @@
+"""Compute what a job has cost so far, from its request and the catalog's prices."""
+
+from __future__ import annotations
+
+from launcher import catalog
+from launcher.jobs.job import Job
+from launcher.services import request
+
+
+def job_usd(job: Job, now: float) -> float | None:
+    """Return the cost of a job's machines so far, without disks; 0 before they started; None: the price is unknown."""
+    if job.started is None:
+        return 0.0
+    price = usd_per_hour(job)
+    return None if price is None else price * max(0.0, (job.ended or now) - job.started) / 3600
+
+
+def usd_per_hour(job: Job) -> float | None:
+    """Return the price of all nodes of a job, or None if it is unknown."""
+    asked, known = request.read(job.request), catalog.load()
+    shapes = known.machines.get(asked.machine_type, ())
+    shape = next((one for one in shapes if one.gpus == asked.gpus), None) or (shapes[0] if len(shapes) == 1 else None)
+    if shape is None:
+        return None
+    price = known.price(shape, "compute" if job.zone else "vertex", asked.provisioning, job.place)
+    return None if price.usd is None else price.usd * asked.nodes

@@ -1,0 +1,95 @@
+"""Read a run's folder: attempts, progress, nodes and metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from launch_train.common import contract
+from launcher.errors import LaunchError
+from launcher.services import request
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launcher.jobs.job import Job
+    from launcher.runs.attempts import AttemptEntry
+    from launcher.runs.metrics.gpu_nodes import Node
+    from launcher.runs.metrics.progress import Progress
+    from launcher.runs.metrics.results import Results
+
+ANSWER_SECONDS = 20.0
+"""Timeout of one request to the run's folder."""
+READERS = 8
+"""Metrics files read in parallel."""
+
+
+class FolderSnapshot(NamedTuple):
+    """The records in a run's folder. `problem` is why it could not be read completely; empty if it could."""
+
+    attempts: tuple[AttemptEntry, ...] = ()
+    progress: Progress | None = None
+    nodes: tuple[Node, ...] = ()
+    problem: str = ""
+
+
+def read_run_folder(job: Job) -> FolderSnapshot:
+    """Read the attempts, progress and nodes from the folder of a job's run."""
+    from launcher.gcp.storage import open_folder
+    from launcher.runs.ledger import Ledger
+    from launcher.runs.metrics.gpu_nodes import read_nodes
+    from launcher.runs.metrics.progress import ProgressReader
+
+    found = FolderSnapshot()
+    folder = request.run_folder(job.request)
+    if not folder:
+        return found
+    try:
+        storage = open_folder(folder).within(ANSWER_SECONDS)
+        found = found._replace(attempts=Ledger(storage).entries())
+        number = next((entry.number for entry in found.attempts if entry.job == job.name), 1)
+        found = found._replace(progress=ProgressReader(storage, job, attempt=number).read_new())
+        return found._replace(nodes=read_nodes(storage))
+    except LaunchError as error:
+        return found._replace(problem=error.problem)
+
+
+def open_run_folder(run: str, folder: str | None) -> Storage:
+    """Open a run's folder. Raises LaunchError: the run has none, or it cannot be opened."""
+    from launcher.gcp.storage import open_folder
+
+    if not folder:
+        raise LaunchError(f"{run} has no run folder, so nothing was stored", "Set output in the spec.")
+    return open_folder(folder)
+
+
+def storage_of(folder: str | None) -> Storage | None:
+    """Open the run's folder; None if it cannot be opened."""
+    from launcher.gcp.storage import open_folder
+
+    try:
+        return open_folder(folder) if folder else None
+    except LaunchError:
+        return None
+
+
+def read_results(storage: Storage | None) -> Results | None:
+    """Return the run's metrics, or None if it wrote none."""
+    if storage is None:
+        return None
+    from concurrent.futures import ThreadPoolExecutor
+
+    from launcher.gcp.storage import use_errors
+    from launcher.runs.metrics.results import results
+
+    with use_errors():
+        names = storage.list(f"{contract.METRICS}/")
+        with ThreadPoolExecutor(READERS) as threads:
+            return results(dict(zip(names, threads.map(storage.read, names), strict=True))) if names else None
+
+
+def restarts(storage: Storage) -> int:
+    """Return how often the run's processes were restarted."""
+    from launcher.gcp.storage import use_errors
+    from launcher.services.local.attempts import count_restarts as counted
+
+    with use_errors():
+        return counted(storage)

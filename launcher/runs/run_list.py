@@ -1,0 +1,326 @@
+"""List all runs, those in a folder on this machine and those in the cloud, as one type."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launch_train.common import contract
+from launcher.errors import LaunchError, UsageError
+from launcher.inputs.gcloud_config import person
+from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL
+from launcher.plan.owner import is_owned_by
+from launcher.runs import find_local_run
+from launcher.runs.local_records import LocalRecord, read_record, read_records
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launcher.jobs.job import Job
+    from launcher.runs.cloud import CloudContext
+    from launcher.runs.find_run import FoundRun
+    from launcher.runs.metrics.progress import Progress
+    from launcher.runs.sweep.find import Sweep
+
+NEWEST: Final = 30
+"""Number of newest ended runs and sweeps in the cloud whose progress is read; more would make the list slow."""
+CLOUD_SECONDS: Final = 20.0
+"""Time limit for listing the runs in the cloud; after it, only those on this machine are listed."""
+ANSWER_SECONDS: Final = 5.0
+"""Timeout of reading one run's progress."""
+READERS: Final = 16
+"""Run folders read in parallel."""
+
+
+class ListedRun(Struct, frozen=True, kw_only=True):
+    """A run in a list. Times are Unix seconds; None: unknown."""
+
+    run: str
+    target: Literal["local", "vertex", "vm"]
+    state: str
+    """As `launch status` has it (docs/output.md)."""
+    created: float
+    """Creation of its newest job or, on this machine, start of its newest attempt."""
+    owner: str = ""
+    """`me`, another account's owner label, or the name of another user of this machine; empty: unknown."""
+    labels: Mapping[str, str] = {}
+    progress: Progress | None = None
+    usd: float | None = None
+    """Cost of its known jobs so far, without disks; 0 on this machine."""
+    folder: str | None = None
+    problem: str = ""
+    """Why it could not be read completely."""
+    record: LocalRecord | None = None
+    job: Job | None = None
+    """The active job of a run in the cloud, else the newest."""
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether it is waiting or running."""
+        return not self.job.is_over if self.job else self.state == "RUNNING"
+
+    @property
+    def sweep(self) -> str:
+        """Return the name of its sweep; empty if it is not part of one."""
+        return self.labels.get(SWEEP_LABEL, "")
+
+    @property
+    def loss(self) -> float | None:
+        """Return its newest loss; None if it has none or if it is not finite."""
+        loss = self.progress.loss if self.progress else None
+        return loss if loss is not None and math.isfinite(loss) else None
+
+
+class ListedSweep(Struct, frozen=True, kw_only=True):
+    """The runs of one sweep, newest first, all on this machine or all in the cloud."""
+
+    name: str
+    runs: tuple[ListedRun, ...]
+
+    @property
+    def finished(self) -> int:
+        """Return the number of runs that succeeded."""
+        return sum(run.state == "SUCCEEDED" for run in self.runs)
+
+    @property
+    def best(self) -> ListedRun | None:
+        """Return the run with the lowest loss; None: no loss is known."""
+        return min((run for run in self.runs if run.loss is not None), key=lambda run: run.loss or 0.0, default=None)
+
+    @property
+    def usd(self) -> float | None:
+        """Return the sum of the costs; None: one is unknown."""
+        costs = [run.usd for run in self.runs]
+        return None if None in costs else sum(cost for cost in costs if cost)
+
+
+class RunFilter(Struct, frozen=True, kw_only=True):
+    """Selects the runs to list. A field that is empty or None selects all."""
+
+    mine: bool = False
+    states: tuple[str, ...] = ()
+    name: str | None = None
+    """A run's ID, or its name without the digest; may have wildcards (`*`)."""
+    labels: Mapping[str, str | None] = {}
+    """Label -> its value; None: any value."""
+    since: float | None = None
+    """Unix seconds; earlier runs are not listed."""
+
+    def matches(self, run: ListedRun) -> bool:
+        """Return whether a run is selected."""
+        has_name = self.name is None or find_local_run.is_named(run.run, self.name) or fnmatchcase(run.run, self.name)
+        has_labels = all(
+            name in run.labels and value in (None, run.labels[name]) for name, value in self.labels.items()
+        )
+        return (
+            has_name
+            and has_labels
+            and (not self.mine or run.owner == "me")
+            and (not self.states or run.state.lower() in {state.lower() for state in self.states})
+            and (self.since is None or run.created >= self.since)
+        )
+
+
+class RunList(Struct, frozen=True, kw_only=True):
+    """The runs, newest first. `unlisted` is the error because of which those in the cloud are missing, or None."""
+
+    runs: tuple[ListedRun, ...]
+    unlisted: LaunchError | None = None
+
+
+def runs(
+    target: Literal["local", "cloud"] | None = None,
+    *,
+    mine: bool = False,
+    states: Sequence[str] = (),
+    name: str | None = None,
+    labels: Mapping[str, str | None] | None = None,
+    since: float | None = None,
+    folder: str | Path = find_local_run.RUNS,
+    regions: Sequence[str] | None = None,
+) -> RunList:
+    """Return the runs in `folder` and those of gcloud's project, newest first; `target` asks for one of the two.
+
+    `states` are those of `launch status`; `name` may have wildcards; a label without a value (None) must exist; `since`
+    is in Unix seconds. `regions` are searched in the cloud; default: those with GPUs on Vertex AI. If the cloud cannot
+    be listed, `unlisted` of the result says why.
+
+    Raises LaunchError: `target` is cloud, and it cannot be listed.
+    """
+    from launcher.inputs.gather import project
+    from launcher.runs.cloud import open_cloud
+
+    wanted = RunFilter(mine=mine, states=tuple(states), name=name, labels=labels or {}, since=since)
+    return list_runs(lambda: open_cloud(project("vertex", os.environ)), wanted, target, Path(folder), regions)
+
+
+def list_runs(
+    open_cloud: Callable[[], CloudContext],
+    wanted: RunFilter,
+    target: Literal["local", "cloud"] | None = None,
+    folder: Path = Path(find_local_run.RUNS),
+    regions: Sequence[str] | None = None,
+) -> RunList:
+    """Return the runs that a filter asks for, as `runs` does."""
+    if target == "cloud":
+        return RunList(runs=tuple(list_cloud(open_cloud(), wanted, regions)))
+    here = [run for record in read_records(folder) if wanted.matches(run := from_record(record))]
+    if target == "local":
+        return RunList(runs=tuple(newest_first(here)))
+    from launcher.gcp.parallel import together
+
+    there = together({"cloud": lambda: list_cloud(open_cloud(), wanted, regions)}, CLOUD_SECONDS)["cloud"]
+    if isinstance(there, LaunchError):
+        return RunList(runs=tuple(newest_first(here)), unlisted=there)
+    return RunList(runs=tuple(newest_first([*here, *there])))
+
+
+def newest_first(listed: Sequence[ListedRun]) -> list[ListedRun]:
+    """Return the runs, newest first."""
+    return sorted(listed, key=lambda run: (-run.created, run.run))
+
+
+def group_sweeps(listed: Sequence[ListedRun]) -> list[ListedRun | ListedSweep]:
+    """Combine the runs of each sweep into one entry, at the position of its newest run."""
+    groups: dict[tuple[str, bool], list[ListedRun]] = {}
+    for run in listed:
+        groups.setdefault(group_key(run), []).append(run)
+    return [ListedSweep(name=runs[0].sweep, runs=tuple(runs)) if runs[0].sweep else runs[0] for runs in groups.values()]
+
+
+def group_key(run: ListedRun) -> tuple[str, bool]:
+    """Return a key that is the same for all runs of one sweep, and unique for a run without a sweep."""
+    return run.sweep or f"run {run.run}", run.target == "local"
+
+
+# --- This machine ----------------------------------------------------------------------------------------------------
+
+
+def from_record(record: LocalRecord) -> ListedRun:
+    """Return a run on this machine as an entry of the list."""
+    return ListedRun(
+        run=record.id,
+        target="local",
+        state=record.state,
+        created=record.started or 0.0,
+        owner=user_name(record.user),
+        labels=record.labels,
+        progress=record.progress,
+        usd=0.0,
+        folder=str(record.folder),
+        problem=record.problem,
+        record=record,
+    )
+
+
+def user_name(number: int) -> str:
+    """Return `me`, or the name of another user of this machine."""
+    import pwd
+
+    if number == os.getuid():
+        return "me"
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+# --- The cloud -------------------------------------------------------------------------------------------------------
+
+
+def list_cloud(cloud: CloudContext, wanted: RunFilter, regions: Sequence[str] | None) -> list[ListedRun]:
+    """Return the runs in the cloud, newest first. Raises LaunchError: no region could be read."""
+    from launcher.runs.find_run import all_runs
+
+    account = person(os.environ)
+    if wanted.mine and not account:
+        raise UsageError("--mine needs gcloud's account, and none is set", "gcloud auth login")
+    now = time.time()
+    found = (from_jobs(run, account, now) for run in all_runs(cloud, regions))
+    return with_progress(newest_first([run for run in found if wanted.matches(run)]))
+
+
+def from_jobs(found: FoundRun, account: str, now: float) -> ListedRun:
+    """Return a run in the cloud as an entry of the list, without its progress."""
+    from launcher.runs.run_cost import job_usd
+    from launcher.services import request
+
+    job, costs = found.job, [job_usd(job, now) for job in found.jobs]
+    return ListedRun(
+        run=found.id,
+        target="vm" if job.zone else "vertex",
+        state=job.state,
+        created=job.created,
+        owner="me" if is_owned_by(job.labels, account) else job.labels.get(OWNER_LABEL, ""),
+        labels=job.labels,
+        usd=None if None in costs else sum(cost for cost in costs if cost),
+        folder=request.run_folder(job.request),
+        job=job,
+    )
+
+
+def listed_points(
+    sweep: Sweep, others: Sequence[FoundRun], account: str, now: float
+) -> tuple[list[ListedRun], list[str]]:
+    """Return the points of a sweep that have begun, in their order, and the IDs of the others. `others` are runs of it
+    without listed jobs."""
+    found = [
+        from_record(record) for run in (sweep.here.runs if sweep.here else ()) if (record := read_record(run.folder))
+    ]
+    found += with_progress(
+        [from_jobs(run, account, now) for run in (*(sweep.cloud.runs if sweep.cloud else ()), *others)]
+    )
+    order = {run: place for place, run in enumerate(sweep.known)}
+    found.sort(key=lambda one: (order.get(one.run, len(order)), one.target != "local"))
+    begun = {one.run for one in found}
+    return found, [run for run in order if run not in begun]
+
+
+def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:
+    """Return the runs; add the progress of the active and the newest ones, with one read each, in parallel."""
+    ended = [*dict.fromkeys(group_key(run) for run in listed if not run.is_active)][:NEWEST]
+    chosen = [run for run in listed if run.folder and (run.is_active or group_key(run) in ended)]
+    buckets = open_buckets({bucket_of(run.folder) for run in chosen if run.folder})
+    with ThreadPoolExecutor(READERS) as threads:
+        read = threads.map(lambda run: read_progress(buckets, run.folder or ""), chosen)
+        found = dict(zip((run.run for run in chosen), read, strict=True))
+    return [replace(run, progress=found.get(run.run)) for run in listed]
+
+
+def bucket_of(folder: str) -> str:
+    """Return gs://BUCKET of a folder in a bucket; empty for another folder."""
+    return "/".join(folder.split("/")[:3]) if folder.startswith("gs://") else ""
+
+
+def open_buckets(urls: Iterable[str]) -> dict[str, Storage]:
+    """Open the buckets that can be opened, one client each."""
+    from launcher.gcp.storage import open_folder
+
+    opened = {}
+    for url in filter(None, urls):
+        with suppress(LaunchError):
+            opened[url] = open_folder(url).within(ANSWER_SECONDS)
+    return opened
+
+
+def read_progress(buckets: Mapping[str, Storage], folder: str) -> Progress | None:
+    """Return the progress in a run's `progress.json`; None: it does not exist, or is unreadable at the moment."""
+    from launch_train.common.storage import OutputError
+    from launcher.runs.metrics.progress import parse_record
+
+    bucket = bucket_of(folder)
+    if bucket not in buckets:
+        return None
+    try:
+        return parse_record(buckets[bucket].read(f"{folder.removeprefix(bucket).strip('/')}/{contract.PROGRESS}"))
+    except (FileNotFoundError, OutputError):
+        return None

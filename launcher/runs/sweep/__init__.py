@@ -1,0 +1,1 @@
+"""Sweeps: plan, run, find and cancel the points of one."""

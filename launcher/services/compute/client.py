@@ -1,0 +1,265 @@
+"""Compute Engine's VMs and operations through Google's own clients, over REST.
+
+Results are data (`VmInstance`, `Operation`). Every call may be repeated: a create carries its caller's request id, any
+other change one of its own, and Google ignores a second request with the same id (for at least an hour;
+https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+from launcher.clock import REAL, Clock
+from launcher.errors import LaunchError, StillRunning
+from launcher.gcp.api import Api, Service, UnreachableError, answer_behind, open_client, open_session, status_of
+from launcher.gcp.parallel import TolerantApi, of_create
+from launcher.jobs.vm import READY, VmInstance, last_url_part, of_instance
+from launcher.services.base import GoneError
+from launcher.services.compute.messages import RestClient, as_json, message_of, origin_only
+from launcher.services.compute.operations import Operation, operation_of
+
+SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
+SEND_SECONDS: Final = 8.0
+"""Time limit for repeating a create request: its lock may be given up soon after (launcher/runs/driver.py)."""
+POLL_INTERVALS: Final = (0.5, 1.0, 2.0)
+"""Seconds between polls of an operation; the last one repeats."""
+MAX_CHANGES: Final = 5
+"""Maximum number of tries to change metadata while others change it at the same time."""
+NOTICE_INTERVAL: Final = 60.0
+
+
+class Fleet(NamedTuple):
+    """VMs, newest first, and the zones that could not be read, each with Google's message."""
+
+    machines: tuple[VmInstance, ...]
+    unread: dict[str, str]
+
+
+class Compute:
+    """The VMs of one project. Thread-safe.
+
+    Every method also raises UnreachableError (no answer for a minute) and NotAuthorised or LaunchError (refused).
+    """
+
+    def __init__(
+        self,
+        project: str,
+        environ: Mapping[str, str],
+        clock: Clock = REAL,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        """`notice` receives a line, at most once a minute, while a call waits for an answer."""
+        self.project = project
+        self.environ = environ
+        self.clock = clock
+        self._notice, self._noticed = notice, float("-inf")
+        self._apis: dict[str, Api] = {}
+        self._lock = threading.RLock()
+
+    # --- Read ------------------------------------------------------------------------------------------------------
+
+    def instances(self, filter_: str = "") -> Fleet:
+        """Return the VMs in all zones that match a filter (labels.launch-run="ID", labels.launch-run:*)."""
+        found: list[VmInstance] = []
+        unread: dict[str, str] = {}
+        for page in self._pages(filter_):
+            for scope, listed in page.get("items", {}).items():
+                found += [of_instance(instance, self.project) for instance in listed.get("instances", ())]
+                warning = listed.get("warning", {})
+                if warning and warning.get("code") != "NO_RESULTS_ON_PAGE":
+                    unread[last_url_part(scope)] = warning.get("message", "") or warning.get("code", "")
+            unread.update({last_url_part(scope): "unreachable" for scope in page.get("unreachables", ())})
+        by_number = {machine.id: machine for machine in found}
+        return Fleet(tuple(sorted(by_number.values(), key=lambda one: (-one.created, one.name))), unread)
+
+    def instance(self, zone: str, name: str) -> VmInstance:
+        """Return a VM by its name or number. Raises GoneError."""
+        where = f"projects/{self.project}/zones/{zone}/instances/{name}"
+        return of_instance(as_json(self._of_vm(where, "get")), self.project)
+
+    def guest_attributes(self, machine: VmInstance, namespace: str = READY) -> dict[str, str]:
+        """Return the guest attributes that the VM has written in one namespace. Raises GoneError."""
+        try:
+            found = self._of_vm(machine.resource, "get_guest_attributes", query_path=f"{namespace}/")
+        except GoneError:
+            self.instance(machine.zone, machine.id)  # 404 is also the answer for a VM that has written none
+            return {}
+        return {item.key: item.value for item in found.query_value.items}
+
+    def serial(self, machine: VmInstance, start: int = 0) -> tuple[str, int]:
+        """Return the first serial port's text from position `start`, and the next position. Raises GoneError."""
+        found = self._of_vm(machine.resource, "get_serial_port_output", port=1, start=start)
+        return str(found.contents), int(found.next_)
+
+    # --- Change ----------------------------------------------------------------------------------------------------
+
+    def insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Operation:
+        """Begin to create the VM of an Instance. It exists once the operation is done.
+
+        Raises:
+            CreateRefused: nothing was created.
+            UnreachableError: unknown whether it is being created; a repeated call can't create a second one.
+            LaunchError: the body is invalid; nothing was sent.
+        """
+        return self._create(zone, "insert_unary", request_id, instance_resource=self._message("Instance", body))
+
+    def bulk_insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Operation:
+        """Begin to create the VMs of a BulkInsertInstanceResource. Raises as `insert` does."""
+        resource = self._message("BulkInsertInstanceResource", body)
+        return self._create(zone, "bulk_insert_unary", request_id, bulk_insert_instance_resource_resource=resource)
+
+    def delete(self, machine: VmInstance | str) -> Operation:
+        """Begin to delete a VM, given as a VmInstance or as projects/P/zones/Z/instances/NAME. Raises GoneError."""
+        return self._change(machine, "delete_unary")
+
+    def stop(self, machine: VmInstance, *, discard_local_ssd: bool) -> Operation:
+        """Begin to stop a VM. With local SSDs, their data must be discarded. Raises GoneError."""
+        return self._change(machine, "stop_unary", **({"discard_local_ssd": True} if discard_local_ssd else {}))
+
+    def start(self, machine: VmInstance) -> Operation:
+        """Begin to start a stopped VM. Raises GoneError."""
+        return self._change(machine, "start_unary")
+
+    def set_metadata(self, machine: VmInstance, key: str, value: str | None) -> Operation:
+        """Begin to set one metadata item, or to remove it (None).
+
+        Concurrent changes of other items are kept. Raises GoneError.
+        """
+        for attempt in range(MAX_CHANGES):
+            now = self.instance(machine.zone, machine.id)
+            metadata = now.request.get("metadata", {})
+            items = [item for item in metadata.get("items", ()) if item.get("key") != key]
+            if value is not None:
+                items.append({"key": key, "value": value})
+            fingerprint = {"fingerprint": metadata["fingerprint"]} if "fingerprint" in metadata else {}
+            try:
+                resource = self._message("Metadata", {**fingerprint, "items": items})
+                return self._change(machine, "set_metadata_unary", metadata_resource=resource)
+            except LaunchError as error:
+                if status_of(error) != 412 or attempt == MAX_CHANGES - 1:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    # --- Operations ------------------------------------------------------------------------------------------------
+
+    def operation(self, zone: str, name: str) -> Operation:
+        """Return an operation's current state. Raises GoneError: Google has deleted it."""
+        api = self.api("ZoneOperationsClient")
+        try:
+            return operation_of(as_json(api.ask("get", project=self.project, zone=zone, operation=name)))
+        except LaunchError as error:
+            if status_of(error) != 404:
+                raise
+            raise GoneError(f"operation {name} does not exist in {zone}") from error
+
+    def operations_of(self, zone: str, number: str) -> tuple[Operation, ...]:
+        """Return one VM's operations, newest first. Google keeps them for about two weeks."""
+        found = self.list_all("ZoneOperationsClient", zone=zone, filter=f"targetId={number}")
+        matching = [one for one in map(operation_of, found) if one.target == number]  # in case the filter is ignored
+        return tuple(sorted(matching, key=lambda one: -one.inserted))
+
+    def operations_of_group(self, zone: str, group: str) -> tuple[Operation, ...]:
+        """Return the operations of a group (a bulkInsert and the inserts of its VMs), newest first."""
+        found = self.list_all("ZoneOperationsClient", zone=zone, filter=f"operationGroupId={group}")
+        matching = [one for one in map(operation_of, found) if one.group == group]
+        return tuple(sorted(matching, key=lambda one: -one.inserted))
+
+    def wait(self, operation: Operation, seconds: float) -> Operation:
+        """Wait until an operation is done, successful or not, and return it. Outages in between are tolerated.
+
+        Raises:
+            StillRunning: not done after `seconds`. UnreachableError: no answer at that time. GoneError.
+        """
+        until, intervals = self.clock.now() + seconds, iter(POLL_INTERVALS)
+        while not operation.done:
+            outage: UnreachableError | None = None
+            if self.clock.now() >= until:
+                what = f"{operation.kind} of {operation.target_name or operation.name}"
+                raise StillRunning(f"{SERVICE.title} has not finished the {what} after {seconds:.0f} s")
+            self.clock.sleep(min(next(intervals, POLL_INTERVALS[-1]), max(until - self.clock.now(), 0.1)))
+            try:
+                operation = self.operation(operation.zone, operation.name)
+            except UnreachableError as error:
+                outage = error
+            if outage and self.clock.now() >= until:
+                raise outage
+        return operation
+
+    # --- Clients ---------------------------------------------------------------------------------------------------
+
+    def api(self, client: str) -> Api:
+        """Return one of compute_v1's clients by class name; created on first use."""
+        with self._lock:
+            if client not in self._apis:
+                from google.cloud import compute_v1
+
+                opened = open_client(getattr(compute_v1, client), SERVICE, origin_only(self.environ))
+                self._apis[client] = TolerantApi(SERVICE, self.project, opened, self.clock, self._report_waiting)
+            return self._apis[client]
+
+    def list_all(self, client: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+        """Yield the items of all pages of one of compute_v1's lists, as canonical JSON."""
+        api, token = self.api(client), ""
+        while True:
+            pager = api.ask("list", project=self.project, **arguments, **({"page_token": token} if token else {}))
+            page = next(iter(pager.pages))  # the pager would request further pages without our retries
+            yield from map(as_json, page.items)
+            if not (token := page.next_page_token):
+                return
+
+    def _pages(self, filter_: str) -> Iterator[dict[str, Any]]:
+        """Yield the pages of the list over all zones, as JSON."""
+        api, token = self.rest_api(), ""
+        while True:
+            page = api.ask("instances", filter=filter_, page_token=token)
+            yield page
+            if not (token := page.get("nextPageToken", "")):
+                return
+
+    def rest_api(self) -> Api:
+        """Return the `RestClient`, for requests that compute_v1's clients can't make."""
+        with self._lock:
+            if "rest" not in self._apis:
+                opened = RestClient(*open_session(SERVICE, origin_only(self.environ)), self.project)
+                self._apis["rest"] = TolerantApi(SERVICE, self.project, opened, self.clock, self._report_waiting)
+            return self._apis["rest"]
+
+    def _message(self, name: str, body: Mapping[str, Any]) -> Any:
+        from google.cloud import compute_v1
+
+        return message_of(getattr(compute_v1, name), body)
+
+    def _create(self, zone: str, method: str, request_id: str, **resource: Any) -> Operation:
+        try:
+            api = self.api("InstancesClient")
+            arguments = {"project": self.project, "zone": zone, "request_id": request_id, **resource}
+            answer = api.ask_soon(method, SEND_SECONDS, **arguments)
+        except LaunchError as error:
+            cause = answer_behind(error) or error.__cause__ or error
+            explained = of_create(cause, SERVICE, self.project)
+            raise explained if isinstance(explained, LaunchError) else error from cause
+        return operation_of(as_json(answer))
+
+    def _change(self, machine: VmInstance | str, method: str, **arguments: Any) -> Operation:
+        resource = machine if isinstance(machine, str) else machine.resource
+        return operation_of(as_json(self._of_vm(resource, method, request_id=str(uuid4()), **arguments)))
+
+    def _of_vm(self, resource: str, method: str, **arguments: Any) -> Any:
+        """Call a method for one VM. Raises GoneError."""
+        _, project, _, zone, _, name = resource.split("/")
+        try:
+            return self.api("InstancesClient").ask(method, project=project, zone=zone, instance=name, **arguments)
+        except LaunchError as error:
+            if status_of(error) != 404:
+                raise
+            raise GoneError(f"VM {name} does not exist in {zone}") from error
+
+    def _report_waiting(self, text: str) -> None:
+        with self._lock:
+            due = self.clock.now() - self._noticed >= NOTICE_INTERVAL
+            self._noticed = self.clock.now() if due else self._noticed
+        if due and self._notice:
+            self._notice(text)

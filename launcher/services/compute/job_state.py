@@ -1,0 +1,180 @@
+"""Derive a training VM's job state and end from its status, its record and its operations. Pure.
+
+With a record the job has ended, whatever the VM's status; a cancelled one ends when the VM goes down. Without a record
+the VM's operations show how it ended; Google keeps them for about two weeks after its deletion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from launch_train.common.contract import Exit
+from launcher.diagnosis.vm_end import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
+from launcher.jobs.job import GONE, RUN_LABEL, Failure, Job
+from launcher.jobs.vm import DOWN, VmInstance
+from launcher.services.compute.end_record import Record
+from launcher.services.compute.operations import Operation
+
+WAITING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
+RUNNING: Final = frozenset({"RUNNING", "REPAIRING"})
+"""An Instance's status. REPAIRING: after a host error, before Google restarts the VM."""
+CREATE_KINDS: Final = frozenset({"insert", "bulkInsert"})
+SYSTEM_STOPS: Final = {
+    "compute.instances.preempted": PREEMPTED,
+    "compute.instances.hostError": HOST_ERROR,
+    "compute.instances.terminateOnHostMaintenance": MAINTENANCE,
+}
+"""Operations of Google's own (https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-reboots)."""
+CREATE_CANCELLED: Final = "OPERATION_CANCELED_BY_USER"
+"""The error of a VM's insert if the VM is deleted meanwhile. The delete operation is more informative."""
+SYSTEM: Final = "system"
+"""The user of Google's own operations."""
+CODES: Final = {400: 3, 403: 7, 404: 5, 409: 6, 412: 9, 429: 8, 500: 13, 501: 12, 503: 14, 504: 4}
+"""HTTP status → google.rpc.Code."""
+SLACK_SECONDS: Final = 60.0
+"""Between the time limit and Google's operation: `maxRunDuration` takes half a minute to act."""
+
+
+class End(NamedTuple):
+    """The end of a VM without a record. The `state` PENDING means that it is still being created."""
+
+    state: str
+    failure: Failure | None
+    ended: float | None
+
+
+# --- An existing VM ---------------------------------------------------------------------------------------------------
+
+
+def job_of(machine: VmInstance, record: Record | None = None, operations: Sequence[Operation] = ()) -> Job:
+    """Return the job of an existing VM. `operations` are needed if it went down without a record."""
+    job = Job(
+        name=machine.resource,
+        region=machine.region,
+        state=state_of(machine),
+        created=machine.created,
+        started=machine.started if machine.status not in WAITING else None,
+        labels=machine.labels,
+        request=machine.request,
+        folder=str(machine.parameters.get("run_folder") or ""),
+    )
+    if record is not None and record.cancelled and machine.status in WAITING | RUNNING:
+        return replace(job, state="CANCELLING")  # recorded, but the delete request failed or was never sent
+    if record is not None:
+        return with_record(job, record)
+    if machine.trains and machine.status in DOWN:
+        unknown = End("FAILED", vm_stopped_failure(STOPPED), machine.stopped)
+        end = end_of(operations, time_limit_of(machine)) or unknown
+        failed = end if end.state in ("FAILED", "EXPIRED") else unknown
+        return replace(job, state=failed.state, error=failed.failure, ended=failed.ended or machine.stopped)
+    return job
+
+
+def state_of(machine: VmInstance) -> str:
+    """Return the job state for a VM's status."""
+    if machine.status in WAITING:
+        return "PENDING"
+    if machine.status in RUNNING:
+        return "RUNNING"
+    if machine.status in DOWN and not machine.trains:
+        return "STOPPED"  # a workstation may be started again
+    return "CANCELLING"
+
+
+def time_limit_of(machine: VmInstance) -> float | None:
+    """Return the time at which Google ends the VM (maxRunDuration); None: no limit, or it never ran."""
+    if machine.started is None or machine.limit_seconds is None:
+        return None
+    return machine.started + machine.limit_seconds
+
+
+# --- A record ---------------------------------------------------------------------------------------------------------
+
+
+def with_record(job: Job, record: Record) -> Job:
+    """Return a job with the end that its VM's record describes."""
+    job = replace(job, started=job.started or record.started, ended=record.ended)
+    if record.cancelled:
+        return replace(job, state="CANCELLED")
+    if record.exit == 0:
+        return replace(job, state="SUCCEEDED")
+    return replace(job, state="FAILED", error=failure_of(record))
+
+
+def unseen_job(name: str, machine: str, created: float) -> Job:
+    """Return a job of which only its VM's record is known, or only the creation of its VM. `machine`: the VM's name."""
+    zone = name.split("/")[3]
+    labels = {RUN_LABEL: run_of_vm(machine)} if machine else {}
+    return Job(name=name, region=zone.rpartition("-")[0], state="PENDING", created=created, labels=labels)
+
+
+def failure_of(record: Record) -> Failure:
+    """Return the error of a container that failed or never started."""
+    message = f"The replica {record.name or 'of the VM'} exited with a non-zero status of {record.exit}."
+    if not record.reason:
+        return Failure(code=3, message=message)
+    if record.exit == Exit.PREEMPTED:  # stopped before its container started
+        return Failure(code=3, message=f"{message} {record.reason}", reason=STOPPED)
+    return Failure(code=3, message=f"{message} {record.reason}", reason=STARTUP, metadata={"reason": record.reason})
+
+
+# --- Operations -------------------------------------------------------------------------------------------------------
+
+
+def job_of_deleted_vm(
+    base: Job | None, name: str, operations: Sequence[Operation], time_limit: float | None
+) -> Job | None:
+    """Return the job of a VM that no longer exists, from its operations. None: they don't show its end.
+
+    `base` is the job as it was last seen, or None.
+    """
+    end, creation = end_of(operations, time_limit), creation_of(operations)
+    if end is None:
+        return None
+    first = creation or operations[-1]
+    job = base or unseen_job(name, first.target_name, first.inserted)
+    started = job.started or (creation.ended if creation and creation.done and not creation.failed else None)
+    return replace(job, state=end.state, error=end.failure, started=started, ended=end.ended)
+
+
+def end_of(operations: Sequence[Operation], time_limit: float | None) -> End | None:
+    """Return how a VM ended, from its operations (newest first). None: they don't show it.
+
+    If `time_limit` is unknown, a deletion by Google itself counts as the time limit.
+    """
+    failures = (one for one in operations if one.kind in CREATE_KINDS and one.failed)
+    if failed := next((one for one in failures if one.refusal.reason != CREATE_CANCELLED), None):
+        refusal = failed.refusal
+        code = CODES.get(refusal.code, 3 if refusal.code < 500 else 13)
+        reason = refusal.reason or "UNKNOWN"
+        failure = Failure(code=code, message=refusal.message, reason=reason, metadata=refusal.metadata)
+        return End("FAILED", failure, failed.ended)
+    creation = creation_of(operations)
+    if creation and not creation.done and len(operations) == 1:
+        return End("PENDING", None, None)
+    if stop := next((one for one in operations if one.kind in SYSTEM_STOPS), None):
+        return End("FAILED", vm_stopped_failure(SYSTEM_STOPS[stop.kind]), stop.ended or stop.inserted)
+    if deletion := next((one for one in operations if one.kind == "delete"), None):
+        late = time_limit is not None and deletion.inserted >= time_limit - SLACK_SECONDS
+        state = "EXPIRED" if late or deletion.user == SYSTEM else GONE
+        return End(state, None, deletion.ended or deletion.inserted)
+    return None
+
+
+def creation_of(operations: Sequence[Operation]) -> Operation | None:
+    """Return the operation that created the VM, or None."""
+    return next((one for one in operations if one.kind in CREATE_KINDS), None)
+
+
+def vm_stopped_failure(reason: str) -> Failure:
+    """Return the error of a VM that stopped while its container ran."""
+    return Failure(code=14, message=f"the VM stopped: {reason}", reason=reason)
+
+
+def run_of_vm(machine: str) -> str:
+    """Return the run id in a VM's name: RUN, or RUN-n<node> of several nodes."""
+    head, _, number = machine.rpartition("-n")
+    return head if head and number.isdecimal() else machine

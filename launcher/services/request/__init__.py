@@ -1,0 +1,249 @@
+"""Parse the requests of both services: those in a plan's attempts and those of existing jobs. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from types import ModuleType
+from typing import Any
+
+from launch_train.common import contract
+from launcher.diagnosis import RequestContext
+from launcher.errors import JobFailed
+from launcher.jobs.job import Job, command
+from launcher.services.request import vertex, vm
+from launcher.services.request.model import JobRequest
+from launcher.spec.models import BUILTIN, OLD_BUILTIN
+
+LEAST_SECONDS = 180
+"""The minimum of limits.hours, in seconds. Anything shorter is used up by the start."""
+MOST_ENDED = 100
+"""Maximum number of ended jobs that are listed, newest first. A stale claim most likely belongs to one of them."""
+SHOWN = 100
+"""The maximum length of a value in a comparison, in characters."""
+
+
+def service(request: Mapping[str, Any]) -> ModuleType:
+    """Return the module that parses this kind of request."""
+    return vertex if "jobSpec" in request else vm
+
+
+def is_vm(request: Mapping[str, Any]) -> bool:
+    """Return whether the request is for Compute Engine."""
+    return service(request) is vm
+
+
+def read(request: Mapping[str, Any]) -> JobRequest:
+    """Parse a request."""
+    found: JobRequest = service(request).read(request)
+    return found
+
+
+def request_context(project: str, region: str, request: Mapping[str, Any], zone: str | None = None) -> RequestContext:
+    """Return a request's properties for causes and fixes: of a plan's attempt, or of a job without a known plan."""
+    found = read(request)
+    return RequestContext(
+        project=project,
+        region=region,
+        zone=zone,
+        provisioning=found.provisioning,
+        machine_type=found.machine_type,
+        gpus=found.gpus * found.nodes,
+        account=found.account,
+        image=found.image,
+        output=found.output,
+    )
+
+
+def context_of_job(job: Job, project: str) -> RequestContext:
+    """Return the properties of a job's request for error causes and fixes."""
+    return request_context(project, job.region, job.request, job.zone)
+
+
+def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping[str, Any]:
+    """Return the request with its time limit reduced by `billed`, the seconds that earlier jobs of the run have used.
+
+    `limits.hours` is one budget over all attempts. The first attempt keeps the plan's limit.
+
+    Raises JobFailed: the remaining time is too short for another start, so the run has expired.
+    """
+    whole = service(request).limit(request)
+    if billed < 1 or not whole:
+        return request
+    left = whole - ceil(billed)
+    if left < LEAST_SECONDS:
+        used, hours = billed / 3600, whole / 3600
+        raise JobFailed(
+            f"run {run} has used up its hours: {used:.2f} of limits.hours {hours:g}",
+            f"To allow more: {command(vm=is_vm(request))} --resume {run} --hours {ceil(used) + max(1, round(hours))}",
+        )
+    shorter: Mapping[str, Any] = service(request).with_limit(request, left)
+    return shorter
+
+
+def until(request: Mapping[str, Any], left: float) -> Mapping[str, Any]:
+    """Return the request with its time limit reduced to `left`, the seconds until its reservation ends."""
+    if service(request).limit(request) <= left:
+        return request
+    shorter: Mapping[str, Any] = service(request).with_limit(request, max(LEAST_SECONDS, int(left)))
+    return shorter
+
+
+def within_wait(request: Mapping[str, Any], left: float | None) -> Mapping[str, Any]:
+    """Return the request with its wait for machines reduced to `left`, the remaining seconds of `limits.wait_total`.
+
+    Only flex-start requests have such a wait.
+    """
+    own = service(request).wait(request)
+    if left is None or not own or own <= left:
+        return request
+    shorter: Mapping[str, Any] = service(request).with_wait(request, int(left))
+    return shorter
+
+
+def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[str, Any]:
+    """Return the request with the run's ended jobs (contract.ENDED), for a launch that could not write a lock."""
+    changed_request: Mapping[str, Any] = service(request).with_env(
+        request, contract.ENDED, json.dumps(ended[:MOST_ENDED])
+    )
+    return changed_request
+
+
+def provisioning(request: Mapping[str, Any]) -> str:
+    """Return the provisioning model by the plan's name for it."""
+    return read(request).provisioning
+
+
+def machine_type(request: Mapping[str, Any]) -> str:
+    """Return the primary node's machine type. Empty if the request has none."""
+    return read(request).machine_type
+
+
+def image(request: Mapping[str, Any]) -> str:
+    """Return the primary node's container image."""
+    return read(request).image
+
+
+def gpu(request: Mapping[str, Any]) -> str:
+    """Return the kind of GPU that the request was made for, such as l4. Empty: unknown."""
+    try:
+        return str(json.loads(read(request).env[contract.GPU])["name"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
+def labels(request: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the request's labels."""
+    found: Mapping[str, str] = (vm.properties(request) if is_vm(request) else request).get("labels", {})
+    return found
+
+
+def run_folder(request: Mapping[str, Any]) -> str | None:
+    """Return the run folder from the environment, or else the base output directory. None if it has neither."""
+    found = read(request)
+    return (found.env.get(contract.RUN_FOLDER, "") or found.output).rstrip("/") or None
+
+
+def differences(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    fields: Callable[[Mapping[str, Any]], dict[str, str]] | None = None,
+) -> tuple[str, ...]:
+    """Return a line for each difference in what two requests compute, or in `fields`: `env.SEED: 1 → 2`.
+
+    The place, the limits and the labels are ignored, because they do not change the computation.
+    """
+    before, after = map(fields or computed, (old, new))
+    names = [*before, *(name for name in after if name not in before)]
+    return tuple(
+        f"{name}: {shown(before.get(name))} → {shown(after.get(name))}"
+        for name in names
+        if before.get(name) != after.get(name)
+    )
+
+
+def computed(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that define the computation."""
+    read_back = read(request)
+    output = run_folder(request) or ""
+    found = {
+        "command": " ".join(with_current_package(read_back.words)),
+        "gpus": str(read_back.gpus),
+        "nodes": str(read_back.nodes),
+        "output": output.rpartition("/")[0] or output,
+    }
+    for name, value in read_back.env.items():
+        if name == contract.CONFIG:
+            found |= config(value)
+        elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the others are derived
+            found[f"env.{name}"] = value
+    return found
+
+
+OLD_NODE, NODE = "train.node", "launch_train.node"
+
+
+def with_current_package(words: Sequence[str]) -> list[str]:
+    """Return a command with the current name of launch_train, which older requests call `train`."""
+    return with_package(words, {OLD_NODE: NODE}, OLD_BUILTIN, BUILTIN)
+
+
+def fingerprint_command(words: Sequence[str]) -> list[str]:
+    """Return a command as the fingerprints of run folders count it: as older launches wrote it.
+
+    A user's own module `train` counts under another name.
+    """
+    apart = with_package(words, {NODE: NODE}, OLD_BUILTIN, f"./{OLD_BUILTIN}")
+    return with_package(apart, {NODE: OLD_NODE}, BUILTIN, OLD_BUILTIN)
+
+
+def for_image_of(request: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the request with the package name of the request `first`, in whose image it will run."""
+    if OLD_NODE not in read(first).words[:3]:
+        return request
+    changed: Mapping[str, Any] = service(request).with_commands(
+        request, lambda words: with_package(words, {NODE: OLD_NODE}, BUILTIN, OLD_BUILTIN)
+    )
+    return changed
+
+
+def with_package(words: Sequence[str], nodes: Mapping[str, str], old: str, new: str) -> list[str]:
+    """Return a node's command line with another package name, in the node's module and in its option --module."""
+    if not any(word in nodes for word in words[:3]):
+        return list(words)
+    own = words.index("--") if "--" in words else len(words)
+    module = words.index("--module") + 1 if "--module" in words[:own] else None
+    return [
+        re.sub(rf"^{old}(?=\.|$)", new, word) if at == module else nodes.get(word, word) if at < own else word
+        for at, word in enumerate(words)
+    ]
+
+
+def submitted(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that define the computation, and the account and the image."""
+    found = read(request)
+    return {"serviceAccount": found.account, "image": found.image, **computed(request)}
+
+
+def config(text: str) -> dict[str, str]:
+    """Return run.config's values by their dotted names. Text that is not JSON becomes one value."""
+    try:
+        return dict(flat("run.config", json.loads(text)))
+    except ValueError:
+        return {"run.config": text}
+
+
+def flat(name: str, value: Any) -> list[tuple[str, str]]:
+    """Flatten nested data to dotted names and values."""
+    if isinstance(value, dict) and value:
+        return [pair for key, each in value.items() for pair in flat(f"{name}.{key}", each)]
+    return [(name, json.dumps(value, ensure_ascii=False))]
+
+
+def shown(value: str | None) -> str:
+    """Format a value for one line. None becomes "(none)"."""
+    if value is None:
+        return "(none)"
+    return value if len(value) <= SHOWN else f"{value[:SHOWN]}…"

@@ -1,1 +1,0 @@
-"""Vertex AI custom jobs as a backend."""
