@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 from benchmarks.machine import described
 from benchmarks.result import parser_of, publish, today
 from launcher.testing.googlecloud import Fault, GoogleCloud
-from launcher.testing.googlecloud.effects import Step
+from launcher.testing.googlecloud.faults import Step
 from launcher.testing.googlecloud.wire import Call, Request, Response
 from launcher.testing.registry import OciRegistry
 

@@ -22,16 +22,13 @@ def hung_up(answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
             gone.wait(10)
             answer(self)
 
-    server = Server(("127.0.0.1", 0), Late)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    with socket.create_connection(("127.0.0.1", server.server_address[1])) as client:
+    server = Server(0, Late, "late")
+    server.thread.start()
+    with socket.create_connection(("127.0.0.1", server.server_port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert asked.wait(10)
     gone.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    server.stop()
 
 
 def test_a_disconnected_client_is_not_an_error(capfd: pytest.CaptureFixture[str]) -> None:

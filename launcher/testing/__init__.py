@@ -18,8 +18,16 @@ from typing import TYPE_CHECKING, Any
 import launcher.gcp  # noqa: F401 - Google's packages import only the services in use
 
 if TYPE_CHECKING:
-    from launcher.testing.fixture import LoopbackCloud, google_cloud
-    from launcher.testing.lives import FAILED, NO_CAPACITY, PREEMPTED, RUNNING, SUCCEEDED, WAITING
+    from launcher.testing.fixture import (
+        FAILED,
+        NO_CAPACITY,
+        PREEMPTED,
+        RUNNING,
+        SUCCEEDED,
+        WAITING,
+        LoopbackCloud,
+        google_cloud,
+    )
 
 __all__ = [
     "FAILED",
@@ -37,5 +45,4 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "lives" if name.isupper() else "fixture"
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return getattr(importlib.import_module(f"{__name__}.fixture"), name)

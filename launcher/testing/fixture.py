@@ -1,4 +1,7 @@
-"""The fixture `google_cloud`: an environment in which `launcher.api` and Google's clients reach the loopback cloud."""
+"""The fixture `google_cloud`: an environment in which `launcher.api` and Google's clients reach the loopback cloud.
+
+FAILED and the other constants are simulated lives of jobs: states, each with its begin in seconds after the creation.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,45 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from launch_train.common.contract import Exit
 from launcher import api
 from launcher.clock import Clock
 from launcher.plan.model import Target
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
-from launcher.testing.googlecloud.compute import YOU
+from launcher.testing.googlecloud.compute.service import YOU
 from launcher.testing.googlecloud.protobufs import parse, to_json
-from launcher.testing.lives import SUCCEEDED
 from launcher.testing.registry import OciRegistry, put_image
 
 if TYPE_CHECKING:
     from launcher.runs.run import OnEvent
 
 BUCKET = re.compile(r"(?:gs://|/gcs/)([a-z0-9][a-z0-9_.-]*[a-z0-9])")
+WAITING: Final = (Stage("JOB_STATE_QUEUED", 0), Stage("JOB_STATE_PENDING", 5))
+RUNNING: Final = (*WAITING, Stage("JOB_STATE_RUNNING", 10))
+SUCCEEDED: Final = (*RUNNING, Stage("JOB_STATE_SUCCEEDED", 30))
+
+
+def _exited(code: int) -> tuple[Stage, ...]:
+    # Vertex AI's message for a container that exits with a code other than 0.
+    said = f"The replica workerpool0-0 exited with a non-zero status of {int(code)}."
+    return (*RUNNING, Stage("JOB_STATE_FAILED", 30, (3, said)))
+
+
+FAILED: Final = _exited(Exit.FAILED)
+PREEMPTED: Final = _exited(Exit.PREEMPTED)
+"""The container saved a checkpoint and exited with the code of a preemption (docs/reliability.md)."""
+NO_CAPACITY: Final = (
+    *WAITING,
+    Stage(
+        "JOB_STATE_FAILED",
+        20,
+        (8, "Resources are insufficient in region: us-central1. Please try a different region."),
+    ),
+)
 
 
 class LoopbackCloud:
@@ -57,18 +82,18 @@ class LoopbackCloud:
         The spec's image is replaced by one in the loopback registry, so nothing is built. All else is the spec's.
         Raises what `launcher.api.plan` raises.
         """
-        own, host = dict(changes or {}), self._registry.host
-        made = api.plan(spec, target=target, changes=own)
-        if (image := made.data.image) and image.dependencies:
-            made = api.plan(spec, target=target, changes={**own, "image.repository": f"{host}/job"})
+        plan = api.plan(spec, target=target, changes=changes)
+        host, settings = self._registry.host, dict(changes or {})
+        if (image := plan.data.image) and image.dependencies:
+            plan = api.plan(spec, target=target, changes={**settings, "image.repository": f"{host}/job"})
             put_image(self._registry, "job/dependencies", image.dependencies.rpartition(":")[2])
         elif image:
             uri = f"{host}/job/train@{put_image(self._registry, 'job/train')}"
-            made = api.plan(spec, target=target, changes={**own, "image.uri": uri})
-        for bucket in BUCKET.findall(json.dumps([*made.requests, made.folder])):
+            plan = api.plan(spec, target=target, changes={**settings, "image.uri": uri})
+        for bucket in BUCKET.findall(json.dumps([*plan.requests, plan.folder])):
             if bucket not in self.google.objects.settings:
                 self.google.objects.add(bucket)
-        return made
+        return plan
 
     def submit(
         self,

@@ -18,17 +18,26 @@ class Server(ThreadingHTTPServer):
     block_on_close = True
     request_queue_size = 128  # pending connections: a client opens up to 16 at once
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler], name: str) -> None:
+        super().__init__(("127.0.0.1", port), handler)
+        self.thread = threading.Thread(target=self.serve_forever, args=(0.02,), name=name)
         self.connections: set[socket.socket] = set()
         self.to_reset: set[socket.socket] = set()
         self.stopping = threading.Event()
 
-    def hang_up(self) -> None:
-        """Close all connections, also those that are accepted later."""
+    @property
+    def host(self) -> str:
+        """Return HOST:PORT."""
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def stop(self) -> None:
+        """Stop serving, and close all connections, also those that are accepted meanwhile."""
         self.stopping.set()
+        self.shutdown()
         for connection in list(self.connections):
             _shut(connection)
+        self.server_close()
+        self.thread.join()
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection. One in `to_reset` is reset: unsent bytes are discarded, and an RST is sent, no FIN."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.testing.googlecloud import GoogleCloud, Stage
-from launcher.testing.googlecloud.compute import YOU
+from launcher.testing.googlecloud.compute.service import YOU
 from tests.command import Ran, launch
 
 QUEUED, PENDING, RUNNING = (

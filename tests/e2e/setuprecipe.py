@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.testing.googlecloud import GoogleCloud
-from launcher.testing.googlecloud.compute import YOU
+from launcher.testing.googlecloud.compute.service import YOU
 from tests.cli.commands.test_setup import emptied
 from tests.command import ROOT
 from tests.e2e.recipe import IMAGE, printed, record, steps, world

@@ -32,7 +32,7 @@ import pytest
 from launcher.images.docker_engine import Engine
 from launcher.images.registry import Registry, parse
 from launcher.testing.googlecloud import GoogleCloud
-from launcher.testing.googlecloud.cloudbuild import Outcome
+from launcher.testing.googlecloud.images.cloud_build import Outcome
 from tests.e2e.engine import Running
 from tests.e2e.running import run
 

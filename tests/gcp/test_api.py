@@ -34,7 +34,7 @@ from launcher.gcp.api import (
     status_of,
 )
 from launcher.testing.googlecloud import Fault, GoogleCloud, Status
-from launcher.testing.googlecloud.effects import Effect, Serve, Step
+from launcher.testing.googlecloud.faults import Effect, Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response
 
 VERTEX = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")

@@ -52,8 +52,8 @@ def test_dry_runs_are_the_same_bytes_every_time(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [case for case in cases() if case.file.endswith(".json")], ids=lambda case: case.file)
 def test_requests_parse_strictly_into_googles_types(case: Case) -> None:
-    from launcher.testing.googlecloud.compute import parse_instance
-    from launcher.testing.googlecloud.custom_jobs import parse_custom_job
+    from launcher.testing.googlecloud.compute.service import parse_instance
+    from launcher.testing.googlecloud.vertex.jobs import parse_custom_job
 
     plan: dict[str, Any] = json.loads(recorded(case))
     for attempt in plan["attempts"]:

@@ -21,7 +21,7 @@ from launcher.testing.googlecloud import (
     Stage,
     parse_custom_job,
 )
-from launcher.testing.googlecloud.custom_jobs import LIFE, shown, stockout
+from launcher.testing.googlecloud.vertex.jobs import LIFE, shown, stockout
 
 PARENT = "projects/my-project/locations/us-central1"
 State = aiplatform_v1.JobState

@@ -25,10 +25,10 @@ from launcher.testing.googlecloud import (
     Status,
     Torn,
     Truncated,
-    secretmanager,
 )
-from launcher.testing.googlecloud import logs as logging
-from launcher.testing.googlecloud.effects import Effect
+from launcher.testing.googlecloud.faults import Effect
+from launcher.testing.googlecloud.logging import entries as logging
+from launcher.testing.googlecloud.project import secrets as secretmanager
 from launcher.testing.googlecloud.waiting import patience, until
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
 

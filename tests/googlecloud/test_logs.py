@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, PageGone
-from launcher.testing.googlecloud.logs import OPERATION
+from launcher.testing.googlecloud.logging.entries import OPERATION
 
 JOB = 'resource.type="ml_job" AND resource.labels.job_id="7"'
 

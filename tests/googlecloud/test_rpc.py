@@ -34,8 +34,8 @@ from launcher.testing.googlecloud import (
     Truncated,
     parse_custom_job,
 )
-from launcher.testing.googlecloud.effects import Effect
-from launcher.testing.googlecloud.rpc import serve_grpc
+from launcher.testing.googlecloud.faults import Effect
+from launcher.testing.googlecloud.vertex.rpc import serve_grpc
 from launcher.testing.googlecloud.waiting import patience, until
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
 

@@ -17,8 +17,8 @@ import pytest
 import requests
 
 from launcher.testing.googlecloud import GoogleCloud, Runner
-from launcher.testing.googlecloud.custom_jobs import Job, shown
-from launcher.testing.googlecloud.runs import failed
+from launcher.testing.googlecloud.vertex.jobs import Job, shown
+from launcher.testing.googlecloud.vertex.processes import failed
 from launcher.testing.googlecloud.waiting import until
 from tests.googlecloud.test_custom_jobs import GOOD
 from tests.googlecloud.test_logs import ask, message
@@ -151,7 +151,7 @@ def test_cancelled_while_it_waits_it_never_starts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_the_clouds_end_is_every_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
-    monkeypatch.setattr("launcher.testing.googlecloud.runs.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("launcher.testing.googlecloud.vertex.processes.CLOSE_SECONDS", 0.3)
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
     text = f'{ignores}print("[workerpool0-0] ready", file=sys.stderr, flush=True)\ntime.sleep(60)'
     began = time.monotonic()

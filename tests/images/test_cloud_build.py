@@ -29,10 +29,10 @@ from launcher.images.cloud_build_bucket import Sent, send
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
-from launcher.testing.googlecloud import objects as cloud_objects
 from launcher.testing.googlecloud.clock import FakeClock
-from launcher.testing.googlecloud.cloudbuild import Outcome
+from launcher.testing.googlecloud.images.cloud_build import Outcome
 from launcher.testing.googlecloud.protobufs import parse, to_json
+from launcher.testing.googlecloud.storage import objects as cloud_objects
 from tests.plan.planning import planned
 
 CONTAINERS = Path(__file__).parents[2] / "containers"
@@ -363,7 +363,7 @@ def test_every_other_end_is_a_failure(cloud: GoogleCloud, launch: Launch, status
 
 
 def test_a_success_without_the_image(cloud: GoogleCloud, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.testing.googlecloud.cloudbuild.end", lambda *_: None)
+    monkeypatch.setattr("launcher.testing.googlecloud.images.cloud_build.end", lambda *_: None)
     with pytest.raises(LaunchError, match="succeeded without the image us-docker"):
         launch.build()
 

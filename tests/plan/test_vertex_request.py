@@ -13,7 +13,7 @@ from launch_train.common import contract
 from launcher.errors import PlanRefused
 from launcher.plan.container import escaped, expand
 from launcher.plan.vertex_request import gcloud_command
-from launcher.testing.googlecloud.custom_jobs import parse_custom_job
+from launcher.testing.googlecloud.vertex.jobs import parse_custom_job
 from tests.plan.planning import CATALOG, env_of, planned, request
 
 QUIET: dict[str, Any] = {

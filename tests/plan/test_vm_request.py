@@ -9,7 +9,7 @@ from google.cloud import compute_v1
 
 from launcher.errors import PlanRefused
 from launcher.plan.model import Plan
-from launcher.testing.googlecloud.compute import parse_instance
+from launcher.testing.googlecloud.compute.service import parse_instance
 from launcher.testing.googlecloud.protobufs import parse
 from tests.plan.planning import planned, request, told
 

@@ -22,7 +22,7 @@ from launcher.runs.endings import RunSucceeded
 from launcher.runs.ledger import Ledger
 from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
-from launcher.testing.googlecloud.effects import Serve, Step
+from launcher.testing.googlecloud.faults import Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response
 from tests.runs.submitting import CREATE, DIGEST, LIST, LONG, plan_of, submit
 

@@ -21,8 +21,8 @@ from launcher.services.compute.backend import Vms
 from launcher.services.router import Services
 from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, GoogleCloud
-from launcher.testing.googlecloud.compute import YOU
-from launcher.testing.googlecloud.vms import Vm
+from launcher.testing.googlecloud.compute.service import YOU
+from launcher.testing.googlecloud.compute.vms import Vm
 from tests.plan.planning import planned
 from tests.runs.submitting import DIGEST
 

@@ -16,8 +16,8 @@ from google.cloud import artifactregistry_v1
 from launcher.selftest.bundle import Redactor, read, written
 from launcher.selftest.compare import differences
 from launcher.testing.googlecloud import Fault, Status
-from launcher.testing.googlecloud.artifactregistry import RepositoryRecord
 from launcher.testing.googlecloud.faults import Serve, Step
+from launcher.testing.googlecloud.images.artifact_registry import RepositoryRecord
 from launcher.testing.googlecloud.wire import Call, Response, json_response
 from tests.selftest.world import World, opened
 

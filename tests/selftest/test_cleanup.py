@@ -15,8 +15,8 @@ from launcher.selftest.cleanup import clean, stop
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import argv
 from launcher.testing.googlecloud import Bucket, Fault, Status
-from launcher.testing.googlecloud.artifactregistry import RepositoryRecord
-from launcher.testing.googlecloud.cloudbuild import Outcome
+from launcher.testing.googlecloud.images.artifact_registry import RepositoryRecord
+from launcher.testing.googlecloud.images.cloud_build import Outcome
 from tests.cli.cloudjobs import RUNS
 from tests.cli.vms import body
 from tests.selftest.world import BUILDING, World

@@ -13,8 +13,8 @@ from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import ALL, BY_NAME, GROUPS, chosen
 from launcher.testing.googlecloud import Fault, Status
-from launcher.testing.googlecloud.cloudbuild import Outcome
 from launcher.testing.googlecloud.faults import Serve, Step
+from launcher.testing.googlecloud.images.cloud_build import Outcome
 from launcher.testing.googlecloud.wire import Call, Response
 from launcher.testing.registry import Fault as RegistryFault
 from launcher.testing.registry import Refuse

@@ -25,8 +25,8 @@ from launcher.jobs.vm import of_instance
 from launcher.selftest.kit import LABEL, PREFIX, Kit
 from launcher.selftest.steps import argv
 from launcher.testing.googlecloud import Bucket, FakeClock, GoogleCloud, Stage
-from launcher.testing.googlecloud.cloudbuild import Outcome, played
-from launcher.testing.googlecloud.vms import Vm
+from launcher.testing.googlecloud.compute.vms import Vm
+from launcher.testing.googlecloud.images.cloud_build import Outcome, played
 from launcher.testing.registry import OciRegistry, put_image
 from tests.cli.cloudjobs import RUNS, WELL
 from tests.command import WORLD, Ran, as_process, launch

@@ -29,7 +29,7 @@ from launcher.testing.googlecloud import (
     Truncated,
     parse_custom_job,
 )
-from launcher.testing.googlecloud.rpc import serve_grpc
+from launcher.testing.googlecloud.vertex.rpc import serve_grpc
 from tests.plan.planning import request
 from tests.runs.submitting import CANCEL, CREATE, GET, LIST, LONG
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from launcher.testing.googlecloud import GoogleCloud, MetadataServer
-from launcher.testing.googlecloud.vms import Vm
+from launcher.testing.googlecloud.compute.vms import Vm
 from tests.startup.world import World, end_all
 
 LOOK = 0.05

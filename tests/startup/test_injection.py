@@ -10,7 +10,7 @@ from typing import Any
 from google.cloud import compute_v1
 
 from launcher.plan.container import expand
-from launcher.testing.googlecloud.compute import parse_instance
+from launcher.testing.googlecloud.compute.service import parse_instance
 from launcher.testing.googlecloud.protobufs import parse
 from tests.plan.planning import planned, told
 from tests.startup.shell import call, told_text

@@ -9,9 +9,10 @@ on its own.
 from __future__ import annotations
 
 from launcher.testing.googlecloud.clock import FakeClock
-from launcher.testing.googlecloud.compute import Pace, parse_bulk, parse_instance
-from launcher.testing.googlecloud.custom_jobs import Stage, parse_custom_job
-from launcher.testing.googlecloud.effects import (
+from launcher.testing.googlecloud.compute.metadata import MetadataServer
+from launcher.testing.googlecloud.compute.service import Pace, parse_bulk, parse_instance
+from launcher.testing.googlecloud.faults import (
+    Fault,
     KeepPart,
     LoseSession,
     Meanwhile,
@@ -23,13 +24,11 @@ from launcher.testing.googlecloud.effects import (
     Torn,
     Truncated,
 )
-from launcher.testing.googlecloud.errors import ApiError
-from launcher.testing.googlecloud.faults import Fault
-from launcher.testing.googlecloud.metadata import MetadataServer
-from launcher.testing.googlecloud.objects import Bucket
-from launcher.testing.googlecloud.runs import Runner
 from launcher.testing.googlecloud.server import GoogleCloud
-from launcher.testing.googlecloud.wire import Recorded
+from launcher.testing.googlecloud.storage.objects import Bucket
+from launcher.testing.googlecloud.vertex.jobs import Stage, parse_custom_job
+from launcher.testing.googlecloud.vertex.processes import Runner
+from launcher.testing.googlecloud.wire import ApiError, Recorded
 
 __all__ = [
     "ApiError",

@@ -14,11 +14,11 @@ import signal
 import threading
 from pathlib import Path
 
-from launcher.testing.googlecloud.compute import Pace
-from launcher.testing.googlecloud.custom_jobs import stockout
-from launcher.testing.googlecloud.runs import Runner
+from launcher.testing.googlecloud.compute.machine_types import is_zone
+from launcher.testing.googlecloud.compute.service import Pace
 from launcher.testing.googlecloud.server import GoogleCloud
-from launcher.testing.googlecloud.shapes import is_zone
+from launcher.testing.googlecloud.vertex.jobs import stockout
+from launcher.testing.googlecloud.vertex.processes import Runner
 from launcher.testing.registry import OciRegistry, put_image
 
 

@@ -1,4 +1,4 @@
-"""Planned faults between a client and the cloud.
+"""Planned faults between a client and the cloud: refusals, and delayed, partial, damaged or missing answers.
 
     fault = cloud.faults.add(Fault("storage.objects.insert", Status(503), name=r"^runs/", times=2, after=1))
     cloud.faults.down(until=clock() + 180)
@@ -12,16 +12,211 @@ of upload, storage.objects.get for metadata and bytes). "" matches requests with
 from __future__ import annotations
 
 import re
-import threading
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import ClassVar, Literal, Protocol
 
-from launcher.testing.googlecloud.effects import Effect, Reset, Serve, Slow, Status, Step
-from launcher.testing.googlecloud.wire import Call
+from launcher.testing.fault_plan import FaultPlan
+from launcher.testing.googlecloud import pieces
+from launcher.testing.googlecloud.wire import ApiError, Call, Request, Response, json_response
 
-__all__ = ["Effect", "Fault", "Faults", "Outage", "Reset", "Serve", "Slow", "Status", "Step"]
+Serve = Callable[[Request], Response]
+Step = Literal["begin", "chunk", "status", "cancel", "whole", "media", "metadata", "page"]
+"""Steps of operations.
+
+storage.objects.insert: a resumable upload's beginning, chunks, status request and cancellation; "whole" is an upload in
+one request. storage.objects.get: the bytes, or the metadata. Lists: "page" is any page but the first.
+"""
+
+
+class Effect(Protocol):
+    """An effect on a request. `serve` lets the cloud perform the request."""
+
+    step: ClassVar[Step | None]
+    """The only step that it applies to. None: any."""
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the answer and how much of it is sent."""
+
+
+REASONS = {
+    401: ("authError", "Invalid Credentials"),
+    403: ("forbidden", "Forbidden"),
+    404: ("notFound", "Not Found"),
+    408: ("uploadBrokenConnection", "The request timed out."),
+    410: ("gone", "The upload session is no longer available."),
+    429: ("rateLimitExceeded", "The rate limit was exceeded. Please reduce your request rate."),
+    500: ("internalError", "We encountered an internal error. Please try again."),
+    502: ("", "Bad Gateway"),
+    503: ("backendError", "We encountered an internal error. Please try again."),
+    504: ("", "Gateway Timeout"),
+}
+"""Reason and text by status. Without a reason the answer is not JSON, as from a proxy in front of the service.
+
+Source: https://cloud.google.com/storage/docs/json_api/v1/status-codes, read in 2026.
+"""
+
+
+NEWER = (
+    *("aiplatform.", "artifactregistry.", "cloudbilling.", "cloudbuild.", "cloudresourcemanager."),
+    *("logging.", "oslogin.", "secretmanager."),
+)
+"""Operations of the APIs that return google.rpc.Status."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """A refusal without effect. `retry_after` is in seconds.
+
+    Reason and message default to Google's. `info` is the reason in a newer API's ErrorInfo, and `metadata` its
+    metadata.
+    """
+
+    code: int
+    retry_after: int | None = None
+    reason: str = ""
+    message: str = ""
+    info: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+    step: ClassVar[Step | None] = None
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the refusal in the format of the operation's API."""
+        usual, text = REASONS.get(self.code, ("backendError", "Backend Error"))
+        reason, message = self.reason or usual, self.message or text
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if not reason:
+            page = f"<html><title>Error {self.code}</title><p>{message}</html>".encode()
+            return Response(page, self.code, {"Content-Type": "text/html; charset=UTF-8", **headers})
+        newer = call.operation.startswith(NEWER)
+        error = ApiError(self.code, message, reason="" if newer else reason, info=self.info, metadata=self.metadata)
+        return json_response(error.body(), self.code, headers)
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The connection is reset, before or after the request is performed (a lost answer)."""
+
+    when: Literal["before", "after"] = "before"
+    step: ClassVar[Step | None] = None
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return no answer."""
+        if self.when == "after":
+            serve(call.request)
+        return Response(head=False, shown=0, then="reset")
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The request is performed immediately, and answered `seconds` later."""
+
+    seconds: float
+    step: ClassVar[Step | None] = None
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the delayed answer."""
+        return replace(serve(call.request), wait=self.seconds)
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """The request is performed, but only `sent` bytes of the answer are sent. The connection stays open."""
+
+    sent: Literal["nothing", "head", "half"] = "nothing"
+    step: ClassVar[Step | None] = None
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the beginning of the answer."""
+        response = serve(call.request)
+        shown = pieces.size(response.pieces) // 2 if self.sent == "half" else 0
+        return replace(response, head=self.sent != "nothing", shown=shown, then="hold")
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """Only the first `keep` bytes of the body (None: half of it) are sent; Content-Length has the full size."""
+
+    keep: int | None = None
+    step: ClassVar[Step | None] = None
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the beginning of the answer."""
+        response = serve(call.request)
+        shown = pieces.size(response.pieces) // 2 if self.keep is None else self.keep
+        return replace(response, shown=shown, then="close")
+
+
+@dataclass(frozen=True)
+class Torn:
+    """`bits` of byte `at` of the body (None: the middle one) are flipped. Length and headers are unchanged.
+
+    With the highest bit, 0x80, ASCII becomes invalid UTF-8.
+    """
+
+    at: int | None = None
+    bits: int = 1
+    step: ClassVar[Step | None] = None
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the damaged answer. Raises ApiError 400: it has no such byte."""
+        response = serve(call.request)
+        length = pieces.size(response.pieces)
+        at = length // 2 if self.at is None else self.at
+        if not 0 <= at < length:
+            raise ApiError(400, f"{self} met an answer of {length} bytes ({call.operation} {call.target.name}).")
+        return replace(response, body=pieces.flip(response.pieces, at, self.bits))
+
+
+@dataclass(frozen=True)
+class KeepPart:
+    """Only the first `size` bytes of a chunk arrive. The answer is 308 with the stored range."""
+
+    size: int
+    step: ClassVar[Step | None] = "chunk"
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the service's answer to a chunk that is shorter than its Content-Range."""
+        return serve(replace(call.request, body=call.request.body[: self.size]))
+
+
+@dataclass(frozen=True)
+class LoseSession:
+    """A resumable upload is lost with all of its bytes: 404, or 410."""
+
+    code: Literal[404, 410] = 404
+    step: ClassVar[Step | None] = "chunk"
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the refusal. Later requests for the same upload are refused too."""
+        serve(replace(call.request, method="DELETE", body=b""))
+        return Status(self.code)(call, serve)
+
+
+@dataclass(frozen=True)
+class PageGone:
+    """The page token of a list has expired."""
+
+    step: ClassVar[Step | None] = "page"
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the refusal. A list from the start works."""
+        return Status(400, reason="invalid", message="The page token is invalid.")(call, serve)
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """An action between performing a request and sending its answer, such as another job that is created meanwhile."""
+
+    action: Callable[[], object]
+    step: ClassVar[Step | None] = None
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        """Return the answer from before the action."""
+        response = serve(call.request)
+        self.action()
+        return response
 
 
 @dataclass(frozen=True)
@@ -54,62 +249,35 @@ class Outage:
     effect: Effect
 
 
-class Faults:
-    """The planned faults. `used` counts how often each fault and outage had an effect."""
+class Faults(FaultPlan[Fault]):
+    """The planned faults and outages."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
         self.clock = clock
-        self.used: Counter[Fault | Outage] = Counter()
-        self._plan: list[_Planned] = []
         self._outages: list[Outage] = []
-        self._lock = threading.Lock()
-
-    def add(self, fault: Fault) -> Fault:
-        """Add a fault after those already planned. Returns it as the key in `used`."""
-        with self._lock:
-            self._plan.append(_Planned(fault))
-        return fault
 
     def down(self, until: float, effect: Effect | None = None) -> Outage:
         """Refuse all requests before `until`, by resetting the connection or with `effect`, such as Status(503)."""
-        outage = Outage(until, effect or Reset())
-        with self._lock:
-            self._outages.append(outage)
+        self._outages.append(outage := Outage(until, effect or Reset()))
         return outage
 
     def clear(self) -> None:
-        """Remove all planned faults. `used` is kept."""
-        with self._lock:
-            self._plan.clear()
-            self._outages.clear()
+        """Remove all planned faults and outages. `used` is kept."""
+        super().clear()
+        self._outages.clear()
 
     @property
     def planned(self) -> bool:
         """Return whether any fault is planned."""
-        return bool(self._plan or self._outages)
+        return bool(self._faults or self._outages)
 
     def meet(self, call: Call) -> Effect | None:
         """Return the effect on this request and count it. None: it passes."""
-        with self._lock:
-            found = next((outage for outage in self._outages if self.clock() < outage.until), None)
-            fault = found or next((entry.fault for entry in self._plan if entry.takes(call)), None)
-            if fault is None:
-                return None
-            self.used[fault] += 1
-            return fault.effect
-
-
-@dataclass
-class _Planned:
-    """A fault and the number of requests that matched it."""
-
-    fault: Fault
-    met: int = 0
-
-    def takes(self, call: Call) -> bool:
-        """Return whether this request is affected. Must be called once per request."""
-        fault = self.fault
-        if not fault.fits(call) or (fault.times is not None and self.met >= fault.after + fault.times):
-            return False
-        self.met += 1
-        return self.met > fault.after
+        for outage in self._outages:
+            if self.clock() < outage.until:
+                with self._lock:
+                    self.used[outage] += 1
+                return outage.effect
+        fault = self.take(lambda fault: fault.fits(call))
+        return fault.effect if fault else None

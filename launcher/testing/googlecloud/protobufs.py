@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from launcher.testing.googlecloud.errors import ApiError, Violation
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, Violation, json_response
 
 WELL_KNOWN = "google.protobuf."  # durations, timestamps and others have their own JSON format
 
@@ -34,9 +34,15 @@ def parse(body: dict[str, Any], message: Any, root: str) -> Any:
         raise ApiError(400, text, violations=(Violation(root, text),)) from error
 
 
-def to_json(message: Any, *, enums_as_ints: bool = False) -> dict[str, Any]:
-    """Convert a message as an API does: camelCase, and enums by name unless the client requested numbers."""
-    return json_format.MessageToDict(message, use_integers_for_enums=enums_as_ints)
+def message_response(request: Request, message: Any) -> Response:
+    """Return a message as the answer to `request`."""
+    return json_response(to_json(message, request))
+
+
+def to_json(message: Any, request: Request | None = None) -> dict[str, Any]:
+    """Convert a message as an API does: camelCase, and enums by name unless the request's $alt wants numbers."""
+    numbers = request is not None and "enum-encoding=int" in request.query.get("$alt", "")
+    return json_format.MessageToDict(message, use_integers_for_enums=numbers)
 
 
 def _message(value: Any, descriptor: Any, path: str) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""The HTTP server: one address for all services."""
+"""The HTTP server: one address for all services, which checks access tokens and refuses as Google's APIs do."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.testing.googlecloud.advice import Advice
-from launcher.testing.googlecloud.artifactregistry import ArtifactRegistry
-from launcher.testing.googlecloud.billing import Billing
-from launcher.testing.googlecloud.cloudbuild import CloudBuild
-from launcher.testing.googlecloud.cloudquotas import CloudQuotas
-from launcher.testing.googlecloud.compute import Compute
-from launcher.testing.googlecloud.credentials import check
-from launcher.testing.googlecloud.custom_jobs import LIFE, CustomJobs, Stage
-from launcher.testing.googlecloud.errors import ApiError
+from launcher.testing.googlecloud.compute.oslogin import OsLogin
+from launcher.testing.googlecloud.compute.service import Compute
+from launcher.testing.googlecloud.compute.zones import Advice
 from launcher.testing.googlecloud.faults import Faults
-from launcher.testing.googlecloud.httpserver import handler
-from launcher.testing.googlecloud.iam import Iam
-from launcher.testing.googlecloud.kms import Kms
-from launcher.testing.googlecloud.logs import Logging
-from launcher.testing.googlecloud.objects import Bucket, Objects
-from launcher.testing.googlecloud.orgpolicy import OrgPolicy
-from launcher.testing.googlecloud.oslogin import OsLogin
-from launcher.testing.googlecloud.resourcemanager import ResourceManager
-from launcher.testing.googlecloud.runs import Place, Runner, Runs
-from launcher.testing.googlecloud.secretmanager import SecretManager
-from launcher.testing.googlecloud.serviceusage import ServiceUsage
-from launcher.testing.googlecloud.storage import Storage
-from launcher.testing.googlecloud.uploads import Uploads
+from launcher.testing.googlecloud.images.artifact_registry import ArtifactRegistry
+from launcher.testing.googlecloud.images.cloud_build import CloudBuild
+from launcher.testing.googlecloud.logging.entries import Logging
+from launcher.testing.googlecloud.project.billing import Billing
+from launcher.testing.googlecloud.project.iam import Iam, OrgPolicy, ResourceManager
+from launcher.testing.googlecloud.project.quotas import CloudQuotas
+from launcher.testing.googlecloud.project.secrets import Kms, SecretManager
+from launcher.testing.googlecloud.project.services import ServiceUsage
+from launcher.testing.googlecloud.storage.api import Storage
+from launcher.testing.googlecloud.storage.objects import Bucket, Objects
+from launcher.testing.googlecloud.storage.uploads import Uploads
+from launcher.testing.googlecloud.vertex.jobs import LIFE, CustomJobs, Stage
+from launcher.testing.googlecloud.vertex.processes import Place, Runner, Runs
 from launcher.testing.googlecloud.wire import (
+    ApiError,
     Call,
     Recorded,
     Request,
@@ -43,9 +38,38 @@ from launcher.testing.googlecloud.wire import (
     Route,
     Target,
     find_route,
+    handler,
     json_response,
 )
 from launcher.testing.httpserver import Server
+
+EXPECTED = (
+    "Expected OAuth 2 access token, login cookie or other valid authentication credential. "
+    "See https://developers.google.com/identity/sign-in/web/devconsole-project."
+)
+MISSING = f"Request is missing required authentication credential. {EXPECTED}"
+INVALID = f"Request had invalid authentication credentials. {EXPECTED}"
+
+
+def check(request: Request, operation: str, tokens: Collection[str]) -> None:
+    """Refuse requests without one of the tokens.
+
+    Cloud Storage's clients are anonymous if STORAGE_EMULATOR_HOST is set. So a missing token is accepted there, but a
+    wrong one is refused.
+
+    Raises ApiError 401.
+    """
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind == "Bearer" and token in tokens:
+        return
+    service = operation.partition(".")[0]
+    if service in ("storage", "compute"):
+        if service == "compute" or kind:
+            raise ApiError(401, "Invalid Credentials", reason="authError")
+        return
+    reason = "ACCESS_TOKEN_EXPIRED" if kind else "CREDENTIALS_MISSING"
+    metadata = {"service": f"{service}.googleapis.com"}
+    raise ApiError(401, INVALID if kind else MISSING, info=reason, metadata=metadata)
 
 
 class GoogleCloud:
@@ -103,14 +127,13 @@ class GoogleCloud:
         services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, self.advice, *accounts, *rules)
         serial = [self._one_at_a_time(route) for service in services for route in service.routes]
         self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has its own lock
-        self._server = Server(("127.0.0.1", port), handler(self._serve, clock))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="google-cloud")
+        self._server = Server(port, handler(self._serve, clock), "google-cloud")
         self._config = tempfile.TemporaryDirectory(prefix="gcloud-")
 
     @property
     def url(self) -> str:
         """Return the address of all services, without a trailing slash."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"http://{self._server.host}"
 
     def environ(self) -> dict[str, str]:
         """Return the environment that leads gcloud and Google's clients here."""
@@ -164,16 +187,13 @@ class GoogleCloud:
         return {"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(self._token_file)}
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.runs:
             self.runs.close()  # checkpoints of jobs that are being stopped are still stored
-        self._server.shutdown()
-        self._server.hang_up()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
         self._config.cleanup()
 
     def _serve(self, request: Request) -> Response:
@@ -186,18 +206,18 @@ class GoogleCloud:
 
     def _with_faults(self, request: Request) -> Response:
         call = Call(request, "", Target(""))
-        if found := find_route(self._routes, request):
-            route, names = found
+        if match := find_route(self._routes, request):
+            route, names = match
             call = Call(request, route.operation, route.target(request, **names))
         effect = self.faults.meet(call)
         return effect(call, self._answer) if effect else self._answer(request)
 
     def _answer(self, request: Request) -> Response:
-        found = find_route(self._routes, request)
-        if found is None:
+        match = find_route(self._routes, request)
+        if match is None:
             message = f"The loopback cloud has no {request.method} {request.path}."
             return json_response(ApiError(404, message, reason="notFound").body(), 404)
-        route, names = found
+        route, names = match
         try:
             if self.tokens is not None:
                 check(request, route.operation, self.tokens)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from launcher.testing.googlecloud import Slow, Stalled
-from launcher.testing.googlecloud.effects import Effect
+from launcher.testing.googlecloud.faults import Effect
 
 
 def patience(effect: Effect) -> float:

@@ -1,16 +1,103 @@
-"""Requests and answers, as plain data between the HTTP server and the services."""
+"""Requests and answers between the HTTP server and the services, refusals in Google's two formats, and routes."""
 
 from __future__ import annotations
 
 import json
+import operator
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from launcher.testing.googlecloud.errors import ApiError
-from launcher.testing.googlecloud.pieces import Pieces
+from launcher.testing.googlecloud.pieces import Pieces, cut, size
+from launcher.testing.httpserver import Handler
+
+STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+"""google.rpc.Code by HTTP status (google/rpc/code.proto)."""
+
+
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""Comparisons of Google's list filters, which are alike in all services."""
+
+
+class Violation(NamedTuple):
+    """An invalid field. `field` is dotted, as Google writes it: job_spec.worker_pool_specs[0]."""
+
+    field: str
+    message: str
+
+
+class ApiError(Exception):
+    """A refusal: an HTTP code, Google's message and, for the older JSON APIs, a reason such as ``conditionNotMet``.
+
+    `info` is the reason in the newer APIs' google.rpc.ErrorInfo, such as SERVICE_DISABLED, and `metadata` its metadata.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        message: str,
+        *,
+        reason: str = "",
+        violations: tuple[Violation, ...] = (),
+        status: str = "",
+        info: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+        self.violations = violations
+        self.info = info
+        self.metadata = dict(metadata or {})
+        self.status = status or STATUS.get(code, "UNKNOWN")
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON: google.rpc.Status for the newer APIs, errors[] with a reason for Compute and Storage."""
+        return {"error": self._with_reason() if self.reason else self._rpc_status()}
+
+    def _with_reason(self) -> dict[str, Any]:
+        domain = "usageLimits" if self.reason in ("rateLimitExceeded", "quotaExceeded") else "global"
+        entry = {"message": self.message, "domain": domain, "reason": self.reason}
+        return {"code": self.code, "message": self.message, "errors": [entry]}
+
+    def _rpc_status(self) -> dict[str, Any]:
+        status: dict[str, Any] = {"code": self.code, "message": self.message, "status": self.status}
+        if self.violations:
+            fields = [{"field": field, "description": message} for field, message in self.violations]
+            status["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": fields}]
+        elif self.info:
+            what: dict[str, Any] = {"reason": self.info, "domain": "googleapis.com"}
+            what |= {"metadata": self.metadata} if self.metadata else {}
+            status["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", **what}]
+        return status
+
+
+def found_errors(violations: list[Violation]) -> ApiError:
+    """Return Vertex AI's error with all violations of a request (format seen in answers of Vertex AI)."""
+    listed = [f"{n}.Field: {field}; Message: {message}" for n, (field, message) in enumerate(violations, 1)]
+    return ApiError(400, "\t".join(["List of found errors:", *listed, ""]), violations=tuple(violations))
 
 
 class Recorded(NamedTuple):
@@ -127,10 +214,10 @@ def page_step(request: Request) -> str | None:
 
 def find_route(routes: list[Route], request: Request) -> tuple[Route, dict[str, str]] | None:
     """Return the first matching route and the variable parts of its path, or None."""
-    for found in routes:
-        match = found.pattern.fullmatch(request.path) if found.method == request.method else None
+    for route in routes:
+        match = route.pattern.fullmatch(request.path) if route.method == request.method else None
         if match:
-            return found, {name: unquote(part) for name, part in match.groupdict().items()}
+            return route, {name: unquote(part) for name, part in match.groupdict().items()}
     return None
 
 
@@ -141,3 +228,53 @@ def page(items: list[Any], size: int, token: str) -> tuple[list[Any], str]:
         raise ApiError(400, "The page token is invalid.")
     end = start + size
     return items[start:end], str(end) if end < len(items) else ""
+
+
+def handler(
+    serve: Callable[[Request], Response], clock: Callable[[], float] = time.time
+) -> type[BaseHTTPRequestHandler]:
+    """Return an HTTP handler that passes requests to `serve` and sends the answers. `clock` is for the Date header."""
+
+    class RequestHandler(Handler):
+        def answer(self) -> None:
+            url = urlsplit(self.path)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            query = parameters(url.query)
+            response = serve(Request(self.command, url.path, query, headers, self.read_body(headers)))
+            stopped = bool(response.wait) and self.server.stopping.wait(response.wait)
+            if not stopped:
+                self.send(response)
+            self.close_connection = self.close_connection or stopped or response.then != "next"
+            if response.then == "reset":
+                self.server.to_reset.add(self.connection)
+            while response.then == "hold" and self.connection.recv(1 << 16):
+                continue  # until the client or the server closes the connection
+
+        def send(self, response: Response) -> None:
+            if response.head:
+                self.send_response(response.status)
+                for name, value in response.headers.items():
+                    self.send_header(name, value)
+                if response.status != 204:
+                    self.send_header("Content-Length", str(size(response.pieces)))
+                self.end_headers()
+            shown = response.pieces if response.shown is None else cut(response.pieces, 0, response.shown)
+            for piece in shown if self.command != "HEAD" else ():
+                self.wfile.write(piece)
+            self.wfile.flush()
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - names that the base class requires
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            """Return the Date header by the cloud's clock, which may differ from the client's."""
+            return super().date_time_string(clock() if timestamp is None else timestamp)
+
+    return RequestHandler
+
+
+def parameters(query: str) -> dict[str, str]:
+    """Return the query's parameters; the values of a repeated one are joined with commas."""
+    values: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        values[name] = f"{values[name]},{value}" if name in values else value
+    return values

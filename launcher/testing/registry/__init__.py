@@ -11,10 +11,8 @@ assert registry.steps == ["upload.begin", ...]
 from __future__ import annotations
 
 from launcher.testing.registry.access import Basic, Bearer
-from launcher.testing.registry.clock import FakeTime
 from launcher.testing.registry.faults import AlterHeader, CutOff, Fault, ForgetUpload, LoseResponse, Refuse, Reset, Torn
-from launcher.testing.registry.image import put_image
-from launcher.testing.registry.server import OciRegistry
+from launcher.testing.registry.server import FakeTime, OciRegistry, put_image
 from launcher.testing.registry.wire import Recorded, digest
 
 __all__ = [

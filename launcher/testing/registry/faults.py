@@ -8,13 +8,12 @@ blob.head, blob.get, mount, upload.begin, upload.chunk, upload.status, upload.fi
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from launcher.testing.fault_plan import FaultPlan
 from launcher.testing.registry.wire import Request, Response, error
 
 Serve = Callable[[Request], Response]
@@ -39,35 +38,13 @@ class Fault:
     after: int = 0
 
 
-class Faults:
-    """The planned faults. `used` counts how often each fault took effect."""
-
-    def __init__(self) -> None:
-        self.used: Counter[Fault] = Counter()
-        self._met: Counter[int] = Counter()
-        self._plan: list[Fault] = []
-        self._lock = threading.Lock()
-
-    def add(self, fault: Fault) -> Fault:
-        """Add a fault after those already planned. Return it, as the key in `used`."""
-        with self._lock:
-            self._plan.append(fault)
-        return fault
+class Faults(FaultPlan[Fault]):
+    """The planned faults."""
 
     def meet(self, step: str) -> Effect | None:
-        """Return the effect on a request of this step, and count it; None: the request passes."""
-        with self._lock:
-            for index, fault in enumerate(self._plan):
-                if fnmatchcase(step, fault.step) and self._takes(index, fault):
-                    self.used[fault] += 1
-                    return fault.effect
-        return None
-
-    def _takes(self, index: int, fault: Fault) -> bool:
-        if fault.times is not None and self._met[index] >= fault.after + fault.times:
-            return False
-        self._met[index] += 1
-        return self._met[index] > fault.after
+        """Return the effect on a request of this step; None: the request passes."""
+        fault = self.take(lambda fault: fnmatchcase(step, fault.step))
+        return fault.effect if fault else None
 
 
 @dataclass(frozen=True)

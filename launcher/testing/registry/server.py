@@ -1,21 +1,21 @@
-"""The registry's HTTP server."""
+"""The registry's HTTP server, an image for it, and a clock for its clients."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from launcher.testing.httpserver import Handler, Server
 from launcher.testing.registry.access import Access
-from launcher.testing.registry.api import Api, parse_path
+from launcher.testing.registry.api import Api, Store, parse_path
 from launcher.testing.registry.faults import Faults
-from launcher.testing.registry.store import Store
 from launcher.testing.registry.wire import Recorded, RefusedError, Request, Response
 
 Read = Callable[[int | None], bytes]
@@ -50,13 +50,12 @@ class OciRegistry:
         self.store = Store(None if repositories is None else frozenset(repositories), immutable=immutable)
         self.api = Api(self.store, lambda: self.url, resumes=resumes, pieces=pieces, redirects=redirects)
         self._lock = threading.Lock()
-        self._server = Server(("127.0.0.1", port), _handler(self._serve))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="registry")
+        self._server = Server(port, _handler(self._serve), "registry")
 
     @property
     def host(self) -> str:
         """Return HOST:PORT, as in image references."""
-        return f"127.0.0.1:{self._server.server_address[1]}"
+        return self._server.host
 
     @property
     def url(self) -> str:
@@ -78,14 +77,11 @@ class OciRegistry:
         return self.store.repository(repository).tags.get(tag)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.hang_up()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
     def _serve(self, head: Request, read: Read) -> Response:
         request = parse_path(head)
@@ -139,3 +135,56 @@ def _handler(serve: Callable[[Request, Read], Response]) -> type[BaseHTTPRequest
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the base class's names
 
     return RequestHandler
+
+
+DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
+LAYERS = {
+    DOCKER: "application/vnd.docker.image.rootfs.diff.tar.gzip",
+    "application/vnd.oci.image.manifest.v1+json": "application/vnd.oci.image.layer.v1.tar+gzip",
+}
+"""Type of a manifest -> type of its layers."""
+
+
+def put_image(
+    registry: OciRegistry, name: str, tag: str = "t", *, media_type: str = DOCKER, architecture: str = "amd64"
+) -> str:
+    """Store an image of two layers, and return its digest. The layers are not archives, so the image can't run."""
+    blobs = (b"base layer " * 1000, b"venv layer " * 2000)
+    config = {
+        "os": "linux",
+        "architecture": architecture,
+        "config": {"Env": ["A=1"], "User": "1000:1000", "Entrypoint": ["python"], "Labels": {"kept": "yes"}},
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + "1" * 64, "sha256:" + "2" * 64]},
+        "history": [{"created_by": "one"}, {"created_by": "two"}],
+    }
+    raw = json.dumps(config).encode()
+
+    def blob(kind: str, data: bytes) -> dict[str, Any]:
+        return {"mediaType": kind, "size": len(data), "digest": registry.store.add(name, data)}
+
+    body = {
+        "schemaVersion": 2,
+        "mediaType": media_type,
+        "config": blob("application/vnd.docker.container.image.v1+json", raw),
+        "layers": [blob(LAYERS[media_type], data) for data in blobs],
+    }
+    return registry.store.put(name, tag, media_type, json.dumps(body).encode())
+
+
+class FakeTime:
+    """A clock in seconds. `waited` has the durations of all sleeps, in order."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.waited: list[float] = []
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self.waited.append(seconds)
+        self._now += seconds
+
+    def advance(self, seconds: float) -> None:
+        """Advance the clock without recording a sleep."""
+        self._now += seconds

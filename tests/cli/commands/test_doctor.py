@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.testing.googlecloud import GoogleCloud
-from launcher.testing.googlecloud.compute import YOU
+from launcher.testing.googlecloud.compute.service import YOU
 from tests.cli.cloudjobs import Job
 from tests.command import ROOT, launch
 

@@ -17,8 +17,8 @@ from launcher.catalog import Catalog, PriceTable, Service
 from launcher.errors import LaunchError
 from launcher.inputs import price_table
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status, Truncated
-from launcher.testing.googlecloud import price_list as real
-from launcher.testing.googlecloud.price_list import AMERICAS, sku
+from launcher.testing.googlecloud.project import billing as real
+from launcher.testing.googlecloud.project.billing import AMERICAS, sku
 from tests.command import ROOT, WORLD, Ran, launch
 
 SHIPPED = catalog.load()

@@ -13,8 +13,8 @@ import pytest
 
 from launcher.clock import Clock
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
-from launcher.testing.googlecloud.compute import YOU
-from launcher.testing.googlecloud.serviceusage import USED
+from launcher.testing.googlecloud.compute.service import YOU
+from launcher.testing.googlecloud.project.services import USED
 from launcher.testing.registry import OciRegistry, put_image
 from tests.cli.cloudjobs import WELL, Job
 from tests.command import Ran, launch

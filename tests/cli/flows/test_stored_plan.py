@@ -23,7 +23,7 @@ from launcher.services.compute.backend import Vms
 from launcher.services.compute.client import Compute
 from launcher.services.vertex import Vertex, endpoint_of
 from launcher.testing.googlecloud import FakeClock
-from launcher.testing.googlecloud.compute import YOU
+from launcher.testing.googlecloud.compute.service import YOU
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts
 from tests.cli.commands.vm.test_run import RUN, inserts
 from tests.runs.vm_runs import VmSite, exits, is_preempted

@@ -15,7 +15,7 @@ from launcher.jobs.job import Job
 from launcher.runs.logs import cloud_logging
 from launcher.runs.logs.cloud_logging import CloudLogReader, format_rfc3339, parse_entry, parse_rfc3339
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
-from launcher.testing.googlecloud.effects import Effect, Serve, Step
+from launcher.testing.googlecloud.faults import Effect, Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response
 
 LIST = "logging.entries.list"

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -270,12 +269,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list
     folder = tmp_path_factory.mktemp("hub")
     made(LLAMA).model.save_pretrained(folder)
     seen: list[str] = []
-    server = Server(("127.0.0.1", 0), type("Served", (Hub,), {"folder": folder, "seen": seen}))
+    server = Server(0, type("Served", (Hub,), {"folder": folder, "seen": seen}), "hub")
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", seen
-    server.shutdown()
-    server.server_close()
+    server.thread.start()
+    yield f"http://{server.host}", seen
+    server.stop()
 
 
 PROGRAM = """

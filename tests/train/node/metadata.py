@@ -25,12 +25,12 @@ class Metadata:
         self._values = dict(QUIET)
         self._closed = False
         self._news = threading.Condition()
-        self._server = Server(("127.0.0.1", 0), _handler(self))
+        self._server = Server(0, _handler(self), "metadata")
         self._server.daemon_threads = True
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._server.server_address[1]}"
+        return self._server.host
 
     def set(self, key: str, value: str) -> None:
         with self._news:
@@ -47,14 +47,12 @@ class Metadata:
 
     @contextmanager
     def serving(self) -> Iterator[Metadata]:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+        self._server.thread.start()
         yield self
         with self._news:
             self._closed = True
             self._news.notify_all()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
 
 def _handler(metadata: Metadata) -> type[BaseHTTPRequestHandler]:

@@ -15,7 +15,7 @@ from launch_train.common.contract import Exit
 from launch_train.node.gce_vm import VmIdentity, log_source, machine_of
 from launcher.runs.metrics.results import results
 from launcher.testing.googlecloud import Fault, GoogleCloud, Stalled, Status
-from launcher.testing.googlecloud.logs import WRITE
+from launcher.testing.googlecloud.logging.entries import WRITE
 from tests.train.node.metadata import Metadata
 from tests.train.nodes import Machines, Node, cluster_spec, free_port, machines, until
 

@@ -15,7 +15,7 @@ from launch_train.telemetry import cloud_logging, log_entry
 from launch_train.telemetry.cloud_logging import LogUploader
 from launch_train.telemetry.log_entry import Chunk, Entries, LogSource, batches, rfc3339
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
-from launcher.testing.googlecloud.logs import WRITE
+from launcher.testing.googlecloud.logging.entries import WRITE
 from tests.train.nodes import until
 
 RESOURCE = {"project_id": "my-project", "instance_id": "4242", "zone": "us-central1-a"}

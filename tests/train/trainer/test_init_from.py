@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from threading import Event
@@ -238,10 +237,10 @@ def test_a_model_of_the_hub(tmp_path: Path) -> None:
     model = test_hugging_face.made(test_hugging_face.LLAMA).model
     model.save_pretrained(folder, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    server = Server(("127.0.0.1", 0), type("Served", (test_hugging_face.Hub,), {"folder": folder, "seen": []}))
+    server = Server(0, type("Served", (test_hugging_face.Hub,), {"folder": folder, "seen": []}), "hub")
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    world = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_HOME": str(tmp_path / "cache")}
+    server.thread.start()
+    world = {"HF_ENDPOINT": f"http://{server.host}", "HF_HOME": str(tmp_path / "cache")}
     words = [json.dumps(test_hugging_face.LLAMA), "hf:org/model", "hf:org/nothing"]
     done = subprocess.run(
         [sys.executable, "-c", FROM_HUB, *words],
@@ -251,8 +250,7 @@ def test_a_model_of_the_hub(tmp_path: Path) -> None:
         timeout=180,
         check=False,
     )
-    server.shutdown()
-    server.server_close()
+    server.stop()
     found, missing = done.stdout.splitlines()
     assert found == f"True {model.model.embed_tokens.weight.double().sum().item()}", done.stderr
     assert missing.startswith("UsageError")

@@ -32,7 +32,7 @@ from launcher.testing.googlecloud import (
     Truncated,
 )
 from launcher.testing.googlecloud.faults import Effect
-from launcher.testing.googlecloud.objects import draft
+from launcher.testing.googlecloud.storage.objects import draft
 
 INSERT, GET, LIST, DELETE = (f"storage.objects.{verb}" for verb in ("insert", "get", "list", "delete"))
 SMALL, LARGE = b"small" * 100, os.urandom(1 << 20) * 9

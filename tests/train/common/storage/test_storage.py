@@ -305,7 +305,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, cloud: GoogleCloud) -> Iterator[list[
         return serve(request)
 
     monkeypatch.setenv(OVERRIDE, f"{cloud.url}/storage/v1/")
-    from launcher.testing.googlecloud.httpserver import handler
+    from launcher.testing.googlecloud.wire import handler
 
     monkeypatch.setattr(cloud._server, "RequestHandlerClass", handler(watched))
     yield seen

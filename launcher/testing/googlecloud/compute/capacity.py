@@ -1,0 +1,197 @@
+"""Simulated stockouts and quotas, with Google's messages.
+
+    cloud.compute.capacity.out("us-central1-*", "a3-*", "SPOT", available=("us-east4-a",))
+    cloud.compute.capacity.out("us-central1-a", left=1, until=clock() + 600)
+    cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
+
+By default capacity and quota are unlimited. The messages and the shape of errorDetails are those of published answers
+(github.com/kubernetes/k8s.io issue 9834, CCExtractor/sample-platform issue 901).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from launcher.testing.googlecloud.compute.operations import Problem
+
+CODES = ("ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
+HELP = {
+    "help": {
+        "links": [
+            {
+                "description": "Troubleshooting documentation",
+                "url": "https://cloud.google.com/compute/docs/resource-error",
+            }
+        ]
+    }
+}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The capacity that a VM requires."""
+
+    zone: str
+    machine: str
+    model: str
+    accelerator: str = ""
+    gpus: int = 0
+
+    @property
+    def region(self) -> str:
+        """Return the region of the zone: us-central1 for us-central1-a."""
+        return self.zone.rpartition("-")[0]
+
+
+@dataclass
+class Shortage:
+    """A stockout in zones, of machine types and models (globs), until a time or for some tries.
+
+    `left` VMs are still available. With `after`, the insert's operation fails that many seconds after it began (None:
+    by the cloud's pace).
+    """
+
+    zone: str = "*"
+    machine: str = "*"
+    model: str = "*"
+    code: str = CODES[1]
+    available: tuple[str, ...] = ()
+    left: int = 0
+    after: float | None = None
+    until: float | None = None
+    times: int | None = None
+    met: int = 0
+
+    def problem(self, project: str, wanted: Demand) -> Problem:
+        """Return the operation's error."""
+        where = f"The zone 'projects/{project}/zones/{wanted.zone}'"
+        rest = (
+            "  Try a different zone, or try again later." if self.code == CODES[0] else "  '(resource type:compute)'."
+        )
+        attached = f"{wanted.accelerator}:{wanted.gpus}" if wanted.machine.startswith("n1-") and wanted.gpus else ""
+        known = {"attachment": attached, "vmType": wanted.machine, "zone": wanted.zone}
+        info = {
+            "domain": "compute.googleapis.com",
+            "metadatas": {**known, "zonesAvailable": ",".join(self.available)},
+            "reason": "resource_availability",
+        }
+        details = (HELP, {"localizedMessage": self._said(wanted)}, {"errorInfo": info})
+        text = f"{where} does not have enough resources available to fulfill the request.{rest}"
+        return Problem(self.code, text, 503, details if self.code in CODES else ())
+
+    def _said(self, wanted: Demand) -> dict[str, str]:
+        elsewhere = f"Consider trying your request in the {', '.join(self.available)} zone(s), which currently has "
+        elsewhere += "capacity to accommodate your request. " if self.available else ""
+        first = f"A {wanted.machine} VM instance is currently unavailable in the {wanted.zone} zone. "
+        last = "Alternatively, you can try your request again with a different VM hardware configuration or at a later "
+        last += "time. For more information, see the troubleshooting documentation."
+        return {"locale": "en-US", "message": first + (elsewhere if self.available else "") + last}
+
+
+class Capacity:
+    """All stockouts."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.shortages: list[Shortage] = []
+
+    def out(self, zone: str = "*", machine: str = "*", model: str = "*", **more: Any) -> Shortage:
+        """Add a stockout. `more` are further fields of Shortage."""
+        shortage = Shortage(zone, machine, model, **more)
+        self.shortages.append(shortage)
+        return shortage
+
+    def back(self) -> None:
+        """Remove all stockouts."""
+        self.shortages.clear()
+
+    def meets(self, wanted: Demand) -> Shortage | None:
+        """Return the stockout that applies to a VM, or None."""
+        return next((shortage for shortage in self.shortages if self._fits(shortage, wanted)), None)
+
+    def _fits(self, shortage: Shortage, wanted: Demand) -> bool:
+        if shortage.until is not None and self.now() >= shortage.until:
+            return False
+        if shortage.times is not None and shortage.met >= shortage.times:
+            return False
+        pairs = ((wanted.zone, shortage.zone), (wanted.machine, shortage.machine), (wanted.model, shortage.model))
+        return all(fnmatchcase(value, pattern) for value, pattern in pairs)
+
+
+PLENTY = 1000.0
+NAMED = {
+    "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
+    "nvidia-tesla-v100": "NVIDIA_V100_GPUS",
+    "nvidia-tesla-p4": "NVIDIA_P4_GPUS",
+    "nvidia-tesla-a100": "NVIDIA_A100_GPUS",
+    "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
+    "nvidia-l4": "NVIDIA_L4_GPUS",
+}
+"""Metrics in the enum Quota.Metric of google-cloud-compute 1.56.0.
+
+On demand, newer GPUs share GPUS_PER_GPU_FAMILY, which regions.get doesn't show.
+"""
+PREEMPTIBLE = ("SPOT", "FLEX_START")
+"""Models that consume preemptible quota (Google Cloud blog, "Introducing Flex-start VMs", 2025-09-25)."""
+PREEMPTIBLE_ONLY = {"nvidia-h100-80gb": "PREEMPTIBLE_NVIDIA_H100_GPUS"}
+EVERYWHERE = "GPUS_ALL_REGIONS"
+PER_FAMILY = "GPUS_PER_GPU_FAMILY"
+
+
+def metric(wanted: Demand) -> str:
+    """Return the quota that a VM's GPUs consume in its region. Empty: none."""
+    if not wanted.gpus:
+        return ""
+    named = NAMED.get(wanted.accelerator)
+    if wanted.model in PREEMPTIBLE:
+        return f"PREEMPTIBLE_{named}" if named else PREEMPTIBLE_ONLY.get(wanted.accelerator, "")
+    return named if named and wanted.model == "STANDARD" else PER_FAMILY
+
+
+@dataclass
+class Quotas:
+    """Limits by (region, metric). The region of GPUS_ALL_REGIONS is empty.
+
+    Metrics in `late` are refused by the operation instead of the request.
+    """
+
+    limits: dict[tuple[str, str], float] = field(default_factory=dict)
+    late: bool = False
+
+    def limit(self, name: str, limit: float, region: str = "", *, late: bool = False) -> None:
+        """Set the limit of a metric in a region."""
+        self.limits["" if name == EVERYWHERE else region, name] = limit
+        self.late = late
+
+    def exceeded(self, wanted: Iterable[Demand], used: Iterable[Demand]) -> Problem | None:
+        """Return the problem if new VMs exceed a quota, given the existing VMs. None: they fit."""
+        new, existing = list(wanted), list(used)
+        for name in dict.fromkeys([*filter(None, map(metric, new)), EVERYWHERE]):
+            region = "" if name == EVERYWHERE else new[0].region
+            most = self.limits.get((region, name), PLENTY)
+            if self.usage(new, region, name) and self.usage([*existing, *new], region, name) > most:
+                known = {"metricName": f"compute.googleapis.com/{name.lower()}", "limit": most}
+                known |= {"limitName": f"{name.replace('_', '-')}-per-project" + ("-region" if region else "")}
+                info = {"quotaInfo": {**known, "dimensions": {"region": region or "global"}}}
+                where = f"in region {region}." if region else "globally."
+                return Problem("QUOTA_EXCEEDED", f"Quota '{name}' exceeded.  Limit: {most:.1f} {where}", 403, (info,))
+        return None
+
+    def usage(self, vms: Iterable[Demand], region: str, name: str) -> float:
+        """Return the usage of a metric by VMs in a region."""
+        if name == EVERYWHERE:
+            return float(sum(vm.gpus for vm in vms))
+        return float(sum(vm.gpus for vm in vms if vm.region == region and metric(vm) == name))
+
+    def shown(self, used: Iterable[Demand], region: str) -> list[dict[str, Any]]:
+        """Return regions.get's quotas[], or with an empty region projects.get's."""
+        vms = list(used)
+        classic = [*NAMED.values(), *(f"PREEMPTIBLE_{name}" for name in NAMED.values()), *PREEMPTIBLE_ONLY.values()]
+        names = classic if region else [EVERYWHERE]
+        return [
+            {"metric": n, "limit": self.limits.get((region, n), PLENTY), "usage": self.usage(vms, region, n)}
+            for n in names
+        ]

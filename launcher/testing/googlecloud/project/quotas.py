@@ -1,0 +1,174 @@
+"""Cloud Quotas: Vertex AI's GPU quotas of training, requests for more, and their use in Cloud Monitoring.
+
+Facts. Seen (gcloud 528's generated client, cloudquotas v1): paths and fields. Seen (gcloud's model_garden_utils): the
+usage metric, its labels, and that a limit of 0 has no `value`. Seen (vertex-ai-samples, common_util.py): the metrics.
+Seen (Compute Engine's refusals): GPUs of VMs from H100 on share a quota with the dimension gpu_family, and its id.
+Assumed: the order of dimensionsInfos within a quota; the ids of the other quotas of VMs (formed as RTX PRO 6000's);
+that the quota of all regions has the location global.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.testing.googlecloud.compute.capacity import EVERYWHERE, NAMED, PER_FAMILY, PREEMPTIBLE_ONLY, Quotas
+from launcher.testing.googlecloud.compute.machine_types import regions
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, page, route
+
+LOCATION = "/v1/projects/{project}/locations/global"
+INFOS = LOCATION + "/services/{service}/quotaInfos"
+PREFERENCES = LOCATION + "/quotaPreferences"
+GPUS = {
+    "t4": "T4", "v100": "V100", "p100": "P100", "p4": "P4", "l4": "L4", "a100": "A100", "a100_80gb": "A10080GB",
+    "h100": "H100", "h100_mega": "H100MEGA", "h200": "H200",
+}  # fmt: skip
+FAMILIES = ("NVIDIA_H100", "NVIDIA_H100_MEGA", "NVIDIA_H200", "NVIDIA_B200", "NVIDIA_RTX_PRO_6000")
+PLENTY = 1000
+
+
+class CloudQuotas:
+    """The services. `limits` and `usage` are by metric without its service and region; limits default to plenty."""
+
+    def __init__(self, project: str, compute: Quotas) -> None:
+        self.project, self.compute = project, compute
+        self.limits: dict[tuple[str, str], int] = {}
+        self.usage: dict[tuple[str, str], int] = {}
+        self.ineligible: dict[str, str] = {}
+        self.more_metrics: dict[str, str] = {}
+        """Further quotas: metric without its service -> id."""
+        self.preferences: dict[str, dict[str, Any]] = {}
+        self.routes: list[Route] = [
+            route("GET", INFOS, self.infos, "cloudquotas.projects.locations.services.quotaInfos.list"),
+            route("GET", INFOS + "/{quota}", self.info, "cloudquotas.projects.locations.services.quotaInfos.get"),
+            route("POST", PREFERENCES, self.prefer, "cloudquotas.projects.locations.quotaPreferences.create"),
+            route("GET", PREFERENCES, self.listed, "cloudquotas.projects.locations.quotaPreferences.list"),
+            route(
+                "GET", PREFERENCES + "/{name}", self.preference, "cloudquotas.projects.locations.quotaPreferences.get"
+            ),
+            route(
+                "PATCH", PREFERENCES + "/{name}", self.change, "cloudquotas.projects.locations.quotaPreferences.patch"
+            ),
+            route("GET", "/v3/projects/{project}/timeSeries", self.series, "monitoring.projects.timeSeries.list"),
+        ]
+
+    def infos(self, request: Request, project: str, service: str) -> Response:
+        """Return a page of Vertex AI's quotas."""
+        request.only_query("pageSize", "pageToken")
+        infos = self._infos(service)
+        items, following = page(infos, 12, request.query.get("pageToken", ""))
+        return json_response({"quotaInfos": items, **({"nextPageToken": following} if following else {})})
+
+    def info(self, request: Request, project: str, service: str, quota: str) -> Response:
+        """Return one quota, of Vertex AI or Compute Engine."""
+        request.only_query()
+        infos = self._compute_infos() if service == "compute.googleapis.com" else self._infos(service)
+        for info in infos:
+            if info["quotaId"] == quota:
+                return json_response(info)
+        raise ApiError(404, f"Quota {quota} not found.")
+
+    def _infos(self, service: str) -> list[dict[str, Any]]:
+        kinds = (("", ""), ("preemptible_", "Preemptible"))
+        ids = {
+            f"custom_model_training_{low}nvidia_{gpu}_gpus": f"CustomModelTraining{high}{name}GPUsPerProjectPerRegion"
+            for low, high in kinds
+            for gpu, name in GPUS.items()
+        } | self.more_metrics
+        infos = [self._info(service, metric, name) for metric, name in ids.items()]
+        infos.append(self._info(service, "online_prediction_requests_per_base_model", "OnlinePrediction"))
+        return infos
+
+    def _compute_infos(self) -> list[dict[str, Any]]:
+        """Return the GPU quotas of VMs: those of regions.get, that of all regions together, and that of families."""
+        metrics = [*NAMED.values(), *(f"PREEMPTIBLE_{name}" for name in NAMED.values()), *PREEMPTIBLE_ONLY.values()]
+        infos = [self._compute_info(name, [({}, region) for region in regions()]) for name in metrics]
+        families = [({"gpu_family": name}, region) for region in regions() for name in FAMILIES]
+        return [*infos, self._compute_info(PER_FAMILY, families), self._compute_info(EVERYWHERE, [({}, "")])]
+
+    def _compute_info(self, metric: str, places: list[tuple[dict[str, str], str]]) -> dict[str, Any]:
+        where = "" if metric == EVERYWHERE else "-region"
+        name = f"{metric.replace('_', '-')}-per-project{where}"
+        dimensions = []
+        for more, region in places:
+            limit = int(self.compute.limits.get((region, metric), PLENTY))
+            details = {"value": str(limit)} if limit else {}
+            own = {**more, **({"region": region} if region else {})}
+            dimensions.append({"dimensions": own, "details": details, "applicableLocations": [region or "global"]})
+        service = "compute.googleapis.com"
+        return {
+            "name": f"projects/{self.project}/locations/global/services/{service}/quotaInfos/{name}",
+            "quotaId": name,
+            "metric": f"{service}/{metric.lower()}",
+            "service": service,
+            "quotaIncreaseEligibility": {"isEligible": True},
+            "dimensionsInfos": dimensions,
+        }
+
+    def _info(self, service: str, metric: str, name: str) -> dict[str, Any]:
+        dimensions = [self._dimension(metric, region) for region in regions()]
+        reason = self.ineligible.get(metric, "")
+        eligible = {"isEligible": True} if not reason else {"ineligibilityReason": reason}
+        return {
+            "name": f"projects/{self.project}/locations/global/services/{service}/quotaInfos/{name}",
+            "quotaId": name,
+            "metric": f"{service}/{metric}",
+            "service": service,
+            "dimensions": ["region"],
+            "isPrecise": True,
+            "containerType": "PROJECT",
+            "quotaIncreaseEligibility": eligible,
+            "dimensionsInfos": dimensions,
+        }
+
+    def _dimension(self, metric: str, region: str) -> dict[str, Any]:
+        limit = self.limits.get((metric, region), PLENTY)
+        details = {"value": str(limit)} if limit else {}
+        return {"dimensions": {"region": region}, "details": details, "applicableLocations": [region]}
+
+    def prefer(self, request: Request, project: str) -> Response:
+        """Store a request for a higher limit. Nothing is granted here."""
+        request.only_query("quotaPreferenceId", "ignoreSafetyChecks")
+        name = request.query.get("quotaPreferenceId") or f"preference-{len(self.preferences) + 1}"
+        if name in self.preferences:
+            raise ApiError(409, f"Quota preference {name} already exists.")
+        body = request.json()
+        config = {**body["quotaConfig"], "grantedValue": "0"}
+        full = f"projects/{self.project}/locations/global/quotaPreferences/{name}"
+        self.preferences[name] = {**body, "name": full, "quotaConfig": config, "reconciling": True}
+        return json_response(self.preferences[name])
+
+    def change(self, request: Request, project: str, name: str) -> Response:
+        """Change a request."""
+        request.only_query("updateMask", "ignoreSafetyChecks", "allowMissing")
+        config = {**request.json()["quotaConfig"], "grantedValue": "0"}
+        self.preferences[name] |= {"quotaConfig": config}
+        return json_response(self.preferences[name])
+
+    def preference(self, request: Request, project: str, name: str) -> Response:
+        """Return one request."""
+        if name not in self.preferences:
+            raise ApiError(404, f"Quota preference {name} not found.")
+        return json_response(self.preferences[name])
+
+    def listed(self, request: Request, project: str) -> Response:
+        """Return all requests."""
+        request.only_query("pageSize", "pageToken", "filter", "orderBy")
+        return json_response({"quotaPreferences": [*self.preferences.values()]})
+
+    def series(self, request: Request, project: str) -> Response:
+        """Return the use of each quota that has any: the newest point."""
+        request.only_query("filter", "interval.startTime", "interval.endTime", "pageToken")
+        wanted = request.query["filter"]
+        if "quota/allocation/usage" not in wanted or request.query["interval.startTime"][:4] < "2020":
+            raise ApiError(400, f"The loopback cloud has no time series {wanted}")
+        series = [self._series(metric, region, used) for (metric, region), used in self.usage.items()]
+        return json_response({"timeSeries": series})
+
+    def _series(self, metric: str, region: str, used: int) -> dict[str, Any]:
+        labels = {"quota_metric": f"aiplatform.googleapis.com/{metric}"}
+        where = {"project_id": self.project, "location": region, "service": "aiplatform.googleapis.com"}
+        return {
+            "metric": {"type": "serviceruntime.googleapis.com/quota/allocation/usage", "labels": labels},
+            "resource": {"type": "consumer_quota", "labels": where},
+            "points": [{"value": {"int64Value": str(used)}}],
+        }

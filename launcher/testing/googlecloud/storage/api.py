@@ -1,0 +1,296 @@
+"""Cloud Storage's JSON API: lists, downloads, composing, deletions and buckets. Uploads are in `uploads`."""
+
+from __future__ import annotations
+
+import base64
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from launcher.testing.googlecloud.clock import utc
+from launcher.testing.googlecloud.pieces import Pieces, cut, size
+from launcher.testing.googlecloud.project.iam import Policies
+from launcher.testing.googlecloud.storage.objects import PRECONDITIONS, Blob, Bucket, Objects
+from launcher.testing.googlecloud.wire import (
+    ApiError,
+    Request,
+    Response,
+    Route,
+    Target,
+    json_response,
+    page_step,
+    route,
+)
+
+BUCKETS = "/storage/v1/b"
+BUCKET = BUCKETS + "/{bucket}"
+OBJECT = BUCKET + "/o/{name}"
+PAGE = 1000
+"""Objects per page: the maximum and the default."""
+
+
+class Storage:
+    """The service's reads, compositions and deletions."""
+
+    def __init__(self, objects: Objects, number: str, url: Callable[[], str], policies: Policies) -> None:
+        self.objects = objects
+        self.number = number
+        self.url = url
+        self.policies = policies
+        self._created = objects.clock()
+        self.routes: list[Route] = [
+            route("POST", BUCKETS, self.add, "storage.buckets.insert"),
+            route("GET", BUCKETS, self.buckets, "storage.buckets.list"),
+            route("GET", BUCKET, self.bucket, "storage.buckets.get"),
+            route("PATCH", BUCKET, self.patch, "storage.buckets.patch"),
+            route("GET", BUCKET + "/iam", self.policy, "storage.buckets.getIamPolicy"),
+            route("PUT", BUCKET + "/iam", self.set_policy, "storage.buckets.setIamPolicy"),
+            route("GET", BUCKET + "/iam/testPermissions", self.tested, "storage.buckets.testIamPermissions"),
+            route("DELETE", BUCKET, self.remove, "storage.buckets.delete"),
+            route("GET", BUCKET + "/o", self.list, "storage.objects.list", _prefix),
+            route("GET", OBJECT, self.get, "storage.objects.get", _shown),
+            route("GET", "/download" + OBJECT, self.download, "storage.objects.get", _bytes),
+            route("DELETE", OBJECT, self.delete, "storage.objects.delete"),
+            route("POST", OBJECT + "/compose", self.compose, "storage.objects.compose"),
+        ]
+
+    def resource(self, bucket: str, blob: Blob) -> dict[str, Any]:
+        """Return the object's resource. int64 values are strings in the API."""
+        at = _timestamp(blob.updated)
+        place = f"b/{bucket}/o/{quote(blob.name, safe='')}"
+        return {
+            "kind": "storage#object",
+            "id": f"{bucket}/{blob.name}/{blob.generation}",
+            "selfLink": f"{self.url()}/storage/v1/{place}",
+            "mediaLink": f"{self.url()}/download/storage/v1/{place}?generation={blob.generation}&alt=media",
+            "name": blob.name,
+            "bucket": bucket,
+            "generation": str(blob.generation),
+            "metageneration": "1",
+            "contentType": blob.content_type,
+            "storageClass": "STANDARD",
+            "size": str(blob.size),
+            "crc32c": blob.crc32c,
+            "etag": f"etag-{blob.generation}",
+            "timeCreated": at,
+            "updated": at,
+            **({"md5Hash": blob.md5} if blob.md5 else {}),
+            **({"componentCount": blob.components} if blob.components else {}),
+            **({"metadata": dict(blob.metadata)} if blob.metadata else {}),
+        }
+
+    def add(self, request: Request) -> Response:
+        """Create a bucket."""
+        request.only_query("project", "enableObjectRetention")
+        body = request.json()
+        if unknown := {*body} - {"name", "location", "labels", "softDeletePolicy", "iamConfiguration"}:
+            raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a bucket.")
+        if body["name"] in self.objects.settings:
+            message = "Your previous request to create the named bucket succeeded and you already own it."
+            raise ApiError(409, message, reason="conflict")
+        kept = int(body.get("softDeletePolicy", {}).get("retentionDurationSeconds", 604_800))
+        labels = body.get("labels", {})
+        self.objects.add(
+            body["name"],
+            Bucket(body["name"], body.get("location", "US"), kept, labels=labels, uniform=_uniform(body, False)),
+        )
+        return json_response(self._bucket(body["name"]))
+
+    def buckets(self, request: Request) -> Response:
+        """Return the project's buckets."""
+        request.only_query("project", "prefix", "maxResults", "pageToken")
+        names = [name for name in sorted(self.objects.settings) if name.startswith(request.query.get("prefix", ""))]
+        return json_response({"kind": "storage#buckets", "items": [self._bucket(name) for name in names]})
+
+    def remove(self, request: Request, bucket: str) -> Response:
+        """Delete a bucket. Raises ApiError 409: it is not empty."""
+        request.only_query()
+        self.objects.allow(bucket, "storage.buckets.delete")
+        if self.objects.buckets[bucket]:
+            raise ApiError(409, "The bucket you tried to delete is not empty.", reason="conflict")
+        self.objects.remove(bucket)
+        return Response(status=204)
+
+    def bucket(self, request: Request, bucket: str) -> Response:
+        """Return one bucket."""
+        request.only_query()
+        self.objects.allow(bucket, "storage.buckets.get")
+        return json_response(self._bucket(bucket))
+
+    def patch(self, request: Request, bucket: str) -> Response:
+        """Change a bucket's soft delete or access control."""
+        request.only_query("projection")
+        settings, body = self.objects.allow(bucket, "storage.buckets.update"), request.json()
+        if unknown := {*body} - {"softDeletePolicy", "iamConfiguration"}:
+            raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a bucket.")
+        kept = int(body.get("softDeletePolicy", {}).get("retentionDurationSeconds", settings.soft_delete_seconds))
+        uniform = _uniform(body, settings.uniform)
+        self.objects.settings[bucket] = replace(settings, soft_delete_seconds=kept, uniform=uniform)
+        return json_response(self._bucket(bucket))
+
+    def policy(self, request: Request, bucket: str) -> Response:
+        """Return a bucket's policy."""
+        request.only_query("optionsRequestedPolicyVersion")
+        self.objects.allow(bucket, "storage.buckets.getIamPolicy")
+        return json_response({"kind": "storage#policy", **self.policies.get(f"buckets/{bucket}")})
+
+    def set_policy(self, request: Request, bucket: str) -> Response:
+        """Replace a bucket's policy. Raises ApiError 412: it has changed."""
+        request.only_query()
+        self.objects.allow(bucket, "storage.buckets.setIamPolicy")
+        return json_response(self.policies.set(f"buckets/{bucket}", request.json(), stale=412))
+
+    def tested(self, request: Request, bucket: str) -> Response:
+        """Return which of the permissions the caller has."""
+        request.only_query("permissions")
+        denied = self.objects.allow(bucket, "").denied
+        have = [name for name in request.query.get("permissions", "").split(",") if name not in denied]
+        return json_response({"kind": "storage#testIamPermissionsResponse", "permissions": have})
+
+    def _bucket(self, bucket: str) -> dict[str, Any]:
+        settings = self.objects.settings[bucket]
+        known = {"kind": "storage#bucket", "id": bucket, "name": bucket, "storageClass": "STANDARD"}
+        place = {"location": settings.location.upper(), "locationType": _location_type(settings.location)}
+        owner = {"projectNumber": settings.project_number or self.number}
+        labels = {"labels": dict(settings.labels)} if settings.labels else {}
+        return {
+            **known,
+            **owner,
+            **place,
+            **labels,
+            "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": settings.uniform}},
+            "softDeletePolicy": self._soft_delete(settings),
+        }
+
+    def list(self, request: Request, bucket: str) -> Response:
+        """Return a page of names and, with a delimiter, of the folders below the prefix, in byte order."""
+        query = request.query
+        request.only_query("prefix", "delimiter", "maxResults", "pageToken", "startOffset", *LISTING)
+        if query.get("softDeleted", "false").lower() != "false":  # no bucket here is versioned
+            raise ApiError(400, "The loopback cloud doesn't list soft-deleted objects.")
+        prefix, start = query.get("prefix", ""), query.get("startOffset", "")
+        blobs = [b for b in self.objects.listed(bucket) if b.name.startswith(prefix) and b.name >= start]
+        entries = _folded(blobs, prefix, query.get("delimiter", ""))
+        items, following = _page(entries, min(int(query.get("maxResults", PAGE)), PAGE), query.get("pageToken", ""))
+        answer: dict[str, Any] = {"kind": "storage#objects", "prefixes": [e for e in items if isinstance(e, str)]}
+        answer["items"] = [self.resource(bucket, e) for e in items if isinstance(e, Blob)]
+        return json_response({**answer, **({"nextPageToken": following} if following else {})})
+
+    def get(self, request: Request, bucket: str, name: str) -> Response:
+        """Return an object's resource, or with alt=media its bytes."""
+        if request.query.get("alt") == "media":
+            return self.download(request, bucket, name)
+        request.only_query("generation", *PRECONDITIONS)
+        return json_response(self.resource(bucket, self.objects.find(bucket, name, request.query)))
+
+    def download(self, request: Request, bucket: str, name: str) -> Response:
+        """Return an object's bytes, or a range of them."""
+        request.only_query("generation", *PRECONDITIONS)
+        blob = self.objects.find(bucket, name, request.query)
+        headers = {
+            "Content-Type": blob.content_type,
+            "ETag": f"etag-{blob.generation}",
+            "X-Goog-Generation": str(blob.generation),
+            "X-Goog-Metageneration": "1",
+            "X-Goog-Hash": f"crc32c={blob.crc32c}" + (f",md5={blob.md5}" if blob.md5 else ""),
+        }
+        return _ranged(blob.pieces, request.headers.get("range", ""), headers)
+
+    def delete(self, request: Request, bucket: str, name: str) -> Response:
+        """Delete an object."""
+        request.only_query("generation", *PRECONDITIONS)
+        self.objects.delete(bucket, name, request.query)
+        return Response(status=204)
+
+    def compose(self, request: Request, bucket: str, name: str) -> Response:
+        """Compose up to 32 objects of the bucket into one."""
+        request.only_query("ifGenerationMatch", "ifMetagenerationMatch")
+        body = request.json()
+        if unknown := {*body} - {"kind", "destination", "sourceObjects"}:
+            raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a composeRequest.")
+        return json_response(self.resource(bucket, self.objects.compose(bucket, name, body, request.query)))
+
+    def _soft_delete(self, settings: Bucket) -> dict[str, str]:
+        policy = {"retentionDurationSeconds": str(settings.soft_delete_seconds)}
+        return {**policy, "effectiveTime": _timestamp(self._created)} if settings.soft_delete_seconds else policy
+
+
+LISTING = ("includeTrailingDelimiter", "includeFoldersAsPrefixes", "softDeleted", "versions")
+
+
+def _prefix(request: Request, bucket: str) -> Target:
+    return Target(request.query.get("prefix", ""), page_step(request))
+
+
+def _shown(request: Request, bucket: str, name: str) -> Target:
+    return Target(name, "media" if request.query.get("alt") == "media" else "metadata")
+
+
+def _bytes(request: Request, bucket: str, name: str) -> Target:
+    return Target(name, "media")
+
+
+def _folded(blobs: list[Blob], prefix: str, delimiter: str) -> list[Blob | str]:
+    """Replace the objects that have `delimiter` after the prefix by one string per folder."""
+    if not delimiter:
+        return [*blobs]
+    entries: list[Blob | str] = []
+    for blob in blobs:
+        head, nested, _ = blob.name[len(prefix) :].partition(delimiter)
+        entry = prefix + head + delimiter if nested else blob
+        if entry not in entries[-1:]:
+            entries.append(entry)
+    return entries
+
+
+def _page(entries: list[Blob | str], most: int, token: str) -> tuple[list[Blob | str], str]:
+    """Return one page and the token of the next page.
+
+    The token is the last name on the page, so that deletions between two pages hide nothing. Raises ApiError 400:
+    unknown token.
+    """
+    try:
+        seen = base64.urlsafe_b64decode(token).decode()
+    except ValueError as error:
+        raise ApiError(400, "Invalid page token.", reason="invalid") from error
+    start = bisect_right(entries, seen, key=_entry_name) if token else 0
+    items = entries[start : start + most]
+    more = start + most < len(entries)
+    return items, base64.urlsafe_b64encode(_entry_name(items[-1]).encode()).decode() if more else ""
+
+
+def _entry_name(entry: Blob | str) -> str:
+    return entry if isinstance(entry, str) else entry.name
+
+
+def _ranged(data: Pieces, wanted: str, headers: dict[str, str]) -> Response:
+    """Return all of `data`, or the range of a Range header: first-last, first- or -count."""
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted)
+    if not match or not any(match.groups()):
+        return Response(data, headers=headers)
+    whole = size(data)
+    first = int(match[1]) if match[1] else max(whole - int(match[2]), 0)
+    last = min(int(match[2]), whole - 1) if match[1] and match[2] else whole - 1
+    if first > last:
+        raise ApiError(416, "The requested range cannot be satisfied.", reason="requestedRangeNotSatisfiable")
+    span = {"Content-Range": f"bytes {first}-{last}/{whole}"}
+    return Response(cut(data, first, last + 1), 206, {**headers, **span})
+
+
+def _uniform(body: Mapping[str, Any], otherwise: bool) -> bool:
+    known = body.get("iamConfiguration", {}).get("uniformBucketLevelAccess", {})
+    return bool(known.get("enabled", otherwise))
+
+
+def _location_type(location: str) -> str:
+    """Return a location's type: US and EU are multi-regions, NAM4 is a dual-region, US-CENTRAL1 is a region."""
+    if location.upper() in ("US", "EU", "ASIA"):
+        return "multi-region"
+    return "region" if "-" in location else "dual-region"
+
+
+def _timestamp(seconds: float) -> str:
+    return utc(seconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
