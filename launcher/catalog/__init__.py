@@ -178,7 +178,7 @@ class Catalog:
     @cached_property
     def gpu_regions(self) -> tuple[str, ...]:
         """The regions in which Vertex AI trains on a machine of the catalog: launch submits jobs to these alone."""
-        shapes = [shape for one in self.machines.values() for shape in one]
+        shapes = [shape for variants in self.machines.values() for shape in variants]
         return tuple(sorted({region for shape in shapes for region in self.vertex_regions(shape)}))
 
     def zones(self, machine: MachineType, region: str | None = None) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ class Catalog:
         key = (machine.name, machine.gpu, machine.gpus, service, model, region)
         if key not in self._priced:
             query = prices.PriceQuery(machine, service, model, region)
-            known, home = (self._region_prices(machine, one) for one in (region, "us-central1"))
+            known, home = (self._region_prices(machine, region_name) for region_name in (region, "us-central1"))
             self._priced[key] = prices.price(query, known, home, self._tariff)
         return self._priced[key]
 
@@ -270,8 +270,8 @@ class Catalog:
                 self._n1_prices[key] = prices.of_components(machine, region, *parts)
             return self._n1_prices[key]
         if machine.name not in self._prices:
-            found = tables.prices(machine.name, self._price_folder)
-            self._prices[machine.name] = found or tables.prices(machine.name)  # a machine that is new in this launch
+            table = tables.prices(machine.name, self._price_folder)
+            self._prices[machine.name] = table or tables.prices(machine.name)  # a machine that is new in this launch
         return self._prices[machine.name].get(region)
 
     @cached_property

@@ -47,7 +47,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     @property
     def lowest(self) -> float:
         """Return the lowest price of any provisioning model; infinite if none is known."""
-        return min((one.low for one in self.prices.values() if one.low is not None), default=math.inf)
+        return min((price.low for price in self.prices.values() if price.low is not None), default=math.inf)
 
 
 class OfferQuery(Struct, frozen=True, kw_only=True):
@@ -78,11 +78,11 @@ def offers(catalog: Catalog, query: OfferQuery) -> tuple[list[Offer], int]:
     if query.type and not wanted and query.type.lower() not in (*catalog.gpus, *catalog.machines):
         catalog.gpu(query.type)  # raises
     reserved = query.models == MODELS  # also show GPUs that are only offered by reservation
-    found = [one for one in by_gpu(catalog, wanted, query) if one.prices or reserved]
+    matching = [offer for offer in by_gpu(catalog, wanted, query) if offer.prices or reserved]
     if query.max_usd is not None:
-        found = [one for one in found if one.lowest <= query.max_usd]
+        matching = [offer for offer in matching if offer.lowest <= query.max_usd]
     every = OfferQuery(regions=query.regions and ("any",))
-    return sorted(found, key=sort_key(query.sort)), sum(1 for _ in places(catalog, shapes, every))
+    return sorted(matching, key=sort_key(query.sort)), sum(1 for _ in places(catalog, shapes, every))
 
 
 def matches(catalog: Catalog, shape: MachineType, query: OfferQuery) -> bool:
@@ -104,7 +104,7 @@ def places(
     groups: dict[tuple[str, str | None], list[MachineType]] = {}
     for shape in shapes:
         regions = catalog.regions(shape)
-        wanted = regions if "any" in query.regions else [one for one in query.regions if one in regions]
+        wanted = regions if "any" in query.regions else [region for region in query.regions if region in regions]
         for region in wanted if query.regions else [None]:
             groups.setdefault((shape.gpu, region), []).append(shape)
     for (gpu, region), group in groups.items():
@@ -114,7 +114,7 @@ def places(
 def by_gpu(catalog: Catalog, shapes: Iterable[MachineType], query: OfferQuery) -> Iterator[Offer]:
     """Yield the offers of these machines."""
     for gpu, region, group in places(catalog, shapes, query):
-        everywhere = sorted({one for shape in group for one in catalog.regions(shape)})
+        everywhere = sorted({region for shape in group for region in catalog.regions(shape)})
         cheapest: dict[str, str] = {}
         for model in query.models if region is None else ():
             prices = [(price_range(catalog, group, model, place), place) for place in everywhere]
@@ -139,17 +139,19 @@ def price_range(catalog: Catalog, shapes: Iterable[MachineType], model: str, reg
 
     If no price is known, the range is of the upper bounds.
     """
-    found = [
+    prices = [
         (catalog.price(shape, "compute", model, place), gpus)
-        for shape, gpus in ((one, float(one.gpus * share(one))) for one in shapes if model in one.compute_provisioning)
+        for shape, gpus in (
+            (shape, float(shape.gpus * share(shape))) for shape in shapes if model in shape.compute_provisioning
+        )
         for place in ([region] if region else catalog.regions(shape))
     ]
-    known = [(price.usd / gpus, price) for price, gpus in found if price.usd is not None]
+    known = [(price.usd / gpus, price) for price, gpus in prices if price.usd is not None]
     if known:
         usd = [each for each, _ in known]
         bound, approx = any(price.bound for _, price in known), any(price.approx for _, price in known)
         return PriceRange(min(usd), max(usd), bound, approx)
-    bounds = [price.ceiling / gpus for price, gpus in found if price.ceiling is not None]
+    bounds = [price.ceiling / gpus for price, gpus in prices if price.ceiling is not None]
     return PriceRange(min(bounds), max(bounds), bound=True) if bounds else UNKNOWN
 
 

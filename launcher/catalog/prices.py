@@ -48,9 +48,9 @@ class Tariff(Struct, frozen=True, gc=False):
 
 def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff) -> Price:
     """Return the price of one node and hour with its upper bounds; `home` are us-central1's prices of the machine."""
-    found, most = _expected(query, known, tariff), _list_at_most(known, home, tariff)
+    expected, most = _expected(query, known, tariff), _list_at_most(known, home, tariff)
     if most is None:
-        return found
+        return expected
     listed, fee_base, text = most
     usd = (known and _base(known, query.model)[0]) or 0.0
     older = query.model == "flex-start" and query.machine.gpu in tariff.bounds["flex-older"].gpus
@@ -59,7 +59,7 @@ def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | No
     fee = tariff.vertex_fee.usd * (listed if query.model == "standard" else fee_base)
     on_top = fee if query.service == "vertex" else 0.0
     return structs.replace(
-        found,
+        expected,
         ceiling=max(usd, ceiling.factor * listed) + on_top,
         ceiling_rule=ceiling.text.replace("list price", text)
         + (f" plus {_share(tariff.vertex_fee)} for Vertex AI" if on_top else ""),

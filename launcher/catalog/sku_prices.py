@@ -139,7 +139,7 @@ def price_row(
 ) -> dict[str, str]:
     """Return a row of prices.csv. `kept_KIND` is not empty if the list lacks that price."""
     fresh = {kind: machine_price(machine, region, rates, kind) for kind in KINDS}
-    known = {kind: (usd(found[0]), found[1]) for kind, found in fresh.items() if found}
+    known = {kind: (usd(rated[0]), rated[1]) for kind, rated in fresh.items() if rated}
     old = dict(shipped or {})
     if "flex_start" not in known and "list" in known and old.get("flex_start_rule") in LIST_BOUNDS:
         known["flex_start"] = known["list"][0], old["flex_start_rule"]

@@ -48,7 +48,7 @@ def torch_releases() -> tuple[TorchRelease, ...]:
     return tuple(
         TorchRelease(
             version=row["torch"],
-            builds=dict(_build(one) for one in row["builds"].split()),
+            builds=dict(_build(part) for part in row["builds"].split()),
             pypi=row["pypi"],
             pypi_arm64=row["pypi_arm64"],
             python=tuple(row["python"].split()),
@@ -94,12 +94,12 @@ def transformers_types() -> dict[str, tuple[str, ...]]:
 def machines() -> dict[str, tuple[MachineType, ...]]:
     """Machine type -> its shapes: one for most types; for N1 one per GPU kind and count."""
     families = {row["family"]: _family(row) for row in rows("families")}
-    found: dict[str, list[MachineType]] = {}
+    shapes: dict[str, list[MachineType]] = {}
     for row in rows("machines"):
-        found.setdefault(row["name"], []).append(_machine(row, families[row["family"]]))
+        shapes.setdefault(row["name"], []).append(_machine(row, families[row["family"]]))
     for row in rows("n1"):
-        found.setdefault(row["name"], []).extend(_n1(row, families["n1"]))
-    return {name: tuple(shapes) for name, shapes in found.items()}
+        shapes.setdefault(row["name"], []).extend(_n1(row, families["n1"]))
+    return {name: tuple(shapes) for name, shapes in shapes.items()}
 
 
 def zones(machines: str) -> tuple[Zone, ...]:
@@ -222,10 +222,10 @@ def images() -> tuple[ImageFamily, ...]:
 @cache
 def nccl() -> dict[tuple[str, str], Nccl]:
     """(machine type, service) -> its NCCL settings."""
-    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    settings: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows("nccl"):
-        found.setdefault((row["machine"], row["service"]), []).append(row)
-    return {key: _nccl(lines) for key, lines in found.items()}
+        settings.setdefault((row["machine"], row["service"]), []).append(row)
+    return {key: _nccl(lines) for key, lines in settings.items()}
 
 
 def rows(table: str, folder: str = DATA) -> Iterator[dict[str, str]]:

@@ -61,9 +61,9 @@ def file_credentials(path: Path) -> Any:
                 raise RefreshError(f"the access token in {file.path} was rejected, and the file has no newer one")
             self.token = file.token
 
-    found = FileCredentials()
-    found.token = file.token
-    return found
+    credentials = FileCredentials()
+    credentials.token = file.token
+    return credentials
 
 
 def read(path: Path) -> str:

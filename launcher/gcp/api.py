@@ -110,9 +110,9 @@ class Api:
         try:
             return getattr(self.client, method)(request=request, retry=None, timeout=REQUEST_SECONDS)
         except Exception as error:
-            if (told := explain(error, self.service, self.project)) is None:
+            if (explained := explain(error, self.service, self.project)) is None:
                 raise
-            raise told from error
+            raise explained from error
 
 
 def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str, str]) -> Any:
@@ -129,14 +129,14 @@ def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str
 
 def no_credentials(service: Service, error: Exception) -> NotAuthorised:
     """Return the error of missing or unusable credentials. Google's text for missing ones says less than the hint."""
-    found = "" if str(error).startswith("Your default credentials were not found") else f": {error}"
-    return NotAuthorised(f"no credentials for {service.title}{found}", LOG_IN)
+    problem = "" if str(error).startswith("Your default credentials were not found") else f": {error}"
+    return NotAuthorised(f"no credentials for {service.title}{problem}", LOG_IN)
 
 
 def service_account(credentials: Any) -> str:
     """Return the service account of the credentials. Empty for a person's credentials, and if they don't show it."""
-    found = getattr(credentials, "service_account_email", "") or ""
-    return found if "@" in found else ""  # Compute Engine's own credentials say "default" until first use
+    email = getattr(credentials, "service_account_email", "") or ""
+    return email if "@" in email else ""  # Compute Engine's own credentials say "default" until first use
 
 
 def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str]:
@@ -152,10 +152,10 @@ def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str
     own = f"https://{service.name}.googleapis.com"
     endpoint = environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.name.upper()}", "").rstrip("/") or own
     try:
-        found = credentials(environ, endpoint) or google.auth.default(scopes=[SCOPE])[0]
+        authorisation = credentials(environ, endpoint) or google.auth.default(scopes=[SCOPE])[0]
     except DefaultCredentialsError as error:
         raise no_credentials(service, error) from error
-    return AuthorizedSession(found), endpoint
+    return AuthorizedSession(authorisation), endpoint
 
 
 def credentials(environ: Mapping[str, str], endpoint: str) -> Any:

@@ -50,11 +50,11 @@ def bucket_owner(bucket: str, project: str, region: str, way_out: str) -> str:
     try:
         return GcsFolder(bucket).project_number()
     except OutputError as error:
-        told = explain_error(error, {"PROJECT": project, "REGION": region})
+        explained = explain_error(error, {"PROJECT": project, "REGION": region})
         if status_of(error) == 404:
-            raise UsageError(told.problem, f"{told.hint}\n{way_out}") from error
+            raise UsageError(explained.problem, f"{explained.hint}\n{way_out}") from error
         grant = f"gcloud storage buckets add-iam-policy-binding {bucket} --member=user:YOU --role={BUCKET_READER}"
-        hint = f"{grant}\n{way_out}" if status_of(error) == 403 else f"{told.hint}\n{way_out}".strip()
+        hint = f"{grant}\n{way_out}" if status_of(error) == 403 else f"{explained.hint}\n{way_out}".strip()
         raise NotAuthorised(f"can't read which project owns {bucket}: {without_command(error)}", hint) from error
 
 
@@ -78,5 +78,5 @@ class Projects:
         answer = self._session.get(url, timeout=timeout)
         if answer.status_code >= 400:
             raise from_http_response(answer)
-        found: dict[str, Any] = answer.json()
-        return found
+        bucket_data: dict[str, Any] = answer.json()
+        return bucket_data

@@ -44,8 +44,8 @@ class LazyPackageLoader(SourceFileLoader):
         def find(name: str) -> Any:
             """Return an attribute that the module does not have yet. Raises AttributeError. Thread-safe."""
             nonlocal executed
-            found = None if name.startswith("__") else find_attribute(module, name)
-            if found is None and (
+            attribute = None if name.startswith("__") else find_attribute(module, name)
+            if attribute is None and (
                 name in DUNDERS or not name.startswith("__")
             ):  # inspect and others probe for __wrapped__
                 with lock:
@@ -56,11 +56,11 @@ class LazyPackageLoader(SourceFileLoader):
                         except BaseException:
                             executed = False
                             raise
-                found = vars(module).get(name)
-            if found is None:
+                attribute = vars(module).get(name)
+            if attribute is None:
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-            setattr(module, name, found)
-            return found
+            setattr(module, name, attribute)
+            return attribute
 
         vars(module)["__getattr__"] = find
 
@@ -78,8 +78,8 @@ def find_attribute(package: ModuleType, name: str) -> Any:
     if name.endswith("Client"):
         service = re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Client")).lower()
         return getattr(submodule(f"services/{service}"), name, None)
-    found = getattr(submodule("types"), name, None)
-    return None if isinstance(found, ModuleType) else found
+    value = getattr(submodule("types"), name, None)
+    return None if isinstance(value, ModuleType) else value
 
 
 def import_services_lazily() -> None:

@@ -60,13 +60,13 @@ def of_create(error: BaseException, service: Service, project: str) -> BaseExcep
     """
     from google.api_core.exceptions import GoogleAPICallError
 
-    told = explain(error, service, project) if isinstance(error, Exception) else None
+    explained = explain(error, service, project) if isinstance(error, Exception) else None
     if isinstance(error, GoogleAPICallError) and is_refusal(int(error.code or 0)):
-        return CreateRefused(told.problem if told else str(error), refusal_of(error, service))
-    if isinstance(told, NotAuthorised):  # no token was available, so nothing was sent
-        return CreateRefused(told.problem, Refusal(code=401, message=told.problem, service=service.name))
-    if told is not None:
-        return UnreachableError(told.problem, told.hint)
+        return CreateRefused(explained.problem if explained else str(error), refusal_of(error, service))
+    if isinstance(explained, NotAuthorised):  # no token was available, so nothing was sent
+        return CreateRefused(explained.problem, Refusal(code=401, message=explained.problem, service=service.name))
+    if explained is not None:
+        return UnreachableError(explained.problem, explained.hint)
     return UnreachableError(f"{service.title}'s answer can't be read: {words(str(error))}") if is_torn(error) else error
 
 
@@ -143,6 +143,6 @@ def call_once(api: Api, method: str, seconds: float, **request: Any) -> Any:
     try:
         return getattr(api.client, method)(request=request, retry=None, timeout=seconds)
     except Exception as error:
-        if (told := explain(error, api.service, api.project)) is None:
+        if (explained := explain(error, api.service, api.project)) is None:
             raise
-        raise told from error
+        raise explained from error

@@ -56,8 +56,8 @@ class Rest:
 
                 raise from_http_response(answer)
             self.server_time = http_date(answer.headers.get("Date", "")) or self.server_time
-            found = answer.json()
-            if not isinstance(found, dict):
+            decoded = answer.json()
+            if not isinstance(decoded, dict):
                 raise ValueError("not a JSON object")
         except ImportError as error:
             raise LaunchError(f"{service.title}: Google's client libraries are not installed", INSTALL) from error
@@ -69,7 +69,7 @@ class Rest:
             if (known := explain(error, service, self.project)) is None:
                 raise
             raise known from error
-        return found
+        return decoded
 
     def _session(self, service: Service, origin: str) -> Any:
         """Return the API's session; all of them share the default credentials. Raises NotAuthorised."""

@@ -149,7 +149,7 @@ def check_in_cloud(located: Located, path: Path, project: str | None, cache: Cod
     on_vms = check_target(located, path, "vm", project, cache)
     if on_vms.plan is None:
         return checked
-    refused = tuple(replace(one, text=f"runs on VMs only: {one.text}", hint="") for one in checked.problems)
+    refused = tuple(replace(problem, text=f"runs on VMs only: {problem.text}", hint="") for problem in checked.problems)
     return replace(on_vms, warnings=(*refused, *on_vms.warnings))
 
 
@@ -203,5 +203,5 @@ def warning(text: str, located: Located) -> SpecFinding:
 
 def split(text: str, source: str) -> tuple[str, int | None, str]:
     """Split `FILE:LINE: TEXT`; without a position, the file is `source` and the line None."""
-    found = POSITION.match(text)
-    return (found["file"], int(found["line"]), text[found.end() :]) if found else (source, None, text)
+    match = POSITION.match(text)
+    return (match["file"], int(match["line"]), text[match.end() :]) if match else (source, None, text)

@@ -35,10 +35,10 @@ def grown_since(name: str, output: str, files: Sequence[File], content: Content)
             return ""
         newer = [file for file in files if file.link is None and modification_time(file.path) > modification_time(path)]
         sizes = {file.name: file.path.stat().st_size for file in newer}
-        largest = sorted(sizes, key=lambda one: -sizes[one])[:MOST_NAMED]
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:MOST_NAMED]
         before = f"{size_text(plan.image.size)} in {plural(plan.image.files, 'file')}"
         now = f"{size_text(content.size)} in {plural(content.files, 'file')} since {plan.run}"
-        return "; ".join([f"{before} -> {now}", *(f"{one} ({size_text(sizes[one])})" for one in largest)])
+        return "; ".join([f"{before} -> {now}", *(f"{file} ({size_text(size)})" for file, size in largest)])
     return ""
 
 

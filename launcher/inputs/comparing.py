@@ -83,17 +83,17 @@ def check_by_path(
         return text.replace(f"{top}/", "").replace(str(top), ".")
 
     checked = check_specs([top / name for name in inside], target=target, project=project)
-    return {name: with_paths(one, name, shown) for name, one in zip(inside, checked, strict=True)}
+    return {name: with_paths(spec, name, shown) for name, spec in zip(inside, checked, strict=True)}
 
 
-def with_paths(one: CheckedSpec, path: str, shown: Callable[[str], str]) -> CheckedSpec:
+def with_paths(spec: CheckedSpec, path: str, shown: Callable[[str], str]) -> CheckedSpec:
     """Return a result with the spec's path in the repository, and with `shown` applied to its texts."""
 
-    def finding(found: SpecFinding) -> SpecFinding:
-        return replace(found, file=shown(found.file), text=shown(found.text), hint=shown(found.hint))
+    def finding(problem: SpecFinding) -> SpecFinding:
+        return replace(problem, file=shown(problem.file), text=shown(problem.text), hint=shown(problem.hint))
 
     return replace(
-        one, path=path, problems=tuple(map(finding, one.problems)), warnings=tuple(map(finding, one.warnings))
+        spec, path=path, problems=tuple(map(finding, spec.problems)), warnings=tuple(map(finding, spec.warnings))
     )
 
 
@@ -101,16 +101,16 @@ def pair_and_compare(before: Mapping[str, CheckedSpec], after: Mapping[str, Chec
     """Pair the specs of both sides, by path and then by name, and compare them. The order is that of the working tree;
     removed specs follow."""
     renamed = find_renames(before, after)
-    found = []
+    changes = []
     for path, now in after.items():
         was = before.get(renamed.get(path, path))
-        found.append(
+        changes.append(
             compare_versions(path, was, now, renamed.get(path, ""))
             if was
             else SpecChange(path=path, kind="new", after=now)
         )
     gone = [path for path in before if path not in after and path not in renamed.values()]
-    return [*found, *(SpecChange(path=path, kind="removed", before=before[path]) for path in gone)]
+    return [*changes, *(SpecChange(path=path, kind="removed", before=before[path]) for path in gone)]
 
 
 def find_renames(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> dict[str, str]:

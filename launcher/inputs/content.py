@@ -102,15 +102,15 @@ def content(files: Iterable[File], read: Callable[[Path], Hashed] | None = None)
     Raises:
         UsageError: a file can't be read.
     """
-    size, found = 0, []
+    size, digests = 0, []
     for file in files:
         if file.link is not None:
-            found.append(digest_record(file))
+            digests.append(digest_record(file))
         else:
             executable, digest, length = (read or hashed)(file.path)
-            found.append(digest_record(file, executable, digest))
+            digests.append(digest_record(file, executable, digest))
             size += length
-    return Content(digest=digest_of(found), files=len(found), size=size)
+    return Content(digest=digest_of(digests), files=len(digests), size=size)
 
 
 @cache

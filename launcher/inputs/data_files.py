@@ -107,14 +107,14 @@ MOUNTS = ("/gcs", "/mnt/nfs", "/mnt/lustre")
 
 def mounts(spec: JobSpec, target: Target) -> tuple[str, ...]:
     """Return the mounts of the job's machine: those that the spec names, and on Vertex AI all buckets."""
-    named = tuple(one.folder for one in spec.mounts)
-    shares = (f"/mnt/{kind}/{one.mount_point}" for kind in ("nfs", "lustre") for one in getattr(spec.vertex, kind))
+    named = tuple(mount.folder for mount in spec.mounts)
+    shares = (f"/mnt/{kind}/{mount.mount_point}" for kind in ("nfs", "lustre") for mount in getattr(spec.vertex, kind))
     return ("/gcs", *shares, *named) if target == "vertex" else named
 
 
 def is_below(path: str, folders: Sequence[str]) -> bool:
     """Return whether a path is one of the folders or inside one."""
-    return any(f"{posixpath.normpath(path)}/".startswith(f"{one}/") for one in folders)
+    return any(f"{posixpath.normpath(path)}/".startswith(f"{folder}/") for folder in folders)
 
 
 def is_here(path: str) -> bool:
@@ -144,9 +144,9 @@ COPY = "Copy it into a bucket (gcloud storage cp -r), and name it there: gs://BU
 
 def check_taken_along(field: str, path: str, folder: Path | None, names: Sequence[str]) -> None:
     name = posixpath.normpath(path)
-    if name == "." or name in names or any(one.startswith(f"{name}/") for one in names):
+    if name == "." or name in names or any(file.startswith(f"{name}/") for file in names):
         return
-    if any(one in names or any(file.startswith(f"{one}/") for file in names) for one in matching(name, folder)):
+    if any(match in names or any(file.startswith(f"{match}/") for file in names) for match in matching(name, folder)):
         return
     ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110 -- names may be too long
     hint = "It exists, but .gitignore, .dockerignore or its folder's name excludes it." if ignored else COPY

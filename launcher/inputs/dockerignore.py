@@ -30,7 +30,7 @@ class Rule(NamedTuple):
 
 def read(folder: Path) -> DockerIgnore:
     """Read a folder's .dockerignore; return one without rules if the file doesn't exist. Raises UsageError."""
-    return DockerIgnore(found for found in parsed(folder / NAME, rule) if found)
+    return DockerIgnore(parsed_rule for parsed_rule in parsed(folder / NAME, rule) if parsed_rule)
 
 
 def rule(line: str) -> Rule | None:
@@ -70,7 +70,7 @@ def translated(token: str, *, is_last: bool) -> str:
         case "?":
             return "[^/]"
         case "[":
-            inside = re.sub(r"\\(.)|([^\-])", lambda found: re.escape(found[1] or found[2]), token[1:-1].lstrip("^"))
+            inside = re.sub(r"\\(.)|([^\-])", lambda match: re.escape(match[1] or match[2]), token[1:-1].lstrip("^"))
             return f"[{'^' if token[1] == '^' else ''}{inside}]"
         case "\\":
             return re.escape(token[1])

@@ -38,8 +38,8 @@ def measured_sizes(spec: JobSpec, code: Path | None) -> tuple[ModelSizes | None,
         return None, NO_TORCH
     from launcher.inputs.measured_model import of_measurement, run_measurement
 
-    found = run_measurement(spec.run.config, code)
-    if "error" in found:
-        problem = f"run.config.model: {config.model.name} can't be estimated: {found['error']}"
+    measurement = run_measurement(spec.run.config, code)
+    if "error" in measurement:
+        problem = f"run.config.model: {config.model.name} can't be estimated: {measurement['error']}"
         raise UsageError(problem, "launch local trains it for real.", field="run.config.model")
-    return of_measurement(config.model.name, found), MEASURED
+    return of_measurement(config.model.name, measurement), MEASURED

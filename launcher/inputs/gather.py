@@ -63,10 +63,15 @@ class AppliedSettings(Struct, frozen=True):
 
     def with_project(self, target: Target, named: str | None) -> AppliedSettings:
         """Return the settings with the origin of the project, if one of the files names it."""
-        found = find_project(os.environ, self.files)
-        if named or target == "local" or found is None or found.where not in [one.place("id") for one in self.files]:
+        project = find_project(os.environ, self.files)
+        if (
+            named
+            or target == "local"
+            or project is None
+            or project.where not in [file.place("id") for file in self.files]
+        ):
             return self
-        return msgspec.structs.replace(self, origins=(Origin("project", found.where), *self.origins))
+        return msgspec.structs.replace(self, origins=(Origin("project", project.where), *self.origins))
 
     @property
     def usd_cap(self) -> tuple[float, str] | None:
@@ -168,8 +173,8 @@ def with_defaults(
     files = (read_project_file(beside, path), read_user_settings(os.environ))
     if target == "local":
         return located, AppliedSettings(files)
-    found, origins = with_settings(located, files, output=training)
-    return found, AppliedSettings(files, origins)
+    completed, origins = with_settings(located, files, output=training)
+    return completed, AppliedSettings(files, origins)
 
 
 def collect_context(
@@ -557,19 +562,19 @@ def project(
     if files is None:
         files = () if target == "local" else (read_user_settings(environ),)
     of_files = None if named else find_project(environ, files)
-    found = named or (of_files.value if of_files else stand_in)
-    if not found and target != "local":
+    project_id = named or (of_files.value if of_files else stand_in)
+    if not project_id and target != "local":
         raise UsageError(
             "no Google Cloud project is set",
             "gcloud config set project PROJECT\n"
             "or: export CLOUDSDK_CORE_PROJECT=PROJECT (any name works for a dry run)",
         )
-    if found and target != "local" and not PROJECT_ID.fullmatch(found):
+    if project_id and target != "local" and not PROJECT_ID.fullmatch(project_id):
         raise UsageError(
-            f"invalid project ID {found!r} (use lower-case letters, digits and -)",
+            f"invalid project ID {project_id!r} (use lower-case letters, digits and -)",
             "gcloud projects list\ngcloud config set project PROJECT_ID\nor: export CLOUDSDK_CORE_PROJECT=PROJECT_ID",
         )
-    return found or "local"
+    return project_id or "local"
 
 
 def owner(environ: Mapping[str, str]) -> str:

@@ -91,10 +91,10 @@ def checkout_of(folder: str) -> str | None:
 
 def commit(folder: Path, names: Iterable[str] = ()) -> Commit | None:
     """Return the commit that is checked out in a folder, or None. `names` are its files that go into the image."""
-    told = asked(folder, "log", "-1", "--format=%H %cI")
-    if not told:
+    head = asked(folder, "log", "-1", "--format=%H %cI")
+    if not head:
         return None
-    revision, _, time = told.partition(" ")
+    revision, _, time = head.partition(" ")
     dirty = "-dirty" if differs(folder, names) else ""
     return Commit(revision + dirty, time, without_user(asked(folder, "remote", "get-url", "origin")))
 
@@ -116,8 +116,8 @@ def differs(folder: Path, names: Iterable[str]) -> bool:
 
 def without_filters(folder: Path) -> Iterator[str]:
     """Yield options that disable the repository's own filters, which `git status` would run."""
-    told = asked(folder, "config", "--show-scope", "-z", "--name-only", "--get-regexp", r"^filter\.").split("\0")
-    for scope, name in zip(told[::2], told[1::2], strict=False):
+    fields = asked(folder, "config", "--show-scope", "-z", "--name-only", "--get-regexp", r"^filter\.").split("\0")
+    for scope, name in zip(fields[::2], fields[1::2], strict=False):
         if scope in {"local", "worktree"}:
             yield from ("-c", f"{name}={'false' if name.endswith('.required') else ''}")
 

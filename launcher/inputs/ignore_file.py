@@ -27,7 +27,7 @@ def parsed(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
         return
     except OSError as error:
         raise unreadable(path, error) from error
-    for number, line in enumerate((os.fsdecode(one.removesuffix(b"\r")) for one in lines), 1):
+    for number, line in enumerate((os.fsdecode(line.removesuffix(b"\r")) for line in lines), 1):
         try:
             yield parse(line)
         except (ValueError, re.error):  # pathspec's own error is a ValueError

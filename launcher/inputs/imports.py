@@ -32,14 +32,14 @@ def unprovided(
     """Return a warning for each import that neither the code provides nor `python`, which runs the job on this machine;
     without it, nor an image without requirements. `starts` are the files that run."""
     present = sys.stdlib_module_names | image_modules()
-    found = [
+    missing = [
         each
         for module, each in outside_imports(starts, folder, code).items()
         if (module in python.lacks if python else module not in present)
     ]
     lacks = f"it is not installed in {python.path}" if python else "the image has no package for it"
-    lines = [f"{each.file}:{each.line}: imports {each.module}, and {lacks}" for each in found[:MOST_WARNINGS]]
-    more = len(found) - MOST_WARNINGS
+    lines = [f"{each.file}:{each.line}: imports {each.module}, and {lacks}" for each in missing[:MOST_WARNINGS]]
+    more = len(missing) - MOST_WARNINGS
     return (*lines, *([f"and {more} more unresolved imports"] if more > 0 else []))
 
 
@@ -48,16 +48,16 @@ def outside_imports(starts: Sequence[str], folder: Path, code: UserCode) -> dict
 
     The code's files count in any folder, because a program may add the folder to sys.path.
     """
-    found, names = dict[str, Import](), code.names
+    imports, names = dict[str, Import](), code.names
     for file, tree in walk_code(starts, folder, names, unconditional, code.roots):
         for node in unconditional(tree):
             for name in imported(node, file):
                 module = name.partition(".")[0]  # empty: relative to the file
                 if module not in ("", "__main__"):
-                    found.setdefault(module, Import(file, node.lineno, module))
+                    imports.setdefault(module, Import(file, node.lineno, module))
     return {
         module: each
-        for module, each in found.items()
+        for module, each in imports.items()
         if not any(f"/{module}/" in f"/{name}" or f"/{module}." in f"/{name}" for name in names)
     }
 

@@ -139,18 +139,18 @@ def needs_of(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def look_at(path: Path, origin: str, wanted: Wanted) -> Interpreter:
     """Return an interpreter with its version and packages. Starts one process, and none for launch's own."""
-    found = Interpreter(path=os.path.abspath(path), origin=origin)  # noqa: PTH100 -- Path.resolve follows links
+    interpreter = Interpreter(path=os.path.abspath(path), origin=origin)  # noqa: PTH100 -- Path.resolve follows links
     packages = list(dict.fromkeys(["torch", "pip", *(package for package, _ in wanted.needs), *wanted.packages]))
     try:
-        ask = answers_here if is_own(found.path) else answers
-        version, installed, lacks = ask(found.path, tuple(packages), tuple(wanted.modules))
-        found = replace(found, version=tuple(version), installed=installed, lacks=tuple(lacks))
-        check_fitness(found, wanted.needs)
+        ask = answers_here if is_own(interpreter.path) else answers
+        version, installed, lacks = ask(interpreter.path, tuple(packages), tuple(wanted.modules))
+        interpreter = replace(interpreter, version=tuple(version), installed=installed, lacks=tuple(lacks))
+        check_fitness(interpreter, wanted.needs)
     except UsageError as error:
-        if found.is_named:
+        if interpreter.is_named:
             error.problem, error.field = f"{origin}: {error.problem}", "" if origin == "--python" else origin
-        return replace(found, error=error)
-    return found
+        return replace(interpreter, error=error)
+    return interpreter
 
 
 def is_own(path: str) -> bool:
@@ -207,25 +207,25 @@ def answers(path: str, packages: tuple[str, ...], modules: tuple[str, ...]) -> A
     return version, installed, lacks
 
 
-def check_fitness(found: Interpreter, needs: Sequence[tuple[str, str]]) -> None:
+def check_fitness(interpreter: Interpreter, needs: Sequence[tuple[str, str]]) -> None:
     """Check that an interpreter can run the job. Raises UsageError, with the command that mends it."""
-    version, is_trainer = ".".join(map(str, found.version)), TRAINER in dict(needs).values()
-    if found.version < (floor := OLDEST_FOR_TRAINER if is_trainer else OLDEST_PYTHON):
+    version, is_trainer = ".".join(map(str, interpreter.version)), TRAINER in dict(needs).values()
+    if interpreter.version < (floor := OLDEST_FOR_TRAINER if is_trainer else OLDEST_PYTHON):
         what = TRAINER if is_trainer else "launch"
         raise UsageError(
-            f"{found.path} is Python {version}; {what} needs {'.'.join(map(str, floor))} or newer",
+            f"{interpreter.path} is Python {version}; {what} needs {'.'.join(map(str, floor))} or newer",
             "Create a newer environment: python3.12 -m venv .venv",
         )
     releases = catalog.load().torch_releases
-    fitting = [release.version for release in releases if ".".join(map(str, found.version[:2])) in release.python]
+    fitting = [release.version for release in releases if ".".join(map(str, interpreter.version[:2])) in release.python]
     newest = PINNED if PINNED in fitting or not fitting else fitting[-1]
     for package, what in needs:
-        fix = found.install(f"torch=={newest}" if package == "torch" else package)
-        if (installed := found.installed.get(package)) is None:
-            raise UsageError(f"{found.path} has no {package}, which {what} needs", fix)
+        fix = interpreter.install(f"torch=={newest}" if package == "torch" else package)
+        if (installed := interpreter.installed.get(package)) is None:
+            raise UsageError(f"{interpreter.path} has no {package}, which {what} needs", fix)
         oldest = PINNED.rpartition(".")[0] if what == TRAINER else releases[0].version
         if package == "torch" and minor_version(installed) < minor_version(oldest):
-            raise UsageError(f"{found.path} has torch {installed}; {what} needs {oldest} or newer", fix)
+            raise UsageError(f"{interpreter.path} has torch {installed}; {what} needs {oldest} or newer", fix)
 
 
 def minor_version(version: str) -> tuple[int, ...]:

@@ -106,14 +106,14 @@ class Listing:
             folder, rules = waiting.pop()
             try:
                 with os.scandir(self._path(folder)) as entries:
-                    found = [entry for entry in entries if self._is_code(folder + entry.name)]
+                    code_entries = [entry for entry in entries if self._is_code(folder + entry.name)]
             except OSError as error:
                 if folder == below or not self._ignored.excludes(folder.rstrip("/")):
                     raise unreadable(error.filename or folder, error) from error
                 continue
-            if any(entry.name == GITIGNORE and entry.is_file(follow_symlinks=False) for entry in found):
+            if any(entry.name == GITIGNORE and entry.is_file(follow_symlinks=False) for entry in code_entries):
                 rules = (GitIgnore(folder, Path(self._path(folder + GITIGNORE))), *rules)
-            for entry in found:
+            for entry in code_entries:
                 name, is_folder = folder + entry.name, entry.is_dir(follow_symlinks=False)
                 if not is_folder and not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
                     continue
@@ -134,7 +134,8 @@ class GitIgnore:
 
         specs = parsed(path, lambda line: GitIgnoreSpec.from_lines([line]))
         self._folder = folder
-        self._rules = [(one.regex, one.include) for spec in specs for one in spec.patterns if one.regex][::-1]
+        patterns = [pattern for spec in specs for pattern in spec.patterns]
+        self._rules = [(pattern.regex, pattern.include) for pattern in patterns if pattern.regex][::-1]
 
     def says(self, name: str) -> bool | None:
         """Return whether the rules ignore a file or folder ("…/"). None: no rule matches. The last match decides."""
@@ -149,7 +150,7 @@ def matches(rule: re.Pattern[str], name: str) -> bool:
     rule includes it again. So `!a/` does not match a/b.
     """
     if rule.groupindex:  # pathspec marks the / after the folder
-        return any(found.end() == len(name) for found in rule.finditer(name))
+        return any(match.end() == len(name) for match in rule.finditer(name))
     return rule.search(name.rstrip("/")) is not None  # *, and a/**, which does not match a/ itself
 
 

@@ -50,8 +50,8 @@ def run_measurement(config: Mapping[str, Any], code: Path | None) -> dict[str, A
         if not result.is_file():
             last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")
             return {"error": f"its process ended with exit code {child.returncode}: {last[:200]}"}
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return found
+        measurement: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return measurement
 
 
 def kill_group(child: subprocess.Popen[str]) -> None:
@@ -64,27 +64,27 @@ def kill_group(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
-def of_measurement(name: str, found: Mapping[str, Any]) -> ModelSizes:
+def of_measurement(name: str, measurement: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes from a measurement. The largest array counts twice: its gradient exists at the same time."""
-    number = max(1, found["blocks"])
+    number = max(1, measurement["blocks"])
 
     def saved_in(kind: str) -> Saved:
-        each, largest = found[kind]
-        entries = found.get(f"entries_{kind}", each)
+        each, largest = measurement[kind]
+        entries = measurement.get(f"entries_{kind}", each)
         return Saved(number, each, min(entries, each), each, each // number, 2 * largest, 0)
 
     return ModelSizes(
         name=name,
-        parameters=found["parameters"],
-        matrices=found["matrices"],
-        block=found["block"],
-        block_matrices=found["block"],
-        root=found["parameters"] - found["in_blocks"],
+        parameters=measurement["parameters"],
+        matrices=measurement["matrices"],
+        block=measurement["block"],
+        block_matrices=measurement["block"],
+        root=measurement["parameters"] - measurement["in_blocks"],
         head=0,
-        units=found["units"],
-        unit=found["unit"],
+        units=measurement["units"],
+        unit=measurement["unit"],
         logits=0,
-        flops=found["flops"],
+        flops=measurement["flops"],
         full=saved_in("fp32"),
         half=saved_in("half"),
     )

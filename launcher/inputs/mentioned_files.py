@@ -67,14 +67,14 @@ def named_but_ignored(
     if not mentions:
         return ()
     folders = {parent for name in names for parent in _parents(name)}
-    hidden = [one for one in _not_code(folder, own, folders) if one.rstrip("/") not in without]
+    hidden = [path for path in _not_code(folder, own, folders) if path.rstrip("/") not in without]
     bases = dict.fromkeys(("", posixpath.dirname(spec.run.script or "")))
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for mention in mentions:
-        for one in hidden:
-            if one not in found and _names(mention, one, bases):
-                found[one] = mention.where
-    return tuple(f"{one} ({where})" for one, where in found.items() if not _said_otherwise(one, found))
+        for path in hidden:
+            if path not in places and _names(mention, path, bases):
+                places[path] = mention.where
+    return tuple(f"{path} ({where})" for path, where in places.items() if not _said_otherwise(path, places))
 
 
 def named_outside(mentions: Sequence[Mention], names: Sequence[str]) -> tuple[str, ...]:
@@ -82,15 +82,15 @@ def named_outside(mentions: Sequence[Mention], names: Sequence[str]) -> tuple[st
 
     What exists relative to the file that names it is none: Hydra's config_path and mmengine's _base_ are relative to
     their file. `names` are the code's files."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     known = {*names, *(parent for name in names for parent in _parents(name))}
     for mention in mentions:
         path = posixpath.normpath(mention.text)
         from_its_file = posixpath.normpath(posixpath.join(posixpath.dirname(mention.where), path))
         is_of_file = mention.where != ARGUMENTS and from_its_file in known
         if path.startswith("../") and not mention.is_beside and not is_of_file:
-            found.setdefault(path, mention.where)
-    return tuple(f"{path} ({where})" for path, where in found.items())
+            places.setdefault(path, mention.where)
+    return tuple(f"{path} ({where})" for path, where in places.items())
 
 
 def _names(mention: Mention, path: str, bases: Sequence[str] | dict[str, None]) -> bool:
@@ -103,17 +103,19 @@ def _names(mention: Mention, path: str, bases: Sequence[str] | dict[str, None]) 
     if path.rstrip("/") in whole:
         return mention.where == ARGUMENTS or mention.text not in OUTPUTS
     if mention.where == ARGUMENTS:
-        return any(path.startswith(f"{one}/") for one in whole)
+        return any(path.startswith(f"{named}/") for named in whole)
     tail = posixpath.normpath(mention.text)
     return "." in posixpath.basename(tail) and not path.endswith("/") and path.endswith(f"/{tail}")
 
 
-def _said_otherwise(path: str, found: dict[str, str]) -> bool:
+def _said_otherwise(path: str, places: dict[str, str]) -> bool:
     """Return whether a mention of a parent folder, or of a file inside this folder, already covers the path."""
-    if any(found.get(f"{parent}/") == ARGUMENTS for parent in _parents(path.rstrip("/"))):
+    if any(places.get(f"{parent}/") == ARGUMENTS for parent in _parents(path.rstrip("/"))):
         return True
     return (
-        path.endswith("/") and found[path] != ARGUMENTS and any(one != path and one.startswith(path) for one in found)
+        path.endswith("/")
+        and places[path] != ARGUMENTS
+        and any(inner != path and inner.startswith(path) for inner in places)
     )
 
 

@@ -50,7 +50,7 @@ def wanted_packages(path: Path, names: Sequence[str] = (), python: str | None = 
 
 def of_lines(lines: Sequence[Line], python: str) -> Packages:
     """Return what requirements ask for. An index counts wherever it stands, as for pip; the last one wins."""
-    indexes = [(found[1], place(line)) for line in lines if (found := INDEX.match(line.text.strip()))]
+    indexes = [(match[1], place(line)) for line in lines if (match := INDEX.match(line.text.strip()))]
     index = indexes[-1] if indexes else ("", "")
     bare = [line.text.partition("#")[0] for line in lines]
     return Packages(
@@ -96,10 +96,10 @@ def applied(lines: Sequence[Line], python: str) -> Iterator[tuple[Parsed, str, L
 def requirement(parsed: Parsed, text: str, where: str) -> Requirement:
     """Return a requirement with its build apart: a release has no build (2.9.1), a wheel of PyTorch's index has one
     (2.9.1+cu128)."""
-    builds = [one.version.partition("+")[2] for one in parsed.specifier if "+" in one.version]
+    builds = [version.version.partition("+")[2] for version in parsed.specifier if "+" in version.version]
     return Requirement(
         name=normalised(parsed.name),
-        specifier=",".join(f"{one.operator}{one.version.partition('+')[0]}" for one in parsed.specifier),
+        specifier=",".join(f"{version.operator}{version.version.partition('+')[0]}" for version in parsed.specifier),
         build=builds[0] if builds else "",
         url=parsed.url or "",
         text=text,
@@ -116,14 +116,14 @@ def of_uv_lock(path: Path, names: Sequence[str], python: str | None) -> Packages
 
     lock = read_lock(path, names, python)
     lines = path.read_text(encoding="utf-8-sig").splitlines()
-    found = []
+    requirements = []
     for package, arch in lock.packages:
         if package["name"] in NAMED:
             version, _, build = package.get("version", "").partition("+")
             index = re.search(r"/whl/(cpu|cu\d+)", package.get("source", {}).get("registry", ""))
             places = [n for n, line in enumerate(lines, 1) if line == f'name = "{package["name"]}"']
             its_own = (n for n in places if lines[n : n + 1] == [f'version = "{package.get("version")}"'])
-            found.append(
+            requirements.append(
                 Requirement(
                     name=package["name"],
                     specifier=f"=={version}",
@@ -135,7 +135,7 @@ def of_uv_lock(path: Path, names: Sequence[str], python: str | None) -> Packages
             )
     return Packages(
         tool="uv",
-        named=tuple(found),
+        named=tuple(requirements),
         hashed=True,
         git=any("git" in package.get("source", {}) for package, _ in lock.packages),
         loggers=tuple(package["name"] for package, _ in lock.packages if package["name"] in LOGGERS),
@@ -159,11 +159,11 @@ def of_conda(path: Path) -> Packages:
     if not isinstance(entries, list):
         raise UsageError(f"{FIELD}: {path} has no dependencies", "Name a conda environment.yml.", field=FIELD)
     numbers = {line.strip().removeprefix("- ").strip("\"'"): n for n, line in enumerate(text.splitlines(), 1)}
-    pip = [one for entry in entries if isinstance(entry, dict) for one in entry.get("pip", [])]
-    lines = [Line(path, numbers.get(one, 1), one) for one in pip]
+    pip = [line for entry in entries if isinstance(entry, dict) for line in entry.get("pip", [])]
+    lines = [Line(path, numbers.get(requirement, 1), requirement) for requirement in pip]
     for line in lines:
         check(*line[:3])
-    found, builds, loggers = of_lines(lines, ""), [], []
+    pip_packages, builds, loggers = of_lines(lines, ""), [], []
     for entry in (entry for entry in entries if isinstance(entry, str)):
         package = entry.rpartition("::")[2].strip()
         if (name := normalised(re.split(r"[\s=<>!~\[]", package)[0])) in LOGGERS:
@@ -171,5 +171,15 @@ def of_conda(path: Path) -> Packages:
         cuda = CONDA_CUDA.match(package)
         if cuda or CONDA_CPU.match(package):
             builds.append((f"cu{cuda[1]}{cuda[2]}" if cuda else "cpu", f"{path}:{numbers.get(entry, 1)}: {entry}"))
-    index = builds[0] if builds and not first(found, "torch") else (found.index_build, found.index_where)
-    return replace(found, tool="conda", loggers=(*loggers, *found.loggers), index_build=index[0], index_where=index[1])
+    index = (
+        builds[0]
+        if builds and not first(pip_packages, "torch")
+        else (pip_packages.index_build, pip_packages.index_where)
+    )
+    return replace(
+        pip_packages,
+        tool="conda",
+        loggers=(*loggers, *pip_packages.loggers),
+        index_build=index[0],
+        index_where=index[1],
+    )

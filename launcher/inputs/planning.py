@@ -67,8 +67,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as `launch vertex --dry-run -o json` prints it."""
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.data))
-        return found
+        fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.data))
+        return fields
 
 
 def plan(
@@ -106,9 +106,9 @@ def planned(inputs: Inputs, *, offline: bool = False) -> model.Plan:
     PlanRefused."""
     known = priced_catalog(offline=offline)
     with inputs.located.naming_places():
-        made = build.plan(inputs.spec, known, inputs.context)
-    check_caps(made, inputs.spec, inputs.settings.files, known)
-    return made
+        planned_run = build.plan(inputs.spec, known, inputs.context)
+    check_caps(planned_run, inputs.spec, inputs.settings.files, known)
+    return planned_run
 
 
 def planned_image(inputs: Inputs) -> Image:

@@ -40,7 +40,7 @@ def fetched_tables(environ: Mapping[str, str]) -> Iterator[PriceTable]:
     """Yield the intact tables of the cache, newest first."""
     folder = cache_folder(environ)
     try:
-        names = sorted((one.name for one in folder.iterdir()), reverse=True) if folder else []
+        names = sorted((path.name for path in folder.iterdir()), reverse=True) if folder else []
     except OSError:
         return
     for name in names:
@@ -74,16 +74,16 @@ def store_tables(texts: Mapping[str, str], environ: Mapping[str, str]) -> PriceT
         raise LaunchError("no cache folder for the prices: HOME is not set", "Set XDG_CACHE_HOME to a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
+        unfinished = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
         for name, text in texts.items():
-            (made / f"{name}.csv").write_text(text, encoding="utf-8", newline="")
-        table = tables.price_table(str(made))
+            (unfinished / f"{name}.csv").write_text(text, encoding="utf-8", newline="")
+        table = tables.price_table(str(unfinished))
         target = folder / f"{table.date}-{table.digest}"
-        if any(one.folder == str(target) for one in fetched_tables(environ)):  # the same prices, fetched again today
-            shutil.rmtree(made)
+        if str(target) in (fetched.folder for fetched in fetched_tables(environ)):  # the same prices, again today
+            shutil.rmtree(unfinished)
         else:
             shutil.rmtree(target, ignore_errors=True)  # damaged
-            made.rename(target)
+            unfinished.rename(target)
         for other in folder.iterdir():
             if other != target:
                 shutil.rmtree(other, ignore_errors=True)

@@ -100,7 +100,7 @@ def walk_code(
             continue
         yield name, tree
         for module in modules_imported(tree, name, imports_of):
-            new = [one for one in files_of(module, name, roots, known) if one not in seen]
+            new = [imported_file for imported_file in files_of(module, name, roots, known) if imported_file not in seen]
             seen.update(new)
             waiting += new
 
@@ -177,8 +177,8 @@ def check_module(
 def near_scripts(name: str, names: Sequence[str]) -> list[str]:
     """Return Python files that may have been meant: the same name in another folder, or a similar name."""
     base = posixpath.basename(name)
-    scripts = [one for one in names if one.endswith(".py")]
-    return [one for one in scripts if posixpath.basename(one) == base][:3] or near(name, scripts, most=3)
+    scripts = [file for file in names if file.endswith(".py")]
+    return [script for script in scripts if posixpath.basename(script) == base][:3] or near(name, scripts, most=3)
 
 
 def check_syntax(

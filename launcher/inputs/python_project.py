@@ -110,11 +110,11 @@ def read_project(code: Path, folder: str = "") -> Project | None:
 def read_projects(code: Path, folders: Sequence[str] = ()) -> list[Project]:
     """Return the project of the code's folder, if it can be read, and those in `folders` of it. Raises UsageError."""
     try:
-        found = [read_project(code)]
+        projects = [read_project(code)]
     except (UsageError, AttributeError, TypeError, ValueError):  # malformed: nothing of it was asked for
-        found = []
-    found += [read_project(code, folder) for folder in dict.fromkeys(folders) if folder]
-    return [project for project in found if project]
+        projects = []
+    projects += [read_project(code, folder) for folder in dict.fromkeys(folders) if folder]
+    return [project for project in projects if project]
 
 
 def module_roots(spec: JobSpec, projects: Sequence[Project]) -> tuple[str, ...]:
@@ -178,8 +178,8 @@ def installed_files(projects: Sequence[Project]) -> dict[str, str]:
 def table(data: Data, *keys: str) -> Data:
     """Return a table within tables; empty if one of them does not exist or is something else."""
     for key in keys:
-        found = data.get(key)
-        data = found if isinstance(found, Mapping) else {}
+        inner = data.get(key)
+        data = inner if isinstance(inner, Mapping) else {}
     return data
 
 
@@ -292,9 +292,9 @@ def import_roots(top: Path, name: str, backend: str, tool: Data, config: Data, k
         directories = table(setuptools, "package-dir") or table(keywords, "package_dir")
         directories = directories or as_table(table(config, "options").get("package_dir", ""))
         named = [folder for package, folder in directories.items() if not package]
-        found = table(setuptools, "packages", "find").get("where") or table(keywords, "packages").get("where")
-        found = found or as_list(table(config, "options.packages.find").get("where", ""))
-        named += [found] if isinstance(found, str) else found or []
+        search_in = table(setuptools, "packages", "find").get("where") or table(keywords, "packages").get("where")
+        search_in = search_in or as_list(table(config, "options.packages.find").get("where", ""))
+        named += [search_in] if isinstance(search_in, str) else search_in or []
         # A package with a folder of its own can be imported only if the folder has the package's name.
         named += [
             folder.rpartition("/")[0]
@@ -439,10 +439,10 @@ def assigned(top: Path, roots: Sequence[str], module: str, variable: str, depth:
 def git_version(top: Path) -> str:
     """Return the version by git's newest tag, as setuptools-scm counts: 1.3.dev5+gabc1234 five commits after v1.2."""
     described = git.asked(top, "describe", "--tags", "--long", "--match", "*[0-9]*")
-    found = re.fullmatch(r".*?(\d+(?:\.\d+)*)([^-]*)-(\d+)-(g[0-9a-f]+)", described)
-    if not found:
+    match = re.fullmatch(r".*?(\d+(?:\.\d+)*)([^-]*)-(\d+)-(g[0-9a-f]+)", described)
+    if not match:
         return ""
-    release, rest, commits, commit = found.groups()
+    release, rest, commits, commit = match.groups()
     if commits == "0":
         return release + rest
     before, dot, last = release.rpartition(".")

@@ -43,8 +43,8 @@ class Line(NamedTuple):
 
 def split_names(text: str) -> tuple[str, tuple[str, ...]]:
     """Return the file and the extras or dependency groups of image.requirements: uv.lock[train,gpu]."""
-    found = re.fullmatch(r"(.*?(?:uv\.lock|pyproject\.toml))\[([^\[\]]+)\]", text)
-    return (found[1], tuple(name.strip() for name in found[2].split(","))) if found else (text, ())
+    match = re.fullmatch(r"(.*?(?:uv\.lock|pyproject\.toml))\[([^\[\]]+)\]", text)
+    return (match[1], tuple(name.strip() for name in match[2].split(","))) if match else (text, ())
 
 
 def requirements(path: Path, names: Sequence[str] = ()) -> str:

@@ -73,16 +73,18 @@ def patterns() -> tuple[tuple[re.Pattern[bytes], list[str]], ...]:
     It begins with that one character, which `re` finds as fast as memchr, and then looks behind: alternatives of whole
     prefixes take six times as long.
     """
-    found = []
+    compiled = []
     for rare, guard in GUARDS.items():
         rows = []
-        for token in (one for one in TOKENS if one.rare == rare):
+        for token in (token for token in TOKENS if token.rare == rare):
             prefix, random = token.before + rare, f"[{token.characters}]{{{token.length},}}"
             rows.append(rf"((?<={prefix})(?<![\w-]{prefix}){token.after}{random})")
         key = f"|({EMBEDDED_KEY})" if rare == "-" else ""
         text = f"{rare}(?:{guard}(?:{'|'.join(rows)}){key})"
-        found.append((re.compile(text.encode()), [*(one.kind for one in TOKENS if one.rare == rare), "private key"]))
-    return tuple(found)
+        compiled.append(
+            (re.compile(text.encode()), [*(token.kind for token in TOKENS if token.rare == rare), "private key"])
+        )
+    return tuple(compiled)
 
 
 class SecretSearch:

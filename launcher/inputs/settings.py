@@ -94,11 +94,11 @@ def regions(located: Located) -> Setting:
 def caps(name: str, files: tuple[Settings, ...]) -> Iterator[Setting]:
     """Yield the values of a cap that take effect: the lowest amount, the first file's owner label, and all lists, since
     a plan must satisfy each of them."""
-    given = [
+    settings = [
         Setting(name=f"project.{name}", value=value, origin=file.place(name))
         for file in files
         if (value := getattr(file.project, name))
     ]
     if name == "max_usd_per_run":
-        given = sorted(given, key=lambda one: float(one.value))[:1]
-    yield from given[:1] if name == "owner_label" else given
+        settings = sorted(settings, key=lambda setting: float(setting.value))[:1]
+    yield from settings[:1] if name == "owner_label" else settings

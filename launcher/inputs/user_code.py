@@ -123,17 +123,17 @@ def first_bytes(path: Path, size: int) -> bytes:
 def project_folders(folder: Path, packages: Packages) -> list[str]:
     """Return the folders, relative to the code's, of the projects that image.requirements installs. Raises UsageError:
     one is elsewhere."""
-    found = []
+    folders = []
     for project in packages.projects:
         try:
-            found.append(Path(project.folder).relative_to(folder).as_posix())
+            folders.append(Path(project.folder).relative_to(folder).as_posix())
         except ValueError as error:
             raise UsageError(
                 f"{project.where}: {project.folder} is not in the code, so the image doesn't have it",
                 f"The code is {folder}. Choose a folder that has both: image.code",
                 field="image.requirements",
             ) from error
-    return ["" if name == "." else name for name in found]
+    return ["" if name == "." else name for name in folders]
 
 
 def warnings(

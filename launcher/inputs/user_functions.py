@@ -55,7 +55,7 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
     bound |= {word for node in everywhere if isinstance(node, ast.Global) for word in node.names}
     if name in bound:
         return
-    close = near(name, sorted(one for one in bound if not one.startswith("_")))
+    close = near(name, sorted(word for word in bound if not word.startswith("_")))
     raise UsageError(
         f"{field}: {function}: {shown} has no {name}",
         did_you_mean(close, "The part after the colon must be a function in that file."),

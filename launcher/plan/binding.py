@@ -63,7 +63,8 @@ def bound(plan: Plan) -> Plan:
         return plan
     label = {PLAN_LABEL: digest(plan)}
     attempts = (
-        replace(one, request={**one.request, "labels": {**one.request["labels"], **label}}) for one in plan.attempts
+        replace(attempt, request={**attempt.request, "labels": {**attempt.request["labels"], **label}})
+        for attempt in plan.attempts
     )
     return replace(plan, attempts=tuple(attempts))
 

@@ -85,7 +85,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
             usd_expected=expected,
             **cost.cost_bounds(attempts, nodes=nodes, hours=shared.hours),
             restarts=spec.limits.restarts,
-            wait_seconds=max((one.wait_seconds for one in attempts if one.wait_seconds), default=None),
+            wait_seconds=max((attempt.wait_seconds for attempt in attempts if attempt.wait_seconds), default=None),
             wait_total_seconds=wait_total,
             wait_at_most_seconds=waiting.total_wait(attempts, wait_total),
         ),
@@ -225,7 +225,9 @@ def with_digest(plan: Plan, uri: str, base: str = "") -> Plan:
     if plan.image is None or plan.image.uri == uri:
         return plan
     requests = [replace_text(attempt.request, plan.image.uri, uri) for attempt in plan.attempts]
-    attempts = (msgspec.structs.replace(one, request=new) for one, new in zip(plan.attempts, requests, strict=True))
+    attempts = (
+        msgspec.structs.replace(attempt, request=new) for attempt, new in zip(plan.attempts, requests, strict=True)
+    )
     image = msgspec.structs.replace(plan.image, uri=uri, pinned=True, base=base or plan.image.base)
     return msgspec.structs.replace(plan, image=image, attempts=tuple(attempts))
 
@@ -236,7 +238,8 @@ def with_hidden_webhook(plan: Plan) -> Plan:
     if not url or validate.is_secret(url):
         return plan
     attempts = tuple(
-        msgspec.structs.replace(one, request=replace_text(one.request, url, HIDDEN)) for one in plan.attempts
+        msgspec.structs.replace(attempt, request=replace_text(attempt.request, url, HIDDEN))
+        for attempt in plan.attempts
     )
     return msgspec.structs.replace(plan, attempts=attempts, spec=replace_text(plan.spec, url, HIDDEN))
 
@@ -284,7 +287,11 @@ def with_container(spec: JobSpec, catalog: Catalog, context: Context, chosen: Ch
 def mtbf_hours(catalog: Catalog, placements: Sequence[Placement], nodes: int) -> float | None:
     """Return the mean hours between two interruptions of the run, which any of its nodes interrupts, in the worst
     attempt."""
-    known = [found.hours for placement in placements if (found := catalog.interruptions(placement.provisioning))]
+    known = [
+        interruptions.hours
+        for placement in placements
+        if (interruptions := catalog.interruptions(placement.provisioning))
+    ]
     return min(known) / nodes if len(known) == len(placements) else None
 
 
@@ -370,11 +377,11 @@ def image_family(spec: JobSpec, catalog: Catalog, chosen: Chosen) -> str:
     """
     if spec.vm.image_family or spec.vm.image:
         return spec.vm.image_family or ""
-    found = catalog.image_family(chosen.machine) if chosen.machine else None
-    if found is None:
+    family = catalog.image_family(chosen.machine) if chosen.machine else None
+    if family is None:
         raise PlanRefused(
             f"no Deep Learning VM image with a driver for {chosen.gpu.title} is known",
             "Set one: --set vm.image_family=FAMILY or --set vm.image=projects/P/global/images/I",
             field="machine.type",
         )
-    return found.family
+    return family.family

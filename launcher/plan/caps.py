@@ -32,8 +32,8 @@ def exceeded(plan: Plan, spec: JobSpec, file: Settings, catalog: Catalog) -> Ite
     """Yield each cap that the plan exceeds, with what to change."""
     project = file.project
     regions = sorted({attempt.region for attempt in plan.attempts})
-    if project.regions and (outside := [one for one in regions if one not in project.regions]):
-        fix = f"use {' '.join(f'--region {one}' for one in project.regions)}"
+    if project.regions and (outside := [region for region in regions if region not in project.regions]):
+        fix = f"use {' '.join(f'--region {region}' for region in project.regions)}"
         yield Problem(file.place("regions"), f"region {', '.join(outside)} is not allowed", fix)
     names = {gpu.title: name for name, gpu in catalog.gpus.items()}
     for machine in plan.machines if project.machines else ():
@@ -49,7 +49,7 @@ def exceeded(plan: Plan, spec: JobSpec, file: Settings, catalog: Catalog) -> Ite
         what = f"the cost of this run is unknown; the cap is {usd_text(cap)}"
         yield Problem(file.place("max_usd_per_run"), what, "set the price per hour and node: --price USD")
     elif cap is not None and usd is not None and usd > cap:
-        shutdown = max(one.shutdown_seconds for one in plan.attempts) / 3600  # is paid too
+        shutdown = max(attempt.shutdown_seconds for attempt in plan.attempts) / 3600  # is paid too
         hours = int(((plan.limits.hours + shutdown) * cap / usd - shutdown) * 100) / 100
         fix = f"{hours:g} hours would fit: --hours {hours:g}" if hours >= MIN_HOURS else "use a cheaper machine"
         what = f"this run could cost {usd_text(usd)}, more than {usd_text(cap)}"

@@ -70,7 +70,7 @@ def image_change(before: Image | None, after: Image | None) -> str:
         return ""
     if before is None or after is None or before.pinned or after.pinned:
         return f"{old or 'none'} -> {new or 'none'}"
-    code = [f"{plural(one.files, 'file')}, {size_text(one.size)}" for one in (before, after)]
+    code = [f"{plural(image.files, 'file')}, {size_text(image.size)}" for image in (before, after)]
     dependencies = "unchanged" if before.dependencies == after.dependencies else "changed"
     return f"new content (code: {' -> '.join(dict.fromkeys(code))}; dependencies {dependencies})"
 
@@ -85,14 +85,14 @@ def fields_changed(before: Plan, after: Plan) -> Iterator[Change]:
     if [*old] != [*new]:
         yield Change(field="attempts", before=listed([*old], PLACES_SHOWN), after=listed([*new], PLACES_SHOWN))
     pairs = [(old[place], new[place]) for place in new if place in old] or [(before.attempts[0], after.attempts[0])]
-    found: dict[tuple[str, str | None, str | None], list[str]] = {}
+    fields_by_change: dict[tuple[str, str | None, str | None], list[str]] = {}
     seen: dict[tuple[str, str | None, str | None], set[int]] = {}
-    for number, (one, other) in enumerate(pairs):
-        for field, was, now in differences(request_fields(before, one), request_fields(after, other)):
+    for number, (old_attempt, new_attempt) in enumerate(pairs):
+        for field, was, now in differences(request_fields(before, old_attempt), request_fields(after, new_attempt)):
             key = (re.sub(r"\[\d+\]", "[*]", field), was, now)
-            found.setdefault(key, []).append(field)
+            fields_by_change.setdefault(key, []).append(field)
             seen.setdefault(key, set()).add(number)
-    for key, fields in found.items():
+    for key, fields in fields_by_change.items():
         some = f"{len(seen[key])} of {plural(len(pairs), 'attempt')}" if len(seen[key]) < len(pairs) else ""
         name = fields[0] if len(set(fields)) == 1 else key[0]
         yield Change(field=name, before=key[1], after=key[2], attempts=some)
@@ -130,10 +130,10 @@ def flat(data: Any, field: str = "") -> Iterator[tuple[str, str]]:
 def as_dict(text: str) -> Any:
     """Return the dict that a text of JSON holds, else the text."""
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except ValueError:
         return text
-    return found if isinstance(found, dict) else text
+    return data if isinstance(data, dict) else text
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> Iterator[tuple[str, str | None, str | None]]:

@@ -60,21 +60,21 @@ def extras(spec: JobSpec, catalog: Catalog, context: Context, placement: Placeme
     disk = disk_spec(spec, machine) if on_vertex else boot_disk_of(spec, machine)
     month = catalog.disk_price_at_most(disk["bootDiskType"], placement.region)
     fee = 1 + catalog.rates["vertex-fee"].usd if on_vertex else 1.0
-    found = {} if month is None else {"boot disk": disk["bootDiskSizeGb"] * month / MONTH_HOURS * fee}
+    by_part = {} if month is None else {"boot disk": disk["bootDiskSizeGb"] * month / MONTH_HOURS * fee}
     if context.target == "vm" and context.training and (disks := new_disks(spec)):
-        months = [catalog.disk_price_at_most(new_disk_type(one, machine), placement.region) for one in disks]
+        months = [catalog.disk_price_at_most(new_disk_type(mount, machine), placement.region) for mount in disks]
         if None not in months:
-            sizes = [one.new_disk_gb or 0 for one in disks]
+            sizes = [mount.new_disk_gb or 0 for mount in disks]
             total = sum(size * (usd or 0.0) for size, usd in zip(sizes, months, strict=True))
-            found["new disks"] = total / MONTH_HOURS
+            by_part["new disks"] = total / MONTH_HOURS
     if context.target == "vm" and spec.vm.external_ip:
-        found["external address"] = catalog.rates["external-ip"].usd
-    return found
+        by_part["external address"] = catalog.rates["external-ip"].usd
+    return by_part
 
 
 def new_disks(spec: JobSpec) -> list[Mount]:
     """Return the mounts that are new disks of each VM."""
-    return [one for one in spec.mounts if one.new_disk_gb]
+    return [mount for mount in spec.mounts if mount.new_disk_gb]
 
 
 def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Context) -> tuple[str, ...]:
@@ -96,10 +96,14 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
 def cost_bounds(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str, float | None]:
     """Return the upper bounds of the cost of any attempt on all nodes, in USD; None if a price is unknown."""
     return {
-        "usd_at_most": highest(with_extras(one, one.usd_ceiling, nodes * billed_hours(one, hours)) for one in attempts),
+        "usd_at_most": highest(
+            with_extras(attempt, attempt.usd_ceiling, nodes * billed_hours(attempt, hours)) for attempt in attempts
+        ),
         "usd_hard_bound": highest(
-            with_extras(one, one.usd_hard_bound, nodes * billed_hours(one, hours) * (1 + one.service_restarts))
-            for one in attempts
+            with_extras(
+                attempt, attempt.usd_hard_bound, nodes * billed_hours(attempt, hours) * (1 + attempt.service_restarts)
+            )
+            for attempt in attempts
         ),
     }
 
@@ -116,8 +120,8 @@ def with_extras(attempt: Attempt, usd: float | None, hours: float) -> float | No
 
 def highest(costs: Iterable[float | None]) -> float | None:
     """Return the highest cost; None if one is unknown."""
-    found = list(costs)
-    return None if None in found else max((usd for usd in found if usd is not None), default=None)
+    every_cost = list(costs)
+    return None if None in every_cost else max((usd for usd in every_cost if usd is not None), default=None)
 
 
 def hourly_ceiling(attempt: Attempt) -> float:

@@ -10,26 +10,28 @@ from launch_train.common import contract
 from launcher.plan.model import Attempt, Plan
 
 
-def on_cpu(made: Plan, machine_type: str) -> Plan:
+def on_cpu(plan: Plan, machine_type: str) -> Plan:
     """Return a Vertex AI plan with `machine_type` (n1-standard-4) instead of its GPU machine.
 
     The catalog has no prices of machines without GPUs. The GPU machine's price remains, as an upper bound: that is a
     machine like this one plus a GPU.
     """
-    machine = replace(made.machine, machine_type=machine_type, gpu="no GPU", gpus=0, gpu_memory_gb=None)
+    machine = replace(plan.machine, machine_type=machine_type, gpu="no GPU", gpus=0, gpu_memory_gb=None)
     machine = replace(machine, vcpus=None, memory_gb=None)
-    return replace(made, machine=machine, attempts=tuple(attempt(one, machine_type) for one in made.attempts))
+    return replace(plan, machine=machine, attempts=tuple(attempt(planned, machine_type) for planned in plan.attempts))
 
 
-def attempt(one: Attempt, machine_type: str) -> Attempt:
+def attempt(planned: Attempt, machine_type: str) -> Attempt:
     """Return an attempt without its GPUs."""
-    rule = f"at most that of {one.machine_type} ({one.usd_rule})"
-    return replace(one, machine_type=machine_type, usd_approx=True, usd_rule=rule, request=request(one, machine_type))
+    rule = f"at most that of {planned.machine_type} ({planned.usd_rule})"
+    return replace(
+        planned, machine_type=machine_type, usd_approx=True, usd_rule=rule, request=request(planned, machine_type)
+    )
 
 
-def request(one: Attempt, machine_type: str) -> dict[str, Any]:
+def request(attempt: Attempt, machine_type: str) -> dict[str, Any]:
     """Return the CustomJob without GPUs, and without the variable that tells its node to expect one."""
-    spec = one.request["jobSpec"]
+    spec = attempt.request["jobSpec"]
     pools = [
         {
             **pool,
@@ -41,4 +43,4 @@ def request(one: Attempt, machine_type: str) -> dict[str, Any]:
         }
         for pool in spec["workerPoolSpecs"]
     ]
-    return {**one.request, "jobSpec": {**spec, "workerPoolSpecs": pools}}
+    return {**attempt.request, "jobSpec": {**spec, "workerPoolSpecs": pools}}

@@ -124,8 +124,8 @@ def estimate(
     if model is None:
         return plain
     setup = setup_on(spec, config, chosen)
-    found = fit(model, setup)
-    speed = speed_of(model, config, setup, chosen.gpu, catalog) if found.fits else None
+    memory = fit(model, setup)
+    speed = speed_of(model, config, setup, chosen.gpu, catalog) if memory.fits else None
     hours = training_hours(config, model, speed) if speed else None
     return Estimate(
         name=spec.name,
@@ -133,12 +133,12 @@ def estimate(
         gpu_memory_gb=plain.gpu_memory_gb,
         parameters=model.parameters,
         model=model.name,
-        parts=tuple(MemoryPart(name=one.name, bytes=one.size, what=one.what) for one in found.need.parts),
-        bytes=found.need.total,
-        micro_batch=found.need.micro_batch,
-        fits=found.fits,
+        parts=tuple(MemoryPart(name=part.name, bytes=part.size, what=part.what) for part in memory.need.parts),
+        bytes=memory.need.total,
+        micro_batch=memory.need.micro_batch,
+        fits=memory.fits,
         compiles=setup.compiles,
-        choices=choices(found),
+        choices=choices(memory),
         smallest=smallest(spec, config, catalog, context, model),
         steps=config.steps,
         batch_size=config.batch_size,
@@ -149,11 +149,11 @@ def estimate(
     )
 
 
-def choices(found: Fit) -> tuple[Choice, ...]:
+def choices(memory: Fit) -> tuple[Choice, ...]:
     """Return the ways to train on this machine: as in the spec, then with less memory."""
-    automatic = replace(found.setup, micro_batch=None)
+    automatic = replace(memory.setup, micro_batch=None)
     ways = [("", automatic), *variants(automatic)]
-    sizes = [(flags, largest_micro_batch(found.model, setup)) for flags, setup in ways]
+    sizes = [(flags, largest_micro_batch(memory.model, setup)) for flags, setup in ways]
     return tuple(
         Choice(flags=flags, micro_batch=size, limited_by="batch_size" if size == automatic.share else "memory")
         for flags, size in sizes
@@ -163,7 +163,8 @@ def choices(found: Fit) -> tuple[Choice, ...]:
 def smallest(spec: JobSpec, config: Config, catalog: Catalog, context: Context, model: ModelSizes) -> Smallest | None:
     """Return the machine with the least GPU memory that holds one sample on each GPU, or None: no machine does."""
     by_memory = sorted(
-        offered(catalog, context), key=lambda one: (catalog.gpu(one.gpu).memory_gb * one.gpus, one.gpus, one.name)
+        offered(catalog, context),
+        key=lambda shape: (catalog.gpu(shape.gpu).memory_gb * shape.gpus, shape.gpus, shape.name),
     )
     for machine in by_memory:
         gpu = catalog.gpu(machine.gpu)
@@ -185,14 +186,14 @@ def training_time(spec: JobSpec, chosen: Chosen, catalog: Catalog) -> TrainingTi
     """Return the training time on a machine."""
     if not spec.run.is_builtin:
         return None, "the program is not the built-in trainer"
-    found = fit_of(spec, chosen)
-    if found is None:
+    memory = fit_of(spec, chosen)
+    if memory is None:
         return None, "no formula for this model"
     config = parse(spec.run.config)
-    speed = speed_of(found.model, config, found.setup, chosen.gpu, catalog) if found.fits else None
+    speed = speed_of(memory.model, config, memory.setup, chosen.gpu, catalog) if memory.fits else None
     if speed is None:
-        return None, no_speed(found.model.parameters, fits=found.fits)
-    return training_hours(config, found.model, speed), speed.basis
+        return None, no_speed(memory.model.parameters, fits=memory.fits)
+    return training_hours(config, memory.model, speed), speed.basis
 
 
 def relative_hours(spec: JobSpec, machines: Sequence[Chosen], times: Mapping[str, TrainingTime]) -> dict[str, float]:

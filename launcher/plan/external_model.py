@@ -54,7 +54,7 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
 def check_type(name: str, task: str, tasks: tuple[str, ...] | None, catalog: Catalog) -> None:
     """Check that transformers has a type, and that the type has the task. Raises PlanRefused."""
     if tasks is None:
-        close = [f"hf:{one}" for one in near(name, catalog.transformers_types)]
+        close = [f"hf:{model_type}" for model_type in near(name, catalog.transformers_types)]
         raise PlanRefused(
             f"run.config.model: unknown transformers model type {name}",
             (did_you_mean(close) + " " if close else "")

@@ -22,13 +22,13 @@ def account(project: str, output: str | None, *, deletes: str | None) -> str:
     """
     email = default_service_account(project)
     name = email.partition("@")[0]
-    found = [
+    commands = [
         continued("gcloud iam service-accounts create", name, f"--project={project}"),
         *(in_project(project, email, role, "None") for role in PROJECT_ROLES),
         *((in_bucket(output, email),) if output else ()),
         *((self_delete(project, email, deletes),) if deletes else ()),
     ]
-    return "\n".join(found)
+    return "\n".join(commands)
 
 
 def self_delete(project: str, email: str, prefix: str) -> str:

@@ -19,8 +19,8 @@ BOARD = frozenset({"tensorboard", "vertex"})
 def loggers_of(spec: JobSpec) -> tuple[str, tuple[str, ...] | None]:
     """Return the setting and its loggers; None: the default."""
     if spec.run.is_builtin:
-        found = spec.run.config.get("loggers")
-        return "run.config.loggers", None if found is None else tuple(found)
+        loggers = spec.run.config.get("loggers")
+        return "run.config.loggers", None if loggers is None else tuple(loggers)
     return "run.loggers", spec.run.loggers
 
 
@@ -70,12 +70,12 @@ def about_loggers(spec: JobSpec, context: Context) -> Iterator[str]:
     """Yield what a logger lacks to reach its server, as far as the spec says."""
     field, names = loggers_of(spec)
     names = names or ()
-    given = spec.env.keys() | spec.secrets.keys()
+    variables = spec.env.keys() | spec.secrets.keys()
     if context.target == "local":
         if "vertex" in names:
             yield f"{field}: vertex has no effect on this machine; the TensorBoard events are in the run folder."
         return
-    if "wandb" in names and "WANDB_API_KEY" not in given and spec.env.get("WANDB_MODE") in (None, "online"):
+    if "wandb" in names and "WANDB_API_KEY" not in variables and spec.env.get("WANDB_MODE") in (None, "online"):
         yield f"{field}: wandb needs WANDB_API_KEY; set secrets.WANDB_API_KEY, or env.WANDB_MODE: offline."
-    if "mlflow" in names and "MLFLOW_TRACKING_URI" not in given:
+    if "mlflow" in names and "MLFLOW_TRACKING_URI" not in variables:
         yield f"{field}: mlflow needs env.MLFLOW_TRACKING_URI; without it, its rows stay on the job's machine."

@@ -27,12 +27,12 @@ def parameters(spec: JobSpec) -> list[dict[str, Any]]:
     """Return the mounts as the startup script reads them."""
     return [
         {
-            "kind": one.kind.removesuffix("_gb"),
-            "source": one.source,
-            "path": one.folder,
-            "read_only": one.read_only,
+            "kind": mount.kind.removesuffix("_gb"),
+            "source": mount.source,
+            "path": mount.folder,
+            "read_only": mount.read_only,
         }
-        for one in spec.mounts
+        for mount in spec.mounts
     ]
 
 
@@ -40,26 +40,26 @@ def attached_disks(spec: JobSpec, machine: MachineType, zone: str, labels: dict[
     """Return the disks of the mounts. The startup script finds each by its device name, with the mount's number. Only
     new ones are deleted with the VM."""
     kms = spec.identity.kms_key
-    found = []
-    for number, one in enumerate(spec.mounts):
+    disks = []
+    for number, mount in enumerate(spec.mounts):
         disk = {
             "boot": False,
             "type": "PERSISTENT",
-            "mode": "READ_ONLY" if one.read_only else "READ_WRITE",
-            "autoDelete": one.disk is None,
+            "mode": "READ_ONLY" if mount.read_only else "READ_WRITE",
+            "autoDelete": mount.disk is None,
             "deviceName": f"launch-mount-{number}",
         }
-        if one.disk:
-            found.append({**disk, "source": one.disk})
-        elif one.new_disk_gb:
+        if mount.disk:
+            disks.append({**disk, "source": mount.disk})
+        elif mount.new_disk_gb:
             params = {
-                "diskType": f"zones/{zone}/diskTypes/{new_disk_type(one, machine)}",
-                "diskSizeGb": str(one.new_disk_gb),
+                "diskType": f"zones/{zone}/diskTypes/{new_disk_type(mount, machine)}",
+                "diskSizeGb": str(mount.new_disk_gb),
                 "labels": labels,
             }
             encryption = {"diskEncryptionKey": {"kmsKeyName": kms}} if kms else {}
-            found.append({**disk, "initializeParams": params, **encryption})
-    return found
+            disks.append({**disk, "initializeParams": params, **encryption})
+    return disks
 
 
 def new_disk_type(mount: Mount, machine: MachineType) -> str:
@@ -69,11 +69,11 @@ def new_disk_type(mount: Mount, machine: MachineType) -> str:
 
 def vertex_nfs(spec: JobSpec) -> list[dict[str, str]]:
     """Return the NfsMounts of a worker pool. Vertex AI mounts each at /mnt/nfs/mountPoint."""
-    own = [{"server": one.server, "path": one.path, "mountPoint": one.mount_point} for one in spec.vertex.nfs]
-    for one in spec.mounts:
-        if one.nfs:
-            server, _, path = one.nfs.partition(":")
-            own.append({"server": server, "path": path, "mountPoint": last_part(one.folder)})
+    own = [{"server": mount.server, "path": mount.path, "mountPoint": mount.mount_point} for mount in spec.vertex.nfs]
+    for mount in spec.mounts:
+        if mount.nfs:
+            server, _, path = mount.nfs.partition(":")
+            own.append({"server": server, "path": path, "mountPoint": last_part(mount.folder)})
     return own
 
 
@@ -81,18 +81,18 @@ def vertex_lustre(spec: JobSpec) -> list[dict[str, str]]:
     """Return the LustreMounts of a worker pool. Vertex AI mounts each at /mnt/lustre/mountPoint."""
     own = [
         {
-            "instanceIp": one.instance_ip,
-            "volumeHandle": one.volume_handle,
-            "filesystem": one.filesystem,
-            "mountPoint": one.mount_point,
+            "instanceIp": mount.instance_ip,
+            "volumeHandle": mount.volume_handle,
+            "filesystem": mount.filesystem,
+            "mountPoint": mount.mount_point,
         }
-        for one in spec.vertex.lustre
+        for mount in spec.vertex.lustre
     ]
-    for one in spec.mounts:
-        if one.lustre:
-            ip, _, filesystem = one.lustre.partition("@tcp:/")
-            point = last_part(one.folder)
-            handle = one.volume_handle or ""
+    for mount in spec.mounts:
+        if mount.lustre:
+            ip, _, filesystem = mount.lustre.partition("@tcp:/")
+            point = last_part(mount.folder)
+            handle = mount.volume_handle or ""
             own.append({"instanceIp": ip, "volumeHandle": handle, "filesystem": filesystem, "mountPoint": point})
     return own
 

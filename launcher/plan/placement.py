@@ -57,7 +57,7 @@ def fallback_order(
 
     `hours`: machine type -> expected hours of the work, or a figure in proportion; empty for a single type.
     """
-    firsts = {(one.chosen.name, one.provisioning): one for one in reversed(placements)}
+    firsts = {(placement.chosen.name, placement.provisioning): placement for placement in reversed(placements)}
     listed_models = list(spec.provisioning or ())
 
     def key(placement: Placement) -> tuple[bool, int, bool, float, str]:

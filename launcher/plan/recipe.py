@@ -85,7 +85,7 @@ def recipe_of(spec: JobSpec, catalog: Catalog, context: Context, torch: Torch | 
         python = python or nearest_python(packages.requires_python) or BASE_PYTHON
     elif not spec.image.python and python == BASE_PYTHON:
         python = ""
-    source = [one for one in packages.named if one.name in FROM_SOURCE and not one.url]
+    source = [requirement for requirement in packages.named if requirement.name in FROM_SOURCE and not requirement.url]
     other = packages.git or source or spec.image.build_secrets or spec.image.setup or python or own
     plain = packages.tool == "pip" and not other
     if spec.image.uri or (plain and torch is None):
@@ -138,12 +138,13 @@ def check_source_builds(spec: JobSpec, catalog: Catalog, packages: Packages, tor
     base = spec.image.base
     known = catalog.base_image(base) if base else None
     may_have_nvcc = (known is None or known.nvcc or "devel" in base) if base else spec.image.dockerfile is not None
-    for one in packages.named:
-        if one.url and not uses_base_torch(spec, catalog):
-            check_wheel_url(spec, packages, one, torch.version if torch else PINNED)
-        if one.name in FROM_SOURCE and not one.url and not may_have_nvcc:
+    for requirement in packages.named:
+        if requirement.url and not uses_base_torch(spec, catalog):
+            check_wheel_url(spec, packages, requirement, torch.version if torch else PINNED)
+        if requirement.name in FROM_SOURCE and not requirement.url and not may_have_nvcc:
             raise PlanRefused(
-                f"{one.where}: {one.text}: it has no wheel on PyPI, and the image's base has no nvcc to compile it",
+                f"{requirement.where}: {requirement.text}: it has no wheel on PyPI, and the image's base has no nvcc "
+                "to compile it",
                 "Name a wheel for your torch and Python (https://github.com/Dao-AILab/flash-attention/releases):\n"
                 "  flash-attn @ https://…/flash_attn-2.8.3+cu12torch2.9cxx11abiTRUE-cp312-cp312-linux_x86_64.whl\n"
                 "or a base that has nvcc (docker.io/nvidia/cuda:12.8.1-devel-ubuntu24.04) or flash-attn itself "
@@ -152,22 +153,22 @@ def check_source_builds(spec: JobSpec, catalog: Catalog, packages: Packages, tor
             )
 
 
-def check_wheel_url(spec: JobSpec, packages: Packages, one: Requirement, torch: str) -> None:
+def check_wheel_url(spec: JobSpec, packages: Packages, requirement: Requirement, torch: str) -> None:
     """Check that a wheel of flash-attn is for the image's PyTorch and Python. Raises PlanRefused."""
     minor = torch.rpartition(".")[0]
-    name = one.url.rpartition("/")[2].replace("%2B", "+")
+    name = requirement.url.rpartition("/")[2].replace("%2B", "+")
     built = re.search(r"torch(\d+\.\d+)", name)
     python = re.search(r"-cp3(\d+)-cp", name)
     has = image_python(spec, packages)
     if built and built[1] != minor:
         raise PlanRefused(
-            f"{one.where}: {name} was built for torch {built[1]}, but the image gets torch {torch}",
+            f"{requirement.where}: {name} was built for torch {built[1]}, but the image gets torch {torch}",
             f"Name the wheel for torch {minor}, or torch=={built[1]}.* in the same file.",
             field="image.requirements",
         )
     if python and has and f"3.{python[1]}" != has:
         raise PlanRefused(
-            f"{one.where}: {name} is for Python 3.{python[1]}, but the image has Python {has}",
+            f"{requirement.where}: {name} is for Python 3.{python[1]}, but the image has Python {has}",
             f"Name the wheel for cp{has.replace('.', '')}, or: --set image.python=3.{python[1]}",
             field="image.requirements",
         )
@@ -374,11 +375,12 @@ def torch_lines(recipe: Recipe) -> Iterator[str]:
         yield f'RUN /opt/venv/bin/pip install "torch=={exact}"'
     build = exact.removeprefix(torch.version)
     pinned = [f"torch=={exact}"]
-    for one in packages.named:  # of those in PyTorch's indexes, the wheels of the same build, if their release is known
-        companion = torch.companions.get(one.name) if one.name in ("torchvision", "torchaudio") else None
-        if companion and allowed(one, (companion,)):
-            pinned.append(f"{one.name}=={companion}{build}")
-    words = " ".join(f'"{one}"' for one in pinned)
+    # Of those in PyTorch's indexes, the wheels of the same build, if their release is known.
+    for requirement in packages.named:
+        companion = torch.companions.get(requirement.name)
+        if requirement.name in ("torchvision", "torchaudio") and companion and allowed(requirement, (companion,)):
+            pinned.append(f"{requirement.name}=={companion}{build}")
+    words = " ".join(f'"{pin}"' for pin in pinned)
     yield f"RUN printf '%s\\n' {words} > /opt/venv/constraints.txt"
 
 
@@ -400,17 +402,17 @@ def requirements_lines(recipe: Recipe) -> Iterator[str]:
         yield "RUN /opt/venv/bin/python -m pip install --no-deps --require-hashes --requirement node.lock"
         return
     yield "COPY requirements.txt /opt/venv/requirements.txt"
-    source = [one for one in packages.named if one.name in FROM_SOURCE and not one.url]
+    source = [requirement for requirement in packages.named if requirement.name in FROM_SOURCE and not requirement.url]
     options = " --constraint /opt/venv/constraints.txt" if recipe.has_constraints else ""
     options += f" --extra-index-url {recipe.index}" if recipe.index else ""
     file = "/opt/venv/requirements.txt"
     if source:
-        names = "|".join(one.name.replace("-", "[-_.]") for one in source)
+        names = "|".join(requirement.name.replace("-", "[-_.]") for requirement in source)
         yield f"RUN grep -viE '^({names})' {file} > binary.txt || true"
         file = "binary.txt"
     yield secret_run(recipe, f"/opt/venv/bin/pip install --requirement {file}{options}")
     if source:
-        words = " ".join(f'"{one.name}{one.specifier}"' for one in source)
+        words = " ".join(f'"{requirement.name}{requirement.specifier}"' for requirement in source)
         yield "RUN /opt/venv/bin/pip install setuptools wheel packaging ninja psutil"
         yield secret_run(recipe, f"/opt/venv/bin/pip install --no-build-isolation{options} {words}")
 

@@ -38,17 +38,21 @@ def torch_of(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) 
         if packages.tool != "conda":
             check_pinned_build(spec, catalog, context, chosen)
         return None
-    asked = first(packages, "torch") or next((one for one in packages.named if one.name != "flash-attn"), None)
+    demand = first(packages, "torch") or next(
+        (requirement for requirement in packages.named if requirement.name != "flash-attn"), None
+    )
     where = (
-        f"{asked.where}: {asked.text}" if asked else f"{packages.index_where}: PyTorch's index {packages.index_build}"
+        f"{demand.where}: {demand.text}"
+        if demand
+        else f"{packages.index_where}: PyTorch's index {packages.index_build}"
     )
     if spec.run.is_builtin and (packages.tool == "pip" or not fits(known_release(catalog, PINNED), packages, catalog)):
         raise PlanRefused(f"{where}: the built-in trainer needs torch {PINNED}", USE_A_SCRIPT, field=FIELD)
-    releases = [one for one in reversed(catalog.torch_releases) if fits(one, packages, catalog)]
+    releases = [release for release in reversed(catalog.torch_releases) if fits(release, packages, catalog)]
     if not releases:
         raise PlanRefused(f"{where}: {conflict(catalog, packages)}", what_fits(catalog, packages), field=FIELD)
     python = image_python(spec, packages)
-    with_python = [one for one in releases if not python or python in one.python]
+    with_python = [release for release in releases if not python or python in release.python]
     if not with_python:
         raise PlanRefused(
             f"{where}: torch {releases[0].version} has no wheel for the image's Python {python}",
@@ -115,8 +119,8 @@ def admits_python(requires: str, python: str) -> bool:
 
 def python_of_tag(base: str) -> str:
     """Return the Python version in the tag of an image from Docker's `python` repository. Empty for any other image."""
-    found = re.search(r"(?:^|/)python:(3\.\d+)\b", base)
-    return found[1] if found else ""
+    match = re.search(r"(?:^|/)python:(3\.\d+)\b", base)
+    return match[1] if match else ""
 
 
 def check_python(spec: JobSpec, packages: Packages) -> None:
@@ -155,12 +159,12 @@ def serves(spec: JobSpec, catalog: Catalog, packages: Packages, chosen: Chosen) 
 
 def known_release(catalog: Catalog, version: str) -> TorchRelease:
     """Return a release of the catalog."""
-    return next(one for one in catalog.torch_releases if one.version == version)
+    return next(release for release in catalog.torch_releases if release.version == version)
 
 
 def first(packages: Packages, name: str) -> Requirement | None:
     """Return the first requirement of a package."""
-    return next((one for one in packages.named if one.name == name), None)
+    return next((requirement for requirement in packages.named if requirement.name == name), None)
 
 
 def wanted_build(spec: JobSpec, packages: Packages) -> str:
@@ -172,24 +176,33 @@ def wanted_build(spec: JobSpec, packages: Packages) -> str:
 def fits(release: TorchRelease, packages: Packages, catalog: Catalog) -> bool:
     """Return whether the requirements allow a release of PyTorch, with the packages that are built for it."""
     # A version of a package that the catalog does not know is left to pip.
-    return all(goes_with(release, one) or not (one.name == "torch" or is_known(one, catalog)) for one in packages.named)
+    return all(
+        goes_with(release, requirement) or not (requirement.name == "torch" or is_known(requirement, catalog))
+        for requirement in packages.named
+    )
 
 
-def goes_with(release: TorchRelease, one: Requirement) -> bool:
+def goes_with(release: TorchRelease, requirement: Requirement) -> bool:
     """Return whether a requirement allows PyTorch's release, or one of its package's releases for it."""
-    return allowed(one, (release.version,) if one.name == "torch" else release.companions.get(one.name, ()))
+    return allowed(
+        requirement, (release.version,) if requirement.name == "torch" else release.companions.get(requirement.name, ())
+    )
 
 
-def is_known(one: Requirement, catalog: Catalog) -> bool:
+def is_known(requirement: Requirement, catalog: Catalog) -> bool:
     """Return whether the catalog knows the PyTorch of a version that a requirement allows, or knows that all such
     versions are for an older PyTorch than its first."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
-    known = [each for release in catalog.torch_releases for each in release.companions.get(one.name, ())]
-    if not known or allowed(one, known):
+    known = [each for release in catalog.torch_releases for each in release.companions.get(requirement.name, ())]
+    if not known or allowed(requirement, known):
         return bool(known)
-    most = [Version(each.version.removesuffix(".*")) for each in SpecifierSet(one.specifier) if each.operator in UPPER]
+    most = [
+        Version(each.version.removesuffix(".*"))
+        for each in SpecifierSet(requirement.specifier)
+        if each.operator in UPPER
+    ]
     return bool(most) and min(most) <= min(map(Version, known))
 
 
@@ -197,11 +210,11 @@ UPPER = ("==", "~=", "<", "<=")
 """Operators that exclude newer versions."""
 
 
-def allowed(one: Requirement, versions: Sequence[str], *, prereleases: bool | None = None) -> bool:
+def allowed(requirement: Requirement, versions: Sequence[str], *, prereleases: bool | None = None) -> bool:
     """Return whether a requirement allows one of some versions."""
     from packaging.specifiers import SpecifierSet
 
-    specifier = SpecifierSet(one.specifier)
+    specifier = SpecifierSet(requirement.specifier)
     return any(specifier.contains(version, prereleases) for version in versions)
 
 
@@ -263,14 +276,16 @@ def known_driver(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chos
         return None
     family = catalog.image_family(chosen.machine)
     name = spec.vm.image_family or (family.family if family else "")
-    found = re.search(r"-nvidia-(\d+)$", name)
-    return int(found[1]) if found else None
+    match = re.search(r"-nvidia-(\d+)$", name)
+    return int(match[1]) if match else None
 
 
 def cuda_problem(catalog: Catalog, gpu: Gpu, build: str, torch: str = "") -> str:
     """Return why PyTorch's build for a CUDA does not run on the GPU; empty if it does, as far as is known."""
     match = re.fullmatch(r"cu(\d+)(\d)", build)
-    release = next((one for one in catalog.torch_releases if one.version == torch and build in one.builds), None)
+    release = next(
+        (release for release in catalog.torch_releases if release.version == torch and build in release.builds), None
+    )
     if match is None or release:
         lacks = release is not None and not release.has_kernels(build, gpu)
         return f"its torch {torch}+{build} has no kernels for {gpu.title}" if lacks else ""
@@ -312,10 +327,10 @@ def check_pinned_build(spec: JobSpec, catalog: Catalog, context: Context, chosen
     if wheel == "cpu" or spec.image.torch or spec.image.uri or uses_base_torch(spec, catalog):
         return
     if wheel not in pinned.builds:
+        newest = next(release.version for release in reversed(catalog.torch_releases) if wheel in release.builds)
         raise PlanRefused(
             f"image.wheel: torch {PINNED} has no build {wheel}",
-            f"Use {' or '.join(pinned.builds)}, or name a release that has it in image.requirements: "
-            f"torch=={next(one.version for one in reversed(catalog.torch_releases) if wheel in one.builds)}",
+            f"Use {' or '.join(pinned.builds)}, or name a release that has it in image.requirements: torch=={newest}",
             field="image.wheel",
         )
     driver = known_driver(spec, catalog, context, chosen)
@@ -345,11 +360,11 @@ def no_build(
 
 def working(allowed: TorchRelease, spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> str:
     """Return what runs on the machine: another build of the allowed release, or else the newest release."""
-    for one in (allowed, *reversed(catalog.torch_releases)):
-        if image_python(spec, context.packages) in ("", *one.python) and (
-            build := best_build(one, "", spec, catalog, context, chosen)
+    for release in (allowed, *reversed(catalog.torch_releases)):
+        if image_python(spec, context.packages) in ("", *release.python) and (
+            build := best_build(release, "", spec, catalog, context, chosen)
         ):
-            return f"torch=={one.version}+{build} works."
+            return f"torch=={release.version}+{build} works."
     return "no known release works."
 
 
@@ -358,7 +373,7 @@ def conflict(catalog: Catalog, packages: Packages) -> str:
     torch = first(packages, "torch")
     if torch and newest_release(catalog, torch) is None:
         return "no such release of torch is known"
-    others = (one.text for one in packages.named if one.name != "torch")
+    others = (requirement.text for requirement in packages.named if requirement.name != "torch")
     return f"no known release of torch is compatible with {' and '.join(others)}"
 
 
@@ -368,20 +383,24 @@ def what_fits(catalog: Catalog, packages: Packages) -> str:
     torch = first(packages, "torch")
     release = newest_release(catalog, torch) if torch else None
     companions = release.companions if release else {}
-    built = [f"{one.name}=={companions[one.name][-1]}" for one in packages.named if one.name in companions]
+    built = [
+        f"{requirement.name}=={companions[requirement.name][-1]}"
+        for requirement in packages.named
+        if requirement.name in companions
+    ]
     lines = [f"torch {release.version} is compatible with {', '.join(built)}."] if release and built else []
-    for one in packages.named:
-        if one.name != "torch" and (found := newest_release(catalog, one)):
-            lines.append(f"{one.text} is compatible with torch {found.version}.")
+    for requirement in packages.named:
+        if requirement.name != "torch" and (newest := newest_release(catalog, requirement)):
+            lines.append(f"{requirement.text} is compatible with torch {newest.version}.")
     if lines and (release or not torch):
         return "\n".join(lines)
     known = catalog.torch_releases
     return f"Known releases: {known[0].version} to {known[-1].version} (launcher/catalog/data/torch.csv)."
 
 
-def newest_release(catalog: Catalog, one: Requirement) -> TorchRelease | None:
+def newest_release(catalog: Catalog, requirement: Requirement) -> TorchRelease | None:
     """Return the newest release that a requirement allows: of PyTorch, or of a package that is built for it."""
     for release in reversed(catalog.torch_releases):
-        if goes_with(release, one):
+        if goes_with(release, requirement):
             return release
     return None

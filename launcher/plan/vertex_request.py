@@ -162,8 +162,8 @@ def psc_interface(psc: Psc | None) -> dict[str, Any] | None:
     if psc is None:
         return None
     peering = [
-        {"domain": one.domain, "targetProject": one.target_project, "targetNetwork": one.target_network}
-        for one in psc.dns_peering
+        {"domain": peering.domain, "targetProject": peering.target_project, "targetNetwork": peering.target_network}
+        for peering in psc.dns_peering
     ]
     return {"networkAttachment": psc.network_attachment, **given(dnsPeeringConfigs=peering)}
 

@@ -36,9 +36,9 @@ def warnings(
 ) -> tuple[str, ...]:
     """Return all warnings, the most important first. Each has one or two sentences."""
     if context.target == "local":
-        found = [*about_code(spec, catalog, context), *about_mounts(spec, context), *about_loggers(spec, context)]
-        return tuple(found)
-    found = [
+        lines = [*about_code(spec, catalog, context), *about_mounts(spec, context), *about_loggers(spec, context)]
+        return tuple(lines)
+    lines = [
         *about_code(spec, catalog, context),
         *about_mounts(spec, context),
         *about_types(spec, machines),
@@ -47,7 +47,7 @@ def warnings(
         *about_loggers(spec, context),
         *about_price(spec, attempts),
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(lines))
 
 
 def about_code(spec: JobSpec, catalog: Catalog, context: Context) -> Iterator[str]:
@@ -78,7 +78,7 @@ def about_code(spec: JobSpec, catalog: Catalog, context: Context) -> Iterator[st
         yield f"the code has grown: {context.code_growth}. Exclude output files in .gitignore or .dockerignore."
     for function in context.packaged_functions:
         yield f"{function} is not in the code, so a package in the image must provide it"
-    torch = next((one for one in context.packages.named if one.name == "torch"), None)
+    torch = next((requirement for requirement in context.packages.named if requirement.name == "torch"), None)
     if torch and uses_base_torch(spec, catalog):
         yield f"{torch.where}: {torch.text}: the base's own PyTorch is used; with another release the build fails."
     yield from context.syntax_warnings
@@ -90,11 +90,11 @@ def about_mounts(spec: JobSpec, context: Context) -> Iterator[str]:
     if not spec.mounts:
         return
     if context.target == "local":
-        folders = ", ".join(one.folder for one in spec.mounts)
+        folders = ", ".join(mount.folder for mount in spec.mounts)
         yield f"mounts: no effect on this machine; the folders must exist here: {folders}"
     elif not context.training:
         yield "mounts: no effect on a VM to work on; with --run, the job's container has them."
-    elif context.target == "vertex" and any(one.read_only for one in spec.mounts):
+    elif context.target == "vertex" and any(mount.read_only for mount in spec.mounts):
         yield "mounts: read_only has no effect on Vertex AI; the account's permissions decide."
 
 
@@ -122,9 +122,9 @@ def about_machine(
     for doubt in dict.fromkeys(filter(None, doubts.values())):
         zones = ", ".join(zone for zone in doubts if doubts[zone] == doubt)
         yield f"{zones} may lack {machine.name} ({doubt}){': tried last' if spec.regions == 'any' else ''}."
-    found = fit_of(spec, chosen)
-    if found and machine.memory_gb:
-        state = int(4 * found.model.parameters * (1 + found.setup.numbers) * PINNED_SHARE / spec.machine.nodes)
+    memory = fit_of(spec, chosen)
+    if memory and machine.memory_gb:
+        state = int(4 * memory.model.parameters * (1 + memory.setup.numbers) * PINNED_SHARE / spec.machine.nodes)
         if state + chosen.gpus * PROCESS_BYTES > machine.memory_gb * GB:
             yield (
                 f"host memory: a checkpoint's copy takes about {size_text(state)} on each node, besides its processes; "

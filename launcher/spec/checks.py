@@ -150,8 +150,8 @@ def custom_functions(run: Run) -> dict[str, str]:
         return {}
     from launch_train.common.config import user_functions
 
-    found = {f"run.config.{key}": name for key, name in user_functions(run.config).items()}
-    return {key: name for key, name in found.items() if re.split("[.:]", name)[0] not in INSTALLED}
+    functions = {f"run.config.{key}": name for key, name in user_functions(run.config).items()}
+    return {key: name for key, name in functions.items() if re.split("[.:]", name)[0] not in INSTALLED}
 
 
 INSTALLED = frozenset({"torch", "numpy", "transformers"})
@@ -390,7 +390,7 @@ def mounts(spec: JobSpec) -> Iterator[Finding]:
         if mount.read_only and mount.new_disk_gb:
             yield Finding((*at, "read_only"), "a new disk is empty, so it must be writable", "remove it")
         path = mount.path or ""
-        if path in OCCUPIED or any(f"{path}/".startswith(f"{one}/") for one in SYSTEM):
+        if path in OCCUPIED or any(f"{path}/".startswith(f"{folder}/") for folder in SYSTEM):
             yield Finding((*at, "path"), f"{path} is a folder of the image", "use another folder, such as /data")
     folders = [mount.folder for mount in spec.mounts]
     yield from duplicates(("mounts",), folders, "use a different path for each mount")

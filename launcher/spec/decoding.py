@@ -180,7 +180,7 @@ def is_text(shape: Shape) -> bool:
 def scalars(node: Node, at: Path) -> list[tuple[Path, Scalar]]:
     """Return all single values at and below a node, with their paths."""
     if isinstance(node, Map):
-        return [found for key, child in node.entries.items() for found in scalars(child, (*at, key))]
+        return [scalar for key, child in node.entries.items() for scalar in scalars(child, (*at, key))]
     if isinstance(node, List):
-        return [found for index, child in enumerate(node.items) for found in scalars(child, (*at, index))]
+        return [scalar for index, child in enumerate(node.items) for scalar in scalars(child, (*at, index))]
     return [(at, node)] if isinstance(node, Scalar) else []

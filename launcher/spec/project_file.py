@@ -112,10 +112,10 @@ def read_settings(path: Path, source: str) -> Settings:
     except SpecError as error:
         raise SpecError(by_line(error.problems, source)) from None
     decoder = Decoder(SettingsFile)
-    found = decoder.decode(loaded.root, shape_of(SettingsFile), ())
+    decoded = decoder.decode(loaded.root, shape_of(SettingsFile), ())
     if problems := [*loaded.problems, *decoder.problems]:
         raise SpecError(by_line(problems, source))
-    return Settings(found, loaded.root)
+    return Settings(decoded, loaded.root)
 
 
 class Origin(Struct, frozen=True):
@@ -150,7 +150,7 @@ def with_settings(
 def open_fields(located: Located, file: Settings, output: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield (path, value) of the file's fields that the spec leaves open."""
     spec, values = located.spec, file.values
-    has_place = spec.zones or any(one.startswith("reservation:") for one in spec.provisioning or ())
+    has_place = spec.zones or any(model.startswith("reservation:") for model in spec.provisioning or ())
     if values.regions is not None and spec.regions is None and not has_place:
         yield ("regions",), values.regions
     if values.output is not None and spec.output is None and output:

@@ -52,7 +52,9 @@ TOKENS: Final = (
 URLs are not among them: examples of those are in every documentation."""
 SHAPES: Final = (
     rf"(?<![{DASHED}])("
-    + "|".join(f"{one.before}{one.rare}{one.after}[{one.characters}]{{{min(one.length, 16)},}}" for one in TOKENS)
+    + "|".join(
+        f"{token.before}{token.rare}{token.after}[{token.characters}]{{{min(token.length, 16)},}}" for token in TOKENS
+    )
     + rf"|ya29\.[.{DASHED}]{{8,}}"  # Google's access tokens
     rf"|eyJ[{DASHED}]{{8,}}\.eyJ[{DASHED}]{{8,}}\.[{DASHED}]+"  # a signed JSON Web Token
     r")|-----BEGIN [A-Z ]*PRIVATE KEY"

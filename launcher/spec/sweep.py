@@ -55,9 +55,9 @@ def parse_axes(texts: Sequence[str]) -> tuple[list[str], tuple[Axis, ...]]:
     single, axes = [], []
     for text in texts:
         path, _, values = text.partition("=")
-        found = distribution(path.strip(), values) or choices(path.strip(), values)
-        if found:
-            axes.append(found)
+        axis = distribution(path.strip(), values) or choices(path.strip(), values)
+        if axis:
+            axes.append(axis)
         else:
             parse_set(text)
             single.append(text)
@@ -70,11 +70,11 @@ def parse_axes(texts: Sequence[str]) -> tuple[list[str], tuple[Axis, ...]]:
 def distribution(path: str, text: str) -> Axis | None:
     """Return the axis of `log(1e-5,1e-2)`, `uniform(0,0.3)` or `int(1,8)`; None: it is another value. Raises
     UsageError: a bound is missing or invalid."""
-    found = FUNCTION.fullmatch(text)
-    if not found or found["name"] not in KINDS:
+    match = FUNCTION.fullmatch(text)
+    if not match or match["name"] not in KINDS:
         return None
-    kind = found["name"]
-    low, high = bounds(path, kind, found["arguments"])
+    kind = match["name"]
+    low, high = bounds(path, kind, match["arguments"])
     drawn: dict[str, Callable[[float], object]] = {
         "log": lambda share: rounded(math.exp(math.log(low) + share * math.log(high / low))),
         "uniform": lambda share: rounded(low + share * (high - low)),
@@ -112,8 +112,8 @@ def choices(path: str, text: str) -> Axis | None:
     if len(parts) < 2:
         return None
     values = tuple(parse_set(f"{path}={part}") for part in parts)
-    keys = [key(one) for one in values]
-    if twice := next((part for part, one in zip(parts, keys, strict=True) if keys.count(one) > 1), None):
+    keys = [key(value) for value in values]
+    if twice := next((part for part, value_key in zip(parts, keys, strict=True) if keys.count(value_key) > 1), None):
         raise UsageError(f"--set {path}: {twice.strip()} is listed twice", "Remove one of them.")
     return Axis(path, text.strip(), values)
 
@@ -121,17 +121,17 @@ def choices(path: str, text: str) -> Axis | None:
 def split(text: str) -> list[str]:
     """Split at the commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
-    for one in text:
+    for character in text:
         if quote:
-            quote = "" if one == quote else quote
-        elif one in "\"'" and not parts[-1].strip():
-            quote = one
-        elif one == "," and not depth:
+            quote = "" if character == quote else quote
+        elif character in "\"'" and not parts[-1].strip():
+            quote = character
+        elif character == "," and not depth:
             parts.append("")
             continue
         else:
-            depth += (one in "[{(") - (one in "]})")
-        parts[-1] += one
+            depth += (character in "[{(") - (character in "]})")
+        parts[-1] += character
     return parts
 
 

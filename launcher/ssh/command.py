@@ -137,8 +137,8 @@ def rsync(settings_file: Path, log: Path, names: Path, folder: Path, target: Ssh
 
 def forward(text: str) -> Forward:
     """Parse a port (8888) or LOCAL:REMOTE. Raises UsageError."""
-    found = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", text)
-    ports = Forward(int(found[1]), int(found[2] or found[1])) if found else Forward(0, 0)
+    match = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", text)
+    ports = Forward(int(match[1]), int(match[2] or match[1])) if match else Forward(0, 0)
     if not all(0 < port < 65536 for port in ports):
         raise UsageError(f"invalid port in --port-forward {text}", "Use a port (8888) or LOCAL:REMOTE (9000:8888).")
     return ports

@@ -22,14 +22,14 @@ NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", 
 def blocks(text: str) -> dict[str, str]:
     """Return the Host blocks by name."""
     parts = re.split(r"^(?=Host )", text, flags=re.M)
-    found = (part for part in parts if part.startswith("Host "))
-    return {part.split(None, 2)[1]: part.rstrip("\n") + "\n" for part in found}
+    host_blocks = (part for part in parts if part.startswith("Host "))
+    return {part.split(None, 2)[1]: part.rstrip("\n") + "\n" for part in host_blocks}
 
 
 def resource_of(block: str) -> str:
     """Return the resource name of the VM that a block belongs to. Empty if launch did not write the block."""
-    found = NOTE.search(block)
-    return found[1] if found else ""
+    match = NOTE.search(block)
+    return match[1] if match else ""
 
 
 def gone(there: Iterable[VmInstance], unread: Iterable[str], project: str) -> Callable[[str], bool]:
@@ -66,7 +66,7 @@ def is_included(config: Path, file: Path, environ: Mapping[str, str]) -> bool:
     top = re.split(r"^\s*(?:Host|Match)\b", text_of(config), maxsplit=1, flags=re.M | re.I)[0]
     named = re.findall(r"^\s*Include[\s=]+(.+?)\s*$", top, re.M | re.I)
     home = environ.get("HOME", "")
-    return any(str(file) == word.strip('"').replace("~", home, 1) for one in named for word in words(one))
+    return any(str(file) == word.strip('"').replace("~", home, 1) for text in named for word in words(text))
 
 
 def words(text: str) -> list[str]:
@@ -90,4 +90,4 @@ def include_line(file: Path) -> str:
 def own_block(config: Path, name: str) -> bool:
     """Return whether the user already has a Host block with that name. Raises LaunchError."""
     hosts = re.findall(r"^\s*Host[\s=]+(.+?)\s*$", text_of(config), re.M | re.I)
-    return any(name in one.split() for one in hosts)
+    return any(name in host.split() for host in hosts)

@@ -151,7 +151,7 @@ def explain(log: str, machine: VmInstance, facts: Mapping[str, str]) -> Explaine
     for cause in CAUSES:
         if re.search(cause.pattern, text):
             kind = NotAuthorised if cause.denied else LaunchError
-            line = next((one for one in lines if re.search(cause.pattern, one)), lines[-1])
+            line = next((text_line for text_line in lines if re.search(cause.pattern, text_line)), lines[-1])
             prefix = r"^(ERROR: )?(\([\w.-]+\) |\[\d+\] )?(Error during local connection to \[\w+\]: )?"
             words["said"] = re.sub(prefix, "", line)[:200]
             return Explained(kind(fill_in(cause.problem, words), fill_in(cause.hint, words)), cause.passing)
@@ -192,5 +192,5 @@ def facts_of_machine(machine: VmInstance) -> dict[str, str]:
 def fill_in(text: str, words: Mapping[str, str]) -> str:
     """Replace {name} in a template by values, which may contain {name} themselves."""
     for _ in range(2):
-        text = re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), text)
+        text = re.sub(r"\{(\w+)\}", lambda match: words.get(match[1], match[0]), text)
     return text

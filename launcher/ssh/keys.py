@@ -88,7 +88,7 @@ def host_keys(attributes: Mapping[str, str]) -> tuple[str, ...]:
     The VM itself wrote them, so values that are not base64 are ignored.
     """
     words = {kind: attributes.get(kind, "").split() for kind in KINDS}
-    return tuple(f"{kind} {found[0]}" for kind, found in words.items() if found and is_base64(found[0]))
+    return tuple(f"{kind} {values[0]}" for kind, values in words.items() if values and is_base64(values[0]))
 
 
 def is_base64(text: str) -> bool:

@@ -109,8 +109,8 @@ class OsLogin:
 def user_name(profile: Mapping[str, Any]) -> str:
     """Return the user name of the primary POSIX account, else of the first one; empty: none."""
     accounts = profile.get("posixAccounts", [])
-    found = next((each for each in accounts if each.get("primary")), accounts[0] if accounts else {})
-    return str(found.get("username", ""))
+    account = next((each for each in accounts if each.get("primary")), accounts[0] if accounts else {})
+    return str(account.get("username", ""))
 
 
 def has_key(profile: Mapping[str, Any], key: str, now: float) -> bool:

@@ -71,14 +71,14 @@ def prepare(remote: Remote, destination: str, names: bytes, delete: bool) -> dic
         reason = (answer.err.strip().splitlines() or [f"exit code {answer.code}"])[-1]
         raise LaunchError(f"can't write to {destination} on {remote.machine.name}: {reason}")
     try:
-        found: dict[str, Any] = json.loads(answer.out)
+        data: dict[str, Any] = json.loads(answer.out)
     except ValueError:
         first = (answer.out.splitlines() or [""])[0][:60]
         raise LaunchError(
             f"the shell on {remote.machine.name} prints {first!r} before the command's output",
             "Its ~/.bashrc must print nothing in non-interactive shells: case $- in *i*) …;; esac",
         ) from None
-    return found
+    return data
 
 
 def push_by_rsync(remote: Remote, folder: Path, file_names: bytes, destination: str) -> None:

@@ -67,21 +67,21 @@ def of_family(model: ExternalModel, tokens: int | None) -> Transformer | None:
     return family(model.name, tokens, settings)
 
 
-def llama(name: str, tokens: int, given: Mapping[str, Any]) -> Transformer:
+def llama(name: str, tokens: int, config: Mapping[str, Any]) -> Transformer:
     """Return the shape of Llama and its relatives: RMSNorm, rotary positions, grouped queries, a gated MLP."""
-    heads, width = given["num_attention_heads"], given["hidden_size"]
+    heads, width = config["num_attention_heads"], config["hidden_size"]
     kind = name.removeprefix("hf:")
-    kv_heads = given["num_key_value_heads"] or heads
-    head_dim = given.get("head_dim") or width // heads
+    kv_heads = config["num_key_value_heads"] or heads
+    head_dim = config.get("head_dim") or width // heads
     return Transformer(
         name=name,
-        layers=given["num_hidden_layers"],
+        layers=config["num_hidden_layers"],
         width=width,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        mlp=given["intermediate_size"],
-        vocabulary=given["vocab_size"],
+        mlp=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
         tokens=tokens,
         norm="rms",
         bias=False,
@@ -89,26 +89,26 @@ def llama(name: str, tokens: int, given: Mapping[str, Any]) -> Transformer:
         qk_norm=kind == "qwen3",
         gated=True,
         split=True,
-        tied=bool(given["tie_word_embeddings"]),
+        tied=bool(config["tie_word_embeddings"]),
     )
 
 
-def gpt2(name: str, tokens: int, given: Mapping[str, Any]) -> Transformer:
+def gpt2(name: str, tokens: int, config: Mapping[str, Any]) -> Transformer:
     """Return the shape of GPT-2 as transformers writes it: its GELU keeps four arrays."""
-    heads, width = given["n_head"], given["n_embd"]
+    heads, width = config["n_head"], config["n_embd"]
     return Transformer(
         name=name,
-        layers=given["n_layer"],
+        layers=config["n_layer"],
         width=width,
         heads=heads,
         kv_heads=heads,
         head_dim=width // heads,
-        mlp=given["n_inner"] or 4 * width,
-        vocabulary=given["vocab_size"],
+        mlp=config["n_inner"] or 4 * width,
+        vocabulary=config["vocab_size"],
         tokens=tokens,
-        positions=given["n_positions"],
+        positions=config["n_positions"],
         gelu=4,
-        dropout=any(given[name] for name in ("resid_pdrop", "embd_pdrop")),
+        dropout=any(config[name] for name in ("resid_pdrop", "embd_pdrop")),
     )
 
 

@@ -78,15 +78,15 @@ def check_memory(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chos
 
     Raises PlanRefused, with the smallest change that makes it fit.
     """
-    found = fit_of(spec, chosen) if context.target != "local" else None
-    if found is None or not found.cannot:
+    fit = fit_of(spec, chosen) if context.target != "local" else None
+    if fit is None or not fit.cannot:
         return
-    least = need(found.model, found.setup, 1)
-    parts = ", ".join(f"{one.name} {size_text(one.size)}" for one in sorted(least.parts, key=by_size)[:3])
+    least = need(fit.model, fit.setup, 1)
+    parts = ", ".join(f"{part.name} {size_text(part.size)}" for part in sorted(least.parts, key=by_size)[:3])
     raise PlanRefused(
-        f"run.config.model: {found.model.name} needs {size_text(least.total)} per GPU for one sample ({parts}); "
+        f"run.config.model: {fit.model.name} needs {size_text(least.total)} per GPU for one sample ({parts}); "
         f"{chosen.gpu.title} has {gpu_memory_gb(chosen):g} GB",
-        hint(spec, catalog, context, chosen, found.model),
+        hint(spec, catalog, context, chosen, fit.model),
         field="run.config.model",
     )
 
@@ -98,8 +98,8 @@ def by_size(part: MemoryItem) -> int:
 
 def hint(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, model: ModelSizes) -> str:
     """Return the changes that make a model fit, smallest first."""
-    found = [*fixes(spec, catalog, context, chosen, model)]
-    return f"Use {either(found[:3])}." if found else "No machine in the catalog can train it: use a smaller model."
+    changes = [*fixes(spec, catalog, context, chosen, model)]
+    return f"Use {either(changes[:3])}." if changes else "No machine in the catalog can train it: use a smaller model."
 
 
 def fixes(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, model: ModelSizes) -> Iterator[str]:
@@ -146,26 +146,33 @@ def bigger(catalog: Catalog, context: Context, chosen: Chosen) -> list[MachineTy
     """Return the default machines with as many other GPUs, which have more memory: smallest first."""
     gpus = chosen.gpus
     return [
-        one
-        for one in offered(catalog, context)
-        if one.gpus == gpus and one.share is None and catalog.gpu(one.gpu).memory_gb > gpu_memory_gb(chosen)
+        machine
+        for machine in offered(catalog, context)
+        if machine.gpus == gpus and machine.share is None and catalog.gpu(machine.gpu).memory_gb > gpu_memory_gb(chosen)
     ]
 
 
 def larger(catalog: Catalog, context: Context, chosen: Chosen) -> list[MachineType]:
     """Return the default machines with more of the same GPUs, smallest first."""
-    same = [one for one in offered(catalog, context) if one.gpu == chosen.gpu.name and one.gpus > chosen.gpus]
-    return sorted(same, key=lambda one: one.gpus)
+    same = [
+        machine
+        for machine in offered(catalog, context)
+        if machine.gpu == chosen.gpu.name and machine.gpus > chosen.gpus
+    ]
+    return sorted(same, key=lambda machine: machine.gpus)
 
 
 def offered(catalog: Catalog, context: Context) -> list[MachineType]:
     """Return the machines that a GPU's name selects on this service, by the memory of a GPU, then of all."""
     service = SERVICE[context.target]
     known = [
-        one for kinds in catalog.machines.values() for one in kinds if one.default and one.provisioning_default(service)
+        machine
+        for kinds in catalog.machines.values()
+        for machine in kinds
+        if machine.default and machine.provisioning_default(service)
     ]
-    usable = [one for one in known if service == "compute" or one.on_vertex]
-    return sorted(usable, key=lambda one: (catalog.gpu(one.gpu).memory_gb, one.gpus, one.name))
+    usable = [machine for machine in known if service == "compute" or machine.on_vertex]
+    return sorted(usable, key=lambda machine: (catalog.gpu(machine.gpu).memory_gb, machine.gpus, machine.name))
 
 
 # --- For a page -------------------------------------------------------------------------------------------------------
@@ -174,16 +181,16 @@ def offered(catalog: Catalog, context: Context) -> list[MachineType]:
 def memory_line(spec: JobSpec, chosen: Chosen, *, brief: bool = False) -> str:
     """Return the memory that a run needs of what its GPU has, with the largest part if it may not fit, or unless
     `brief`."""
-    found = fit_of(spec, chosen)
-    if found is None:
+    fit = fit_of(spec, chosen)
+    if fit is None:
         if not spec.run.is_builtin:
             return "unknown: the program is not the built-in trainer"
         return "unknown: no formula for this model (launch estimate may measure it)"
-    part, size = found.need.largest, found.need.micro_batch
-    largest = "" if brief and found.fits else f"; largest: {part.name}, {size_text(part.size)}"
-    memory = f"{size_text(found.need.total)} of {gpu_memory_gb(chosen):g} GB per GPU"
+    part, size = fit.need.largest, fit.need.micro_batch
+    largest = "" if brief and fit.fits else f"; largest: {part.name}, {size_text(part.size)}"
+    memory = f"{size_text(fit.need.total)} of {gpu_memory_gb(chosen):g} GB per GPU"
     text = f"about {memory}, micro-batch {size}{largest}"
-    if found.fits:
+    if fit.fits:
         return text
-    smaller = found.setup.micro_batch and largest_micro_batch(found.model, found.setup)
+    smaller = fit.setup.micro_batch and largest_micro_batch(fit.model, fit.setup)
     return f"{text}. May not fit" + (f"; {smaller} does" if smaller else "")

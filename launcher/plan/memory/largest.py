@@ -35,17 +35,17 @@ class Largest(NamedTuple):
 
 def memory_bytes(text: str) -> int:
     """Return the bytes of `24GB`, `24` or `80 GiB`. Raises UsageError."""
-    found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*([A-Za-z]*)\s*", text)
-    unit = UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None or not float(found[1]):
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*([A-Za-z]*)\s*", text)
+    unit = UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None or not float(match[1]):
         raise UsageError(f"--vram: invalid amount of memory {text!r}", "Use for example --vram 24GB.")
-    return int(float(found[1]) * unit)
+    return int(float(match[1]) * unit)
 
 
 def largest_models(memory: int) -> list[Largest]:
     """Return the largest model for each use, with one GPU of that many bytes."""
     usable = max(0.0, (memory - CONTEXT) / (1 + FRAGMENTATION) * (1 - ACTIVATIONS))
-    known = sorted((found.parameters, name) for name in PRESETS if (found := sizes_of(parse({"model": name}))))
+    known = sorted((sizes.parameters, name) for name in PRESETS if (sizes := sizes_of(parse({"model": name}))))
     rows = []
     for use, (each, what) in USES.items():
         most = int(usable / each)

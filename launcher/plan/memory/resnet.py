@@ -34,20 +34,20 @@ class Convolution(NamedTuple):
 def sizes(name: str, width: int, classes: int, image_size: int) -> ModelSizes:
     """Return the sizes of ResNet-50 (v1.5)."""
     stem, blocks = layers(width, image_size)
-    every = [stem, *(one for block in blocks for one in block)]
+    every = [stem, *(layer for block in blocks for layer in block)]
     last = EXPANSION * 8 * width
-    kernels = sum(one.weights for one in every)
-    norms = 2 * sum(one.outputs for one in every)
+    kernels = sum(layer.weights for layer in every)
+    norms = 2 * sum(layer.outputs for layer in every)
     head = last * classes
-    largest = max(blocks, key=lambda block: sum(one.weights for one in block))
-    block = sum(one.weights + 2 * one.outputs for one in largest)
-    products = sum(one.weights * one.size**2 for one in every) + head
+    largest = max(blocks, key=lambda block: sum(layer.weights for layer in block))
+    block = sum(layer.weights + 2 * layer.outputs for layer in largest)
+    products = sum(layer.weights * layer.size**2 for layer in every) + head
     return ModelSizes(
         name=name,
         parameters=kernels + norms + head + classes,
         matrices=kernels + head,
         block=block,
-        block_matrices=sum(one.weights for one in largest),
+        block_matrices=sum(layer.weights for layer in largest),
         root=stem.weights + 2 * stem.outputs + head + classes,
         head=head,
         units=1,
@@ -89,17 +89,17 @@ def saved(stem: Convolution, blocks: list[list[Convolution]], image_size: int, i
     A convolution keeps its input and a batch norm its own, which is the convolution's output. What a ReLU keeps is the
     input of the next convolution.
     """
-    each = [item * sum(one.numbers * (2 if one.activated else 1) for one in block) for block in blocks]
+    each = [item * sum(layer.numbers * (2 if layer.activated else 1) for layer in block) for block in blocks]
     ends = [item * block[2].numbers for block in blocks]  # the ReLU behind the sum
     pooled = stem.outputs * halved(stem.size) ** 2
     image = 3 * image_size**2 * item
-    kept = [one + end for one, end in zip(each, ends, strict=True)]
+    kept = [inside + end for inside, end in zip(each, ends, strict=True)]
     return Saved(
         repeats=len(blocks),
         blocks=sum(kept),
         entries=item * pooled + sum(ends[:-1]),
-        operators=item * pooled + sum(ends[:-1]) + item * sum(one.numbers for block in blocks for one in block),
+        operators=item * pooled + sum(ends[:-1]) + item * sum(layer.numbers for block in blocks for layer in block),
         block=max(kept),
         outside=image + 2 * item * stem.numbers + (8 + item) * pooled + item * blocks[-1][2].outputs,
-        work=2 * item * max(one.numbers for block in blocks for one in block),
+        work=2 * item * max(layer.numbers for block in blocks for layer in block),
     )

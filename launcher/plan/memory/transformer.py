@@ -124,16 +124,16 @@ def block_bytes(shape: Transformer, item: int) -> int:
     width, queries, keys = shape.width, shape.queries, shape.keys
     copies = item == 2 and shape.split
     inputs = (3 if copies else 1) + (2 if copies and shape.gated else 1)
-    found = 2 * norm_bytes(shape) + inputs * item * width
-    found += item * (queries + 2 * keys + queries) + 4 * shape.heads
-    found += item * shape.mlp * (4 if shape.gated else 1 + shape.gelu)
+    kept = 2 * norm_bytes(shape) + inputs * item * width
+    kept += item * (queries + 2 * keys + queries) + 4 * shape.heads
+    kept += item * shape.mlp * (4 if shape.gated else 1 + shape.gelu)
     if shape.qk_norm:
-        found += (FP32 + item) * (queries + keys) + FP32 * (shape.heads + shape.kv_heads)
+        kept += (FP32 + item) * (queries + keys) + FP32 * (shape.heads + shape.kv_heads)
     if shape.dropout:
-        found += 2 * width  # a byte of mask for each number, after attention and after the MLP
+        kept += 2 * width  # a byte of mask for each number, after attention and after the MLP
     if shape.scores:
-        found += 2 * FP32 * shape.heads * shape.tokens
-    return found
+        kept += 2 * FP32 * shape.heads * shape.tokens
+    return kept
 
 
 def norm_bytes(shape: Transformer) -> int:

@@ -62,8 +62,8 @@ class AdviceClient:
         answer = self._session.post(url, json=request["body"], timeout=timeout)
         if answer.status_code >= 400:
             raise from_http_response(answer)
-        found: dict[str, Any] = answer.json()
-        return found
+        advice: dict[str, Any] = answer.json()
+        return advice
 
 
 def advice_api(compute: Compute) -> TolerantApi:
@@ -86,7 +86,9 @@ def capacity(api: TolerantApi, machine: MachineType, gpu: Gpu, region: str) -> C
         "size": 1,
     }
     answer, version = first_served(api, "capacity", region, body)
-    scores: Mapping[str, Any] = next((one.get("scores", {}) for one in answer.get("recommendations", ())), {})
+    scores: Mapping[str, Any] = next(
+        (recommendation.get("scores", {}) for recommendation in answer.get("recommendations", ())), {}
+    )
     obtainability, uptime = scores.get("obtainability"), str(scores.get("estimatedUptime", ""))
     return Capacity(
         obtainability=None if obtainability is None else float(obtainability),
@@ -105,7 +107,9 @@ def history(api: TolerantApi, machine: MachineType, region: str) -> History | No
         "types": ["PREEMPTION", "PRICE"],
     }
     answer, version = first_served(api, "capacityHistory", region, body)
-    rates = [float(one["preemptionRate"]) for one in answer.get("preemptionHistory", ()) if "preemptionRate" in one]
+    rates = [
+        float(record["preemptionRate"]) for record in answer.get("preemptionHistory", ()) if "preemptionRate" in record
+    ]
     return History(
         preemption_rate=sum(rates) / len(rates) if rates else None,
         days=len(rates),
@@ -116,13 +120,13 @@ def history(api: TolerantApi, machine: MachineType, region: str) -> History | No
 
 def price_steps(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float], ...]:
     """Return the first day of each price, without records that repeat the price before; a price of 0 is unknown."""
-    found: list[tuple[str, float]] = []
-    for one in sorted(records, key=lambda one: str(one.get("interval", {}).get("startTime", ""))):
-        money = one.get("listPrice", {})
+    steps: list[tuple[str, float]] = []
+    for record in sorted(records, key=lambda record: str(record.get("interval", {}).get("startTime", ""))):
+        money = record.get("listPrice", {})
         usd = int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9
-        if usd and (not found or found[-1][1] != usd):
-            found.append((str(one.get("interval", {}).get("startTime", ""))[:10], usd))
-    return tuple(found)
+        if usd and (not steps or steps[-1][1] != usd):
+            steps.append((str(record.get("interval", {}).get("startTime", ""))[:10], usd))
+    return tuple(steps)
 
 
 def first_served(api: TolerantApi, method: str, region: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -123,14 +123,14 @@ class Vms:
             if not partly:
                 raise
             return Listing((), dict.fromkeys(places, error))
-        wanted = [one for one in fleet.machines if is_head(one) and (one.trains or ":*" not in filter_)]
-        found = together({one.id: partial(self._existing_job, one) for one in wanted})
-        failed = {one.zone: found[one.id] for one in wanted if isinstance(found[one.id], LaunchError)}
+        wanted = [machine for machine in fleet.machines if is_head(machine) and (machine.trains or ":*" not in filter_)]
+        jobs = together({machine.id: partial(self._existing_job, machine) for machine in wanted})
+        failed = {machine.zone: jobs[machine.id] for machine in wanted if isinstance(jobs[machine.id], LaunchError)}
         unlisted = {zone: UnreachableError(f"Compute Engine: {zone}: {words}") for zone, words in fleet.unread.items()}
         unread = errors_in(places, {**unlisted, **failed})
         if unread and not partly:
             raise next(iter(unread.values()))
-        return Listing(tuple(job for one in wanted if isinstance(job := found[one.id], Job)), unread)
+        return Listing(tuple(job for machine in wanted if isinstance(job := jobs[machine.id], Job)), unread)
 
     def request_ids(self, name: str) -> frozenset[str]:
         """Return the ids of the requests by which the user's own account created a VM, alone or with others.
@@ -146,8 +146,12 @@ class Vms:
         if creation is None:
             return frozenset()
         group = self.compute.operations_of_group(zone, creation.group) if creation.group else ()
-        mine = (one for one in (creation, *group) if one.kind in CREATE_KINDS and one.user == account)
-        return frozenset(one.request_id for one in mine if one.request_id)
+        mine = (
+            operation
+            for operation in (creation, *group)
+            if operation.kind in CREATE_KINDS and operation.user == account
+        )
+        return frozenset(operation.request_id for operation in mine if operation.request_id)
 
     def cancel(self, name: str) -> None:
         """Record that a job was cancelled, and begin to delete its VMs, which get half a minute to save.
@@ -164,8 +168,8 @@ class Vms:
             raise UnreachableError(problem, "Try again in a moment.") from error
         if machine.trains:
             self._note_cancelled(machine)
-        for one in self._vms_of_job(machine):
-            self._delete(one)
+        for vm in self._vms_of_job(machine):
+            self._delete(vm)
 
     def release(self, job: Job) -> None:
         """Delete the VMs of an ended job, and wait until they are deleted.
@@ -218,11 +222,14 @@ class Vms:
         creation = creation_of(operations)
         if creation and creation.group:
             group = self.compute.operations_of_group(zone, creation.group)
-            operations = (*(one for one in group if one.failed and one not in operations), *operations)
-        found = job_of_deleted_vm(base, name, operations, time_limit_of(machine) if machine else None)
-        if found is None:
+            operations = (
+                *(operation for operation in group if operation.failed and operation not in operations),
+                *operations,
+            )
+        job = job_of_deleted_vm(base, name, operations, time_limit_of(machine) if machine else None)
+        if job is None:
             raise GoneError(f"job {name} does not exist") from error
-        return found
+        return job
 
     def _record_of(self, machine: VmInstance) -> Record | None:
         """Return the record of how a VM's job ended. None: it has not ended.
@@ -236,8 +243,8 @@ class Vms:
         own, names = end_record.read(folder, machine.id), nodes_of(machine)
         if own is not None or len(names) == 1:
             return own
-        peers = [one for one in end_record.read_all(folder).values() if one.name in names and one.reason]
-        return next((one for one in peers if (one.ended or 0.0) >= machine.created), None)
+        peers = [record for record in end_record.read_all(folder).values() if record.name in names and record.reason]
+        return next((record for record in peers if (record.ended or 0.0) >= machine.created), None)
 
     def _folder_of(self, url: Any) -> Storage | None:
         """Return the run folder; None: unknown, or the run has none."""
@@ -303,19 +310,19 @@ class Vms:
 
 def parse_job_name(name: str) -> tuple[str, str]:
     """Return the zone and the number in a VM job's name. Raises LaunchError."""
-    if found := NAME.fullmatch(name):
-        return found["zone"], found["number"]
+    if match := NAME.fullmatch(name):
+        return match["zone"], match["number"]
     raise LaunchError(f"invalid name of a VM job: {name}", "Expected projects/PROJECT/zones/ZONE/instances/NUMBER")
 
 
 def errors_in(places: Iterable[str], unread: Mapping[str, Any]) -> dict[str, LaunchError]:
     """Return, for each of the `places` (zones or regions), an error of a zone there, if there is one."""
-    found: dict[str, LaunchError] = {}
+    errors: dict[str, LaunchError] = {}
     for place in places:
         inside = (error for zone, error in unread.items() if zone == place or zone.rpartition("-")[0] == place)
         if error := next(inside, None):
-            found[place] = error
-    return found
+            errors[place] = error
+    return errors
 
 
 def still_exists_error(remaining: Iterable[VmInstance]) -> LaunchError:
@@ -323,7 +330,8 @@ def still_exists_error(remaining: Iterable[VmInstance]) -> LaunchError:
     machines = list(remaining)
     names = ", ".join(machine.name for machine in machines)
     commands = (
-        f"gcloud compute instances delete {one.name} --zone={one.zone} --project={one.project}" for one in machines
+        f"gcloud compute instances delete {machine.name} --zone={machine.zone} --project={machine.project}"
+        for machine in machines
     )
     verb = "still exists and is" if len(machines) == 1 else "still exist and are"
     problem = f"{names} {verb} billed, {RELEASE_SECONDS / 60:.0f} minutes after the job's end"

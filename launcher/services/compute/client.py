@@ -63,17 +63,17 @@ class Compute:
 
     def instances(self, filter_: str = "") -> Fleet:
         """Return the VMs in all zones that match a filter (labels.launch-run="ID", labels.launch-run:*)."""
-        found: list[VmInstance] = []
+        machines: list[VmInstance] = []
         unread: dict[str, str] = {}
         for page in self._pages(filter_):
             for scope, listed in page.get("items", {}).items():
-                found += [of_instance(instance, self.project) for instance in listed.get("instances", ())]
+                machines += [of_instance(instance, self.project) for instance in listed.get("instances", ())]
                 warning = listed.get("warning", {})
                 if warning and warning.get("code") != "NO_RESULTS_ON_PAGE":
                     unread[last_url_part(scope)] = warning.get("message", "") or warning.get("code", "")
             unread.update({last_url_part(scope): "unreachable" for scope in page.get("unreachables", ())})
-        by_number = {machine.id: machine for machine in found}
-        return Fleet(tuple(sorted(by_number.values(), key=lambda one: (-one.created, one.name))), unread)
+        by_number = {machine.id: machine for machine in machines}
+        return Fleet(tuple(sorted(by_number.values(), key=lambda machine: (-machine.created, machine.name))), unread)
 
     def instance(self, zone: str, name: str) -> VmInstance:
         """Return a VM by its name or number. Raises GoneError."""
@@ -83,16 +83,16 @@ class Compute:
     def guest_attributes(self, machine: VmInstance, namespace: str = READY) -> dict[str, str]:
         """Return the guest attributes that the VM has written in one namespace. Raises GoneError."""
         try:
-            found = self._of_vm(machine.resource, "get_guest_attributes", query_path=f"{namespace}/")
+            attributes = self._of_vm(machine.resource, "get_guest_attributes", query_path=f"{namespace}/")
         except GoneError:
             self.instance(machine.zone, machine.id)  # 404 is also the answer for a VM that has written none
             return {}
-        return {item.key: item.value for item in found.query_value.items}
+        return {item.key: item.value for item in attributes.query_value.items}
 
     def serial(self, machine: VmInstance, start: int = 0) -> tuple[str, int]:
         """Return the first serial port's text from position `start`, and the next position. Raises GoneError."""
-        found = self._of_vm(machine.resource, "get_serial_port_output", port=1, start=start)
-        return str(found.contents), int(found.next_)
+        output = self._of_vm(machine.resource, "get_serial_port_output", port=1, start=start)
+        return str(output.contents), int(output.next_)
 
     # --- Change ----------------------------------------------------------------------------------------------------
 
@@ -157,15 +157,16 @@ class Compute:
 
     def operations_of(self, zone: str, number: str) -> tuple[Operation, ...]:
         """Return one VM's operations, newest first. Google keeps them for about two weeks."""
-        found = self.list_all("ZoneOperationsClient", zone=zone, filter=f"targetId={number}")
-        matching = [one for one in map(operation_of, found) if one.target == number]  # in case the filter is ignored
-        return tuple(sorted(matching, key=lambda one: -one.inserted))
+        messages = self.list_all("ZoneOperationsClient", zone=zone, filter=f"targetId={number}")
+        # The filter may be ignored.
+        matching = [operation for operation in map(operation_of, messages) if operation.target == number]
+        return tuple(sorted(matching, key=lambda operation: -operation.inserted))
 
     def operations_of_group(self, zone: str, group: str) -> tuple[Operation, ...]:
         """Return the operations of a group (a bulkInsert and the inserts of its VMs), newest first."""
-        found = self.list_all("ZoneOperationsClient", zone=zone, filter=f"operationGroupId={group}")
-        matching = [one for one in map(operation_of, found) if one.group == group]
-        return tuple(sorted(matching, key=lambda one: -one.inserted))
+        messages = self.list_all("ZoneOperationsClient", zone=zone, filter=f"operationGroupId={group}")
+        matching = [operation for operation in map(operation_of, messages) if operation.group == group]
+        return tuple(sorted(matching, key=lambda operation: -operation.inserted))
 
     def wait(self, operation: Operation, seconds: float) -> Operation:
         """Wait until an operation is done, successful or not, and return it. Outages in between are tolerated.

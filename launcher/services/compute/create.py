@@ -116,8 +116,8 @@ def pending_job(name: str, created: float, attempt: Attempt, body: Mapping[str, 
 
 def labels_of(body: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the labels in a request for one VM or for several."""
-    found: Mapping[str, str] = body.get("instanceProperties", body).get("labels", {})
-    return found
+    labels: Mapping[str, str] = body.get("instanceProperties", body).get("labels", {})
+    return labels
 
 
 def head_name(body: Mapping[str, Any]) -> str:

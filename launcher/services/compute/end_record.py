@@ -55,8 +55,8 @@ def read_all(folder: Storage) -> dict[str, Record]:
     with use_errors():
         names = folder.list(f"{contract.MACHINES}/")
     numbers = [name.rpartition("/")[2].removesuffix(".json") for name in names]
-    found = {number: read(folder, number) for number in numbers}
-    return {number: record for number, record in found.items() if record is not None}
+    records = {number: read(folder, number) for number in numbers}
+    return {number: record for number, record in records.items() if record is not None}
 
 
 def create(folder: Storage, number: str, record: Record) -> bool:

@@ -41,7 +41,7 @@ class Block(NamedTuple):
 def block(rules: Iterable[Mapping[str, Any]], network: str, traffic: Traffic) -> Block | None:
     """Return the rule that blocks any part of the traffic in a network, or None."""
     left = set(traffic.ports)
-    for rule in sorted((one for one in rules if applies(one, network, traffic)), key=rank):
+    for rule in sorted((rule for rule in rules if applies(rule, network, traffic)), key=rank):
         if not left & ports_of(rule):
             continue
         if "denied" in rule:
@@ -68,7 +68,7 @@ def rank(rule: Mapping[str, Any]) -> tuple[int, bool]:
 def ports_of(rule: Mapping[str, Any]) -> set[int]:
     """Return the TCP ports that a rule allows or denies."""
     parts = [*rule.get("allowed", ()), *rule.get("denied", ())]
-    return {port for one in parts if one.get("IPProtocol") in ("tcp", "6", "all") for port in numbers(one)}
+    return {port for part in parts if part.get("IPProtocol") in ("tcp", "6", "all") for port in numbers(part)}
 
 
 def numbers(part: Mapping[str, Any]) -> Sequence[int]:
@@ -84,6 +84,10 @@ def concerns(rule: Mapping[str, Any], traffic: Traffic, *, partly: bool) -> bool
     if not ranges and not accounts and not rule.get("sourceTags"):
         ranges = ["0.0.0.0/0"]
     peers = IPv4Network(traffic.peers)
-    known = [one for one in (ip_network(text, strict=False) for text in ranges) if isinstance(one, IPv4Network)]
-    inside = any(peers.overlaps(one) if partly else peers.subnet_of(one) for one in collapse_addresses(known))
+    known = [
+        network for network in (ip_network(text, strict=False) for text in ranges) if isinstance(network, IPv4Network)
+    ]
+    inside = any(
+        peers.overlaps(network) if partly else peers.subnet_of(network) for network in collapse_addresses(known)
+    )
     return inside or bool(traffic.peers_account and traffic.peers_account in accounts)

@@ -145,8 +145,8 @@ def end_of(operations: Sequence[Operation], time_limit: float | None) -> End | N
 
     If `time_limit` is unknown, a deletion by Google itself counts as the time limit.
     """
-    failures = (one for one in operations if one.kind in CREATE_KINDS and one.failed)
-    if failed := next((one for one in failures if one.refusal.reason != CREATE_CANCELLED), None):
+    failures = (operation for operation in operations if operation.kind in CREATE_KINDS and operation.failed)
+    if failed := next((operation for operation in failures if operation.refusal.reason != CREATE_CANCELLED), None):
         refusal = failed.refusal
         code = CODES.get(refusal.code, 3 if refusal.code < 500 else 13)
         reason = refusal.reason or "UNKNOWN"
@@ -155,9 +155,9 @@ def end_of(operations: Sequence[Operation], time_limit: float | None) -> End | N
     creation = creation_of(operations)
     if creation and not creation.done and len(operations) == 1:
         return End("PENDING", None, None)
-    if stop := next((one for one in operations if one.kind in SYSTEM_STOPS), None):
+    if stop := next((operation for operation in operations if operation.kind in SYSTEM_STOPS), None):
         return End("FAILED", vm_stopped_failure(SYSTEM_STOPS[stop.kind]), stop.ended or stop.inserted)
-    if deletion := next((one for one in operations if one.kind == "delete"), None):
+    if deletion := next((operation for operation in operations if operation.kind == "delete"), None):
         late = time_limit is not None and deletion.inserted >= time_limit - SLACK_SECONDS
         state = "EXPIRED" if late or deletion.user == SYSTEM else GONE
         return End(state, None, deletion.ended or deletion.inserted)
@@ -166,7 +166,7 @@ def end_of(operations: Sequence[Operation], time_limit: float | None) -> End | N
 
 def creation_of(operations: Sequence[Operation]) -> Operation | None:
     """Return the operation that created the VM, or None."""
-    return next((one for one in operations if one.kind in CREATE_KINDS), None)
+    return next((operation for operation in operations if operation.kind in CREATE_KINDS), None)
 
 
 def vm_stopped_failure(reason: str) -> Failure:

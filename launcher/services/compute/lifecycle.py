@@ -147,11 +147,12 @@ def training_end(machine: VmInstance) -> Record | None:
     folder = str(machine.parameters.get("run_folder", ""))
     if not folder:
         return None
-    found = end_record.read_all(open_folder(folder).within(FOLDER_SECONDS))
-    if own := found.get(machine.id):
+    records = end_record.read_all(open_folder(folder).within(FOLDER_SECONDS))
+    if own := records.get(machine.id):
         return own
     if len(names := nodes_of(machine)) == 1:
         return None
-    together = [one for one in found.values() if one.zone == machine.zone and one.name in names]
-    later = [one for one in together if (one.ended or 0.0) > machine.created]  # an earlier attempt has the same names
-    return min(later, key=lambda one: one.ended or 0.0, default=None)
+    together = [record for record in records.values() if record.zone == machine.zone and record.name in names]
+    # VMs of an earlier attempt have the same names.
+    later = [record for record in together if (record.ended or 0.0) > machine.created]
+    return min(later, key=lambda record: record.ended or 0.0, default=None)

@@ -48,33 +48,33 @@ def live_offers(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> 
 
     Raises NotAuthorised: no credentials. Whatever else can't be read is a problem of its offer.
     """
-    read = [one for one in offers if one.region][:MAX_OFFERS]
+    read = [offer for offer in offers if offer.region][:MAX_OFFERS]
     answers = together(calls(compute, read))
-    return {(one.gpu.name, str(one.region)): live_offer(catalog, one, answers) for one in read}
+    return {(offer.gpu.name, str(offer.region)): live_offer(catalog, offer, answers) for offer in read}
 
 
 def calls(compute: Compute, offers: Sequence[Offer]) -> dict[str, Callable[[], Any]]:
     """Return the requests by name: a region's quotas, an offer's advice and its history."""
     api = advice.advice_api(compute)
-    found: dict[str, Callable[[], Any]] = {}
-    for one in offers:
-        region, machine = str(one.region), one.machines[0]
-        found[f"quotas of {region}"] = partial(region_quotas, compute, region)
+    requests: dict[str, Callable[[], Any]] = {}
+    for offer in offers:
+        region, machine = str(offer.region), offer.machines[0]
+        requests[f"quotas of {region}"] = partial(region_quotas, compute, region)
         if "spot" in machine.compute_provisioning:
-            found[f"capacity of {machine.name} {one.gpu.name} in {region}"] = partial(
-                advice.capacity, api, machine, one.gpu, region
+            requests[f"capacity of {machine.name} {offer.gpu.name} in {region}"] = partial(
+                advice.capacity, api, machine, offer.gpu, region
             )
-            found[f"history of {machine.name} {one.gpu.name} in {region}"] = partial(
+            requests[f"history of {machine.name} {offer.gpu.name} in {region}"] = partial(
                 advice.history, api, machine, region
             )
-    return found
+    return requests
 
 
 def region_quotas(compute: Compute, region: str) -> dict[str, Mapping[str, Any]]:
     """Return a region's quotas by metric. Raises LaunchError."""
     arguments = {"project": compute.project, "region": region}
     answer = as_json(call_once(compute.api("RegionsClient"), "get", advice.SECONDS, **arguments))
-    return {one.get("metric", ""): one for one in answer.get("quotas", ())}
+    return {quota.get("metric", ""): quota for quota in answer.get("quotas", ())}
 
 
 def live_offer(catalog: Catalog, offer: Offer, answers: Mapping[str, Any]) -> LiveOffer:
@@ -82,11 +82,11 @@ def live_offer(catalog: Catalog, offer: Offer, answers: Mapping[str, Any]) -> Li
     machine, region = offer.machines[0], str(offer.region)
     names = [f"{what} of {machine.name} {offer.gpu.name} in {region}" for what in ("capacity", "history")]
     keys = [f"quotas of {region}", *names]
-    found = {key: answer for key in keys if not isinstance(answer := answers.get(key), LaunchError)}
+    received = {key: answer for key in keys if not isinstance(answer := answers.get(key), LaunchError)}
     problems = [
         f"{key}: {words(error.problem, 160)}" for key in keys if isinstance(error := answers.get(key), LaunchError)
     ]
-    metrics = found.get(keys[0]) or {}
+    metrics = received.get(keys[0]) or {}
     quotas: dict[str, QuotaUse | None] = {}
     for model in offer.prices:
         needed = catalog.quota(machine, "compute", model)
@@ -97,7 +97,7 @@ def live_offer(catalog: Catalog, offer: Offer, answers: Mapping[str, Any]) -> Li
     return LiveOffer(
         machine_type=machine.name,
         quotas=quotas,
-        capacity=found.get(keys[1]),
-        history=found.get(keys[2]),
+        capacity=received.get(keys[1]),
+        history=received.get(keys[2]),
         problems=tuple(problems),
     )

@@ -72,8 +72,8 @@ def as_json(message: Any) -> dict[str, Any]:
     """Convert one of compute_v1's messages to canonical proto3 JSON."""
     from google.protobuf.json_format import MessageToDict
 
-    found: dict[str, Any] = MessageToDict(type(message).pb(message))
-    return found
+    fields: dict[str, Any] = MessageToDict(type(message).pb(message))
+    return fields
 
 
 def origin_only(environ: Mapping[str, str]) -> Mapping[str, str]:

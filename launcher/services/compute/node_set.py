@@ -14,8 +14,8 @@ BULK_INSERT_SECONDS: Final = 60.0
 
 def nodes_of(machine: VmInstance) -> tuple[str, ...]:
     """Return the names of all VMs of a VM's job, itself included, node 0 first."""
-    found = machine.parameters.get("nodes")
-    return tuple(map(str, found)) if isinstance(found, list) and found else (machine.name,)
+    nodes = machine.parameters.get("nodes")
+    return tuple(map(str, nodes)) if isinstance(nodes, list) and nodes else (machine.name,)
 
 
 def is_head(machine: VmInstance) -> bool:
@@ -26,8 +26,8 @@ def is_head(machine: VmInstance) -> bool:
 def vms_of_job(machine: VmInstance, fleet: Sequence[VmInstance]) -> tuple[VmInstance, ...]:
     """Return an existing VM and those of `fleet` that belong to the same job."""
     names = nodes_of(machine)
-    others = (one for one in fleet if one.name in names and one.zone == machine.zone and one.run == machine.run)
-    return (machine, *(one for one in others if one.id != machine.id and one.trains))
+    others = (vm for vm in fleet if vm.name in names and vm.zone == machine.zone and vm.run == machine.run)
+    return (machine, *(vm for vm in others if vm.id != machine.id and vm.trains))
 
 
 def remaining_vms(job: Job, fleet: Sequence[VmInstance]) -> tuple[VmInstance, ...]:
@@ -35,7 +35,7 @@ def remaining_vms(job: Job, fleet: Sequence[VmInstance]) -> tuple[VmInstance, ..
 
     VMs of another attempt in the same zone are excluded: they have another node 0, or were created later.
     """
-    same_run = [one for one in fleet if one.zone == job.zone and one.run == job.run and one.trains]
-    if any(is_head(one) and one.id != job.id for one in same_run):
-        return tuple(one for one in same_run if one.id == job.id)
-    return tuple(one for one in same_run if one.id == job.id or abs(one.created - job.created) <= BULK_INSERT_SECONDS)
+    same_run = [vm for vm in fleet if vm.zone == job.zone and vm.run == job.run and vm.trains]
+    if any(is_head(vm) and vm.id != job.id for vm in same_run):
+        return tuple(vm for vm in same_run if vm.id == job.id)
+    return tuple(vm for vm in same_run if vm.id == job.id or abs(vm.created - job.created) <= BULK_INSERT_SECONDS)

@@ -45,21 +45,21 @@ Answers = Mapping[str, Any]
 
 def check(compute: Compute, plan: Plan) -> tuple[VmFinding, ...]:
     """Run all checks for a plan; return the findings, refusals first."""
-    found = together(api_calls(compute, plan))
-    missing = {key for key, answer in found.items() if isinstance(answer, LaunchError) and status_of(answer) == 404}
-    unread = {key: each for key, each in found.items() if isinstance(each, LaunchError) and key not in missing}
-    answers = {key: None if key in missing else each for key, each in found.items() if key not in unread}
+    responses = together(api_calls(compute, plan))
+    missing = {key for key, answer in responses.items() if isinstance(answer, LaunchError) and status_of(answer) == 404}
+    unread = {key: each for key, each in responses.items() if isinstance(each, LaunchError) and key not in missing}
+    answers = {key: None if key in missing else each for key, each in responses.items() if key not in unread}
     findings = evaluate(compute.project, plan, answers)
     if unread:
         problem = words(next(iter(unread.values())).problem)
         findings.append(VmFinding("warning", f"not checked: {', '.join(unread)} ({problem})"))
-    return tuple(sorted(dict.fromkeys(findings), key=lambda one: one.scope != "refusal"))
+    return tuple(sorted(dict.fromkeys(findings), key=lambda finding: finding.scope != "refusal"))
 
 
 def allowed(plan: Plan, findings: tuple[VmFinding, ...]) -> tuple[Attempt, ...]:
     """Return the attempts to which no refusal applies."""
-    refusals = [one for one in findings if one.scope == "refusal"]
-    return tuple(one for one in plan.attempts if not any(each.applies_to(one) for each in refusals))
+    refusals = [finding for finding in findings if finding.scope == "refusal"]
+    return tuple(attempt for attempt in plan.attempts if not any(each.applies_to(attempt) for each in refusals))
 
 
 # --- API calls --------------------------------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ def api_calls(compute: Compute, plan: Plan) -> dict[str, Callable[[], Any]]:
     if uses_iap(plan) or plan.machine.nodes > 1:
         net = network_of(first, plan.attempts[0].region, compute.project)
         calls["firewall rules"] = partial(list_first_page, compute, "FirewallsClient", project=net.project)
-    if found := IMAGE.search(source_image(first)):
-        project, family, name = found.groups()
+    if match := IMAGE.search(source_image(first)):
+        project, family, name = match.groups()
         method, arguments = ("get_from_family", {"family": name}) if family else ("get", {"image": name})
         calls["image"] = partial(get, compute, "ImagesClient", method, project=project, **arguments)
     return calls
@@ -117,7 +117,8 @@ def machine_key(attempt: Attempt) -> str:
 
 def first_per_place(plan: Plan, key: Callable[[Attempt], str | None]) -> list[Attempt]:
     """Return the first attempt of each place (`key`), at most `MAX_PLACES`."""
-    return list({place: one for one in reversed(plan.attempts) if (place := key(one))}.values())[::-1][:MAX_PLACES]
+    last_first = {place: attempt for attempt in reversed(plan.attempts) if (place := key(attempt))}
+    return list(last_first.values())[::-1][:MAX_PLACES]
 
 
 def get(compute: Compute, client: str, method: str, **arguments: Any) -> Any:
@@ -137,12 +138,12 @@ def list_first_page(compute: Compute, client: str, **arguments: Any) -> Any:
 def evaluate(project: str, plan: Plan, answers: Answers) -> list[VmFinding]:
     """Return what is missing for a plan. Pure."""
     first = properties(plan.attempts[0].request)
-    found = [check_compute_quota(plan, "", answers.get("quotas of the project"), project)]
+    findings = [check_compute_quota(plan, "", answers.get("quotas of the project"), project)]
     for attempt in first_per_place(plan, lambda attempt: attempt.region):
         net = network_of(first, attempt.region, project)
-        found += [check_network(plan, net, answers), check_firewall(plan, net, answers)]
+        findings += [check_network(plan, net, answers), check_firewall(plan, net, answers)]
     for attempt in first_per_place(plan, lambda attempt: f"{attempt.region} {attempt.provisioning}"):
-        found.append(
+        findings.append(
             check_compute_quota(plan, attempt.region, answers.get(f"quotas of {attempt.region}"), project, attempt)
         )
     for attempt in first_per_place(plan, lambda attempt: attempt.zone):
@@ -150,15 +151,15 @@ def evaluate(project: str, plan: Plan, answers: Answers) -> list[VmFinding]:
             machine, where = attempt.machine_type, f"--project={project}"
             fix = f'gcloud compute machine-types list {where} --filter="name={machine}" --format="value(zone)"'
             problem = f"machine type {machine} is not available in {attempt.zone}"
-            found.append(VmFinding("refusal", problem, fix, attempt.zone))
+            findings.append(VmFinding("refusal", problem, fix, attempt.zone))
     if "image" in answers and answers["image"] is None:
         source = source_image(first)
         owner = match[1] if (match := re.search(r"projects/([^/]+)/", source)) else ""
         kind = "image family" if "/family/" in source else "image"
         problem = f"{kind} {last_url_part(source)} does not exist in project {owner}"
         fix = f'gcloud compute images list --project={owner} --no-standard-images --format="value(family)"'
-        found.append(VmFinding("refusal", problem, fix))
-    return [each for each in found if each is not None]
+        findings.append(VmFinding("refusal", problem, fix))
+    return [each for each in findings if each is not None]
 
 
 def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> VmFinding | None:
@@ -207,8 +208,8 @@ def quota_need(plan: Plan, provisioning: str) -> QuotaNeed | None:
     """Return what one attempt uses of a quota in its region; None: the quota's name is unknown, or not listed there."""
     known, wanted = catalog.load(), (plan.machine.gpu, plan.machine.gpus)
     shapes = known.machines.get(plan.machine.machine_type, ())
-    found = next((one for one in shapes if (known.gpus[one.gpu].title, one.gpus) == wanted), None)
-    quota = known.quota(found, "compute", provisioning) if found else None
+    shape = next((shape for shape in shapes if (known.gpus[shape.gpu].title, shape.gpus) == wanted), None)
+    quota = known.quota(shape, "compute", provisioning) if shape else None
     if quota is None or not quota.metric or quota.dims:
         return None
     fallback = quota.metric.removeprefix("PREEMPTIBLE_") if quota.metric.startswith("PREEMPTIBLE_") else ""

@@ -114,15 +114,15 @@ def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Map
     """Return whether Cloud NAT on a router of the region covers the subnetwork."""
     network = net.network or last_url_part(subnetwork.get("network", ""))
     nats = [
-        one
+        nat
         for router in routers
         if last_url_part(router.get("network", "")) == network
-        for one in router.get("nats", ())
+        for nat in router.get("nats", ())
     ]
     return any(
-        str(one.get("sourceSubnetworkIpRangesToNat", "")).startswith("ALL_SUBNETWORKS")
-        or any(last_url_part(each.get("name", "")) == net.subnetwork for each in one.get("subnetworks", ()))
-        for one in nats
+        str(nat.get("sourceSubnetworkIpRangesToNat", "")).startswith("ALL_SUBNETWORKS")
+        or any(last_url_part(each.get("name", "")) == net.subnetwork for each in nat.get("subnetworks", ()))
+        for nat in nats
     )
 
 
@@ -220,7 +220,7 @@ def check_compute_quota_limit(
 
     An empty `region` means that the quota is the project's.
     """
-    known = {one.get("metric", ""): one for one in quotas}
+    known = {entry.get("metric", ""): entry for entry in quotas}
     own = known.get(use.metric)
     quota = known.get(use.fallback, own) if own is not None and not own["limit"] else own
     if quota is None or quota["limit"] - quota.get("usage", 0) >= use.units:

@@ -34,14 +34,16 @@ def order_by_capacity(plan: Plan, compute: Compute) -> tuple[Plan, tuple[str, ..
 
     Return the plan, and lines for the user: the scores, or the reason why there are none.
     """
-    spot_zones = dict.fromkeys(one.zone for one in plan.attempts if one.zone and one.provisioning == "spot")
+    spot_zones = dict.fromkeys(
+        attempt.zone for attempt in plan.attempts if attempt.zone and attempt.provisioning == "spot"
+    )
     zones = list(spot_zones)[:MAX_ZONES]
     if len(zones) < 2:
         return plan, ()
-    found = together({zone: partial(score, compute, plan, zone) for zone in zones})
-    scores = {zone: each for zone, each in found.items() if isinstance(each, float)}
+    answers = together({zone: partial(score, compute, plan, zone) for zone in zones})
+    scores = {zone: each for zone, each in answers.items() if isinstance(each, float)}
     if not scores:
-        error = next((each for each in found.values() if isinstance(each, LaunchError)), None)
+        error = next((each for each in answers.values() if isinstance(each, LaunchError)), None)
         reason = words(error.problem, 160) if error else "not available for this machine"
         return plan, (f"no advice on Spot capacity: {reason}",)
     best = sorted(scores.items(), key=lambda each: -each[1])[:SHOWN]
@@ -56,12 +58,12 @@ def order_by_score(attempts: Sequence[Attempt], scores: Mapping[str, float]) -> 
 
     Zones without a score come last, in the plan's order.
     """
-    found: list[Attempt] = []
+    ordered: list[Attempt] = []
     for (model, price, _), group in groupby(attempts, key=group_key):
         members = list(group)
         known = model == "spot" and price is not None
-        found += sorted(members, key=lambda one: -scores.get(one.zone or "", -1.0)) if known else members
-    return tuple(found)
+        ordered += sorted(members, key=lambda attempt: -scores.get(attempt.zone or "", -1.0)) if known else members
+    return tuple(ordered)
 
 
 def group_key(attempt: Attempt) -> tuple[str, float | None, str]:
@@ -100,9 +102,9 @@ def advice_request(plan: Plan, zone: str) -> dict[str, Any]:
 
 def score_of(advice: Mapping[str, Any], zone: str) -> float | None:
     """Return a zone's score in a CapacityAdviceResponse, or None."""
-    for one in advice.get("recommendations", ()):
-        zones = {last_url_part(shard.get("zone", "")) for shard in one.get("shards", ())}
-        found = one.get("scores", {}).get("obtainability")
-        if found is not None and zones <= {zone}:
-            return float(found)
+    for recommendation in advice.get("recommendations", ()):
+        zones = {last_url_part(shard.get("zone", "")) for shard in recommendation.get("shards", ())}
+        obtainability = recommendation.get("scores", {}).get("obtainability")
+        if obtainability is not None and zones <= {zone}:
+            return float(obtainability)
     return None

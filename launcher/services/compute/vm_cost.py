@@ -48,11 +48,11 @@ def shape_of(machine: VmInstance) -> MachineType | None:
     known = catalog.load()
     shapes = known.machines.get(machine.machine_type, ())
     attached = [
-        (last_url_part(str(one.get("acceleratorType", ""))), int(one.get("acceleratorCount", 0)))
-        for one in machine.request.get("guestAccelerators", ())
+        (last_url_part(str(accelerator.get("acceleratorType", ""))), int(accelerator.get("acceleratorCount", 0)))
+        for accelerator in machine.request.get("guestAccelerators", ())
     ]
     if len(shapes) > 1:
-        return next((one for one in shapes if (known.gpus[one.gpu].accelerator, one.gpus) in attached), None)
+        return next((shape for shape in shapes if (known.gpus[shape.gpu].accelerator, shape.gpus) in attached), None)
     return next(iter(shapes), None)
 
 

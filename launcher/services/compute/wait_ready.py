@@ -134,8 +134,8 @@ class ReadyWaiter:
             text, _ = self._compute.serial(self.machine)
         except LaunchError:
             return ""
-        printable = ("".join(filter(str.isprintable, one))[:76] for one in text.splitlines() if one.strip())
-        lines = [f"  {one}" for one in printable][-CONSOLE_LINES:]
+        printable = ("".join(filter(str.isprintable, line))[:76] for line in text.splitlines() if line.strip())
+        lines = [f"  {line}" for line in printable][-CONSOLE_LINES:]
         return "\nLast lines of its serial console:\n" + "\n".join(lines) if lines else ""
 
     def _report_once(self, text: str) -> None:
