@@ -53,11 +53,9 @@ class UserCode(Struct, frozen=True):
     files: tuple[File, ...] = ()
     content: Content = EMPTY
     secret_files: tuple[str, ...] = ()
-    packaged_functions: tuple[str, ...] = ()
-    syntax_warnings: tuple[str, ...] = ()
-    ignored_files: tuple[str, ...] = ()
-    outside_paths: tuple[str, ...] = ()
-    growth: str = ""
+    """Files that hold secrets, and are therefore no part of the code."""
+    left_out: tuple[str, ...] = ()
+    """What is no code either: the spec, its settings file, the output of local runs."""
     roots: tuple[str, ...] = ("",)
     """Folders that modules are imported from, relative to the code's own (empty)."""
     installed: Mapping[str, str] = {}

@@ -8,7 +8,6 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from launcher.errors import UsageError
 from launcher.plan.model import Target
@@ -41,36 +40,25 @@ def check_data(
             check_taken_along(field, path, folder, names)
 
 
-class Absent(NamedTuple):
-    """An argument that names a path which the job's machine will lack."""
-
-    field: str
-    path: str
-    why: Literal["here", "unmounted", "foreign", "beside"]
-    """It is a path of this machine; it is in a mount that the spec does not name; it is in a folder in which people
-    keep data, and the job's machine has none; it is beside the code, and relative paths start in the code."""
-
-
-def absent_paths(
-    spec: JobSpec, target: Target, folder: Path | None, beside: Path | None, names: Sequence[str]
-) -> Iterator[Absent]:
-    """Yield the arguments that name paths which the job's machine will lack; none for a rehearsal.
-
-    `folder` is the code's folder, `names` are its files, `beside` is the spec's folder.
-    """
+def absent_paths(spec: JobSpec, target: Target, folder: Path | None) -> Iterator[tuple[str, str]]:
+    """Yield (field, problem) for each argument that names a path which the job's machine will lack; none for a
+    rehearsal. `folder` is the code's folder."""
     mounted = (*mounts(spec, target), *(["/mnt/localssd"] if target == "vm" else []))
     for field, path in paths(spec.run) if target != "local" else ():
-        if not path.startswith(("/", "~/")):
-            if (folder or not spec.image.is_custom) and is_beside_code(path, folder, beside, names):
-                yield Absent(field, path, "beside")
-        elif is_below(path, mounted):
+        if not path.startswith(("/", "~/")) or is_below(path, mounted):
             continue
-        elif ((folder and path.startswith(f"{folder}/")) or not is_below(path, ELSEWHERE)) and is_here(path):
-            yield Absent(field, path, "here")
+        if ((folder and path.startswith(f"{folder}/")) or not is_below(path, ELSEWHERE)) and is_here(path):
+            yield field, f"{path} is a path of this machine; the job's machine does not have it"
         elif is_below(path, MOUNTS):
-            yield Absent(field, path, "unmounted")
+            _, top, kind, *inside = (*path.split("/"), "NAME")
+            if top == "gcs":
+                mount = f"{{bucket: {kind}}}"
+            else:
+                source = "nfs: SERVER:/SHARE" if kind == "nfs" else "lustre: IP@tcp:/NAME"
+                mount = f"{{{source}, path: /mnt/{kind}/{inside[0]}}}"
+            yield field, f"{path} is not mounted on the job's machine; add it to the spec: mounts: [{mount}]"
         elif not spec.image.is_custom and (path.startswith("~/") or is_below(path, FOREIGN)):
-            yield Absent(field, path, "foreign")
+            yield field, f"{path} does not exist on the job's machine; put it in a bucket, or mount it (docs/data.md)"
 
 
 def paths(run: Run) -> Iterator[tuple[str, str]]:
@@ -81,20 +69,6 @@ def paths(run: Run) -> Iterator[tuple[str, str]]:
             path = word if is_path else word.partition("=")[2]
             if path:
                 yield f"{field}.{index}", path
-
-
-def is_beside_code(path: str, folder: Path | None, beside: Path | None, names: Sequence[str]) -> bool:
-    """Return whether a relative path exists beside the spec or in the current folder, and not in the code's folder.
-
-    What is in the code's folder but not in the code is not reported here (launcher.inputs.mentioned_files).
-    """
-    name = posixpath.normpath(path)
-    if not ("/" in path or posixpath.splitext(path)[1]) or "\0" in path or name.startswith(".."):
-        return False
-    if name in names or (folder and os.path.exists(folder / name)):  # noqa: PTH110 -- names may be too long
-        return False
-    bases = [base for base in (beside, Path.cwd()) if base]
-    return any(os.path.exists(base / name) for base in bases)  # noqa: PTH110 -- names may be too long
 
 
 FOREIGN = ("/home", "/Users", "/mnt", "/media", "/data", "/datasets", "/scratch")

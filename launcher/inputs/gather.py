@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +205,11 @@ def collect_context(
             "Name the folder that contains it: --set image.code=.",
             field="image.requirements",
         )
-    code = user_code(spec, folder, frozenset(left_out), cache, packages) if folder else UserCode()
+    code = UserCode()
+    if folder:
+        from launcher.inputs.user_code import read_code
+
+        code = read_code(spec, folder, frozenset(left_out), cache, packages)
     if training and not options.image_only and data_paths(spec.run):
         from launcher.inputs.data_files import check_data
 
@@ -219,18 +222,7 @@ def collect_context(
     source = with_image(own, spec, beside) if training else own
     python = None
     if target == "local" and not options.docker:
-        from launcher.inputs.interpreter import Wanted, find_interpreter, needs_of
-
-        wanted = Wanted(tuple(needs_of(spec)), is_dry=options.dry_run)
-        if training and not (spec.run.is_builtin and folder is None):
-            from launcher.inputs.user_code import wanted_packages
-
-            wanted = wanted_packages(wanted, spec, folder or Path(), code, source.requirements)
-        python = find_interpreter(
-            wanted, os.environ, option=options.python, setting=setting, earlier=options.earlier_python
-        )
-        if python.error and python.error.field:
-            python.error.locate(located.place(python.error.field))
+        python = find_python(spec, located, folder, code, source.requirements, setting, options)
     not_run = []
     if python and spec.image.setup and not options.setup:
         lines = "; ".join(spec.image.setup)
@@ -246,7 +238,7 @@ def collect_context(
     if training and (folder or spec.run.args or not spec.run.is_builtin):  # the built-in trainer alone has none
         from launcher.inputs.user_code import warnings
 
-        code_warnings = warnings(spec, located, target, folder, beside, code, source.requirements, python)
+        code_warnings = tuple(warnings(spec, located, target, folder, beside, code, source.requirements, python))
     if source.requirements:
         requirements = content.of_text(source.requirements)
     else:
@@ -268,12 +260,6 @@ def collect_context(
         installed=content.of_text(json.dumps([*code.installed.items()])) if code.installed else EMPTY,
         own_base=own_base(source, code.content) if source.base_dockerfile else EMPTY,
         torch=content.single("image.torch", source.torch) if source.torch else EMPTY,
-        secret_files=code.secret_files,
-        packaged_functions=() if python else code.packaged_functions,
-        syntax_warnings=() if python and python.version[:2] > sys.version_info[:2] else code.syntax_warnings,
-        ignored_files=code.ignored_files,
-        outside_paths=code.outside_paths,
-        code_growth=code.growth,
         code_warnings=(*not_run, *code_warnings),
         run_id=options.run_id,
         training=training,
@@ -285,13 +271,30 @@ def collect_context(
     return Inputs(spec, context, folder, source, located, settings.with_project(target, options.project_id), python)
 
 
-def user_code(
-    spec: JobSpec, folder: Path, left_out: frozenset[Path], cache: CodeCache | None, packages: Packages
-) -> UserCode:
-    """Return the code in a folder. `left_out` are paths in it that are not code. Raises UsageError."""
-    from launcher.inputs.user_code import read_code
+def find_python(
+    spec: JobSpec,
+    located: Located,
+    folder: Path | None,
+    code: UserCode,
+    needs: str,
+    setting: Path | None,
+    options: GatherOptions,
+) -> Interpreter:
+    """Return the Python of this machine that runs the job. `needs` is the text of the requirements, `setting` is
+    local.python."""
+    from launcher.inputs.interpreter import Wanted, find_interpreter, needs_of
 
-    return read_code(spec, folder, left_out, cache, packages)
+    wanted = Wanted(tuple(needs_of(spec)), is_dry=options.dry_run)
+    if options.training and not (spec.run.is_builtin and folder is None):
+        from launcher.inputs.user_code import wanted_packages
+
+        wanted = wanted_packages(wanted, spec, folder or Path(), code, needs)
+    python = find_interpreter(
+        wanted, os.environ, option=options.python, setting=setting, earlier=options.earlier_python
+    )
+    if python.error and python.error.field:
+        python.error.locate(located.place(python.error.field))
+    return python
 
 
 def refuse_python(path: Path | None) -> None:

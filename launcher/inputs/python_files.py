@@ -1,4 +1,4 @@
-"""Find and parse the Python files that a spec starts. Nothing is imported."""
+"""Find, parse and check the Python files that a spec starts, and what they import. Nothing is imported or run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from launcher.text import did_you_mean, near
 if TYPE_CHECKING:
     import ast
 
+    from launcher.images.source_files import UserCode
     from launcher.inputs.interpreter import Interpreter
 
 ROOT = ("",)
@@ -53,7 +54,11 @@ def started(spec: JobSpec, names: Sequence[str], roots: Sequence[str] = ROOT) ->
     the folders that modules are imported from."""
     if spec.run.script and spec.run.script.endswith(".py"):
         yield "run.script", posixpath.normpath(spec.run.script)
-    if spec.run.module and not spec.run.is_builtin and (file := file_of_program(spec.run.module, names, roots)):
+    if (
+        spec.run.module
+        and not spec.run.is_builtin
+        and (file := file_of_module(spec.run.module, names, roots, "__main__"))
+    ):
         yield "run.module", file
     for field, function in custom_functions(spec.run).items():
         if file := file_of_module(function.partition(":")[0], names, roots):
@@ -64,11 +69,6 @@ def file_of_module(module: str, names: Collection[str], roots: Sequence[str] = R
     """Return the code file of a module, or an empty string. A package (its file `first`) precedes a module."""
     paths = (posixpath.join(root, module.replace(".", "/")) for root in roots)
     return next((file for path in paths for file in (f"{path}/{first}.py", f"{path}.py") if file in names), "")
-
-
-def file_of_program(module: str, names: Sequence[str], roots: Sequence[str] = ROOT) -> str:
-    """Return the code file that `python -m MODULE` runs, or an empty string."""
-    return file_of_module(module, names, roots, "__main__")
 
 
 def walk_code(
@@ -157,7 +157,7 @@ def check_module(
     from launcher.inputs.image_modules import image_modules
 
     module, image = spec.run.module, spec.image
-    if not module or spec.run.is_builtin or image.is_custom or file_of_program(module, names, roots):
+    if not module or spec.run.is_builtin or image.is_custom or file_of_module(module, names, roots, "__main__"):
         return ()
     top = module.partition(".")[0]
     if top not in python.lacks if python else top in image_modules() or top in sys.stdlib_module_names:
@@ -182,26 +182,33 @@ def near_scripts(name: str, names: Sequence[str]) -> list[str]:
 
 
 def check_syntax(
-    spec: JobSpec, folder: Path, names: Sequence[str], base: str, roots: Sequence[str] = ROOT
+    spec: JobSpec,
+    folder: Path,
+    names: Sequence[str],
+    base: str,
+    roots: Sequence[str] = ROOT,
+    python: Interpreter | None = None,
 ) -> tuple[str, ...]:
     """Return a warning for each file that this Python can't parse but a newer one may.
 
-    `base` is the image's base image, which determines the Python version.
+    `base` is the image's base image, which determines the Python version; `python` runs the job on this machine.
 
     Raises:
         UsageError: no Python that the image may have can parse a file.
     """
+    here = ".".join(map(str, sys.version_info[:2]))
+    of_image = tuple(map(int, filter(None, python_of_tag(spec.image.base or base).split("."))))
     uncertain = []
     for field, name in started(spec, names, roots):
         try:
             parsed(folder / name)
         except SyntaxError as error:
             place = f"{name}:{error.lineno or 1}"
-            if is_certain(error, python_of_tag(spec.image.base or base)):
+            is_new = error.msg.startswith("f-string") or NEWER.search(error.text or "")
+            if of_image and (of_image <= sys.version_info[:2] or (of_image <= (3, 13) and not is_new)):
                 raise UsageError(
                     f"{field}: {place}: {error.msg}", "The job could not start: correct this line.", field=field
                 ) from error
-            here = ".".join(map(str, sys.version_info[:2]))
             what = f"{place}: {error.msg}, says Python {here} here"
             uncertain.append(f"{what}; if the job's Python is no newer, the job can't start")
         except ValueError as error:
@@ -209,14 +216,127 @@ def check_syntax(
             raise UsageError(problem, "Save it as text.", field=field) from error
         except (RecursionError, MemoryError, OSError):  # Python may run what this parser could not handle
             continue
-    return tuple(dict.fromkeys(uncertain))
+    return () if python and python.version[:2] > sys.version_info[:2] else tuple(dict.fromkeys(uncertain))
 
 
-def is_certain(error: SyntaxError, python: str) -> bool:
-    """Return whether the image's Python (3.12; empty: unknown) rejects the file too: it is not newer, or the line has
-    no newer syntax."""
-    image = tuple(map(int, python.split("."))) if python else ()
-    if image <= sys.version_info[:2]:
-        return bool(image)
-    is_new = error.msg.startswith("f-string") or NEWER.search(error.text or "")
-    return image <= (3, 13) and not is_new
+# --- Custom functions -------------------------------------------------------------------------------------------------
+
+
+DYNAMIC = re.compile(r"import\s*\(?\s*\*|\b(__getattr__|__dict__|globals|locals|vars|setattr|exec|modules)\b")
+"""Ways to bind any name: `from x import *`, a module's own __getattr__, sys.modules, and these functions."""
+
+
+def check_functions(spec: JobSpec, folder: Path, names: Sequence[str], roots: Sequence[str] = ROOT) -> None:
+    """Check that the functions that `run.config` names are in modules among the code's files, `names`.
+
+    A missing module is accepted if packages of the image may provide it. Raises UsageError, which suggests similar
+    names.
+    """
+    for field, function in custom_functions(spec.run).items():
+        module, _, name = function.partition(":")
+        if path := file_of_module(module, names, roots):
+            bound = names_bound(folder / path)
+            if bound is not None and name not in bound:
+                close = near(name, sorted(word for word in bound if not word.startswith("_")))
+                raise UsageError(
+                    f"{field}: {function}: {path} has no {name}",
+                    did_you_mean(close, "The part after the colon must be a function in that file."),
+                    field=field,
+                )
+        elif not (spec.image.requirements or spec.image.is_custom):
+            wanted = module.replace(".", "/") + ".py"
+            hint = "If a package provides it, add the package to image.requirements."
+            raise UsageError(
+                f"{field}: {function}: no {wanted} in the code in {folder}",
+                did_you_mean(near_scripts(wanted, names), hint),
+                field=field,
+            )
+
+
+def names_bound(file: Path) -> set[str] | None:
+    """Return the names that a module binds; None: any, or this Python can't parse it, and the image's may be newer."""
+    import symtable
+    import tokenize
+    import warnings
+
+    try:
+        with tokenize.open(file) as source:
+            text = source.read()
+        if DYNAMIC.search(text):
+            return None
+        with warnings.catch_warnings(action="ignore"):  # Python itself shows them when the file runs
+            top = symtable.symtable(text, str(file), "exec")
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        return None
+    bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    waiting = top.get_children()
+    while waiting:
+        table = waiting.pop()
+        waiting += table.get_children()
+        symbols = (symbol for symbol in table.get_symbols() if symbol.is_declared_global() and symbol.is_assigned())
+        bound.update(symbol.get_name() for symbol in symbols)
+    return bound
+
+
+def packaged_functions(spec: JobSpec, names: Sequence[str], roots: Sequence[str] = ROOT) -> tuple[str, ...]:
+    """Return the functions that only an installed package can provide."""
+    functions = custom_functions(spec.run).values()
+    return tuple(function for function in functions if not file_of_module(function.partition(":")[0], names, roots))
+
+
+# --- Imports ----------------------------------------------------------------------------------------------------------
+
+
+MOST_WARNINGS = 10
+
+
+def unprovided(
+    starts: Sequence[str], folder: Path, code: UserCode, python: Interpreter | None = None
+) -> tuple[str, ...]:
+    """Return a warning for each import that neither the code provides nor `python`, which runs the job on this machine;
+    without it, nor an image without requirements. `starts` are the files that run."""
+    from launcher.inputs.image_modules import image_modules
+
+    present = sys.stdlib_module_names | image_modules()
+    lacks = f"it is not installed in {python.path}" if python else "the image has no package for it"
+    lines = [
+        f"{place}: imports {module}, and {lacks}"
+        for module, place in outside_imports(starts, folder, code).items()
+        if (module in python.lacks if python else module not in present)
+    ]
+    more = len(lines) - MOST_WARNINGS
+    return (*lines[:MOST_WARNINGS], *([f"and {more} more unresolved imports"] if more > 0 else []))
+
+
+def outside_imports(starts: Sequence[str], folder: Path, code: UserCode) -> dict[str, str]:
+    """Return FILE:LINE of the first unconditional import of each module that the code doesn't have, by the files that
+    run.
+
+    The code's files count in any folder, because a program may add the folder to sys.path.
+    """
+    places, names = dict[str, str](), code.names
+    for file, tree in walk_code(starts, folder, names, unconditional, code.roots):
+        for node in unconditional(tree):
+            for name in imported(node, file):
+                module = name.partition(".")[0]  # empty: relative to the file
+                if module not in ("", "__main__"):
+                    places.setdefault(module, f"{file}:{node.lineno}")
+    return {
+        module: place
+        for module, place in places.items()
+        if not any(f"/{module}/" in f"/{name}" or f"/{module}." in f"/{name}" for name in names)
+    }
+
+
+def unconditional(block: ast.Module | ast.If | ast.Try) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that a module always runs: of the blocks only in `if __name__ == "__main__":`, and in `try:`
+    with only `finally:`."""
+    import ast
+
+    for node in block.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif (isinstance(node, ast.If) and "__main__" in ast.dump(node.test)) or (
+            isinstance(node, ast.Try) and not node.handlers
+        ):
+            yield from unconditional(node)

@@ -1,10 +1,13 @@
-"""Gather what planning needs of the user's code. Imported only for a spec that has code or a program of its own."""
+"""Read the user's code, check what the spec names of it, and warn of what will probably fail where the job runs.
+
+Imported only for a spec that has code or a program of its own.
+"""
 
 from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -15,22 +18,32 @@ from launch_train.common import contract
 from launcher.errors import LaunchError, UsageError
 from launcher.images.source_files import File, UserCode
 from launcher.inputs import code_files, content
-from launcher.inputs.code_growth import grown_since
-from launcher.inputs.code_warnings import code_warnings
-from launcher.inputs.imports import outside_imports
+from launcher.inputs.data_files import absent_paths
+from launcher.inputs.image_modules import PYTHON_PROGRAMS, SYSTEM_PROGRAMS
 from launcher.inputs.interpreter import Interpreter, Wanted
+from launcher.inputs.markers import holds_here
 from launcher.inputs.mentioned_files import mentioned, named_but_ignored, named_outside
-from launcher.inputs.python_files import check_module, check_syntax, near_scripts, started
+from launcher.inputs.python_files import (
+    check_functions,
+    check_module,
+    check_syntax,
+    near_scripts,
+    outside_imports,
+    packaged_functions,
+    started,
+    unprovided,
+)
 from launcher.inputs.python_project import compiled_warnings, installed_files, module_roots, read_projects
 from launcher.inputs.requirements import names_and_markers
-from launcher.inputs.user_functions import check_functions, packaged_functions
 from launcher.plan.model import Packages, Target
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located, read_located
-from launcher.text import did_you_mean
+from launcher.text import did_you_mean, listed
 
 MOST_READ: Final = 1_000_000
 """Bytes of a file in which the name of another file is looked for."""
+MOST_NAMED: Final = 5
+"""Files or paths that a warning names."""
 EXPORT: Final = b'{\n  "run_folder": '
 """First bytes of the config.json in an export (launch_train.export)."""
 
@@ -47,28 +60,20 @@ def read_code(
 
     Raises UsageError: a file that `run` names is missing, the files exceed the size limit, or contain secrets.
     """
-    listed = (cache or code_files).collect_code(folder, left_out)
-    listed = without_outputs(listed, spec)
-    code_files.check_size(listed, spec.image.code_limit_mb)
-    code = code_files.without_secrets(listed, spec.image.allow_secrets, cache.read if cache else code_files.searched)
+    files = without_outputs((cache or code_files).collect_code(folder, left_out), spec)
+    code_files.check_size(files, spec.image.code_limit_mb)
+    code = code_files.without_secrets(files, spec.image.allow_secrets, cache.read if cache else code_files.searched)
     names = [file.name for file in code.files]
     if spec.run.script:
         check_script(spec.run.script, folder, names)
     projects = read_projects(folder, project_folders(folder, packages)) if spec.run.node != "none" else []
     roots = module_roots(spec, projects)
     check_functions(spec, folder, names, roots)
-    known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
-    mentions = mentioned(spec, folder, names, roots)
-    runs = spec.output if spec.output and not spec.output.startswith("gs://") else "runs"  # on this machine
     return UserCode(
         files=tuple(code.files),
         content=code.content,
         secret_files=tuple(sorted(code.secrets)),
-        packaged_functions=packaged_functions(spec, names, roots),
-        syntax_warnings=check_syntax(spec, folder, names, content.base_image(), roots),
-        ignored_files=named_but_ignored(mentions, spec, folder, names, [*known, *code.secrets]),
-        outside_paths=named_outside(mentions, names),
-        growth=grown_since(spec.name, runs, code.files, code.content),
+        left_out=tuple(path.relative_to(folder).as_posix() for path in left_out if folder in path.parents),
         roots=roots,
         installed=installed_files(projects),
         project_warnings=tuple(compiled_warnings(projects)),
@@ -145,17 +150,74 @@ def warnings(
     code: UserCode,
     needs: str,
     python: Interpreter | None,
-) -> tuple[str, ...]:
-    """Return what will probably fail on the job's machine. `needs` is the text of the requirements, `python` runs the
-    job on this machine.
+) -> Iterator[str]:
+    """Yield what will probably fail on the job's machine, the most important first.
 
-    Raises UsageError: neither the code nor the image, or that Python, has `run.module`.
+    `beside` is the spec's folder, `needs` the text of the requirements, `python` runs the job on this machine. Raises
+    UsageError: no Python that the job may have can parse the code, or nothing provides `run.module`.
     """
-    return (
-        *check_module(spec, folder, code.names, code.roots, python),
-        *(() if python else code.project_warnings),  # a Python of this machine may have what was compiled
-        *code_warnings(spec, located, target, folder, beside, code, needs, python),
-    )
+    image, names = spec.image, code.names
+    starts = [file for _, file in started(spec, names, code.roots)]
+    packaged = packaged_functions(spec, names, code.roots) if folder else ()
+    if folder:
+        yield from about_files(spec, folder, code)
+        if not python:
+            yield from (
+                f"{function} is not in the code, so a package in the image must provide it" for function in packaged
+            )
+        yield from check_syntax(spec, folder, names, content.base_image(), code.roots, python)
+    yield from check_module(spec, folder, names, code.roots, python)
+    if not python:  # a Python of this machine may have what was compiled
+        yield from code.project_warnings
+    for field, problem in absent_paths(spec, target, folder):
+        yield f"{located.place(field)}: {field.rpartition('.')[0]}: {problem}"
+    if folder and python:
+        yield from unprovided(starts, folder, code, python)
+        for function in packaged:
+            if function.partition(":")[0].partition(".")[0] in python.lacks:
+                yield f"{function} is not in the code, and not installed in {python.path}"
+        lacking = [
+            name
+            for name, marker in names_and_markers(needs)
+            if python.version and name not in python.installed and holds_here(marker, python.version)
+        ]
+        if lacking:
+            is_file = str(image.requirements).endswith(".txt")
+            file = str((beside or Path()) / str(image.requirements))
+            fix = python.install(*(["-r", file] if is_file else lacking))
+            yield f"image.requirements: not installed in {python.path}: {listed(lacking, 5)}. To install: {fix}"
+        return
+    program = (spec.run.command or ("",))[0]
+    if not image.is_custom and f"bin/{program}" not in code.installed:
+        package = PYTHON_PROGRAMS.get(program, "") if not image.requirements else ""
+        if package or program in SYSTEM_PROGRAMS:
+            fix = f"{package} to image.requirements" if package else f"image.setup: [apt-get install -y {program}]"
+            yield f"run.command: the image has no {program}; add {fix}"
+    # Of a custom base or setup, and of what the requirements require in turn, nothing is known here.
+    if folder and not (image.is_custom or image.requirements):
+        yield from unprovided(starts, folder, code)
+
+
+def about_files(spec: JobSpec, folder: Path, code: UserCode) -> Iterator[str]:
+    """Yield which files that the job may need are no part of the code."""
+    if code.secret_files:
+        yield (
+            f"excluded from the image, as they look like secrets: {', '.join(code.secret_files)}. Pass secrets to a "
+            "job with `secrets`; a file that is none can be sent: image.allow_secrets."
+        )
+    mentions = mentioned(spec, folder, code.names, code.roots)
+    if ignored := named_but_ignored(mentions, spec, folder, code.names, [*code.left_out, *code.secret_files]):
+        more = f" and {len(ignored) - MOST_NAMED} more" if len(ignored) > MOST_NAMED else ""
+        yield (
+            f"the code refers to excluded files: {', '.join(ignored[:MOST_NAMED])}{more}. Put data in a bucket, or "
+            "include the files by changing .gitignore or .dockerignore."
+        )
+    if outside := named_outside(mentions, code.names):
+        shown = ", ".join(outside[:MOST_NAMED]) + (" …" if len(outside) > MOST_NAMED else "")
+        yield (
+            f"paths outside the code: {shown}. Relative paths start in /workspace, and the job cannot write above "
+            "it. Use a path inside, or start in a subfolder: run.command: [sh, -c, cd FOLDER && exec python SCRIPT]"
+        )
 
 
 def wanted_packages(wanted: Wanted, spec: JobSpec, folder: Path, code: UserCode, needs: str) -> Wanted:

@@ -116,20 +116,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     packages: Packages = Packages()
     torch: Content = EMPTY
     """The spec's PyTorch wheel."""
-    secret_files: tuple[str, ...] = ()
-    """Files in the code folder that hold secrets, and are therefore excluded from the image."""
-    packaged_functions: tuple[str, ...] = ()
-    """Custom functions (MODULE:FUNCTION) whose modules are not files of the code, so a package must provide them."""
-    ignored_files: tuple[str, ...] = ()
-    """Files that the script or its arguments name but the image will lack: NAME (WHERE)."""
-    outside_paths: tuple[str, ...] = ()
-    """Relative paths in the script or its arguments that lead out of the code folder: PATH (WHERE)."""
-    code_growth: str = ""
-    """How much the code has grown since the job's newest run on this machine, with its largest new files."""
-    syntax_warnings: tuple[str, ...] = ()
-    """A warning for each code file that this machine's Python cannot parse but the image's might."""
     code_warnings: tuple[str, ...] = ()
-    """Warnings about paths and imports that the job's machine will lack."""
+    """What will probably fail of the user's code on the job's machine."""
     run_id: str | None = None
     training: bool = True
     """False: a VM to work on over SSH."""

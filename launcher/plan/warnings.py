@@ -51,38 +51,15 @@ def warnings(
 
 
 def about_code(spec: JobSpec, catalog: Catalog, context: Context) -> Iterator[str]:
-    if context.secret_files:
-        yield (
-            f"excluded from the image, as they look like secrets: {', '.join(context.secret_files)}. Pass secrets to a "
-            "job with `secrets`; a file that is none can be sent: image.allow_secrets."
-        )
+    yield from context.code_warnings
     if context.code.size > LARGE_CODE:
         yield (
             f"the image contains {context.code.size / 1e6:,.0f} MB of code in {context.code.files:,} files. Exclude "
             "unneeded files in .dockerignore, and put data in a bucket."
         )
-    if context.ignored_files:
-        shown = ", ".join(context.ignored_files[:5])
-        more = f" and {len(context.ignored_files) - 5} more" if len(context.ignored_files) > 5 else ""
-        yield (
-            f"the code refers to excluded files: {shown}{more}. Put data in a bucket, or include the files "
-            "by changing .gitignore or .dockerignore."
-        )
-    if context.outside_paths:
-        shown = ", ".join(context.outside_paths[:5]) + (" …" if len(context.outside_paths) > 5 else "")
-        yield (
-            f"paths outside the code: {shown}. Relative paths start in /workspace, and the job cannot write above it. "
-            "Use a path inside, or start in a subfolder: run.command: [sh, -c, cd FOLDER && exec python SCRIPT]"
-        )
-    if context.code_growth:
-        yield f"the code has grown: {context.code_growth}. Exclude output files in .gitignore or .dockerignore."
-    for function in context.packaged_functions:
-        yield f"{function} is not in the code, so a package in the image must provide it"
     torch = next((requirement for requirement in context.packages.named if requirement.name == "torch"), None)
     if torch and uses_base_torch(spec, catalog):
         yield f"{torch.where}: {torch.text}: the base's own PyTorch is used; with another release the build fails."
-    yield from context.syntax_warnings
-    yield from context.code_warnings
 
 
 def about_mounts(spec: JobSpec, context: Context) -> Iterator[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from launch_train.common import contract
 from launch_train.common.config import is_resumable
 from launcher.errors import UsageError
-from launcher.inputs.code_growth import modification_time, stored_plan
+from launcher.plan.binding import NewerFormat, read
 from launcher.runs import find_local_run
 from launcher.runs.find_local_run import LocalRun, is_named, runs_below, shown
 from launcher.runs.local_records import LocalRecord, last_start, read_record
@@ -25,6 +26,14 @@ CANDIDATES: Final = 20
 """Number of newest runs that are compared with a plan."""
 NAMED: Final = 2
 """Most changed files that a message names."""
+
+
+def stored_plan(path: Path) -> Plan | None:
+    """Return the plan in a local run folder's file, or None if it is unreadable."""
+    with suppress(OSError, NewerFormat):
+        stored = read(path.read_bytes())
+        return stored.plan if stored else None
+    return None
 
 
 def find_unfinished(made: Plan, files: Sequence[File]) -> str:
@@ -57,6 +66,13 @@ def resume_hint(run: LocalRun, record: LocalRecord, files: Sequence[File]) -> st
         f"{changed} changed since {run.id} (step {record.progress.step}); "
         f"--resume {run.id if is_default else shown(run)} continues it with the new code"
     )
+
+
+def modification_time(path: Path) -> float:
+    """Return a file's modification time in Unix seconds; 0: unknown."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def check_repeated(made: Plan, *, is_builtin: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.images.source_files import File, UserCode
 from launcher.inputs.image_modules import image_modules, modules_of, normalised
-from launcher.inputs.imports import unprovided
+from launcher.inputs.python_files import unprovided
 from tests.command import ROOT, launch
 
 HEAD = "name: a\nmachine: {type: l4}\nregions: any\n"
@@ -134,31 +134,6 @@ def test_large_code_is_read_in_part(tmp_path: Path) -> None:
     assert len(unprovided(names[:1], tmp_path, code)) == 11
     (tmp_path / "m0.py").write_text("import nowhere\n" + "#" * 2_000_000)
     assert unprovided(names[:1], tmp_path, code) == ()
-
-
-def test_requirements_that_the_spec_does_not_name(tmp_path: Path) -> None:
-    written(tmp_path, main="")
-    (tmp_path / "requirements.txt").write_text("torch\nnumpy>=2\neinops\n")
-    (line,) = warned(tmp_path)
-    assert "einops" in line
-    assert "torch" not in line
-    assert warned(tmp_path, SCRIPT + "image: {requirements: requirements.txt}\n") == []
-    (tmp_path / "requirements.txt").write_text("torch\nnumpy\nPyYAML\n")
-    assert warned(tmp_path) == []
-    (tmp_path / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n")
-    assert warned(tmp_path) == []
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\ndependencies = ['einops']\n")
-    assert "pyproject.toml" in warned(tmp_path)[0]
-
-
-@pytest.mark.parametrize(("python", "lacking"), [("", "new"), ("3.11", "old"), ("3.13", "new")])
-def test_markers_of_requirements_are_those_of_the_images_python(tmp_path: Path, python: str, lacking: str) -> None:
-    """Whichever runs launch. The architecture is that of any machine with GPUs."""
-    written(tmp_path, main="")
-    markers = ("old; python_version < '3.12'", "new; python_version >= '3.12'", "mac; sys_platform == 'darwin'")
-    (tmp_path / "requirements.txt").write_text("\n".join(markers))
-    (line,) = warned(tmp_path, SCRIPT + (f"image: {{python: '{python}'}}\n" if python else ""))
-    assert f"requirements.txt names {lacking}, which the image lacks" in line
 
 
 @pytest.mark.parametrize("word", ["{0}", "--data={0}", "data.root={0}"])

@@ -253,8 +253,8 @@ def inputs_of(run: LocalRun | None, spec: Path | None, flags: Flags, options: Ma
     folder, without a spec by its own. Raises UsageError."""
     from launcher.cli.flows.plan import gather
     from launcher.cli.options import overrides
-    from launcher.inputs.code_growth import stored_plan
     from launcher.inputs.gather import GatherOptions, gather_data
+    from launcher.runs.local_resume import stored_plan
 
     if run is None:
         return gather("local", spec, flags, **options)
@@ -294,8 +294,7 @@ def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bo
 def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
     """Print what a resume changes. Raises UsageError: the run can't continue with it."""
     from launcher.cli.ui.streams import say
-    from launcher.inputs.code_growth import stored_plan
-    from launcher.runs.local_resume import changed_settings
+    from launcher.runs.local_resume import changed_settings, stored_plan
 
     before = stored_plan(run.folder / contract.PLAN)
     fix = "Without --resume, the command starts a separate run."
