@@ -31,13 +31,13 @@ one request. storage.objects.get: the bytes, or the metadata. Lists: "page" is a
 
 
 class Effect(Protocol):
-    """An effect on a request. `serve` lets the cloud perform the request."""
+    """An effect on a request."""
 
-    step: ClassVar[Step | None]
+    step: ClassVar[Step | None] = None
     """The only step that it applies to. None: any."""
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """Return the answer and how much of it is sent."""
+        """Return the answer and how much of it is sent. `serve` lets the cloud perform the request."""
 
 
 REASONS = {
@@ -66,7 +66,7 @@ NEWER = (
 
 
 @dataclass(frozen=True)
-class Status:
+class Status(Effect):
     """A refusal without effect. `retry_after` is in seconds.
 
     Reason and message default to Google's. `info` is the reason in a newer API's ErrorInfo, and `metadata` its
@@ -79,10 +79,8 @@ class Status:
     message: str = ""
     info: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
-    step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """Return the refusal in the format of the operation's API."""
         usual, text = REASONS.get(self.code, ("backendError", "Backend Error"))
         reason, message = self.reason or usual, self.message or text
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
@@ -95,61 +93,53 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Reset:
+class Reset(Effect):
     """The connection is reset, before or after the request is performed (a lost answer)."""
 
     when: Literal["before", "after"] = "before"
-    step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """Return no answer."""
         if self.when == "after":
             serve(call.request)
         return Response(head=False, shown=0, then="reset")
 
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(Effect):
     """The request is performed immediately, and answered `seconds` later."""
 
     seconds: float
-    step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """Return the delayed answer."""
         return replace(serve(call.request), wait=self.seconds)
 
 
 @dataclass(frozen=True)
-class Stalled:
+class Stalled(Effect):
     """The request is performed, but only `sent` bytes of the answer are sent. The connection stays open."""
 
     sent: Literal["nothing", "head", "half"] = "nothing"
-    step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """Return the beginning of the answer."""
         response = serve(call.request)
         shown = pieces.size(response.pieces) // 2 if self.sent == "half" else 0
         return replace(response, head=self.sent != "nothing", shown=shown, then="hold")
 
 
 @dataclass(frozen=True)
-class Truncated:
+class Truncated(Effect):
     """Only the first `keep` bytes of the body (None: half of it) are sent; Content-Length has the full size."""
 
     keep: int | None = None
-    step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """Return the beginning of the answer."""
         response = serve(call.request)
         shown = pieces.size(response.pieces) // 2 if self.keep is None else self.keep
         return replace(response, shown=shown, then="close")
 
 
 @dataclass(frozen=True)
-class Torn:
+class Torn(Effect):
     """`bits` of byte `at` of the body (None: the middle one) are flipped. Length and headers are unchanged.
 
     With the highest bit, 0x80, ASCII becomes invalid UTF-8.
@@ -157,7 +147,6 @@ class Torn:
 
     at: int | None = None
     bits: int = 1
-    step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
         """Return the damaged answer. Raises ApiError 400: it has no such byte."""
@@ -170,7 +159,7 @@ class Torn:
 
 
 @dataclass(frozen=True)
-class KeepPart:
+class KeepPart(Effect):
     """Only the first `size` bytes of a chunk arrive. The answer is 308 with the stored range."""
 
     size: int
@@ -182,7 +171,7 @@ class KeepPart:
 
 
 @dataclass(frozen=True)
-class LoseSession:
+class LoseSession(Effect):
     """A resumable upload is lost with all of its bytes: 404, or 410."""
 
     code: Literal[404, 410] = 404
@@ -195,7 +184,7 @@ class LoseSession:
 
 
 @dataclass(frozen=True)
-class PageGone:
+class PageGone(Effect):
     """The page token of a list has expired."""
 
     step: ClassVar[Step | None] = "page"
@@ -206,11 +195,10 @@ class PageGone:
 
 
 @dataclass(frozen=True)
-class Meanwhile:
+class Meanwhile(Effect):
     """An action between performing a request and sending its answer, such as another job that is created meanwhile."""
 
     action: Callable[[], object]
-    step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
         """Return the answer from before the action."""

@@ -50,6 +50,12 @@ EXPECTED = (
 MISSING = f"Request is missing required authentication credential. {EXPECTED}"
 INVALID = f"Request had invalid authentication credentials. {EXPECTED}"
 
+ENDPOINTS = """
+    AIPLATFORM ARTIFACTREGISTRY CLOUDBILLING CLOUDBUILD CLOUDKMS CLOUDRESOURCEMANAGER CLOUDQUOTAS IAM LOGGING MONITORING
+    ORGPOLICY OSLOGIN POLICYTROUBLESHOOTER SECRETMANAGER SERVICEUSAGE
+"""
+"""gcloud's names of the services whose endpoint is the cloud's address."""
+
 
 def check(request: Request, operation: str, tokens: Collection[str]) -> None:
     """Refuse requests without one of the tokens.
@@ -137,25 +143,8 @@ class GoogleCloud:
 
     def environ(self) -> dict[str, str]:
         """Return the environment that leads gcloud and Google's clients here."""
-        endpoints = {
-            "AIPLATFORM": f"{self.url}/",
-            "ARTIFACTREGISTRY": f"{self.url}/",
-            "CLOUDBILLING": f"{self.url}/",
-            "CLOUDBUILD": f"{self.url}/",
-            "CLOUDKMS": f"{self.url}/",
-            "CLOUDRESOURCEMANAGER": f"{self.url}/",
-            "CLOUDQUOTAS": f"{self.url}/",
-            "COMPUTE": f"{self.url}/compute/v1/",
-            "IAM": f"{self.url}/",
-            "LOGGING": f"{self.url}/",
-            "MONITORING": f"{self.url}/",
-            "ORGPOLICY": f"{self.url}/",
-            "OSLOGIN": f"{self.url}/",
-            "POLICYTROUBLESHOOTER": f"{self.url}/",
-            "SECRETMANAGER": f"{self.url}/",
-            "SERVICEUSAGE": f"{self.url}/",
-            "STORAGE": f"{self.url}/storage/v1/",
-        }
+        endpoints = dict.fromkeys(ENDPOINTS.split(), f"{self.url}/")
+        endpoints |= {"COMPUTE": f"{self.url}/compute/v1/", "STORAGE": f"{self.url}/storage/v1/"}
         return {
             "CLOUDSDK_CONFIG": self._config.name,
             "CLOUDSDK_CORE_PROJECT": self.project,

@@ -10,7 +10,6 @@ from launcher.testing.googlecloud.compute.capacity import Quotas
 from launcher.testing.googlecloud.compute.instance_checks import (
     DISCARD,
     bad,
-    check_labels,
     check_metadata,
     invalid,
     last,
@@ -21,7 +20,7 @@ from launcher.testing.googlecloud.compute.instance_checks import (
 from launcher.testing.googlecloud.compute.lists import aggregated, listed
 from launcher.testing.googlecloud.compute.machine_types import is_zone, regions, shape, zones
 from launcher.testing.googlecloud.compute.operations import ZONE, Operation, Operations
-from launcher.testing.googlecloud.compute.vms import MAKING, Json, Life, Park, Vm, fingerprint, fingerprinted, target
+from launcher.testing.googlecloud.compute.vms import MAKING, Json, Life, Park, Vm, fingerprinted, target
 from launcher.testing.googlecloud.wire import (
     ApiError,
     Request,
@@ -65,8 +64,6 @@ class Instances:
             "stop": self.stop,
             "start": self.start,
             "setMetadata": self.set_metadata,
-            "setLabels": self.set_labels,
-            "setScheduling": self.set_scheduling,
         }
         self.routes: list[Route] = [
             route("POST", INSTANCES, self.insert, "compute.instances.insert", _asked_name),
@@ -76,7 +73,6 @@ class Instances:
             route("GET", INSTANCE, self.get, "compute.instances.get"),
             route("GET", INSTANCE + "/getGuestAttributes", self.attributes, "compute.instances.getGuestAttributes"),
             route("GET", INSTANCE + "/serialPort", self.serial, "compute.instances.getSerialPortOutput"),
-            route("POST", INSTANCE + "/testIamPermissions", self.permissions, "compute.instances.testIamPermissions"),
             route("DELETE", INSTANCE, self._acting("delete", self.delete), "compute.instances.delete"),
             *(
                 route("POST", f"{INSTANCE}/{name}", self._acting(name, act), f"compute.instances.{name}")
@@ -136,14 +132,6 @@ class Instances:
         answer = {"kind": "compute#serialPortOutput", "contents": said[start:].decode("utf-8", "replace")}
         return json_response({**answer, "start": str(start), "next": str(len(said))})
 
-    def permissions(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """Return which of the requested permissions the user has."""
-        request.only_query()
-        self.park.find(zone, instance)
-        user, permissions = self.who(request), request.json().get("permissions", [])
-        allowed = [permission for permission in permissions if (user, permission) not in self.denied]
-        return json_response({"kind": "compute#testPermissionsResponse", "permissions": allowed})
-
     def stop(self, request: Request, vm: Vm) -> Operation:
         """Stop a VM. A stopped VM may be stopped again."""
         request.only_query("requestId", "discardLocalSsd", "noGracefulShutdown")
@@ -186,32 +174,12 @@ class Instances:
         """Replace all metadata items, if nobody has changed them since they were read."""
         request.only_query("requestId")
         body = request.json()
-        _check_fingerprint(
-            body, vm.body["metadata"], "Supplied fingerprint does not match current metadata fingerprint."
-        )
+        if body.get("fingerprint") != vm.body["metadata"]["fingerprint"]:
+            message = "Supplied fingerprint does not match current metadata fingerprint."
+            raise ApiError(412, message, reason="conditionNotMet")
         check_metadata([(item["key"], item.get("value", "")) for item in body.get("items", ())], "metadata")
         vm.body["metadata"] = fingerprinted({"kind": "compute#metadata", "items": body.get("items", [])})
         return self._at_once("setMetadata", request, vm)
-
-    def set_labels(self, request: Request, vm: Vm) -> Operation:
-        """Replace all labels, if nobody has changed them since they were read."""
-        request.only_query("requestId")
-        body, known = request.json(), {"fingerprint": vm.body["labelFingerprint"]}
-        text = "Labels fingerprint either invalid or resource labels have changed"
-        _check_fingerprint({"fingerprint": body.get("labelFingerprint")}, known, text)
-        check_labels(body.get("labels", {}), "labels")
-        vm.body |= {"labels": body.get("labels", {}), "labelFingerprint": fingerprint(body.get("labels", {}))}
-        return self._at_once("setLabels", request, vm)
-
-    def set_scheduling(self, request: Request, vm: Vm) -> Operation:
-        """Set the time limit and the action at its end, for a stopped VM only."""
-        request.only_query("requestId")
-        body = request.json()
-        fixed = {"maxRunDuration", "instanceTerminationAction", "terminationTime", "provisioningModel"} & set(body)
-        if fixed and vm.status not in DOWN:
-            raise invalid(f"scheduling.{sorted(fixed)[0]}", "", "It can only be changed when the instance is stopped.")
-        vm.body["scheduling"] |= body
-        return self._at_once("setScheduling", request, vm)
 
     def permit(self, request: Request, permission: str, zone: str, name: str) -> None:
         """Raise ApiError 403 if the user lacks a permission."""
@@ -337,11 +305,6 @@ class Instances:
     def _not_ready(self, vm: Vm) -> ApiError:
         resource = f"projects/{self.park.project}/zones/{vm.zone}/instances/{vm.name}"
         return ApiError(400, f"The resource '{resource}' is not ready", reason="resourceNotReady")
-
-
-def _check_fingerprint(body: Json, known: Json, text: str) -> None:
-    if body.get("fingerprint") != known["fingerprint"]:
-        raise ApiError(412, text, reason="conditionNotMet")
 
 
 def _client_id(request: Request) -> dict[str, str]:

@@ -12,15 +12,15 @@ Assumed: a version that does not serve a method answers 404.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from google.cloud import compute_v1
 from google.protobuf import json_format
 
 from launcher.testing.googlecloud.compute.capacity import Quotas
-from launcher.testing.googlecloud.compute.lists import aggregated, listed
-from launcher.testing.googlecloud.compute.machine_types import ATTACHED, Shape, is_zone, regions, shape, shapes, zones
+from launcher.testing.googlecloud.compute.lists import listed
+from launcher.testing.googlecloud.compute.machine_types import ATTACHED, is_zone, regions, shapes, zones
 from launcher.testing.googlecloud.compute.operations import already_exists, not_found
 from launcher.testing.googlecloud.compute.vms import Json, Park
 from launcher.testing.googlecloud.protobufs import parse
@@ -65,49 +65,36 @@ class Zones:
         self.scores: dict[str, float] = {}
         self.operations: dict[str, Json] = {}
         self.uptime = "604800s"
+        may_use = REGION + "/subnetworks/{name}/testIamPermissions"
         self.routes: list[Route] = [
             route("GET", PROJECT, self.project, "compute.projects.get"),
-            route("GET", ZONE, self.zone, "compute.zones.get"),
-            route("GET", PROJECT + "/zones", self.zone_list, "compute.zones.list"),
-            route("GET", REGION, self.region, "compute.regions.get"),
-            route("GET", PROJECT + "/regions", self.region_list, "compute.regions.list"),
-            route("GET", ZONE + "/machineTypes/{name}", self.machine, "compute.machineTypes.get"),
-            route("GET", ZONE + "/machineTypes", self.machine_list, "compute.machineTypes.list"),
-            route("GET", ZONE + "/acceleratorTypes", self.accelerator_list, "compute.acceleratorTypes.list"),
-            route("GET", ZONE + "/acceleratorTypes/{name}", self.accelerator, "compute.acceleratorTypes.get"),
-            route(
-                "GET", PROJECT + "/aggregated/acceleratorTypes", self.accelerators,
-                "compute.acceleratorTypes.aggregatedList",
-            ),
+            *self._reads(PROJECT, "zone", self._zones),
+            *self._reads(PROJECT, "region", self._regions),
+            *self._reads(ZONE, "machineType", self._machines),
+            *self._reads(ZONE, "acceleratorType", self._accelerators),
+            *self._reads(ZONE, "reservation", self._reservations),
+            *self._reads(REGION, "subnetwork", self._subnetworks),
+            *self._reads(REGION, "router", self._routers),
+            *self._reads(GLOBAL, "image", self._images),
+            *self._reads(GLOBAL, "network", self._networks),
+            *self._reads(GLOBAL, "firewall", self._firewalls),
             route("GET", GLOBAL + "/images/family/{name}", self.family, "compute.images.getFromFamily"),
-            route("GET", GLOBAL + "/images/{name}", self.image, "compute.images.get"),
-            route("GET", GLOBAL + "/networks/{name}", self.network, "compute.networks.get"),
-            route("GET", REGION + "/subnetworks/{name}", self.subnetwork, "compute.subnetworks.get"),
-            route(
-                "POST", REGION + "/subnetworks/{name}/testIamPermissions", self.may_use,
-                "compute.subnetworks.testIamPermissions",
-            ),
-            route("GET", REGION + "/routers", self.router_list, "compute.routers.list"),
-            route("GET", PROJECT + "/aggregated/routers", self.all_routers, "compute.routers.aggregatedList"),
-            route("GET", ZONE + "/reservations/{name}", self.reservation, "compute.reservations.get"),
-            route("GET", GLOBAL + "/firewalls", self.firewall_list, "compute.firewalls.list"),
+            route("POST", may_use, self.may_use, "compute.subnetworks.testIamPermissions"),
             route("POST", GLOBAL + "/firewalls", self.add_firewall, "compute.firewalls.insert"),
-            route("GET", GLOBAL + "/firewalls/{name}", self.firewall, "compute.firewalls.get"),
             route("POST", REGION + "/routers", self.add_router, "compute.routers.insert"),
-            route("GET", REGION + "/routers/{name}", self.router, "compute.routers.get"),
             route("PATCH", REGION + "/routers/{name}", self.patch_router, "compute.routers.patch"),
             route("GET", GLOBAL + "/operations/{operation}", self.operation, "compute.globalOperations.get"),
             route("POST", GLOBAL + "/operations/{operation}/wait", self.operation, "compute.globalOperations.wait"),
             route("GET", REGION + "/operations/{operation}", self.operation, "compute.regionOperations.get"),
             route("POST", REGION + "/operations/{operation}/wait", self.operation, "compute.regionOperations.wait"),
             route("POST", REGION + "/advice/capacity", self.advise, "compute.advice.capacity"),
-        ]  # fmt: skip
+        ]
 
     def open_out(self, region: str) -> None:
         """Add a NAT, through which the VMs of a region reach the internet."""
         nat = {"name": "nat", "natIpAllocateOption": "AUTO_ONLY"}
         nats = [{**nat, "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES"}]
-        self.routers[region, "router"] = {"network": self._global("networks", "default"), "nats": nats}
+        self.routers[region, "router"] = {"network": self._link("global/networks/default"), "nats": nats}
 
     def access(self, region: str, name: str = "default") -> None:
         """Let the VMs of a subnetwork reach Google's APIs (Private Google Access)."""
@@ -123,112 +110,17 @@ class Zones:
     def may_use(self, request: Request, project: str, region: str, name: str) -> Response:
         """Return which of the permissions the caller has on a subnetwork: all in the own project."""
         if (region, name) not in self.subnetworks:
-            raise self._gone(f"regions/{region}/subnetworks", name)
+            raise not_found(f"projects/{self.park.project}/regions/{region}/subnetworks/{name}")
         permissions = request.json()["permissions"]
         have = [name for name in permissions if project not in self.hosts or name in self.hosts[project]]
         return json_response({"permissions": have} if have else {})
 
-    def zone(self, request: Request, project: str, zone: str) -> Response:
-        """Return a zone, which is up."""
-        if not is_zone(zone):
-            raise self._gone("zones", zone)
-        return json_response(self._zone(zone))
-
-    def zone_list(self, request: Request, project: str) -> Response:
-        """Return all zones."""
-        return listed(request, "compute#zoneList", [self._zone(zone) for region in regions() for zone in zones(region)])
-
-    def region(self, request: Request, project: str, region: str) -> Response:
-        """Return a region with its quotas."""
-        if region not in regions():
-            raise self._gone("regions", region)
-        return json_response(self._region(region))
-
-    def region_list(self, request: Request, project: str) -> Response:
-        """Return all regions."""
-        return listed(request, "compute#regionList", [self._region(region) for region in regions()])
-
-    def machine(self, request: Request, project: str, zone: str, name: str) -> Response:
-        """Return a machine type, if the zone has it."""
-        machine = shape(name, zone)
-        if machine is None:
-            raise self.park.gone(zone, "machineTypes", name)
-        return json_response(self._machine(machine, zone))
-
-    def machine_list(self, request: Request, project: str, zone: str) -> Response:
-        """Return the zone's machine types."""
-        here = [self._machine(machine, zone) for machine in shapes().values() if machine.within(zone)]
-        return listed(request, "compute#machineTypeList", here)
-
-    def accelerator(self, request: Request, project: str, zone: str, name: str) -> Response:
-        """Return an accelerator type, if the zone has it."""
-        for accelerator in self._accelerators(zone):
-            if accelerator["name"] == name:
-                return json_response(accelerator)
-        raise self.park.gone(zone, "acceleratorTypes", name)
-
-    def accelerator_list(self, request: Request, project: str, zone: str) -> Response:
-        """Return the zone's accelerator types."""
-        return listed(request, "compute#acceleratorTypeList", self._accelerators(zone))
-
-    def accelerators(self, request: Request, project: str) -> Response:
-        """Return the accelerator types of all zones."""
-        every = [zone for region in regions() for zone in zones(region)]
-        pairs = [(f"zones/{zone}", accelerator) for zone in every for accelerator in self._accelerators(zone)]
-        kind = "compute#acceleratorTypeAggregatedList"
-        return aggregated(request, kind, "acceleratorTypes", pairs, [f"zones/{zone}" for zone in every])
-
     def family(self, request: Request, project: str, name: str) -> Response:
         """Return the newest image of a family."""
-        if (project, name) not in self.families:
-            raise not_found(f"projects/{project}/global/images/family/{name}")
-        return json_response(self._image(project, name))
-
-    def image(self, request: Request, project: str, name: str) -> Response:
-        """Return an image by name."""
-        for (owner, family), newest in self.families.items():
-            if (owner, newest) == (project, name):
-                return json_response(self._image(project, family))
-        raise not_found(f"projects/{project}/global/images/{name}")
-
-    def network(self, request: Request, project: str, name: str) -> Response:
-        """Return a network."""
-        if name not in self.networks:
-            raise self._gone("global/networks", name)
-        link = self._global("networks", name)
-        return json_response({"kind": "compute#network", "name": name, "selfLink": link, **self.networks[name]})
-
-    def subnetwork(self, request: Request, project: str, region: str, name: str) -> Response:
-        """Return a subnetwork, including its privateIpGoogleAccess."""
-        if (region, name) not in self.subnetworks:
-            raise self._gone(f"regions/{region}/subnetworks", name)
-        defaults: Json = {"kind": "compute#subnetwork", "name": name, "ipCidrRange": "10.128.0.0/20"}
-        defaults |= {"privateIpGoogleAccess": False, "network": self._global("networks", "default")}
-        where = {"region": self._root(f"regions/{region}")}
-        return json_response({**defaults, **where, **self.subnetworks[region, name]})
-
-    def router_list(self, request: Request, project: str, region: str) -> Response:
-        """Return a region's routers."""
-        return listed(request, "compute#routerList", [router for where, router in self._routers() if where == region])
-
-    def all_routers(self, request: Request, project: str) -> Response:
-        """Return the routers of all regions."""
-        pairs = [(f"regions/{region}", router) for region, router in self._routers()]
-        scopes = [f"regions/{region}" for region in regions()]
-        return aggregated(request, "compute#routerAggregatedList", "routers", pairs, scopes)
-
-    def reservation(self, request: Request, project: str, zone: str, name: str) -> Response:
-        """Return a reservation."""
-        if (zone, name) not in self.reservations:
-            raise self._gone(f"zones/{zone}/reservations", name)
-        return json_response({"kind": "compute#reservation", "name": name, **self.reservations[zone, name]})
-
-    def firewall_list(self, request: Request, project: str) -> Response:
-        """Return the firewall rules of all networks."""
-        rules = [
-            {"kind": "compute#firewall", "network": self._global("networks", "default"), **r} for r in self.firewalls
-        ]
-        return listed(request, "compute#firewallList", rules)
+        for image in self._images(project=project):
+            if image["family"] == name:
+                return json_response({"kind": "compute#image", **image})
+        raise not_found(f"projects/{project}/global/images/family/{name}")
 
     def add_firewall(self, request: Request, project: str) -> Response:
         """Create a firewall rule."""
@@ -236,17 +128,9 @@ class Zones:
         parse(body, compute_v1.Firewall.pb()(), "resource")
         if any(rule["name"] == body["name"] for rule in self.firewalls):
             raise already_exists(f"global/firewalls/{body['name']}")
-        defaults = {"direction": "INGRESS", "priority": 1000, "network": self._global("networks", "default")}
+        defaults = {"direction": "INGRESS", "priority": 1000, "network": self._link("global/networks/default")}
         self.firewalls.append({**defaults, **body})
         return self._done(f"global/firewalls/{body['name']}", "global")
-
-    def firewall(self, request: Request, project: str, name: str) -> Response:
-        """Return a firewall rule."""
-        firewall = next((rule for rule in self.firewalls if rule["name"] == name), None)
-        if firewall is None:
-            raise self._gone("global/firewalls", name)
-        link = self._global("firewalls", name)
-        return json_response({"kind": "compute#firewall", "selfLink": link, **firewall})
 
     def add_router(self, request: Request, project: str, region: str) -> Response:
         """Create a router."""
@@ -257,16 +141,8 @@ class Zones:
         self.routers[region, body["name"]] = body
         return self._done(f"regions/{region}/routers/{body['name']}", f"regions/{region}")
 
-    def router(self, request: Request, project: str, region: str, name: str) -> Response:
-        """Return a router."""
-        if (region, name) not in self.routers:
-            raise self._gone(f"regions/{region}/routers", name)
-        link = self._root(f"regions/{region}/routers/{name}")
-        return json_response({"kind": "compute#router", "selfLink": link, **self.routers[region, name], "name": name})
-
     def patch_router(self, request: Request, project: str, region: str, name: str) -> Response:
         """Change a router's fields."""
-        self.router(request, project, region, name)
         parse(request.json(), compute_v1.Router.pb()(), "resource")
         self.routers[region, name] |= request.json()
         return self._done(f"regions/{region}/routers/{name}", f"regions/{region}")
@@ -289,80 +165,116 @@ class Zones:
         where = sorted(named or zones(region), key=lambda zone: -self.scores.get(zone, 0.5))
         return json_response({"recommendations": [self._advice(zone, machines, count) for zone in where]})
 
-    def _done(self, target: str, scope: str) -> Response:
-        name = f"operation-{len(self.operations) + 1}"
-        link = self._root(f"{scope}/operations/{name}")
-        done = {"kind": "compute#operation", "name": name, "status": "DONE", "progress": 100, "selfLink": link}
-        where = {"region": self._root(scope)} if scope != "global" else {}
-        self.operations[name] = {**done, **where, "targetLink": self._root(target), "operationType": "insert"}
-        return json_response(self.operations[name])
+    def _reads(self, scope: str, kind: str, items: Callable[..., Iterable[Json]]) -> list[Route]:
+        """Return the routes that get a resource by its name and list all; `items` gets the path's variable parts."""
+        path, operation = f"{scope}/{kind}s", f"compute.{kind}s"
 
-    def _advice(self, zone: str, machines: list[str], count: int) -> Json:
-        shard = {"zone": self._root(f"zones/{zone}"), "instanceCount": count, "provisioningModel": "SPOT"}
-        scores = {"obtainability": self.scores.get(zone, 0.5), "estimatedUptime": self.uptime}
-        return {"scores": scores, "shards": [{**shard, "machineType": machines[0] if machines else ""}]}
+        def get(request: Request, name: str, **names: str) -> Response:
+            request.only_query()
+            for item in items(**names):
+                if item["name"] == name:
+                    return json_response({"kind": f"compute#{kind}", **item})
+            raise not_found(request.path.removeprefix("/compute/v1/"))
 
-    def _zone(self, zone: str) -> Json:
-        region = self._root(f"regions/{zone.rpartition('-')[0]}")
-        links = {"selfLink": self._root(f"zones/{zone}"), "region": region}
-        return {"kind": "compute#zone", "name": zone, "status": "UP", **links}
+        def list_all(request: Request, **names: str) -> Response:
+            return listed(
+                request, f"compute#{kind}List", [{"kind": f"compute#{kind}", **item} for item in items(**names)]
+            )
 
-    def _region(self, region: str) -> Json:
-        here = {"zones": [self._root(f"zones/{zone}") for zone in zones(region)]}
-        named = {"kind": "compute#region", "name": region, "status": "UP", "selfLink": self._root(f"regions/{region}")}
-        return {**named, **here, "quotas": self.quotas.shown(self._used(), region)}
+        return [
+            route("GET", path, list_all, f"{operation}.list"),
+            route("GET", path + "/{name}", get, f"{operation}.get"),
+        ]
 
-    def _machine(self, machine: Shape, zone: str) -> Json:
-        gpus = {"guestAcceleratorType": machine.accelerator, "guestAcceleratorCount": machine.gpus}
-        own = {"bundledLocalSsds": {"defaultInterface": "NVME", "partitionCount": machine.local_ssds}}
-        return {
-            "kind": "compute#machineType",
-            "name": machine.name,
-            "zone": zone,
-            "guestCpus": machine.vcpus,
-            "memoryMb": int(machine.memory_gb * 1024),
-            "selfLink": self.park.link(zone, "machineTypes", machine.name),
-            **({"accelerators": [gpus]} if machine.gpus else {}),
-            **(own if machine.local_ssds else {}),
-        }
+    def _zones(self, **_: str) -> Iterator[Json]:
+        for region in regions():
+            for zone in zones(region):
+                links = {"selfLink": self._link(f"zones/{zone}"), "region": self._link(f"regions/{region}")}
+                yield {"name": zone, "status": "UP", **links}
 
-    def _accelerators(self, zone: str) -> list[Json]:
+    def _regions(self, **_: str) -> Iterator[Json]:
+        used = self._used()
+        for region in regions():
+            here = {"zones": [self._link(f"zones/{zone}") for zone in zones(region)]}
+            quotas = {"quotas": self.quotas.shown(used, region)}
+            yield {"name": region, "status": "UP", "selfLink": self._link(f"regions/{region}"), **here, **quotas}
+
+    def _machines(self, zone: str, **_: str) -> Iterator[Json]:
+        for machine in shapes().values():
+            if not machine.within(zone):
+                continue
+            gpus = {"guestAcceleratorType": machine.accelerator, "guestAcceleratorCount": machine.gpus}
+            ssds = {"defaultInterface": "NVME", "partitionCount": machine.local_ssds}
+            yield {
+                "name": machine.name,
+                "zone": zone,
+                "guestCpus": machine.vcpus,
+                "memoryMb": int(machine.memory_gb * 1024),
+                "selfLink": self.park.link(zone, "machineTypes", machine.name),
+                **({"accelerators": [gpus]} if machine.gpus else {}),
+                **({"bundledLocalSsds": ssds} if machine.local_ssds else {}),
+            }
+
+    def _accelerators(self, zone: str, **_: str) -> Iterator[Json]:
         most: dict[str, int] = dict(ATTACHED) if is_zone(zone) else {}
         for machine in shapes().values():
             if machine.gpus and machine.within(zone):
                 most[machine.accelerator] = max(machine.gpus, most.get(machine.accelerator, 0))
-        return [
-            {
-                "kind": "compute#acceleratorType",
-                "name": name,
-                "zone": self.park.link(zone),
-                "selfLink": self.park.link(zone, "acceleratorTypes", name),
-                "maximumCardsPerInstance": count,
-            }
-            for name, count in sorted(most.items())
-        ]
+        for name, count in sorted(most.items()):
+            links = {"zone": self.park.link(zone), "selfLink": self.park.link(zone, "acceleratorTypes", name)}
+            yield {"name": name, **links, "maximumCardsPerInstance": count}
 
-    def _image(self, project: str, family: str) -> Json:
-        name = self.families[project, family]
-        link = f"{self.park.url()}/compute/v1/projects/{project}/global/images/{name}"
-        known = {"kind": "compute#image", "name": name, "family": family, "status": "READY", "selfLink": link}
-        return {**known, "architecture": "X86_64", "diskSizeGb": "50"}
+    def _reservations(self, zone: str, **_: str) -> Iterator[Json]:
+        return ({"name": name, **body} for (where, name), body in self.reservations.items() if where == zone)
 
-    def _routers(self) -> Iterator[tuple[str, Json]]:
-        for (region, name), router in self.routers.items():
-            yield region, {"kind": "compute#router", "name": name, "region": self._root(f"regions/{region}"), **router}
+    def _subnetworks(self, region: str, **_: str) -> Iterator[Json]:
+        """Yield a region's subnetworks, including their privateIpGoogleAccess."""
+        usual = {"ipCidrRange": "10.128.0.0/20", "privateIpGoogleAccess": False}
+        links = {"network": self._link("global/networks/default"), "region": self._link(f"regions/{region}")}
+        for (where, name), body in self.subnetworks.items():
+            if where == region:
+                yield {"name": name, **usual, **links, **body}
 
-    def _used(self) -> Iterable[Any]:
+    def _routers(self, region: str, **_: str) -> Iterator[Json]:
+        for (where, name), body in self.routers.items():
+            if where == region:
+                link = self._link(f"regions/{region}/routers/{name}")
+                yield {"region": self._link(f"regions/{region}"), "selfLink": link, **body, "name": name}
+
+    def _images(self, project: str, **_: str) -> Iterator[Json]:
+        for (owner, family), name in self.families.items():
+            if owner == project:
+                link = f"{self.park.url()}/compute/v1/projects/{project}/global/images/{name}"
+                known = {"name": name, "family": family, "status": "READY", "selfLink": link}
+                yield {**known, "architecture": "X86_64", "diskSizeGb": "50"}
+
+    def _networks(self, **_: str) -> Iterator[Json]:
+        for name, body in self.networks.items():
+            yield {"name": name, "selfLink": self._link(f"global/networks/{name}"), **body}
+
+    def _firewalls(self, **_: str) -> Iterator[Json]:
+        network = self._link("global/networks/default")
+        for rule in self.firewalls:
+            yield {"selfLink": self._link(f"global/firewalls/{rule['name']}"), "network": network, **rule}
+
+    def _done(self, target: str, scope: str) -> Response:
+        name = f"operation-{len(self.operations) + 1}"
+        link = self._link(f"{scope}/operations/{name}")
+        done = {"kind": "compute#operation", "name": name, "status": "DONE", "progress": 100, "selfLink": link}
+        where = {"region": self._link(scope)} if scope != "global" else {}
+        self.operations[name] = {**done, **where, "targetLink": self._link(target), "operationType": "insert"}
+        return json_response(self.operations[name])
+
+    def _advice(self, zone: str, machines: list[str], count: int) -> Json:
+        shard = {"zone": self._link(f"zones/{zone}"), "instanceCount": count, "provisioningModel": "SPOT"}
+        scores = {"obtainability": self.scores.get(zone, 0.5), "estimatedUptime": self.uptime}
+        return {"scores": scores, "shards": [{**shard, "machineType": machines[0] if machines else ""}]}
+
+    def _used(self) -> list[Any]:
         return [vm.wanted for vm in self.park.up()]
 
-    def _root(self, rest: str) -> str:
-        return f"{self.park.url()}/compute/v1/projects/{self.park.project}/{rest}"
-
-    def _global(self, kind: str, name: str) -> str:
-        return self._root(f"global/{kind}/{name}")
-
-    def _gone(self, kind: str, name: str) -> ApiError:
-        return not_found(f"projects/{self.park.project}/{kind}/{name}")
+    def _link(self, resource: str) -> str:
+        return f"{self.park.url()}/compute/v1/projects/{self.park.project}/{resource}"
 
 
 def _firewall(name: str, sources: list[str], port: str) -> Json:

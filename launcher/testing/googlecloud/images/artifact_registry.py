@@ -38,7 +38,6 @@ class ArtifactRegistry:
         self.project = project
         self.number = number
         self.clock = clock
-        self.policies = policies
         self.seconds = 2.0
         self.repositories: dict[str, RepositoryRecord] = {}
         self.operations: dict[str, str] = {}
@@ -48,8 +47,7 @@ class ArtifactRegistry:
             route("POST", PARENT + "/repositories", self.create, NAMED + "repositories.create", _asked),
             route("GET", PARENT + "/repositories", self.list, NAMED + "repositories.list"),
             route("GET", REPOSITORY, self.get, NAMED + "repositories.get"),
-            route("GET", REPOSITORY + ":getIamPolicy", self.policy, NAMED + "repositories.getIamPolicy"),
-            route("POST", REPOSITORY + ":setIamPolicy", self.set_policy, NAMED + "repositories.setIamPolicy"),
+            *policies.routes(REPOSITORY, NAMED + "repositories.", self._existing),
             route("DELETE", REPOSITORY, self.delete, NAMED + "repositories.delete"),
             route("GET", PARENT + "/operations/ar-{operation}", self.operation, NAMED + "operations.get"),
         ]
@@ -81,25 +79,15 @@ class ArtifactRegistry:
 
     def get(self, request: Request, project: str, location: str, repository: str) -> Response:
         """Return one repository."""
-        name = f"{self._allow(project, location)}/repositories/{repository}"
         request.only_query()
+        return message_response(request, self.repositories[self._existing(project, location, repository)].message)
+
+    def _existing(self, project: str, location: str, repository: str) -> str:
+        """Return the full name of a repository. Raises ApiError 404: it does not exist."""
+        name = f"{self._allow(project, location)}/repositories/{repository}"
         if name not in self._there():
             raise ApiError(404, "Requested entity was not found.")
-        return message_response(request, self.repositories[name].message)
-
-    def policy(self, request: Request, project: str, location: str, repository: str) -> Response:
-        """Return a repository's policy."""
-        self._must_exist(name := f"{self._allow(project, location)}/repositories/{repository}")
-        return json_response(self.policies.get(name))
-
-    def set_policy(self, request: Request, project: str, location: str, repository: str) -> Response:
-        """Replace a repository's policy."""
-        self._must_exist(name := f"{self._allow(project, location)}/repositories/{repository}")
-        return json_response(self.policies.set(name, request.json()["policy"]))
-
-    def _must_exist(self, name: str) -> None:
-        if name not in self._there():
-            raise ApiError(404, "Requested entity was not found.")
+        return name
 
     def delete(self, request: Request, project: str, location: str, repository: str) -> Response:
         """Delete a repository. The returned operation is done."""

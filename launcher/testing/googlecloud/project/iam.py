@@ -67,6 +67,21 @@ class Policies:
         self.all[resource] = {"version": policy.get("version", 1), "bindings": bindings, "etag": self._etag()}
         return self.all[resource]
 
+    def routes(self, path: str, operation: str, resource: Callable[..., str]) -> list[Route]:
+        """Return the routes that read and replace a resource's policy; `resource` maps the path's parts to its name."""
+
+        def read(request: Request, **names: str) -> Response:
+            return json_response(self.get(resource(**names)))
+
+        def replace(request: Request, **names: str) -> Response:
+            return json_response(self.set(resource(**names), request.json()["policy"]))
+
+        reads = "GET" if operation.startswith("artifactregistry.") else "POST"
+        return [
+            route(reads, path + ":getIamPolicy", read, operation + "getIamPolicy"),
+            route("POST", path + ":setIamPolicy", replace, operation + "setIamPolicy"),
+        ]
+
     def allows(self, member: str, permission: str, *resources: str) -> bool:
         """Return whether an unconditional binding on one of the resources grants a permission."""
         return any(
@@ -101,8 +116,7 @@ class Iam:
             route("POST", ACCOUNTS, self.create, NAMED + "create"),
             route("GET", ACCOUNT, self.get, NAMED + "get"),
             route("POST", ACCOUNT + ":testIamPermissions", self.test, NAMED + "testIamPermissions"),
-            route("POST", ACCOUNT + ":getIamPolicy", self.policy, NAMED + "getIamPolicy"),
-            route("POST", ACCOUNT + ":setIamPolicy", self.set_policy, NAMED + "setIamPolicy"),
+            *self.policies.routes(ACCOUNT, NAMED, lambda project, email: f"serviceAccounts/{email}"),
             route("POST", "/v3/iam:troubleshoot", self.troubleshoot, "policytroubleshooter.iam.troubleshoot"),
         ]
 
@@ -143,14 +157,6 @@ class Iam:
         ]
         return json_response({"permissions": have} if have else {})
 
-    def policy(self, request: Request, project: str, email: str) -> Response:
-        """Return an account's policy."""
-        return json_response(self.policies.get(f"serviceAccounts/{email}"))
-
-    def set_policy(self, request: Request, project: str, email: str) -> Response:
-        """Replace an account's policy."""
-        return json_response(self.policies.set(f"serviceAccounts/{email}", request.json()["policy"]))
-
     def troubleshoot(self, request: Request) -> Response:
         """Return whether a principal has a permission, by the policies here."""
         access = request.json()["accessTuple"]
@@ -177,8 +183,7 @@ class ResourceManager:
         named = "cloudresourcemanager.projects."
         self.routes: list[Route] = [
             route("POST", PROJECT + ":testIamPermissions", self.permissions, named + "testIamPermissions"),
-            route("POST", PROJECT + ":getIamPolicy", self.policy, named + "getIamPolicy"),
-            route("POST", PROJECT + ":setIamPolicy", self.set_policy, named + "setIamPolicy"),
+            *self.policies.routes(PROJECT, named, lambda project: "project"),
             route("GET", PROJECT, self.get, named + "get"),
         ]
 
@@ -189,14 +194,6 @@ class ResourceManager:
             raise ApiError(403, "The caller does not have permission")
         have = [permission for permission in request.json()["permissions"] if permission not in self.denied]
         return json_response({"permissions": have} if have else {})
-
-    def policy(self, request: Request, project: str) -> Response:
-        """Return the project's policy."""
-        return json_response(self.policies.get("project"))
-
-    def set_policy(self, request: Request, project: str) -> Response:
-        """Replace the project's policy."""
-        return json_response(self.policies.set("project", request.json()["policy"]))
 
     def get(self, request: Request, project: str) -> Response:
         """Return the project. Any other project is refused with 403, as Google does."""

@@ -9,6 +9,7 @@ that the quota of all regions has the location global.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from launcher.testing.googlecloud.compute.capacity import EVERYWHERE, NAMED, PER_FAMILY, PREEMPTIBLE_ONLY, Quotas
@@ -74,8 +75,8 @@ class CloudQuotas:
             for low, high in kinds
             for gpu, name in GPUS.items()
         } | self.more_metrics
-        infos = [self._info(service, metric, name) for metric, name in ids.items()]
-        infos.append(self._info(service, "online_prediction_requests_per_base_model", "OnlinePrediction"))
+        infos = [self._vertex_info(service, metric, name) for metric, name in ids.items()]
+        infos.append(self._vertex_info(service, "online_prediction_requests_per_base_model", "OnlinePrediction"))
         return infos
 
     def _compute_infos(self) -> list[dict[str, Any]]:
@@ -86,44 +87,36 @@ class CloudQuotas:
         return [*infos, self._compute_info(PER_FAMILY, families), self._compute_info(EVERYWHERE, [({}, "")])]
 
     def _compute_info(self, metric: str, places: list[tuple[dict[str, str], str]]) -> dict[str, Any]:
-        where = "" if metric == EVERYWHERE else "-region"
-        name = f"{metric.replace('_', '-')}-per-project{where}"
-        dimensions = []
-        for more, region in places:
-            limit = int(self.compute.limits.get((region, metric), PLENTY))
-            details = {"value": str(limit)} if limit else {}
-            own = {**more, **({"region": region} if region else {})}
-            dimensions.append({"dimensions": own, "details": details, "applicableLocations": [region or "global"]})
-        service = "compute.googleapis.com"
-        return {
-            "name": f"projects/{self.project}/locations/global/services/{service}/quotaInfos/{name}",
-            "quotaId": name,
-            "metric": f"{service}/{metric.lower()}",
-            "service": service,
-            "quotaIncreaseEligibility": {"isEligible": True},
-            "dimensionsInfos": dimensions,
-        }
+        name = f"{metric.replace('_', '-')}-per-project{'' if metric == EVERYWHERE else '-region'}"
+        limits = [(more, region, int(self.compute.limits.get((region, metric), PLENTY))) for more, region in places]
+        return self._info("compute.googleapis.com", metric.lower(), name, limits)
 
-    def _info(self, service: str, metric: str, name: str) -> dict[str, Any]:
-        dimensions = [self._dimension(metric, region) for region in regions()]
+    def _vertex_info(self, service: str, metric: str, name: str) -> dict[str, Any]:
+        limits = [self.limits.get((metric, region), PLENTY) for region in regions()]
+        return self._info(service, metric, name, [({}, *pair) for pair in zip(regions(), limits, strict=True)])
+
+    def _info(
+        self, service: str, metric: str, name: str, limits: Sequence[tuple[dict[str, str], str, int]]
+    ) -> dict[str, Any]:
+        """Return a quota with its limits, each by further dimensions and region (empty: global)."""
         reason = self.ineligible.get(metric, "")
-        eligible = {"isEligible": True} if not reason else {"ineligibilityReason": reason}
         return {
             "name": f"projects/{self.project}/locations/global/services/{service}/quotaInfos/{name}",
             "quotaId": name,
             "metric": f"{service}/{metric}",
             "service": service,
-            "dimensions": ["region"],
             "isPrecise": True,
             "containerType": "PROJECT",
-            "quotaIncreaseEligibility": eligible,
-            "dimensionsInfos": dimensions,
+            "quotaIncreaseEligibility": {"ineligibilityReason": reason} if reason else {"isEligible": True},
+            "dimensionsInfos": [
+                {
+                    "dimensions": {**more, **({"region": region} if region else {})},
+                    "details": {"value": str(limit)} if limit else {},
+                    "applicableLocations": [region or "global"],
+                }
+                for more, region, limit in limits
+            ],
         }
-
-    def _dimension(self, metric: str, region: str) -> dict[str, Any]:
-        limit = self.limits.get((metric, region), PLENTY)
-        details = {"value": str(limit)} if limit else {}
-        return {"dimensions": {"region": region}, "details": details, "applicableLocations": [region]}
 
     def prefer(self, request: Request, project: str) -> Response:
         """Store a request for a higher limit. Nothing is granted here."""
