@@ -10,29 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import jobs, loggers, prices, report, result, starts, startup, tables, training, turns
+from benchmarks import jobs, prices, result, tables, training, turns
 from benchmarks.gpu_acceptance import sizes
 from benchmarks.tables import Loop, Measured, Step, Turn
 from benchmarks.turns import Amount
 from launch_train.common.config import parse
 from launcher import catalog
-
-
-def test_a_measured_process_keeps_its_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    code = "import sys; sys.exit(sys.dont_write_bytecode)"
-    command = startup.Command("keeps", (sys.executable, "-c", code))
-    assert startup.cpu_seconds(command, str(tmp_path)) > 0  # it raises where the process doesn't exit 0
-
-
-def test_bytecode_is_there_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in startup.PACKAGES:
-        (tmp_path / package).mkdir(parents=True)
-        (tmp_path / package / "module.py").write_text("")
-    monkeypatch.setattr(startup, "ROOT", tmp_path)
-    monkeypatch.setattr(startup, "commands", list)
-    startup.measure(1)
-    assert len(list(tmp_path.rglob("*.pyc"))) == len(startup.PACKAGES)
 
 
 def test_the_check_totals_of_the_list_prices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,12 +24,6 @@ def test_the_check_totals_of_the_list_prices(capsys: pytest.CaptureFixture[str])
     assert all(usd == pytest.approx(published, abs=1e-6) for published, usd in found.values())
     assert prices.main() == 0
     assert "| a3-highgpu-8g | 88.490000 | 88.490000 |" in capsys.readouterr().out
-
-
-def test_the_coverage_check_fails_if_the_prices_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog.tables, "prices", lambda *_: {})
-    monkeypatch.setattr(catalog, "load", catalog.Catalog)
-    assert prices.main() == 1
 
 
 # --- What is made of turns -------------------------------------------------------------------------------------------
@@ -69,11 +46,6 @@ def test_loops_are_compared_turn_by_turn_and_then_round_by_round() -> None:
     assert tables.more_wall(HALF, PLAIN) == pytest.approx((0.015, 0.010, 0.020))
     assert tables.more_cpu(HALF, PLAIN) == pytest.approx((0.060, 0.060, 0.060))
     assert tables.wall(HALF) == pytest.approx((0.045, 0.040, 0.050))
-
-
-def test_loops_of_different_rounds_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="argument 2 is longer"):
-        tables.speed(measured("trainer", [20.0]), PLAIN)
 
 
 def test_a_table_of_steps() -> None:
@@ -234,44 +206,6 @@ def test_the_plain_loop_is_there_twice_and_everyone_has_the_same_job() -> None:
     assert [loop.told for loop in found if loop.program != "trainer"] == [told] * 4
 
 
-def test_what_a_gpt_of_124_million_parameters_computes() -> None:
-    """855 MFLOP a token by nanoGPT's formula."""
-    assert sizes.flops_per_token(sizes.REAL.gpt) == pytest.approx(855e6, rel=0.002)
-
-
-def test_an_h100_has_a_peak_and_no_gpu_none() -> None:
-    assert sizes.peak("NVIDIA H100 80GB HBM3") == 989e12
-    assert sizes.peak("CPU") is None
-
-
-def test_pictures_are_what_a_folder_of_classes_is(tmp_path: Path) -> None:
-    from launch_train.data.image_index import listed
-
-    with sizes.pictures(sizes.SHRUNK, different=3) as folder:
-        train, held_out = listed(folder, tmp_path, "pictures")
-        assert (len(train), train.classes, held_out) == (20, 10, None)
-        assert train.read(0)[0].startswith(b"\xff\xd8")
-
-
-def test_a_real_picture_is_as_large_as_one_of_imagenet() -> None:
-    import numpy as np
-
-    assert 60_000 < len(sizes.jpeg(np.random.default_rng(0), sizes.REAL.pixels)) < 180_000
-
-
-def test_scripts_that_are_started_are_python() -> None:
-    for title, script in starts.SCRIPTS.items():
-        compile(script, title, "exec")
-    assert starts.SCRIPTS[starts.EMPTY].count("torch") == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "amount"), [([], Amount(6, 4, 10)), (["--rounds", "2", "--steps", "0"], Amount(2, 4, 0))]
-)
-def test_command_line_values_override_the_defaults(arguments: list[str], amount: Amount) -> None:
-    assert training.amount_of(training.parsed(arguments), Amount(6, 4, 10)) == amount
-
-
 def test_a_result_has_its_command_and_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["training.py", "--write"])
@@ -282,18 +216,3 @@ def test_a_result_has_its_command_and_duration(tmp_path: Path, monkeypatch: pyte
     assert "`python -m benchmarks.training --write`: 6 rounds of 4 turns of 10 steps, 0.0 minutes. hardware." in (
         written.read_text()
     )
-
-
-def test_a_cost_is_the_median_of_the_pairs_with_what_their_order_leaves_open() -> None:
-    found = loggers.cost([place / 1000 for place in range(-50, 51)])
-    assert (found.share, found.low, found.high) == (0.0, -0.01, 0.01), "101 pairs: about ten to either side"
-    assert loggers.cost([0.02] * 30) == (0.02, 0.02, 0.02)
-
-
-def test_the_run_that_a_report_is_measured_with_has_all_its_rows(tmp_path: Path) -> None:
-    from launch_train.common.storage import open_storage
-    from launch_train.report import read_run
-
-    report.make_run(tmp_path / "job-0123abcd", 2 * report.ROWS_IN_PART + 1)
-    (start,) = read_run(open_storage(str(tmp_path / "job-0123abcd"))).starts
-    assert (len(start.rows.steps), len(start.rows.values)) == (4001, 8)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from benchmarks.gpu_acceptance import __main__ as program
 from benchmarks.gpu_acceptance import (
     ablation,
     gputests,
-    hardware,
     log,
     machine,
     running,
@@ -38,7 +36,7 @@ from benchmarks.gpu_acceptance import adopt as adopting
 from benchmarks.gpu_acceptance.__main__ import Session
 from benchmarks.gpu_acceptance.log import Log
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task, Verdict
-from launch_train.common.config import Config, Gpt, parse
+from launch_train.common.config import Config, parse
 from tests import features, what_ran
 from tests.acceptance_cases import CASES
 from tests.features import FEATURES
@@ -62,10 +60,6 @@ def test_a_check_passes_what_is_right_and_refuses_what_is_not(key: str) -> None:
     for name, wrong in broken.items():
         found = TASKS[key].judge({**good, **wrong})
         assert not found.ok, f"{name}: {found.why}"
-
-
-def test_a_judgement_that_breaks_is_a_failure() -> None:
-    assert not program.judged(TASKS["1 bf16"], {"nothing": "of what it needs"}).ok
 
 
 def test_the_shares_of_the_rows_make_all_and_each_has_what_its_rows_need() -> None:
@@ -181,30 +175,6 @@ def test_a_row_can_be_a_fresh_process(session: Session) -> None:
 
 
 @pytest.mark.slow
-def test_a_fresh_process_gets_all_that_is_known(session: Session) -> None:
-    """Linux allows one argument of 128 KiB; the measurements of a part can be more."""
-    place = Place(session.scratch / "row", tiny=True, known={"other": {"table": ["x" * 1000] * 200}})
-    one = running.start(TASKS["1 facts"], place, 100, fresh=True)
-    while not one.poll():
-        time.sleep(0.02)
-    assert "measured" in one.result(), one.printed()
-
-
-def test_a_row_that_cannot_be_started_fails_alone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = running.start
-
-    def start(one: Task, *args: Any, **more: Any) -> running.Running:
-        if one.name == "first":
-            raise OSError(7, "Argument list too long")
-        return real(one, *args, **more)
-
-    monkeypatch.setattr(running, "start", start)
-    program.run(session, [task("first", _fine), task("second", _fine)])
-    assert statuses(session) == {"first": "failed", "second": "ok"}
-    assert "Argument list too long" in session.rows["1 first"]["why"]
-
-
-@pytest.mark.slow
 def test_a_command_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
     """Not even what its rows have started: it would hold the GPU."""
     code = f"""
@@ -263,16 +233,6 @@ def test_cuda_graphs_are_tried_with_one_pass_a_step(monkeypatch: pytest.MonkeyPa
     assert (found["beside"], found["reference"]) == (2.0, 3.0)
     _, made = ablation_row(monkeypatch, ablation.Variant(), **{"ablation default": {"per_s": 8.0, "loss": 4.0}})
     assert made == [(ablation.Variant(), 4, 64)]
-
-
-@pytest.mark.parametrize("default", [{}, {"ablation default": {"fits": False, "said": "out of memory"}}])
-def test_without_the_default_nothing_is_compared(default: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = ablation_row(monkeypatch, ablation.Variant(loss="chunked"), **default)
-    verdict = ablation.judge(found)
-    assert verdict.ok, verdict.why
-    assert "(– ×)" in verdict.why
-    assert "default: –" in verdict.why
-    assert ablation.best_of([found]) == ablation.Variant()
 
 
 def test_a_failed_row_is_no_reference(session: Session) -> None:
@@ -346,55 +306,6 @@ def test_a_row_cut_off_by_the_end_of_the_session_is_due_again(
     assert statuses(later) == {"long": "ok"}
 
 
-def fit(part: int, minutes: float = 8) -> list[str]:
-    """The rows of a part that a command on a GPU has time for, by their estimates."""
-    with_a_gpu = [replace(one, work=_fine) for one in program.tasks([part])]
-    return [one.name for one in program.fitting(with_a_gpu, 60 * minutes - program.SPARE - 10, jobs=3)]
-
-
-def test_eight_minutes_have_each_technique_and_the_first_figures() -> None:
-    techniques_of = {one.name for one in (*techniques.TASKS, *runs.TASKS)}
-    first = fit(1)
-    assert techniques_of - {"cuda sanitizer"} <= set(first)  # which is slow, and comes last
-    cheap = [one for one in first if not one.startswith("pytest ")]
-    assert first[: len(cheap)] == cheap
-    second = ["gpt micro-batch 32", "gpt beside a plain loop", "gpt losses", "gpt micro-batch 16"]
-    assert fit(2)[:4] == second
-    assert fit(2, 6)[:4] == second
-    third = fit(3, 6)
-    for factor in ("attention", "compile"):
-        names = {f"ablation {factor} {one}" for one in ablation.FACTORS[factor]}
-        assert names - {"ablation compile autotune"} <= set(third)  # which compiles for minutes
-
-
-def test_what_fits_is_known_beforehand(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows that measure time run alone, the others beside each other; a row that is too long makes room."""
-    rows = [task("a", _fine, seconds=10), task("b", _fine, seconds=20), task("c", _fine, seconds=10, alone=True)]
-    rows += [task("d", _fine, seconds=50), task("e", _fine, seconds=10)]
-    assert [one.name for one in program.fitting(rows, 40, jobs=2)] == ["a", "b", "c", "e"]
-    assert [one.name for one in program.fitting(rows, 40, jobs=1)] == ["a", "b", "c"]
-    program.run(session, [task("first", _fine), task("second", _fine)])
-    assert "part 1: 2 of 2 rows fit" in capsys.readouterr().out
-
-
-def test_a_row_that_measures_time_is_alone(session: Session, tmp_path: Path) -> None:
-    """No row beside it has begun before it ended, or ended after it began."""
-    session.tiny, session.jobs = False, 3
-
-    def spans(_: Place, name: str) -> Measured:
-        began = time.monotonic()
-        time.sleep(0.15)
-        (tmp_path / name).write_text(json.dumps([began, time.monotonic()]))
-        return {}
-
-    names = ("a", "b", "alone", "c")
-    program.run(session, [task(name, partial(spans, name=name), alone=name == "alone") for name in names])
-    begin, end = json.loads((tmp_path / "alone").read_text())
-    for name in ("a", "b", "c"):
-        began, ended = json.loads((tmp_path / name).read_text())
-        assert ended <= begin or began >= end
-
-
 def test_nothing_private_is_written(session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The machine's name, its user, and where things lie on it."""
     monkeypatch.setattr(socket, "gethostname", lambda: "canary-host")
@@ -445,22 +356,6 @@ def test_they_are_collected_where_there_is_no_google_library(tmp_path: Path, mon
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
-
-
-def test_the_commit_is_named_without_git_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LAUNCH_COMMIT", raising=False)
-    monkeypatch.setattr(machine, "_git", lambda *_: "")
-    assert machine.commit() == f"source-{machine.source()}"
-    monkeypatch.setenv("LAUNCH_COMMIT", "0123456789abcdef")
-    assert machine.commit() == "0123456789ab"
-
-
-def test_a_command_names_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        program.parsed(["--part", "1"])
-    assert program.parsed(["--list"]).list
-    assert program.main(["--list", "--part", "1"]) == 0
-    assert "facts" in capsys.readouterr().out
 
 
 # --- Results in the repository ----------------------------------------------------------------------------------------
@@ -519,13 +414,6 @@ def test_results_are_adopted(repository: Path, tmp_path: Path, monkeypatch: pyte
     assert "| gpt losses | 400,000/s |" in (repository / "docs/performance.md").read_text()
     assert "| CUDA graphs | `cuda_graphs` | NVIDIA H200, 2026-12-01 |" in (repository / "docs/train.md").read_text()
     assert "H200" in (repository / "README.md").read_text()
-
-
-def test_a_rehearsal_is_not_adopted(repository: Path, tmp_path: Path) -> None:
-    out = Log(tmp_path / "out")
-    out.add(row(1, "fp32", device="CPU", tiny=True))
-    assert program.main(["--adopt", str(out.folder)]) == 1
-    assert list((repository / "benchmarks" / "results").iterdir()) == []
 
 
 def test_the_pages_are_current() -> None:
@@ -590,29 +478,6 @@ def test_torchrun_needs_no_name_of_the_machine(tmp_path: Path, monkeypatch: pyte
     place.folder.mkdir()
     found = TASKS["1 nccl"].work(place)
     assert TASKS["1 nccl"].judge(found).ok, found
-
-
-def test_all_gpu_rows_give_torchrun_a_local_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-
-    def program(argv: list[str], *_: Any, **__: Any) -> None:
-        commands.append(argv)
-        raise KeyError
-
-    for module in (hardware, runs):
-        monkeypatch.setattr(module, "program", program)
-    for key in ("1 nccl", "1 ddp"):
-        with suppress(KeyError):
-            TASKS[key].work(Place(tmp_path, gpus=2))
-    assert ["--local-addr=localhost" in command for command in commands] == [True, True]
-
-
-def test_a_resumed_run_on_a_gpu_has_several_key_blocks() -> None:
-    """128 tokens would be one key block of flash attention, deterministic by chance."""
-    real, tiny = (parse(runs.resumable(Place(ROOT, tiny=one, gpus=not one), 100)) for one in (False, True))
-    assert isinstance(real.model, Gpt)
-    assert isinstance(tiny.model, Gpt)
-    assert (real.model.block_size, real.deterministic, tiny.model.block_size) == (1024, True, 32)
 
 
 # --- What only a GPU will run -----------------------------------------------------------------------------------------
@@ -714,13 +579,3 @@ def test_a_command_carries_on_with_the_rows_of_an_earlier_one(tmp_path: Path) ->
     said = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
     assert "1 rows already measured" in said
     assert [found["key"] for found in Log(tmp_path / "second").rows() if "key" in found] == ["1 facts", "1 imports"]
-
-
-def test_the_most_valuable_rows_of_all_parts_come_first() -> None:
-    assert tuple(task.key for task in program.tasks((1, 2, 3))[:4]) == program.FIRST
-
-
-def test_one_gpu_makes_no_ddp_and_the_rows_say_so(tmp_path: Path) -> None:
-    for key in ("1 ddp", "1 nccl"):
-        with pytest.raises(SkipRow, match="skipped: one GPU"):
-            TASKS[key].work(Place(tmp_path, gpus=1))

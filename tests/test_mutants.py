@@ -28,13 +28,6 @@ def test_there_are_forty_or_more_and_each_has_an_id_of_its_own() -> None:
     assert len({one.id for one in ALL}) == len(ALL) >= 40
 
 
-def test_a_text_that_occurs_twice_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("x = 1\nx = 1\n")
-    mutant = Mutant(id="a", breaks="", file="a.py", old="x = 1", new="x = 2", tests=("b.py::c",))
-    with pytest.raises(ValueError, match="occurs 2 times"):
-        mutant.applied(tmp_path)
-
-
 TEST = """from product import double
 
 def test_double():

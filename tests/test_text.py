@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -88,9 +87,3 @@ def test_a_price() -> None:
 )
 def test_a_size(count: int, text: str) -> None:
     assert size_text(count) == text
-
-
-def test_each_package_has_one_module_of_suggestions() -> None:
-    files = [*(ROOT / "launcher").rglob("*.py"), *(ROOT / "train").rglob("*.py")]
-    found = {str(file.relative_to(ROOT)) for file in files if re.search(r"\bdifflib\b", file.read_text())}
-    assert found == {"launcher/text.py", "train/launch_train/common/text.py"}

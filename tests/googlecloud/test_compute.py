@@ -86,14 +86,6 @@ def test_an_instance_is_made_in_steps(compute: Clients, clock: FakeClock) -> Non
     assert [one.name for one in compute.Instances.list(**WHERE)] == ["dev"]
 
 
-def test_a_name_is_taken_once(compute: Clients) -> None:
-    insert(compute)
-    with pytest.raises(Conflict, match="instances/dev' already exists"):
-        insert(compute)
-    with pytest.raises(NotFound, match="instances/other' was not found"):
-        status(compute, "other")
-
-
 def test_the_same_request_makes_nothing_twice(compute: Clients, clock: FakeClock) -> None:
     one = "11111111-1111-4111-8111-111111111111"
     first = insert(compute, request_id=one)
@@ -132,14 +124,6 @@ def test_a_vm_is_stopped_started_and_deleted(compute: Clients, clock: FakeClock)
     with pytest.raises(NotFound):
         compute.Instances.delete_unary(instance="dev", **WHERE)
     assert kinds(compute, number) == ["insert", "stop", "stop", "start", "delete"]
-
-
-def test_a_delete_ends_what_was_under_way(compute: Clients, clock: FakeClock) -> None:
-    made = insert(compute)
-    deleted = [compute.Instances.delete_unary(instance="dev", **WHERE) for _ in range(2)]
-    assert operation(compute, made).error.errors[0].code == "OPERATION_CANCELED_BY_USER"
-    clock.advance(15)
-    assert [operation(compute, one).status.name for one in deleted] == ["DONE", "DONE"]
 
 
 def test_google_ends_a_vm_after_its_time(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
@@ -209,23 +193,6 @@ def test_a_host_breaks(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -
     assert kinds(compute, numbers[1])[2:] == ["compute.instances.automaticRestart"]
 
 
-def test_a_vm_shuts_itself_down(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    number = insert(compute).target_id
-    clock.advance(10)
-    cloud.compute.power_off("dev")
-    clock.advance(20)
-    assert status(compute) == "TERMINATED"
-    assert kinds(compute, number)[1:] == ["compute.instances.guestTerminate"]
-
-
-def test_a_vm_may_be_there_already(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    """The VM exists without an insert, and ends at its time limit."""
-    vm = cloud.compute.put({**GOOD, "name": "theirs"})
-    assert (status(compute, "theirs"), cloud.compute.made(), vm.email[:3]) == ("RUNNING", [], "dev")
-    clock.advance(3620)
-    assert cloud.compute.names() == []
-
-
 def test_metadata_is_set_by_who_has_read_it(compute: Clients) -> None:
     insert(compute)
     known = compute.Instances.get(instance="dev", **WHERE).metadata
@@ -236,45 +203,6 @@ def test_metadata_is_set_by_who_has_read_it(compute: Clients) -> None:
     assert {item.key: item.value for item in now.items}["launch-lease-until"] == "5"
     with pytest.raises(PreconditionFailed, match="does not match current metadata fingerprint"):
         compute.Instances.set_metadata_unary(request=call)
-
-
-def test_labels_are_set_by_who_has_read_them(compute: Clients) -> None:
-    insert(compute)
-    known = compute.Instances.get(instance="dev", **WHERE)
-    resource = {"labels": {"a": "b"}, "label_fingerprint": known.label_fingerprint}
-    call = {**WHERE, "instance": "dev", "instances_set_labels_request_resource": resource}
-    compute.Instances.set_labels_unary(request=call)
-    assert dict(compute.Instances.get(instance="dev", **WHERE).labels) == {"a": "b"}
-    with pytest.raises(PreconditionFailed, match="labels have changed"):
-        compute.Instances.set_labels_unary(request=call)
-
-
-def test_the_ceiling_is_fixed_while_a_vm_runs(compute: Clients, clock: FakeClock) -> None:
-    insert(compute)
-    clock.advance(10)
-    call = {**WHERE, "instance": "dev", "scheduling_resource": {"max_run_duration": {"seconds": 7200}}}
-    with pytest.raises(BadRequest, match="only be changed when the instance is stopped"):
-        compute.Instances.set_scheduling_unary(request=call)
-
-
-def test_a_vm_says_how_far_it_is(compute: Clients, cloud: GoogleCloud) -> None:
-    insert(compute)
-    with pytest.raises(NotFound, match="'launch/' of type 'Guest Attribute' was not found"):
-        compute.Instances.get_guest_attributes(request={**WHERE, "instance": "dev", "query_path": "launch/"})
-    for path, value in (("launch/state", "ready"), ("other/x", "1"), ("launch/reason", "")):
-        cloud.compute.set_guest("dev", path, value)
-    found = compute.Instances.get_guest_attributes(request={**WHERE, "instance": "dev", "query_path": "launch/"})
-    shown = [(item.namespace, item.key, item.value) for item in found.query_value.items]
-    assert shown == [("launch", "reason", ""), ("launch", "state", "ready")]
-
-
-def test_the_serial_port_is_read_from_where_one_was(compute: Clients, cloud: GoogleCloud) -> None:
-    insert(compute)
-    cloud.compute.write_serial("dev", "one\n")
-    first = compute.Instances.get_serial_port_output(instance="dev", **WHERE)
-    cloud.compute.write_serial("dev", "two\n")
-    more = compute.Instances.get_serial_port_output(request={**WHERE, "instance": "dev", "start": first.next_})
-    assert (first.contents, more.contents, more.next_) == ("one\n", "two\n", 8)
 
 
 def test_a_disk_goes_with_its_vm_or_is_left(compute: Clients, clock: FakeClock) -> None:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from google.api_core.exceptions import BadRequest, Conflict, Forbidden, NotFound
+from google.api_core.exceptions import BadRequest, Forbidden, NotFound
 from google.cloud import compute_v1
 
 from launcher.testing.googlecloud import ApiError, FakeClock, GoogleCloud, parse_bulk
@@ -47,35 +47,6 @@ def test_a_stockout_names_where_there_is_room(compute: Clients, cloud: GoogleClo
     assert (status(compute), status(compute, "spot")) == ("RUNNING", "RUNNING")
 
 
-def test_a_stockout_may_be_noticed_late_and_end(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    cloud.compute.capacity.out(code="ZONE_RESOURCE_POOL_EXHAUSTED", after=90, times=1)
-    first = insert(compute)
-    clock.advance(89)
-    assert operation(compute, first).status.name == "RUNNING"
-    clock.advance(1)
-    assert operation(compute, first).error.errors[0].message.endswith("Try a different zone, or try again later.")
-    insert(compute)
-    clock.advance(10)
-    assert status(compute) == "RUNNING"
-    assert [one["operationType"] for one in cloud.compute.made()] == ["insert", "insert"]
-
-
-def test_a_stopped_vm_may_not_come_back(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    insert(compute)
-    clock.advance(10)
-    compute.Instances.stop_unary(request={**WHERE, "instance": "dev", "discard_local_ssd": True})
-    clock.advance(20)
-    cloud.compute.capacity.out(until=clock() + 60)
-    begun = compute.Instances.start_unary(instance="dev", **WHERE)
-    clock.advance(5)
-    assert operation(compute, begun).error.errors
-    assert status(compute) == "TERMINATED"
-    clock.advance(60)
-    compute.Instances.start_unary(instance="dev", **WHERE)
-    clock.advance(10)
-    assert status(compute) == "RUNNING"
-
-
 def flex(wait: int = 600) -> Any:
     """Return the body of a flex-start VM, which waits for capacity."""
 
@@ -104,22 +75,6 @@ def test_flex_start_waits_for_capacity(compute: Clients, cloud: GoogleCloud, clo
             status(compute)
     else:
         assert (status(compute), operation(compute, begun).status.name) == ("RUNNING", "DONE")
-
-
-def test_flex_start_without_shortage_runs_at_once(compute: Clients, clock: FakeClock) -> None:
-    insert(compute, flex())
-    clock.advance(10)
-    assert status(compute) == "RUNNING"
-
-
-def test_waiting_in_vain_uses_a_shortage_up(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    cloud.compute.capacity.out(times=1)
-    first = insert(compute, flex(90))
-    clock.advance(90)
-    assert operation(compute, first).error.errors
-    insert(compute, flex(90))
-    clock.advance(10)
-    assert status(compute) == "RUNNING"
 
 
 def test_a_quota_is_refused_at_once(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
@@ -154,14 +109,6 @@ def test_a_quota_is_refused_by_the_operation(compute: Clients, cloud: GoogleClou
     assert (quota.metric_name, quota.limit) == ("compute.googleapis.com/gpus_per_gpu_family", 0)
     assert dict(quota.dimensions) == {"region": "us-central1"}
     assert cloud.compute.names() == []
-
-
-def test_a_quota_may_hold_everywhere(compute: Clients, cloud: GoogleCloud) -> None:
-    cloud.compute.quotas.limit("GPUS_ALL_REGIONS", 0)
-    with pytest.raises(Forbidden, match=r"Quota 'GPUS_ALL_REGIONS' exceeded\.  Limit: 0\.0 globally\."):
-        insert(compute)
-    [shown] = compute.Projects.get(project="my-project").quotas
-    assert (shown.metric, shown.limit, shown.usage) == ("GPUS_ALL_REGIONS", 0, 0)
 
 
 def bulk(count: int = 3, change: Change = lambda body: None, **more: Any) -> Any:
@@ -215,28 +162,6 @@ def test_none_is_left_of_too_few(compute: Clients, cloud: GoogleCloud, clock: Fa
     counts = (status_.target_vm_count, status_.created_vm_count, status_.failed_to_create_vm_count)
     assert (*counts, status_.deleted_vm_count) == (3, 2, 1, 2)
     clock.advance(15)
-    assert cloud.compute.names() == []
-
-
-def test_fewer_may_do(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    cloud.compute.capacity.out(left=2)
-    begun = insert_all(compute, bulk(minCount="1"))
-    clock.advance(10)
-    assert not operation(compute, begun).error.errors
-    assert cloud.compute.names() == ["r-n0", "r-n1"]
-
-
-def test_a_name_of_several_is_taken(compute: Clients, cloud: GoogleCloud) -> None:
-    insert(compute, asked(name="r-n1"))
-    with pytest.raises(Conflict, match="instances/r-n1' already exists"):
-        insert_all(compute)
-    assert cloud.compute.names() == ["r-n1"]
-
-
-def test_a_quota_holds_for_all_of_them(compute: Clients, cloud: GoogleCloud) -> None:
-    cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_H100_GPUS", 5, "us-central1")
-    with pytest.raises(Forbidden, match="Quota 'PREEMPTIBLE_NVIDIA_H100_GPUS' exceeded"):
-        insert_all(compute)
     assert cloud.compute.names() == []
 
 

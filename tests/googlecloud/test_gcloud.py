@@ -151,9 +151,3 @@ def test_the_cloud_stands_by_itself(tmp_path: Path) -> None:
 
 def _until_listening(lines: Iterable[str]) -> Iterator[str]:
     return takewhile(lambda line: not line.startswith("# listening"), lines)
-
-
-def test_gcloud_sees_whose_a_bucket_is(gcloud: str, cloud: GoogleCloud) -> None:
-    project = run(cloud, gcloud, "projects", "describe", "my-project", "--format=value(projectNumber)")
-    bucket = run(cloud, gcloud, "storage", "buckets", "describe", "gs://my-bucket", "--raw", "--format=json")
-    assert project.stdout.strip() == json.loads(bucket.stdout)["projectNumber"] == "123456789012"

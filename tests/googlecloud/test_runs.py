@@ -163,16 +163,6 @@ def test_the_clouds_end_is_every_jobs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert time.monotonic() - began < 10
 
 
-def test_a_deleted_job_is_stopped_and_forgotten(tmp_path: Path) -> None:
-    with running(program(tmp_path, SAVES)) as (cloud, job):
-        until(lambda: log(cloud, job))
-        assert cloud.runs
-        [pid] = cloud.runs.pids().values()
-        post(cloud, job, "", method="DELETE")
-        until(lambda: gone(pid))
-        assert not cloud.jobs.jobs
-
-
 def post(cloud: GoogleCloud, job: Job, verb: str, method: str = "POST") -> None:
     url = f"{cloud.url}/v1/projects/my-project/locations/{REGION}/customJobs/{job.id}{verb}"
     assert requests.request(method, url, json={}, timeout=5).ok

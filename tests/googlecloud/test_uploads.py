@@ -36,13 +36,6 @@ def test_a_resumable_upload_keeps_its_preconditions(bucket: storage.Bucket) -> N
     assert bucket.blob("part").download_as_bytes() == b"there"
 
 
-def test_media_upload(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
-    url = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&name=a%2Fb"
-    answer = requests.post(url, data=b"raw", headers={"Content-Type": "text/plain"}, timeout=5)
-    assert answer.json()["size"] == "3"
-    assert bucket.blob("a/b").download_as_bytes() == b"raw"
-
-
 def test_a_wrong_checksum_of_a_resumable_upload_is_refused(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
     begun = requests.post(
         f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=resumable&name=a", json={}, timeout=5
@@ -75,13 +68,6 @@ def test_a_resumable_upload_tells_how_far_it_got(cloud: GoogleCloud) -> None:
     assert put(b"6789", "6-9/10").json()["size"] == "10"
     assert put(b"", "*/10").json()["size"] == "10"  # complete: the answer to the last chunk is repeated
     assert cloud.objects.buckets["my-bucket"]["a"].data == b"0123456789"
-
-
-def test_a_cancelled_upload_is_gone(cloud: GoogleCloud) -> None:
-    begin = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=resumable&name=a"
-    place = requests.post(begin, json={}, timeout=5).headers["Location"]
-    assert requests.delete(place, timeout=5).status_code == 499
-    assert requests.put(place, data=b"1", timeout=5).status_code == 404
 
 
 def test_a_lost_answer_to_the_last_chunk_is_given_again(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
