@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.clock import Clock
-from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
+from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status
 from launcher.testing.googlecloud.compute.service import YOU
 from launcher.testing.googlecloud.project.services import USED
 from launcher.testing.registry import OciRegistry, put_image
@@ -132,27 +132,27 @@ def test_a_setup_that_ends_at_any_step_continues(fresh: GoogleCloud, operation: 
 
 def test_two_setups_at_once(fresh: GoogleCloud) -> None:
     """What another changes between the reads and the writes of this setup is kept."""
-    policies, written = fresh.iam.policies, list[str]()
-    read, write = policies.get, policies.set
+    policies = fresh.iam.policies
     others: list[str] = []
 
-    def get(resource: str) -> dict[str, Any]:
-        found = dict(read(resource))
-        if len(written) < 2:  # another changes the policy right after it was read
+    def writes() -> int:
+        return len([request for request in fresh.requests if request.path.endswith("/my-project:setIamPolicy")])
+
+    def another() -> None:
+        """Another changes the policy right after it was read."""
+        if writes() < 2:
             others.append(f"user:{len(others)}@example.com")
-            bindings = [*found["bindings"], {"role": "roles/viewer", "members": others[-1:]}]
-            write(resource, {**found, "bindings": bindings})
-        return found
+            policy = policies.get("project")
+            bindings = [*policy["bindings"], {"role": "roles/viewer", "members": others[-1:]}]
+            policies.set("project", {**policy, "bindings": bindings})
 
-    def replace(resource: str, policy: dict[str, Any]) -> dict[str, Any]:
-        written.append(resource)
-        return write(resource, policy)
-
-    fresh.projects.policies = type("Changing", (), {"get": staticmethod(get), "set": staticmethod(replace)})()
+    fresh.faults.add(Fault("cloudresourcemanager.projects.getIamPolicy", Meanwhile(another), times=None))
     setup(fresh, "--yes")
     check_ready(fresh, vms=False)
-    assert len(written) > 2
-    assert {member for one in read("project")["bindings"] for member in one["members"]} >= {*others}
+    assert writes() > 2
+    members = {member for binding in policies.get("project")["bindings"] for member in binding["members"]}
+    assert others
+    assert members >= {*others}
 
 
 def test_a_new_account_that_iam_does_not_know_yet_is_waited_for(fresh: GoogleCloud, clock: FakeClock) -> None:
