@@ -18,7 +18,7 @@ from launcher.images.source_files import File, Source, UserCode
 from launcher.inputs import content, gcloud_config
 from launcher.inputs.user_settings import read_user_settings
 from launcher.plan.model import EMPTY, Content, Context, Packages, Target
-from launcher.plan.owner import OwnerStyle, owner_value
+from launcher.plan.names import OwnerStyle, owner_value
 from launcher.spec import project_file as caps
 from launcher.spec.checks import custom_functions, data_paths
 from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec

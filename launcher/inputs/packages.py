@@ -14,9 +14,9 @@ from launcher.inputs.image_modules import normalised
 from launcher.inputs.markers import ARCHES, Arch, fitting_arches
 from launcher.inputs.packaging_files import FIELD, read
 from launcher.inputs.requirements import Line, check, located, packages, requires_python
-from launcher.plan.loggers import PACKAGES
 from launcher.plan.model import LocalProject, Packages, Requirement
 from launcher.plan.torch_build import first, nearest_python
+from launcher.plan.validate import PACKAGES
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement as Parsed

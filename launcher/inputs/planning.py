@@ -14,7 +14,7 @@ from launcher import catalog
 from launcher.inputs.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.inputs.price_table import priced_catalog
 from launcher.plan import build, model
-from launcher.plan.caps import check_caps
+from launcher.plan.cost import check_caps
 from launcher.plan.model import Image, Target
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Override

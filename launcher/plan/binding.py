@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.model import Plan
-from launcher.plan.run_id import json_digest
+from launcher.plan.names import json_digest
 
 DIGITS = 32
 VERSION = 1
@@ -71,12 +71,11 @@ def bound(plan: Plan) -> Plan:
 
 def digest_of(data: Mapping[str, Any]) -> str:
     """Return the digest of a plan's JSON as stored, which another version of launch may have written."""
-    bare = [{**attempt, "request": unlabelled(attempt["request"])} for attempt in data["attempts"]]
-    return json_digest({**data, "attempts": bare}, DIGITS)
-
-
-def unlabelled(request: dict[str, Any]) -> dict[str, Any]:
-    """Return a request without the label."""
-    if PLAN_LABEL not in request.get("labels", {}):
-        return request
-    return {**request, "labels": {name: value for name, value in request["labels"].items() if name != PLAN_LABEL}}
+    attempts = []
+    for attempt in data["attempts"]:
+        request = attempt["request"]
+        if PLAN_LABEL in request.get("labels", {}):
+            labels = {name: value for name, value in request["labels"].items() if name != PLAN_LABEL}
+            request = {**request, "labels": labels}
+        attempts.append({**attempt, "request": request})
+    return json_digest({**data, "attempts": attempts}, DIGITS)

@@ -11,18 +11,24 @@ from msgspec import UNSET
 
 from launcher.catalog import AfterLimit, Catalog, MachineType, Nccl, Price
 from launcher.errors import PlanRefused
-from launcher.plan import cost, names, validate, vertex_request, vm_request, waiting
+from launcher.plan import cost, names, validate, vertex_request, vm_request
 from launcher.plan.binding import bound
 from launcher.plan.container import container
 from launcher.plan.estimate import TrainingTime, billed_time, relative_hours, training_time
-from launcher.plan.external_model import check_model
 from launcher.plan.image import plan_image
-from launcher.plan.loggers import check_loggers
-from launcher.plan.machine import choose, figures, has_many_networks
 from launcher.plan.memory.fit import check_memory
 from launcher.plan.model import Attempt, Chosen, Context, Image, Placement, Plan, PlannedLimits, Shared, UsedPrices
-from launcher.plan.placement import SERVICE, fallback_order, placements_of
-from launcher.plan.run_id import compute_identity, run_id
+from launcher.plan.names import compute_identity, run_id
+from launcher.plan.placement import (
+    SERVICE,
+    attempt_wait,
+    choose,
+    fallback_order,
+    figures,
+    has_many_networks,
+    placements_of,
+)
+from launcher.plan.validate import check_loggers, check_model
 from launcher.plan.warnings import warnings
 from launcher.spec.models import JobSpec
 from launcher.text import parse_duration
@@ -53,7 +59,11 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         placements = fallback_order(spec, catalog, context.target, placements, hours)
     shared = shared_by_attempts(spec, catalog, context, machines, placements)
     validate.check_regions(spec, context, placements)
-    by_machine = {chosen.name: with_container(spec, catalog, context, chosen, shared) for chosen in machines}
+    by_machine = {chosen.name: shared for chosen in machines}  # the attempts on a machine type have the same container
+    for chosen in machines if context.training else ():
+        node_container = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
+        validate.check_environment(spec, context, node_container)
+        by_machine[chosen.name] = msgspec.structs.replace(shared, container=node_container)
     chosen = placements[0].chosen
     attempts = tuple(
         attempt(spec, catalog, context, by_machine[place.chosen.name], place, of_plan=chosen) for place in placements
@@ -67,7 +77,9 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         expected = cost.with_extras(first, first.usd_per_hour, nodes * min(billed, shared.hours))
     cost.check_lease(attempts, spec, hours=shared.hours)
     cost.check_usd_limit(attempts, spec, hours=shared.hours)
-    node_container = by_machine[chosen.name].container
+    started = by_machine[chosen.name].container
+    waits = [attempt.wait_seconds for attempt in attempts if attempt.wait_seconds is not None]
+    table = catalog.price_table
     unbound = Plan(
         run=shared.run,
         target=context.target,
@@ -75,7 +87,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         run_folder=shared.run_folder,
         machine=figures(chosen, nodes),
         image=shared.image,
-        command=(*node_container.command, *node_container.args) if node_container else (),
+        command=(*started.command, *started.args) if started else (),
         attempts=attempts,
         limits=PlannedLimits(
             hours=shared.hours,
@@ -85,9 +97,9 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
             usd_expected=expected,
             **cost.cost_bounds(attempts, nodes=nodes, hours=shared.hours),
             restarts=spec.limits.restarts,
-            wait_seconds=max((attempt.wait_seconds for attempt in attempts if attempt.wait_seconds), default=None),
+            wait_seconds=max(filter(None, waits), default=None),
             wait_total_seconds=wait_total,
-            wait_at_most_seconds=waiting.total_wait(attempts, wait_total),
+            wait_at_most_seconds=min(sum(waits), wait_total or sum(waits)) if waits else None,
         ),
         warnings=(
             *refused,
@@ -95,7 +107,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
             *warnings(spec, catalog, context, machines, attempts),
         ),
         spec=msgspec.to_builtins(spec),
-        prices=UNSET if is_local else used_prices(catalog),
+        prices=UNSET if is_local else UsedPrices(date=table.date, digest=table.digest, shipped=table.shipped),
     )
     return bound(unbound)
 
@@ -170,12 +182,6 @@ def too_long(
             )
 
 
-def used_prices(catalog: Catalog) -> UsedPrices:
-    """Return which price table the catalog uses."""
-    table = catalog.price_table
-    return UsedPrices(date=table.date, digest=table.digest, shipped=table.shipped)
-
-
 def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
     """Return the image alone, which needs no placement.
 
@@ -235,7 +241,7 @@ def with_digest(plan: Plan, uri: str, base: str = "") -> Plan:
 def with_hidden_webhook(plan: Plan) -> Plan:
     """Return the plan to show: without a webhook's URL, which only a plan for this machine has."""
     url = plan.spec.get("notify", {}).get("webhook", "")
-    if not url or validate.is_secret(url):
+    if not url or url.startswith(validate.STORED):
         return plan
     attempts = tuple(
         msgspec.structs.replace(attempt, request=replace_text(attempt.request, url, HIDDEN))
@@ -273,15 +279,6 @@ def shared_by_attempts(
         hours=spec.limits.hours or (DEFAULT_HOURS if context.training else DEFAULT_WORKSTATION_HOURS),
         mtbf_hours=mtbf_hours(catalog, placements, spec.machine.nodes),
     )
-
-
-def with_container(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared) -> Shared:
-    """Return the properties of the attempts on one machine type, which have the same container."""
-    if not context.training:
-        return shared
-    node_container = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
-    validate.check_environment(spec, context, node_container)
-    return msgspec.structs.replace(shared, container=node_container)
 
 
 def mtbf_hours(catalog: Catalog, placements: Sequence[Placement], nodes: int) -> float | None:
@@ -344,13 +341,13 @@ def attempt(
         usd_extras=extras,
         shutdown_seconds=after.seconds,
         service_restarts=after.restarts if spec.limits.restarts else 0,
-        wait_seconds=waiting.attempt_wait(spec.limits, context.target, placement.provisioning),
+        wait_seconds=attempt_wait(spec.limits, context.target, placement.provisioning),
         request=request(spec, catalog, context, shared, placement),
     )
 
 
 def price(spec: JobSpec, catalog: Catalog, context: Context, placement: Placement) -> Price:
-    """Return the price per node and hour; a rehearsal costs nothing."""
+    """Return the catalog's price per node and hour, or that of --price if it is unknown; a rehearsal costs nothing."""
     machine = placement.chosen.machine
     if context.target == "local" or machine is None:
         return FREE
@@ -358,7 +355,12 @@ def price(spec: JobSpec, catalog: Catalog, context: Context, placement: Placemen
     disks = 0 if machine.local_ssd_auto or context.target != "vm" else spec.machine.local_ssds or 0
     rate = catalog.component("local-ssd-gib", placement.region) if disks else None
     with_disks = cost.with_local_ssds(machine_price, disks, rate, spot=placement.provisioning == "spot")
-    return cost.or_price_flag(with_disks, spec.limits)
+    if with_disks.usd is not None or (usd := spec.limits.price) is None:
+        return with_disks
+    rule = "set by --price"
+    return msgspec.structs.replace(
+        with_disks, usd=usd, approx=False, rule=rule, ceiling=usd, ceiling_rule=rule, hard_bound=usd
+    )
 
 
 def request(spec: JobSpec, catalog: Catalog, context: Context, shared: Shared, placement: Placement) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from launcher.jobs.job import IDENTITY_LABEL, PLAN_LABEL, RUN_LABEL
@@ -81,26 +82,30 @@ def fields_changed(before: Plan, after: Plan) -> Iterator[Change]:
     if before.target != after.target:
         yield Change(field="target", before=before.target, after=after.target)
         return
-    old, new = ({attempt_key(plan, attempt): attempt for attempt in plan.attempts} for plan in (before, after))
+    old, new = (
+        {  # `spot us-central1`, and of several machine types that of the attempt
+            " ".join([attempt.provisioning, attempt.where, *[attempt.machine_type] * (len(plan.machines) > 1)]): attempt
+            for attempt in plan.attempts
+        }
+        for plan in (before, after)
+    )
     if [*old] != [*new]:
         yield Change(field="attempts", before=listed([*old], PLACES_SHOWN), after=listed([*new], PLACES_SHOWN))
     pairs = [(old[place], new[place]) for place in new if place in old] or [(before.attempts[0], after.attempts[0])]
     fields_by_change: dict[tuple[str, str | None, str | None], list[str]] = {}
     seen: dict[tuple[str, str | None, str | None], set[int]] = {}
     for number, (old_attempt, new_attempt) in enumerate(pairs):
-        for field, was, now in differences(request_fields(before, old_attempt), request_fields(after, new_attempt)):
-            key = (re.sub(r"\[\d+\]", "[*]", field), was, now)
-            fields_by_change.setdefault(key, []).append(field)
-            seen.setdefault(key, set()).add(number)
+        old_fields, new_fields = request_fields(before, old_attempt), request_fields(after, new_attempt)
+        for field in dict.fromkeys([*new_fields, *old_fields]):
+            was, now = old_fields.get(field), new_fields.get(field)
+            if was != now:
+                key = (re.sub(r"\[\d+\]", "[*]", field), was, now)
+                fields_by_change.setdefault(key, []).append(field)
+                seen.setdefault(key, set()).add(number)
     for key, fields in fields_by_change.items():
         some = f"{len(seen[key])} of {plural(len(pairs), 'attempt')}" if len(seen[key]) < len(pairs) else ""
         name = fields[0] if len(set(fields)) == 1 else key[0]
         yield Change(field=name, before=key[1], after=key[2], attempts=some)
-
-
-def attempt_key(plan: Plan, attempt: Attempt) -> str:
-    """Return `spot us-central1`, and of several machine types that of the attempt."""
-    return " ".join([attempt.provisioning, attempt.where, *[attempt.machine_type] * (len(plan.machines) > 1)])
 
 
 def request_fields(plan: Plan, attempt: Attempt) -> dict[str, str]:
@@ -118,27 +123,11 @@ def flat(data: Any, field: str = "") -> Iterator[tuple[str, str]]:
         names = next((keys for keys in PAIRS if all(set(item) == set(keys) for item in data)), None)
         data = {item[names[0]]: item[names[1]] for item in data} if names else {f"[{i}]": x for i, x in enumerate(data)}
     if isinstance(data, str) and data.startswith("{"):
-        data = as_dict(data)
+        with suppress(ValueError):  # no JSON
+            data = json.loads(data)
     if isinstance(data, dict):
         for key, value in data.items():
             if key not in DERIVED:
                 yield from flat(value, f"{field}{'' if key.startswith('[') or not field else '.'}{key}")
         return
     yield field, data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-
-
-def as_dict(text: str) -> Any:
-    """Return the dict that a text of JSON holds, else the text."""
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return text
-    return data if isinstance(data, dict) else text
-
-
-def differences(before: dict[str, str], after: dict[str, str]) -> Iterator[tuple[str, str | None, str | None]]:
-    """Yield (field, before, after) of the fields that differ, in the order of the new request."""
-    for field in dict.fromkeys([*after, *before]):
-        was, now = before.get(field), after.get(field)
-        if was != now:
-            yield field, was, now

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from launch_train.common import contract
 from launcher.catalog import Gpu, Nccl
 from launcher.plan.model import Chosen, Container, Image, Shared
-from launcher.spec.models import BUILTIN, JobSpec, Run
+from launcher.spec.models import BUILTIN, JobSpec
 
 ENTRYPOINT = ("python", "-m", "launch_train.node")
 
@@ -25,10 +25,24 @@ def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) 
         folder = {contract.RUN_FOLDER: shared.run_folder} if shared.run_folder else {}
         env = {contract.RUN: shared.run, **folder, **nccl_env(nccl), **spec.env}
         return Container(command=run.command or (), args=run.args, env=env)
+    if run.command:
+        program: tuple[str, ...] = ("--command", "--", *run.command, *run.args)
+    else:
+        named = ("--script", run.script) if run.script else ("--module", run.module or BUILTIN)
+        launcher = ("--launcher", run.launcher) if run.launcher == "python" else ()
+        program = (*launcher, *named, *(("--", *run.args) if run.args else ()))
     resume = {"glob": run.resume_glob, "args": run.resume_args}
+    gpu_memory = {}
+    if (gb := spec.machine.gpu_memory_gb) is not None:  # launch_train's own limit, and JAX's
+        share = f"{gb / chosen.gpu.memory_gb:.3f}"
+        gpu_memory = {contract.GPU_MEMORY: f"{gb:g}", "XLA_PYTHON_CLIENT_MEM_FRACTION": share}
+    notify = {}
+    if wanted := spec.notify:  # as train/launch_train/node/notify.py reads it
+        settings = {"webhook": wanted.webhook, "on": wanted.on, "format": wanted.format, "usd": spec.limits.usd}
+        notify = {contract.NOTIFY: as_json(settings)}
     return Container(
         command=ENTRYPOINT,
-        args=node_args(run),
+        args=program,
         env={
             # A user's launch_train.py must not shadow the package: Python then adds no script folder to sys.path.
             "PYTHONSAFEPATH": "1",
@@ -45,30 +59,13 @@ def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) 
             **({contract.SCRIPT_METRICS: as_json(to_builtins(run.metrics))} if run.metrics else {}),
             **({contract.RESUME: as_json(resume)} if run.resume_glob else {}),
             **({contract.LOGGERS: ",".join(run.loggers)} if run.loggers is not None else {}),
-            **({contract.NOTIFY: notify_env(spec)} if spec.notify else {}),
-            **gpu_memory_env(spec.machine.gpu_memory_gb, chosen.gpu),
+            **notify,
+            **gpu_memory,
             **({contract.SECRETS: as_json(spec.secrets)} if spec.secrets else {}),
             **nccl_env(nccl),
             **{contract.PYTHON_PATH if name == "PYTHONPATH" else name: value for name, value in spec.env.items()},
         },
     )
-
-
-def node_args(run: Run) -> tuple[str, ...]:
-    """Return the arguments of `launch_train.node`: launcher, program, then the program's arguments."""
-    launcher = ("--launcher", run.launcher) if run.launcher == "python" else ()
-    if run.command:
-        return ("--command", "--", *run.command, *run.args)
-    program = ("--script", run.script) if run.script else ("--module", run.module or BUILTIN)
-    return (*launcher, *program, *(("--", *run.args) if run.args else ()))
-
-
-def notify_env(spec: JobSpec) -> str:
-    """Return `notify` with its defaults, and the cost limit, for train/launch_train/node/notify.py."""
-    wanted = spec.notify
-    assert wanted is not None  # noqa: S101 - the caller checks
-    settings = {"webhook": wanted.webhook, "on": wanted.on, "format": wanted.format, "usd": spec.limits.usd}
-    return as_json(settings)
 
 
 def gpu_facts(gpu: Gpu, image: Image | None) -> dict[str, object]:
@@ -80,13 +77,6 @@ def gpu_facts(gpu: Gpu, image: Image | None) -> dict[str, object]:
         "min_driver": image.min_driver if image and image.dockerfile else gpu.min_driver,
         "peak_tflops": dict(gpu.peak_tflops),
     }
-
-
-def gpu_memory_env(gb: float | None, gpu: Gpu) -> dict[str, str]:
-    """Return the variables that limit a process to `gb` of its GPU's memory: ours, and JAX's own."""
-    if gb is None:
-        return {}
-    return {contract.GPU_MEMORY: f"{gb:g}", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{gb / gpu.memory_gb:.3f}"}
 
 
 def nccl_env(nccl: Nccl | None) -> dict[str, str]:

@@ -1,34 +1,26 @@
-"""Compute the maximum cost of a run, and compare it with limits.usd."""
+"""Compute the maximum cost of a run, and compare it with limits.usd and the caps of the settings files. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from launcher.catalog import Catalog, Component, Price
-from launcher.errors import PlanRefused
-from launcher.plan import vm_metadata
-from launcher.plan.model import Attempt, Context, Placement
+from launcher.errors import PlanRefused, Problem
+from launcher.plan.model import Attempt, Context, Placement, Plan
 from launcher.plan.mounts import new_disk_type
 from launcher.plan.validate import LOCAL_SSD_GIB
 from launcher.plan.vertex_request import disk_spec
-from launcher.plan.vm_request import boot_disk_of
-from launcher.spec.models import JobSpec, Limits
+from launcher.plan.vm_request import boot_disk_of, on_stop
+from launcher.spec.models import JobSpec
 from launcher.spec.mounts import Mount
+from launcher.spec.project_file import Settings
 from launcher.text import hourly_price, parse_duration, plural, usd_text
 
 MONTH_HOURS = 730
 """Hours of an average month, as in Google's price lists."""
 BUCKET = "storage in the bucket (including soft-deleted checkpoints)"
-
-
-def or_price_flag(price: Price, limits: Limits) -> Price:
-    """Return the catalog's price per node and hour; if it is unknown, that of --price."""
-    if price.usd is not None or limits.price is None:
-        return price
-    usd, rule = limits.price, "set by --price"
-    return replace(price, usd=usd, approx=False, rule=rule, ceiling=usd, ceiling_rule=rule, hard_bound=usd)
 
 
 def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: bool) -> Price:
@@ -83,7 +75,7 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
         return ()
     has_new = context.training and new_disks(spec) and "new disks" not in known
     has_others = context.training and len(new_disks(spec)) < len(spec.mounts)
-    kept = context.target == "vm" and vm_metadata.on_stop(spec, training=context.training) == "stop"
+    kept = context.target == "vm" and on_stop(spec, training=context.training) == "stop"
     return (
         *(item for item in price.excludes if item not in known),
         *(["new disks"] if has_new else ()),
@@ -95,17 +87,16 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
 
 def cost_bounds(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str, float | None]:
     """Return the upper bounds of the cost of any attempt on all nodes, in USD; None if a price is unknown."""
-    return {
-        "usd_at_most": highest(
-            with_extras(attempt, attempt.usd_ceiling, nodes * billed_hours(attempt, hours)) for attempt in attempts
-        ),
-        "usd_hard_bound": highest(
-            with_extras(
-                attempt, attempt.usd_hard_bound, nodes * billed_hours(attempt, hours) * (1 + attempt.service_restarts)
-            )
-            for attempt in attempts
-        ),
-    }
+    highest: dict[str, float | None] = {"usd_at_most": 0.0, "usd_hard_bound": 0.0}
+    for attempt in attempts:
+        billed = nodes * billed_hours(attempt, hours)
+        for bound, usd in (
+            ("usd_at_most", with_extras(attempt, attempt.usd_ceiling, billed)),
+            ("usd_hard_bound", with_extras(attempt, attempt.usd_hard_bound, billed * (1 + attempt.service_restarts))),
+        ):
+            known = highest[bound]
+            highest[bound] = None if usd is None or known is None else max(usd, known)
+    return highest
 
 
 def billed_hours(attempt: Attempt, hours: float) -> float:
@@ -116,12 +107,6 @@ def billed_hours(attempt: Attempt, hours: float) -> float:
 def with_extras(attempt: Attempt, usd: float | None, hours: float) -> float | None:
     """Return the USD for `hours` of a node at `usd` per hour, with its extras; None if `usd` is unknown."""
     return None if usd is None else (usd + sum(attempt.usd_extras.values())) * hours
-
-
-def highest(costs: Iterable[float | None]) -> float | None:
-    """Return the highest cost; None if one is unknown."""
-    every_cost = list(costs)
-    return None if None in every_cost else max((usd for usd in every_cost if usd is not None), default=None)
 
 
 def hourly_ceiling(attempt: Attempt) -> float:
@@ -143,11 +128,14 @@ def check_usd_limit(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: floa
     rate, billed = hourly_ceiling(dearest), billed_hours(dearest, hours)
     total = rate * nodes * billed
     if total > cap:
+        affordable = int((cap / (rate * nodes) - (billed - hours)) * 100) / 100
+        shorter = f"--hours {affordable:g} (which {usd_text(cap)} pays for), " if affordable >= 0.1 else ""
         raise PlanRefused(
             f"limits.usd: this run could cost {usd_text(total)}, more than {usd_text(cap)}:\n"
-            f"  at most {hourly_price(rate)} × {plural(nodes, 'node')} × {in_hours(dearest, hours)}\n"
+            f"  at most {hourly_price(rate)} × {plural(nodes, 'node')} × "
+            f"{in_hours(dearest, hours)}\n"
             f"  price ceiling, {dearest.provisioning} in {dearest.where}: {dearest.usd_ceiling_rule}",
-            affordable(cap, rate * nodes, billed - hours),
+            f"Use {shorter}a higher --usd, or cheaper regions or provisioning.",
             field="limits.usd",
         )
 
@@ -198,8 +186,46 @@ def check_prices_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float)
         )
 
 
-def affordable(cap: float, usd_per_hour: float, shutdown_hours: float) -> str:
-    """Return the hint: the hours that the cap pays for, and the alternatives."""
-    hours = int((cap / usd_per_hour - shutdown_hours) * 100) / 100
-    shorter = f"--hours {hours:g} (which {usd_text(cap)} pays for), " if hours >= 0.1 else ""
-    return f"Use {shorter}a higher --usd, or cheaper regions or provisioning."
+MIN_HOURS = 0.05
+"""Shorter runs are not suggested."""
+
+
+def check_caps(plan: Plan, spec: JobSpec, files: Sequence[Settings], catalog: Catalog) -> None:
+    """Check a plan for the cloud against the caps of the settings files and `limits.usd`: the lowest one wins.
+
+    Raises PlanRefused, with every cap that the plan exceeds and its line.
+    """
+    if plan.target == "local":
+        return
+    if problems := [problem for file in files for problem in exceeded(plan, spec, file, catalog)]:
+        refused = PlanRefused("\n".join(map(str, problems)))
+        refused.problems = tuple(problems)
+        raise refused
+
+
+def exceeded(plan: Plan, spec: JobSpec, file: Settings, catalog: Catalog) -> Iterator[Problem]:
+    """Yield each cap that the plan exceeds, with what to change."""
+    project = file.project
+    regions = sorted({attempt.region for attempt in plan.attempts})
+    if project.regions and (outside := [region for region in regions if region not in project.regions]):
+        fix = f"use {' '.join(f'--region {region}' for region in project.regions)}"
+        yield Problem(file.place("regions"), f"region {', '.join(outside)} is not allowed", fix)
+    names = {gpu.title: name for name, gpu in catalog.gpus.items()}
+    for machine in plan.machines if project.machines else ():
+        gpu = names.get(machine.gpu, "")
+        if not {machine.machine_type, gpu} & set(project.machines):
+            fix = f"allowed: {', '.join(project.machines)} (--type)"
+            yield Problem(file.place("machines"), f"machine {machine.machine_type} ({gpu}) is not allowed", fix)
+    if missing := [name for name in project.required_labels if name not in spec.labels]:
+        fix = "add to the spec: labels: {" + ", ".join(f"{name}: …" for name in missing) + "}"
+        yield Problem(file.place("required_labels"), f"required label {', '.join(missing)} is missing", fix)
+    cap, usd = project.max_usd_per_run, plan.limits.usd_at_most
+    if cap is not None and usd is None:
+        what = f"the cost of this run is unknown; the cap is {usd_text(cap)}"
+        yield Problem(file.place("max_usd_per_run"), what, "set the price per hour and node: --price USD")
+    elif cap is not None and usd is not None and usd > cap:
+        shutdown = max(attempt.shutdown_seconds for attempt in plan.attempts) / 3600  # is paid too
+        hours = int(((plan.limits.hours + shutdown) * cap / usd - shutdown) * 100) / 100
+        fix = f"{hours:g} hours would fit: --hours {hours:g}" if hours >= MIN_HOURS else "use a cheaper machine"
+        what = f"this run could cost {usd_text(usd)}, more than {usd_text(cap)}"
+        yield Problem(file.place("max_usd_per_run"), what, fix)

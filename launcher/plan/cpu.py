@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from launch_train.common import contract
-from launcher.plan.model import Attempt, Plan
+from launcher.plan.model import Plan
 
 
 def on_cpu(plan: Plan, machine_type: str) -> Plan:
@@ -17,30 +15,22 @@ def on_cpu(plan: Plan, machine_type: str) -> Plan:
     machine like this one plus a GPU.
     """
     machine = replace(plan.machine, machine_type=machine_type, gpu="no GPU", gpus=0, gpu_memory_gb=None)
+    attempts = []
+    for attempt in plan.attempts:
+        job = attempt.request["jobSpec"]
+        pools = [
+            {
+                **pool,
+                "machineSpec": {"machineType": machine_type},
+                "containerSpec": {
+                    **pool["containerSpec"],
+                    "env": [entry for entry in pool["containerSpec"]["env"] if entry["name"] != contract.GPU],
+                },
+            }
+            for pool in job["workerPoolSpecs"]
+        ]
+        request = {**attempt.request, "jobSpec": {**job, "workerPoolSpecs": pools}}
+        rule = f"at most that of {attempt.machine_type} ({attempt.usd_rule})"
+        attempts.append(replace(attempt, machine_type=machine_type, usd_approx=True, usd_rule=rule, request=request))
     machine = replace(machine, vcpus=None, memory_gb=None)
-    return replace(plan, machine=machine, attempts=tuple(attempt(planned, machine_type) for planned in plan.attempts))
-
-
-def attempt(planned: Attempt, machine_type: str) -> Attempt:
-    """Return an attempt without its GPUs."""
-    rule = f"at most that of {planned.machine_type} ({planned.usd_rule})"
-    return replace(
-        planned, machine_type=machine_type, usd_approx=True, usd_rule=rule, request=request(planned, machine_type)
-    )
-
-
-def request(attempt: Attempt, machine_type: str) -> dict[str, Any]:
-    """Return the CustomJob without GPUs, and without the variable that tells its node to expect one."""
-    spec = attempt.request["jobSpec"]
-    pools = [
-        {
-            **pool,
-            "machineSpec": {"machineType": machine_type},
-            "containerSpec": {
-                **pool["containerSpec"],
-                "env": [entry for entry in pool["containerSpec"]["env"] if entry["name"] != contract.GPU],
-            },
-        }
-        for pool in spec["workerPoolSpecs"]
-    ]
-    return {**attempt.request, "jobSpec": {**spec, "workerPoolSpecs": pools}}
+    return replace(plan, machine=machine, attempts=tuple(attempts))

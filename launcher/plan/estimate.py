@@ -10,13 +10,12 @@ from msgspec.structs import replace
 from launch_train.common.config import Config, parse
 from launcher.catalog import UNKNOWN, Catalog, Gpu, MachineType
 from launcher.errors import PlanRefused
-from launcher.plan.machine import choose, figures
 from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.fit import Fit, fit, fit_of, fits, gpu_memory_gb, offered, setup_on, variants
 from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.plan.memory.need import Setup, largest_micro_batch
 from launcher.plan.model import Chosen, Context, Frozen, Gpus
-from launcher.plan.placement import RESTART_HOURS, SERVICE, chosen_regions
+from launcher.plan.placement import RESTART_HOURS, SERVICE, choose, chosen_regions, figures
 from launcher.spec.models import JobSpec
 
 MFU = {"tokens": 0.4, "images": 0.2}

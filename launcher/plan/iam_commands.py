@@ -22,12 +22,13 @@ def account(project: str, output: str | None, *, deletes: str | None) -> str:
     """
     email = default_service_account(project)
     name = email.partition("@")[0]
-    commands = [
-        continued("gcloud iam service-accounts create", name, f"--project={project}"),
-        *(in_project(project, email, role, "None") for role in PROJECT_ROLES),
-        *((in_bucket(output, email),) if output else ()),
-        *((self_delete(project, email, deletes),) if deletes else ()),
-    ]
+    commands = [continued("gcloud iam service-accounts create", name, f"--project={project}")]
+    commands += [in_project(project, email, role, "None") for role in PROJECT_ROLES]
+    if output:
+        bucket, words = "/".join(output.split("/")[:3]), (f"--member={member(email)}", f"--role={BUCKET_ROLE}")
+        commands.append(continued("gcloud storage buckets add-iam-policy-binding", bucket, *words))
+    if deletes:
+        commands.append(self_delete(project, email, deletes))
     return "\n".join(commands)
 
 
@@ -37,12 +38,6 @@ def self_delete(project: str, email: str, prefix: str) -> str:
     named = f'resource.name.extract("/instances/{{name}}").startsWith("{prefix}")'
     condition = f'resource.type == "compute.googleapis.com/Instance" && {named}'
     return in_project(project, email, DELETE_ROLE, f"title=launch-deletes-its-vms,expression={condition}")
-
-
-def in_bucket(output: str, email: str) -> str:
-    """Return the grant to read and write objects in the bucket of gs://BUCKET/…"""
-    bucket, words = "/".join(output.split("/")[:3]), (f"--member={member(email)}", f"--role={BUCKET_ROLE}")
-    return continued("gcloud storage buckets add-iam-policy-binding", bucket, *words)
 
 
 def in_project(project: str, email: str, role: str, condition: str) -> str:

@@ -67,7 +67,7 @@ class Packages(Frozen, frozen=True, kw_only=True):
     git: bool = False
     """Packages come from git repositories."""
     loggers: tuple[str, ...] = ()
-    """Clients of loggers (launcher.plan.loggers)."""
+    """Clients of loggers (launcher.plan.validate)."""
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     """Dependency groups. Like `extras`, only those of a uv.lock: those of a pyproject.toml are in its text."""

@@ -14,15 +14,6 @@ from launcher.spec.models import JobSpec
 from launcher.spec.mounts import Mount
 
 
-def startup_script(spec: JobSpec, context: Context, *, training: bool) -> str:
-    """Return a VM's startup script. For a job with mounts it includes the functions that mount them, in front of its
-    last line, which runs it: the script of other VMs, and so their requests, stay as they are."""
-    if not (training and spec.mounts):
-        return context.startup
-    *functions, last = context.startup.splitlines(keepends=True)
-    return "".join([*functions, context.mount_script, "\n", last])
-
-
 def parameters(spec: JobSpec) -> list[dict[str, Any]]:
     """Return the mounts as the startup script reads them."""
     return [
@@ -73,7 +64,7 @@ def vertex_nfs(spec: JobSpec) -> list[dict[str, str]]:
     for mount in spec.mounts:
         if mount.nfs:
             server, _, path = mount.nfs.partition(":")
-            own.append({"server": server, "path": path, "mountPoint": last_part(mount.folder)})
+            own.append({"server": server, "path": path, "mountPoint": mount.folder.rpartition("/")[2]})
     return own
 
 
@@ -91,14 +82,10 @@ def vertex_lustre(spec: JobSpec) -> list[dict[str, str]]:
     for mount in spec.mounts:
         if mount.lustre:
             ip, _, filesystem = mount.lustre.partition("@tcp:/")
-            point = last_part(mount.folder)
+            point = mount.folder.rpartition("/")[2]
             handle = mount.volume_handle or ""
             own.append({"instanceIp": ip, "volumeHandle": handle, "filesystem": filesystem, "mountPoint": point})
     return own
-
-
-def last_part(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def check_vertex(spec: JobSpec) -> None:
@@ -115,7 +102,7 @@ def check_vertex(spec: JobSpec) -> None:
                 "for space: --set machine.boot_disk_gb=1000"
             )
             raise refusal(index, mount.kind, "Vertex AI cannot attach disks", hint)
-        fixed = f"/gcs/{mount.bucket}" if mount.bucket else f"/mnt/{mount.kind}/{last_part(mount.folder)}"
+        fixed = f"/gcs/{mount.bucket}" if mount.bucket else f"/mnt/{mount.kind}/{mount.folder.rpartition('/')[2]}"
         if mount.folder != fixed:
             problem = f"{mount.path} is not available on Vertex AI, which mounts it at {fixed}"
             raise refusal(index, "path", problem, f"Use {fixed}, in the script too: VMs mount it there as well.")
@@ -147,15 +134,6 @@ def check_vm(spec: JobSpec, context: Context) -> None:
             problem = f"{spec.machine.nodes} VMs can only share a disk that is read-only"
             hint = "Add read_only: true to it, or use --nodes 1. Several VMs can write to a bucket or an NFS share."
             raise refusal(index, "disk", problem, hint)
-
-
-def check_disk_types(spec: JobSpec, machine: MachineType) -> None:
-    """Check that the machine type supports the new disks. Raises PlanRefused."""
-    allowed = machine.boot_disk_types
-    for index, mount in enumerate(spec.mounts):
-        if mount.new_disk_type and allowed and mount.new_disk_type not in allowed:
-            problem = f"{machine.name} does not support {mount.new_disk_type}"
-            raise refusal(index, "new_disk_type", problem, f"Use {' or '.join(allowed)}.")
 
 
 def check_zones(spec: JobSpec, placements: Sequence[Placement]) -> None:

@@ -1,15 +1,17 @@
-"""Choose the placements of a run: its regions, zones and provisioning models, in fallback order."""
+"""Choose the machine of a run and its placements: regions, zones and provisioning models, in fallback order, and how
+long each attempt waits. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from launcher.catalog import Catalog, MachineType, Service, region_of
 from launcher.errors import PlanRefused
-from launcher.plan.model import Chosen, Context, Placement, Target
-from launcher.spec.models import JobSpec
-from launcher.text import did_you_mean, hourly_price, listed, near
+from launcher.plan.model import Chosen, Context, Gpus, Placement, Target
+from launcher.spec.models import JobSpec, Limits
+from launcher.text import did_you_mean, hourly_price, listed, near, parse_duration
 
 SERVICE: dict[Target, Service] = {"vertex": "vertex", "vm": "compute", "local": "vertex"}
 RESTART_HOURS = 0.25
@@ -82,29 +84,22 @@ def placements_of(spec: JobSpec, context: Context, catalog: Catalog, chosen: Cho
     machine = chosen.machine
     if context.target == "local" or machine is None:
         return (Placement(chosen=chosen, provisioning="standard", region="local"),)
-    placements = tuple(
-        placement
-        for model in provisioning(spec, machine, context.target)
-        for placement in placements_of_model(spec, context, catalog, chosen, machine, model)
-    )
+    placements = []
+    for model in provisioning(spec, machine, context.target):
+        reserved = model.split("/")[3] if model.startswith("reservation:") else ""
+        regions = (region_of(reserved),) if reserved else chosen_regions(spec, context, catalog, machine, model)
+        for region in regions:
+            places: tuple[str | None, ...] = (None,)
+            if context.target == "vm":
+                places = (reserved,) if reserved else zones(spec, catalog, machine, region)
+            placements += [Placement(chosen=chosen, provisioning=model, region=region, zone=zone) for zone in places]
     if not placements:
         raise PlanRefused(
             f"the zones that have {machine.name} are unknown",
             f"Set them: --zone ZONE (its regions: {listed(known_regions(catalog, machine, context.target), NAMED)})",
             field="regions",
         )
-    return placements
-
-
-def placements_of_model(
-    spec: JobSpec, context: Context, catalog: Catalog, chosen: Chosen, machine: MachineType, model: str
-) -> Iterator[Placement]:
-    """Yield the placements of one provisioning model, in the order of the spec's regions and zones."""
-    is_vm, reserved = context.target == "vm", model.split("/")[3] if model.startswith("reservation:") else ""
-    regions = (region_of(reserved),) if reserved else chosen_regions(spec, context, catalog, machine, model)
-    for region in regions:
-        for zone in ((reserved,) if reserved else zones(spec, catalog, machine, region)) if is_vm else (None,):
-            yield Placement(chosen=chosen, provisioning=model, region=region, zone=zone)
+    return tuple(placements)
 
 
 def chosen_regions(
@@ -209,3 +204,100 @@ def candidates(catalog: Catalog, machine: MachineType, model: str, target: Targe
         lines.append(f"  {region:<24}" + hourly_price(price.usd, price.ceiling, bound=price.bound))
     more = len(regions) - len(lines)
     return "\n".join(lines) + (f"\n  and {more} more" if more > 0 else "")
+
+
+def choose(spec: JobSpec, catalog: Catalog, target: Target) -> tuple[Chosen, ...]:
+    """Return the machine for each of the spec's types, with the same number of GPUs; a rehearsal has the first alone.
+
+    Raises:
+        PlanRefused: the service has no such machine (`launch local` accepts any number of GPUs), or the types cannot
+            be combined.
+    """
+    machines = tuple(machine_of_type(spec, catalog, target, name) for name in spec.machine.types)
+    if target == "local" or len(machines) == 1:
+        return machines[:1]
+    if target == "vm":
+        raise PlanRefused(
+            f"machine.type: VMs take one type, and the spec lists {', '.join(spec.machine.types)}",
+            f"Name one: --type {spec.machine.types[0]}; or use Vertex AI: launch vertex SPEC",
+            field="machine.type",
+        )
+    counts = {name: chosen.gpus for name, chosen in zip(spec.machine.types, machines, strict=True)}
+    if len({*counts.values()}) > 1:
+        shown = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise PlanRefused(
+            f"machine.type: the types have different numbers of GPUs: {shown}",
+            "Set the number, so that each type computes the same run: --gpus N",
+            field="machine.type",
+        )
+    names = [chosen.name for chosen in machines]
+    if len({*names}) < len(names):  # a run's attempts are told apart by their machine type
+        twice = next(name for name in names if names.count(name) > 1)
+        same = [name for name, chosen in zip(spec.machine.types, machines, strict=True) if chosen.name == twice]
+        raise PlanRefused(
+            f"machine.type: {' and '.join(same)} have the same machine type, {twice}", "Keep one.", field="machine.type"
+        )
+    return machines
+
+
+def machine_of_type(spec: JobSpec, catalog: Catalog, target: Target, name: str) -> Chosen:
+    """Return the machine for one type. Raises PlanRefused: the service has none, or the GPU is unknown."""
+    wanted = spec.machine
+    try:
+        machine = catalog.find(name, wanted.gpus, wanted.accelerator, SERVICE[target])
+    except PlanRefused:
+        if target != "local":
+            raise
+        # A rehearsal runs any number of processes.
+        kind = wanted.accelerator or name
+        gpu = catalog.gpu(kind if kind.lower() in catalog.gpus else catalog.find(kind, None, None, "compute").gpu)
+        return Chosen(machine=None, gpu=gpu, gpus=wanted.gpus or 1)
+    return Chosen(machine=machine, gpu=catalog.gpu(machine.gpu), gpus=machine.gpus)
+
+
+def has_many_networks(machine: MachineType) -> bool:
+    """Return whether the machine's fast network has several interfaces, each in its own VPC network."""
+    return (machine.nics or 1) > 1
+
+
+def figures(chosen: Chosen, nodes: int) -> Gpus:
+    """Return the machine for display."""
+    machine = chosen.machine
+    return Gpus(
+        machine_type=machine.name if machine else "no matching machine type",
+        gpu=chosen.gpu.title,
+        gpus=chosen.gpus,
+        gpu_memory_gb=chosen.gpu.memory_gb,
+        vcpus=machine.vcpus if machine else None,
+        memory_gb=machine.memory_gb if machine else None,
+        nodes=nodes,
+    )
+
+
+DEFAULT_FLEX_START_WAIT: Final = 6 * 3600
+"""Default for flex-start, whose purpose is to queue. Vertex AI's own default is 24 h (Scheduling.max_wait_duration),
+which in 17 regions is more than two weeks."""
+DEFAULT_WAIT: Final = 3600
+"""Default for spot, standard and reservations. Google grants or refuses these within minutes (Vertex AI retries a
+stockout 3 times for standard, 6 times for Spot); a job that still waits after an hour lacks quota or capacity."""
+MIN_WAIT: Final = 90
+"""Seconds: the shortest wait that Compute Engine accepts for flex-start, and the shortest for which launch makes an
+attempt."""
+MAX_FLEX_START_VM_WAIT: Final = 7200
+"""Seconds: the longest wait that Compute Engine accepts for flex-start (params.requestValidForDuration)."""
+
+
+def attempt_wait(limits: Limits, target: Target, provisioning: str) -> int | None:
+    """Return the seconds that one attempt may wait for machines; None for a rehearsal."""
+    if target == "local":
+        return None
+    kind = provisioning.partition(":")[0]
+    default = DEFAULT_FLEX_START_WAIT if kind == "flex-start" else DEFAULT_WAIT
+    wanted = parse_duration(limits.wait) if limits.wait else default
+    wait = min(wanted, parse_duration(limits.wait_total)) if limits.wait_total else wanted
+    return clamp_flex_start_vm_wait(wait) if target == "vm" and kind == "flex-start" else wait
+
+
+def clamp_flex_start_vm_wait(wait: int) -> int:
+    """Return the nearest wait, in seconds, that Compute Engine accepts for flex-start."""
+    return min(max(wait, MIN_WAIT), MAX_FLEX_START_VM_WAIT)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from launch_train.common.loopback import is_loopback
 from launcher.catalog import Catalog, MachineType, Nccl
 from launcher.errors import PlanRefused
 from launcher.plan import iam_commands, mounts, names
 from launcher.plan.model import Chosen, Container, Context, Placement
-from launcher.plan.placement import SERVICE
+from launcher.plan.placement import MIN_WAIT, SERVICE
 from launcher.plan.recipe import recipe_of
 from launcher.plan.torch_build import cuda_problem, torch_of
-from launcher.plan.waiting import MIN_WAIT
+from launcher.spec.checks import custom_functions
 from launcher.spec.models import JobSpec
-from launcher.text import parse_duration
+from launcher.text import did_you_mean, near, parse_duration
+
+if TYPE_CHECKING:
+    from launch_train.common.config import Data, ExternalModel
+
+
+from launcher.plan.torch_build import uses_base_torch
 
 RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
@@ -24,6 +31,8 @@ MAX_ENV = 100
 LOCAL_SSD_GIB = 375
 MAX_VM_NAME = 63
 """Characters (Compute Engine, RFC 1035)."""
+STORED = "projects/"
+"""The beginning of a webhook that is a version in Secret Manager."""
 MIN_IDLE_STOP = 300
 """Seconds."""
 
@@ -157,7 +166,7 @@ def check_vertex(spec: JobSpec) -> None:
 def check_secrets(spec: JobSpec, context: Context) -> None:
     """Check that a job with secrets names a service account. The default, Vertex AI's service agent for custom code,
     cannot get tokens for other services (Vertex AI, access control). Raises PlanRefused."""
-    named = [*spec.secrets, *(["notify.webhook"] if spec.notify and is_secret(spec.notify.webhook) else [])]
+    named = [*spec.secrets, *(["notify.webhook"] if spec.notify and spec.notify.webhook.startswith(STORED) else [])]
     if named and not spec.identity.service_account and not context.is_local_cloud:
         raise PlanRefused(
             f"secrets ({', '.join(named)}) need identity.service_account: Vertex AI's own account cannot read them",
@@ -167,15 +176,10 @@ def check_secrets(spec: JobSpec, context: Context) -> None:
         )
 
 
-def is_secret(webhook: str) -> bool:
-    """Return whether a webhook is a version in Secret Manager."""
-    return webhook.startswith("projects/")
-
-
 def check_webhook(spec: JobSpec, context: Context) -> None:
     """Refuse a webhook's URL in a request, which the cloud stores and shows: whoever has it can send in its name.
     Raises PlanRefused."""
-    if spec.notify is None or context.target == "local" or is_secret(spec.notify.webhook):
+    if spec.notify is None or context.target == "local" or spec.notify.webhook.startswith(STORED):
         return
     if context.is_local_cloud and is_loopback(spec.notify.webhook):
         return
@@ -308,8 +312,10 @@ def check_machine(spec: JobSpec, catalog: Catalog, context: Context, chosen: Cho
             f"Use {limit // LOCAL_SSD_GIB} or fewer ({LOCAL_SSD_GIB} GiB each).",
             field="machine.local_ssds",
         )
-    if context.target == "vm" and context.training:
-        mounts.check_disk_types(spec, machine)
+    for index, mount in enumerate(spec.mounts if context.target == "vm" and context.training else ()):
+        if mount.new_disk_type and machine.boot_disk_types and mount.new_disk_type not in machine.boot_disk_types:
+            problem = f"{machine.name} does not support {mount.new_disk_type}"
+            raise mounts.refusal(index, "new_disk_type", problem, f"Use {' or '.join(machine.boot_disk_types)}.")
     settings = catalog.nccl(machine, SERVICE[context.target])
     if context.target == "vertex" and spec.vertex.reduction_server:
         check_reduction_server(spec, machine, settings)
@@ -396,4 +402,122 @@ def check_environment(spec: JobSpec, context: Context, container: Container) -> 
             f"env: {len(container.env)} environment variables in total, but Vertex AI allows {MAX_ENV}",
             f"Use {MAX_ENV - own} or fewer in env: launch needs {own} on this machine.",
             field="env",
+        )
+
+
+TOKENS = ("causal-lm", "masked-lm")
+"""The tasks whose data is text."""
+
+
+def check_model(spec: JobSpec, catalog: Catalog) -> None:
+    """Check the type of a transformers model, its task, and that a model of text has a block size.
+
+    Raises:
+        PlanRefused: the image's transformers has no such type, or the trainer could not build samples for it.
+    """
+    if not spec.run.is_builtin:
+        return
+    from launch_train.common.config import ExternalModel, parse
+
+    config = parse(spec.run.config)
+    model = config.model
+    if not isinstance(model, ExternalModel):
+        return
+    name = model.name.removeprefix("hf:")
+    is_type = name != model.name and "/" not in name and not model.pretrained
+    tasks = catalog.transformers_types.get(name) if is_type else None
+    image = spec.image
+    has_locked_version = not (image.is_custom or image.requirements)
+    if is_type and has_locked_version:
+        check_type(name, model.task, tasks, catalog)
+    has_own_data = "run.config.data" in custom_functions(spec.run)
+    if config.data.block_size is None and not has_own_data and is_text(model, config.data, tasks):
+        raise PlanRefused(
+            f"run.config.data.block_size: required for {model.name}: the number of tokens per sample",
+            "Set it: --set run.config.data.block_size=1024",
+            field="run.config.data.block_size",
+        )
+
+
+def check_type(name: str, task: str, tasks: tuple[str, ...] | None, catalog: Catalog) -> None:
+    """Check that transformers has a type, and that the type has the task. Raises PlanRefused."""
+    if tasks is None:
+        close = [f"hf:{model_type}" for model_type in near(name, catalog.transformers_types)]
+        raise PlanRefused(
+            f"run.config.model: unknown transformers model type {name}",
+            (did_you_mean(close) + " " if close else "")
+            + f"For a model of the Hugging Face Hub use hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}.",
+            field="run.config.model.name",
+        )
+    if not tasks or task not in ("auto", *tasks):
+        raise PlanRefused(
+            f"run.config.model: transformers' {name} has no head for {'any task' if task == 'auto' else task}",
+            f"Use the task {' or '.join(tasks)}." if tasks else "Train it with a custom script (run.script).",
+            field="run.config.model.task",
+        )
+
+
+def is_text(model: ExternalModel, data: Data, tasks: tuple[str, ...] | None) -> bool:
+    """Return whether the model certainly takes tokens. `tasks` are those of its type; None if unknown."""
+    task = model.task if model.task != "auto" or not tasks else tasks[0]
+    if task != "auto":
+        return task in TOKENS
+    if data.path == "synthetic":  # a model of the hub may be one of images
+        return not model.name.startswith("hf:") and data.image_size is None
+    return data.path == "python-stdlib" or data.tokenizer != "bytes"
+
+
+PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow-skinny", "mlflow")}
+"""Packages that have a logger's client; one of them must be in the image."""
+BOARD = frozenset({"tensorboard", "vertex"})
+"""Loggers that write TensorBoard's event files, which a TensorBoard instance on Vertex AI reads."""
+
+
+def loggers_of(spec: JobSpec) -> tuple[str, tuple[str, ...] | None]:
+    """Return the setting and its loggers; None: the default."""
+    if spec.run.is_builtin:
+        loggers = spec.run.config.get("loggers")
+        return "run.config.loggers", None if loggers is None else tuple(loggers)
+    return "run.loggers", spec.run.loggers
+
+
+def check_loggers(spec: JobSpec, catalog: Catalog, context: Context) -> None:
+    """Check that each logger has its package in the image and its settings in the job. Raises PlanRefused."""
+    field, names = loggers_of(spec)
+    if names is None or context.target == "local":
+        return
+    # Otherwise the image may have the package.
+    is_known = not (spec.image.uri or spec.image.setup or uses_base_torch(spec, catalog))
+    for name in names:
+        packages = PACKAGES.get(name, ())
+        if packages and is_known and not set(packages) & set(context.packages.loggers):
+            raise PlanRefused(
+                f"{field}: {name}: the image would not have its package",
+                f"Add a line to image.requirements ({spec.image.requirements or 'requirements.txt'}): {packages[0]}",
+                field=field,
+            )
+    if "vertex" in names and context.target == "vm":
+        raise PlanRefused(
+            f"{field}: vertex: only jobs on Vertex AI have a TensorBoard instance",
+            "Use tensorboard (the events are in the run folder), or Vertex AI: launch vertex SPEC",
+            field=field,
+        )
+    if context.target == "vertex":
+        check_board(spec, field, names)
+
+
+def check_board(spec: JobSpec, field: str, names: tuple[str, ...]) -> None:
+    """Check that a TensorBoard instance has events, and the events an instance. Raises PlanRefused."""
+    if "vertex" in names and not spec.vertex.tensorboard:
+        raise PlanRefused(
+            f"{field}: vertex: the job has no TensorBoard instance",
+            "Name one: --set vertex.tensorboard=projects/P/locations/L/tensorboards/ID\n"
+            "To list them: gcloud ai tensorboards list --region REGION",
+            field=field,
+        )
+    if spec.vertex.tensorboard and BOARD.isdisjoint(names):
+        raise PlanRefused(
+            f"vertex.tensorboard would stay empty: {field} names neither vertex nor tensorboard",
+            f"Add vertex to {field}, or remove vertex.tensorboard.",
+            field="vertex.tensorboard",
         )

@@ -10,10 +10,10 @@ from typing import Any
 
 from launch_train.common import contract
 from launcher.catalog import MachineType
-from launcher.plan import waiting
 from launcher.plan.container import escaped
-from launcher.plan.model import Chosen, Placement, Shared
+from launcher.plan.model import Placement, Shared
 from launcher.plan.mounts import vertex_lustre, vertex_nfs
+from launcher.plan.placement import attempt_wait
 from launcher.spec.models import JobSpec, Psc
 
 STRATEGY = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
@@ -24,10 +24,17 @@ BOOT_DISK_GB = 200
 
 def custom_job(spec: JobSpec, shared: Shared, placement: Placement, *, project: str) -> dict[str, Any]:
     """Return the body of `projects.locations.customJobs.create` for one placement."""
+    chosen = placement.chosen
     pool = {
-        "machineSpec": machine_spec(placement.chosen, placement.provisioning),
-        "diskSpec": disk_spec(spec, placement.chosen.machine),
-        **mounts(spec),
+        # A rehearsal with a GPU count that Google does not offer has no machine type.
+        "machineSpec": given(
+            machineType=chosen.machine.name if chosen.machine else None,
+            acceleratorType=chosen.gpu.vertex_accelerator,
+            acceleratorCount=chosen.gpus,
+            reservationAffinity=reservation_affinity(placement.provisioning),
+        ),
+        "diskSpec": disk_spec(spec, chosen.machine),
+        **given(nfsMounts=vertex_nfs(spec), lustreMounts=vertex_lustre(spec)),
         "containerSpec": container_spec(shared),
     }
     identity, vertex = spec.identity, spec.vertex
@@ -60,16 +67,6 @@ def given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def machine_spec(chosen: Chosen, provisioning: str) -> dict[str, Any]:
-    """Return the MachineSpec; it has no machine type in a rehearsal with a GPU count that Google does not offer."""
-    return given(
-        machineType=chosen.machine.name if chosen.machine else None,
-        acceleratorType=chosen.gpu.vertex_accelerator,
-        acceleratorCount=chosen.gpus,
-        reservationAffinity=reservation_affinity(provisioning),
-    )
-
-
 def reservation_affinity(provisioning: str) -> dict[str, Any] | None:
     """Return the ReservationAffinity; None unless `provisioning` names a reservation."""
     kind, _, name = provisioning.partition(":")
@@ -85,14 +82,6 @@ def disk_spec(spec: JobSpec, machine: MachineType | None) -> dict[str, Any]:
         "bootDiskType": spec.machine.boot_disk_type or default,
         "bootDiskSizeGb": spec.machine.boot_disk_gb or BOOT_DISK_GB,
     }
-
-
-def mounts(spec: JobSpec) -> dict[str, Any]:
-    """Return the NFS and Lustre mounts of every node."""
-    return given(
-        nfsMounts=vertex_nfs(spec),
-        lustreMounts=vertex_lustre(spec),
-    )
 
 
 def container_spec(shared: Shared) -> dict[str, Any]:
@@ -137,7 +126,7 @@ def scheduling(spec: JobSpec, shared: Shared, provisioning: str) -> dict[str, An
     launch_train.node restarts failed processes, so Vertex AI must not restart the whole job for one worker. It may
     restart the job after losing a machine, unless limits.restarts is 0.
     """
-    wait = waiting.attempt_wait(spec.limits, "vertex", provisioning) if provisioning == "flex-start" else None
+    wait = attempt_wait(spec.limits, "vertex", provisioning) if provisioning == "flex-start" else None
     return {
         "timeout": f"{ceil(shared.hours * 3600)}s",
         **({} if spec.vertex.persistent_resource else {"strategy": STRATEGY.get(provisioning, "STANDARD")}),

@@ -6,15 +6,21 @@ the catalog.
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import Any
 
 from launcher.catalog import Gpu, MachineType
-from launcher.jobs.vm import last_url_part
-from launcher.plan import mounts, vm_metadata, waiting
-from launcher.plan.model import Context, Placement, Shared
+from launcher.errors import PlanRefused
+from launcher.jobs.vm import PARAMETERS, last_url_part
+from launcher.plan import iam_commands, mounts
+from launcher.plan.container import as_json, expanded
+from launcher.plan.model import Container, Context, Placement, Shared
+from launcher.plan.names import default_service_account
+from launcher.plan.placement import attempt_wait
 from launcher.plan.vertex_request import RESERVATION_KEY, given
 from launcher.spec.models import JobSpec
+from launcher.text import parse_duration
 
 IMAGE_PROJECT = "deeplearning-platform-release"
 BOOT_DISK_GB = 200
@@ -27,7 +33,7 @@ def request(spec: JobSpec, context: Context, shared: Shared, placement: Placemen
 
     `family` is the image family to boot, unless the spec names an image.
     """
-    names = vm_metadata.nodes(spec, shared)
+    names = nodes(spec, shared)
     body = instance(spec, context, shared, placement, family)
     if len(names) == 1:
         return {"name": names[0], **body}
@@ -41,19 +47,17 @@ def request(spec: JobSpec, context: Context, shared: Shared, placement: Placemen
 
 def instance_properties(body: dict[str, Any]) -> dict[str, Any]:
     """Convert an Instance to compute_v1.InstanceProperties, which name machine, GPU and disk types without a zone."""
-    disks = [without_zone(disk) for disk in body["disks"]]
+    disks = []
+    for disk in body["disks"]:
+        if "source" in disk:
+            disks.append({**disk, "source": last_url_part(disk["source"])})
+        else:
+            params = disk["initializeParams"]
+            disks.append({**disk, "initializeParams": {**params, "diskType": last_url_part(params["diskType"])}})
     gpus = [
         {**gpu, "acceleratorType": last_url_part(gpu["acceleratorType"])} for gpu in body.get("guestAccelerators", ())
     ]
     return {**body, "machineType": last_url_part(body["machineType"]), "disks": disks, **given(guestAccelerators=gpus)}
-
-
-def without_zone(disk: dict[str, Any]) -> dict[str, Any]:
-    """Return a disk of InstanceProperties: an existing disk or a disk type by its name alone."""
-    if "source" in disk:
-        return {**disk, "source": last_url_part(disk["source"])}
-    params = disk["initializeParams"]
-    return {**disk, "initializeParams": {**params, "diskType": last_url_part(params["diskType"])}}
 
 
 def instance(spec: JobSpec, context: Context, shared: Shared, placement: Placement, family: str) -> dict[str, Any]:
@@ -75,8 +79,8 @@ def instance(spec: JobSpec, context: Context, shared: Shared, placement: Placeme
         "networkInterfaces": [network_interface(spec, placement.region)],
         "scheduling": scheduling(spec, machine, kind, shared),
         **given(reservationAffinity=reservation_affinity(placement.provisioning, context.project)),
-        "serviceAccounts": [{"email": vm_metadata.account_of(spec, context), "scopes": [SCOPE]}],
-        "metadata": {"items": vm_metadata.metadata(spec, context, shared, placement, family)},
+        "serviceAccounts": [{"email": account_of(spec, context), "scopes": [SCOPE]}],
+        "metadata": {"items": metadata(spec, context, shared, placement, family)},
         # Secure Boot must be off: it refuses NVIDIA's kernel module unless a key that the image trusts has signed it.
         "shieldedInstanceConfig": {
             "enableSecureBoot": False,
@@ -164,8 +168,8 @@ def network_interface(spec: JobSpec, region: str) -> dict[str, Any]:
 def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -> dict[str, Any]:
     """Return the provisioning model and the time after which Google itself ends the VM."""
     training = shared.container is not None
-    on_stop = vm_metadata.on_stop(spec, training=training)
-    discard = on_stop == "stop" and has_local_ssd(spec, machine)
+    action = on_stop(spec, training=training)
+    discard = action == "stop" and has_local_ssd(spec, machine)
     # DENSE reservations take no other model, and without an on-demand model a machine has no other.
     dense = spec.vm.dense_reservation or "standard" not in machine.compute_provisioning
     bound = kind == "reservation" and dense
@@ -176,7 +180,7 @@ def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -
         "onHostMaintenance": "TERMINATE",
         "automaticRestart": kind in ("standard", "reservation") and not training,
         "maxRunDuration": {"seconds": str(ceil(shared.hours * 3600))},
-        "instanceTerminationAction": on_stop.upper(),
+        "instanceTerminationAction": action.upper(),
         # Google refuses STOP on a machine with local SSDs without it.
         **({"onInstanceStopAction": {"discardLocalSsd": True}} if discard else {}),
     }
@@ -200,4 +204,140 @@ def params(spec: JobSpec, kind: str) -> dict[str, Any] | None:
     """Return how long a flex-start request may stay in the queue (compute_v1.InstanceParams)."""
     if kind != "flex-start":
         return None
-    return {"requestValidForDuration": {"seconds": str(waiting.attempt_wait(spec.limits, "vm", kind))}}
+    return {"requestValidForDuration": {"seconds": str(attempt_wait(spec.limits, "vm", kind))}}
+
+
+# --- Metadata ---------------------------------------------------------------------------------------------------------
+
+
+MAX_ITEM = 256 * 1024
+"""Maximum bytes of a metadata value (Compute Engine, VM metadata: limitations)."""
+MAX_ARGUMENT = 128 * 1024
+"""Maximum bytes of an argument or variable of a process, with its terminator (Linux, MAX_ARG_STRLEN)."""
+WITH_DRIVER = r".*-nvidia-[0-9]+"
+"""Image families that include a driver (Deep Learning VM: FRAMEWORK-CUDA-OS-DRIVER)."""
+
+
+def metadata(
+    spec: JobSpec, context: Context, shared: Shared, placement: Placement, family: str
+) -> list[dict[str, str]]:
+    """Return all metadata items. OS Login replaces SSH keys; the script reports its progress in guest attributes.
+
+    Raises:
+        PlanRefused: environment or arguments exceed the limits of VM metadata or of a process.
+    """
+    if not context.startup:
+        raise ValueError("a VM needs the startup script")
+    script = context.startup
+    if shared.container is not None and spec.mounts:
+        # The functions that mount them stand in front of the last line, which runs the job: the script of other VMs,
+        # and so their requests, stay as they are.
+        *functions, last = script.splitlines(keepends=True)
+        script = "".join([*functions, context.mount_script, "\n", last])
+    driver = {} if re.fullmatch(WITH_DRIVER, family) and not spec.vm.image else {"install-nvidia-driver": "True"}
+    items = {
+        "enable-oslogin": "TRUE",
+        "enable-guest-attributes": "TRUE",
+        **driver,
+        "startup-script": script,
+        PARAMETERS: parameters(spec, context, shared, placement),
+    }
+    return [{"key": key, "value": value} for key, value in items.items()]
+
+
+def parameters(spec: JobSpec, context: Context, shared: Shared, placement: Placement) -> str:
+    """Return the item `launch` as canonical JSON.
+
+    Raises:
+        PlanRefused: it is too large.
+    """
+    container = expanded(shared.container) if shared.container else None
+    values = (
+        training_parameters(spec, context, shared, placement, container) if container else workstation_parameters(spec)
+    )
+    text = as_json(values)
+    if (size := len(text.encode())) > MAX_ITEM:
+        raise PlanRefused(
+            f"env and arguments: {size // 1024} KiB is too large for VM metadata, which holds {MAX_ITEM // 1024} KiB",
+            "Move large values to a file in image.code, or to a bucket.",
+            field="env",
+        )
+    return text
+
+
+def workstation_parameters(spec: JobSpec) -> dict[str, Any]:
+    """Return the parameters of a VM to work on, for its watchdog."""
+    vm = spec.vm
+    return {
+        "kind": "work",
+        "on_stop": on_stop(spec, training=False),
+        **({"lease_seconds": parse_duration(vm.lease)} if vm.lease else {}),
+        **({"idle_stop_seconds": parse_duration(vm.idle_stop)} if vm.idle_stop else {}),
+    }
+
+
+def training_parameters(
+    spec: JobSpec, context: Context, shared: Shared, placement: Placement, container: Container
+) -> dict[str, Any]:
+    """Return the parameters of a training VM: container, nodes, and the grant to report if the VM cannot delete
+    itself. Raises PlanRefused."""
+    entrypoint, *rest = container.command
+    arguments = [*rest, *container.args]
+    check_argument_sizes(container.env, arguments)
+    account = account_of(spec, context)
+    return {
+        "kind": "train",
+        "run": shared.run,
+        "run_folder": shared.run_folder,
+        "image": shared.image.uri if shared.image else "",
+        "entrypoint": entrypoint,
+        "arguments": arguments,
+        "env": container.env,
+        **({"mounts": mounts.parameters(spec)} if spec.mounts else {}),
+        "nodes": list(nodes(spec, shared)),
+        "domain": domain(context.project, placement),
+        "account": account,
+        "grant": iam_commands.self_delete(context.project, account, prefix(spec, shared.run)),
+    }
+
+
+def check_argument_sizes(env: dict[str, str], arguments: list[str]) -> None:
+    """Check that Linux can start a process with these variables and arguments. Raises PlanRefused."""
+    variables = [(f"env.{name}", f"{name}={value}") for name, value in env.items()]
+    for field, text in (*variables, *(("run.args", argument) for argument in arguments)):
+        if (size := len(text.encode())) >= MAX_ARGUMENT:
+            raise PlanRefused(
+                f"{field}: {size // 1024} KiB is too large: Linux allows {MAX_ARGUMENT // 1024} KiB per argument",
+                "Move it to a file in image.code, or to a bucket.",
+                field=field,
+            )
+
+
+def on_stop(spec: JobSpec, *, training: bool) -> str:
+    """Return what happens to the VM at the end of its time: stop or delete."""
+    return spec.vm.on_stop or ("delete" if training else "stop")
+
+
+def account_of(spec: JobSpec, context: Context) -> str:
+    """Return the VM's service account; `default` is Compute Engine's, if --allow-default-service-account allows it."""
+    own = "default" if context.allow_default_account else default_service_account(context.project)
+    return spec.identity.service_account or own
+
+
+def nodes(spec: JobSpec, shared: Shared) -> tuple[str, ...]:
+    """Return the VMs' names, node 0 first."""
+    count = spec.machine.nodes
+    return (shared.run,) if count == 1 else tuple(f"{shared.run}-n{node}" for node in range(count))
+
+
+def prefix(spec: JobSpec, run: str) -> str:
+    """Return the name prefix of this spec's VMs, so that one grant covers all its runs; or a custom run id itself."""
+    own = f"{spec.name}-"
+    return own if run.startswith(own) else run
+
+
+def domain(project: str, placement: Placement) -> str:
+    """Return the DNS domain of the VMs: zonal internal DNS (Compute Engine, VM.ZONE.c.PROJECT.internal). That of a
+    domain-scoped project `example.com:p` ends in p.example.com.internal."""
+    owner, _, name = project.rpartition(":")
+    return f"{placement.zone}.c.{name}{'.' + owner if owner else ''}.internal"

@@ -8,16 +8,13 @@ from launch_train.common.config import parse
 from launcher.catalog import Catalog
 from launcher.plan import names
 from launcher.plan.estimate import precision
-from launcher.plan.loggers import about_loggers
-from launcher.plan.machine import has_many_networks
 from launcher.plan.memory.fit import fit_of
 from launcher.plan.memory.need import GB
 from launcher.plan.model import Attempt, Chosen, Context
-from launcher.plan.placement import SERVICE, is_ai_zone
+from launcher.plan.placement import SERVICE, clamp_flex_start_vm_wait, has_many_networks, is_ai_zone
 from launcher.plan.torch_build import uses_base_torch
-from launcher.plan.vm_metadata import on_stop
-from launcher.plan.vm_request import has_local_ssd
-from launcher.plan.waiting import clamp_flex_start_vm_wait
+from launcher.plan.validate import loggers_of
+from launcher.plan.vm_request import has_local_ssd, on_stop
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.services import Vertex
 from launcher.text import parse_duration, size_text
@@ -176,3 +173,18 @@ def about_price(spec: JobSpec, attempts: tuple[Attempt, ...]) -> Iterator[str]:
         servers = spec.vertex.reduction_server
         yield f"the price excludes the {servers.replicas} reduction servers ({servers.machine_type})."
         yield "the reduction servers only work if the image has the NCCL plugin google-reduction-server."
+
+
+def about_loggers(spec: JobSpec, context: Context) -> Iterator[str]:
+    """Yield what a logger lacks to reach its server, as far as the spec says."""
+    field, names = loggers_of(spec)
+    names = names or ()
+    variables = spec.env.keys() | spec.secrets.keys()
+    if context.target == "local":
+        if "vertex" in names:
+            yield f"{field}: vertex has no effect on this machine; the TensorBoard events are in the run folder."
+        return
+    if "wandb" in names and "WANDB_API_KEY" not in variables and spec.env.get("WANDB_MODE") in (None, "online"):
+        yield f"{field}: wandb needs WANDB_API_KEY; set secrets.WANDB_API_KEY, or env.WANDB_MODE: offline."
+    if "mlflow" in names and "MLFLOW_TRACKING_URI" not in variables:
+        yield f"{field}: mlflow needs env.MLFLOW_TRACKING_URI; without it, its rows stay on the job's machine."

@@ -15,7 +15,7 @@ from msgspec import Struct
 from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import ENDED, GONE
 from launcher.plan.model import Attempt, Plan
-from launcher.plan.waiting import MIN_WAIT
+from launcher.plan.placement import MIN_WAIT
 
 RETRIES: Final = 5
 """Retries of a placement after transient errors."""

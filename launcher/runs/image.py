@@ -74,9 +74,8 @@ def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say
     from launcher.catalog import load
     from launcher.images.inspect import contents
     from launcher.images.registry import Registry, parse
-    from launcher.plan.image import BASE_TORCH
-    from launcher.plan.image_check import check_image_contents
-    from launcher.plan.machine import choose
+    from launcher.plan.image import BASE_TORCH, check_image_contents
+    from launcher.plan.placement import choose
 
     if image.builds_base or (not image.pinned and image.wheel != BASE_TORCH):
         return

@@ -21,7 +21,7 @@ from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL, Job, command
 from launcher.plan.binding import NewerFormat
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.plan.run_id import compute_identity
+from launcher.plan.names import compute_identity
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, is_final
 from launcher.runs.find_local_run import here_instead
 from launcher.runs.find_run import FoundRun, find_jobs, searched

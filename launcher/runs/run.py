@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 from launcher.inputs.gather import project
 from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import Job
-from launcher.plan.owner import is_of_another
+from launcher.plan.names import is_of_another
 from launcher.runs.attempts import AttemptEntry
 from launcher.runs.cancelling import Cancellation, cancel_run
 from launcher.runs.cloud import CloudContext, open_cloud

@@ -19,7 +19,7 @@ from launch_train.common import contract
 from launcher.errors import LaunchError, UsageError
 from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL
-from launcher.plan.owner import is_owned_by
+from launcher.plan.names import is_owned_by
 from launcher.runs import find_local_run
 from launcher.runs.local_records import LocalRecord, read_record, read_records
 

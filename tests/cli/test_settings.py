@@ -14,7 +14,7 @@ import pytest
 from launcher import api
 from launcher.inputs.user_settings import user_settings_path
 from launcher.jobs.job import OWNER_LABEL
-from launcher.plan.owner import owner_value
+from launcher.plan.names import owner_value
 from tests.command import WORLD, Ran, launch
 
 BARE = "name: job\nmachine: {type: l4}\nlimits: {hours: 2}\nrun: {config: {steps: 3}}\n"

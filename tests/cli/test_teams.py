@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.jobs.job import OWNER_LABEL, RUN_LABEL
-from launcher.plan.owner import is_of_another, is_owned_by, owner_value
+from launcher.plan.names import is_of_another, is_owned_by, owner_value
 from launcher.testing.googlecloud import FakeClock
 from tests.cli.cloudjobs import RUNS, Job
 from tests.cli.vms import Person, Vms

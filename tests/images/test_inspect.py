@@ -14,9 +14,9 @@ import pytest
 from launcher.errors import PlanRefused
 from launcher.images.inspect import build_of, contents
 from launcher.images.registry import Registry, parse
-from launcher.plan.image_check import check_image_contents
-from launcher.plan.machine import choose
+from launcher.plan.image import check_image_contents
 from launcher.plan.model import Image, ImageContents, Packages, Requirement
+from launcher.plan.placement import choose
 from launcher.testing.registry import OciRegistry
 from tests.images.test_append import DOCKER, put
 from tests.plan.planning import CATALOG, spec

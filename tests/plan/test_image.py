@@ -138,9 +138,3 @@ def test_the_digest_takes_the_tags_place_everywhere(target: str) -> None:
         assert reference in str(one.request)
     assert with_digest(after, reference) == after
     assert str(before.attempts[0].request).replace(before.image.uri, reference) == str(after.attempts[0].request)
-
-
-def test_secrets_in_the_code_folder_are_reported() -> None:
-    names = tuple(f"{n}.env" for n in range(7))
-    (told,) = [text for text in planned(world={"secret_files": names}).warnings if "secret" in text]
-    assert "0.env, 1.env, 2.env, 3.env, 4.env, 5.env, 6.env" in told

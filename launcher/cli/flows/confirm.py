@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from launcher.errors import LaunchError, UsageError
 from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import OWNER_LABEL
-from launcher.plan.owner import is_of_another
+from launcher.plan.names import is_of_another
 
 
 def confirmed(question: str, needs: str, repeat: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from launcher.errors import UsageError
 from launcher.inputs.gcloud_config import person
-from launcher.plan.owner import is_owned_by
+from launcher.plan.names import is_owned_by
 
 
 def is_mine(labels: Mapping[str, str]) -> bool:

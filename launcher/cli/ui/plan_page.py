@@ -185,8 +185,8 @@ def memory_lines(plan: Plan, spec: JobSpec, explain: bool) -> Iterator[str]:
     """Yield the memory that the run needs on each machine type. It is not part of the plan, whose digest is in the
     requests."""
     from launcher import catalog
-    from launcher.plan.machine import choose
     from launcher.plan.memory.fit import memory_line
+    from launcher.plan.placement import choose
 
     machines = choose(spec, catalog.load(), plan.target)
     lines = {chosen.name: memory_line(spec, chosen, brief=not explain) for chosen in machines}

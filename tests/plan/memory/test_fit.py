@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from launch_train.common.config import parse
 from launcher.catalog import load
 from launcher.errors import PlanRefused
-from launcher.plan.machine import choose
 from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.fit import fit_of, memory_line
 from launcher.plan.memory.need import GB, Setup, divisors, largest_micro_batch, need, setup_of
+from launcher.plan.placement import choose
 from tests.command import launch
 from tests.plan.planning import context, planned, spec
 
