@@ -6,6 +6,7 @@ Only the standard library. What only the screen needs is in `cli/ui/text.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> list[str]:
@@ -82,3 +83,13 @@ def size_text(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.1f} {name}" if count < 10 * unit else f"{count / unit:,.0f} {name}"
     return f"{count} B"
+
+
+def relative(folder: str) -> str:
+    """Return the folder relative to the current one if it is inside it."""
+    if folder.startswith("gs://"):
+        return folder
+    try:
+        return str(Path(folder).relative_to(Path.cwd()))
+    except ValueError:
+        return folder

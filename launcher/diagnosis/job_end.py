@@ -13,7 +13,7 @@ from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, S
 from launcher.diagnosis.permissions import project_number
 from launcher.diagnosis.text import first, plain
 from launcher.diagnosis.vm_end import HTTP, diagnose_vm_end
-from launcher.jobs.job import GONE, Job, command
+from launcher.jobs.job import GONE, Job
 
 TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
 """google.rpc.Code: DEADLINE_EXCEEDED; RESOURCE_EXHAUSTED; and the service's own failures INTERNAL, UNAVAILABLE and
@@ -40,7 +40,10 @@ def diagnose_end(job: Job, context: RequestContext, last_error: str = "") -> Dia
                 cause=f"the {'VM' if job.zone else 'job'} was deleted",
                 fix=again(job),
             )
-    return Diagnosis(scope="permanent", kind="unknown", cause=f"it ended as {job.state}{its_words(job)}", fix=log)
+    cause, fix = f"it ended as {job.state}{its_words(job)}", log
+    if job.state == "INTERRUPTED":
+        cause, fix = "its process ended without recording how", again(job)
+    return Diagnosis(scope="permanent", kind="unknown", cause=cause, fix=fix)
 
 
 def diagnose_expired(job: Job, context: RequestContext) -> Diagnosis:
@@ -105,7 +108,7 @@ def again(job: Job) -> str:
 
 def resumed(job: Job) -> str:
     """Return the command that resumes the run, on the same service."""
-    return f"{command(vm=job.zone is not None)} --resume {job.run or 'RUN'}"
+    return f"{job.command} --resume {job.run or 'RUN'}"
 
 
 # --- Exit codes of the replicas ---------------------------------------------------------------------------------------

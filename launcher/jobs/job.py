@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+RUN_ID: Final = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
+"""`<name>-<8 hex>`, with the number that `--new` adds. An ID set with --run-id may differ."""
 RUN_LABEL: Final = "launch-run"
 """The run id. Any machine finds the run by this label."""
 IDENTITY_LABEL: Final = "launch-identity"
@@ -25,8 +27,13 @@ RESOURCE: Final = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:
 
 WAITING: Final = frozenset({"QUEUED", "PENDING"})
 """Nothing is billed yet. Vertex AI also reports QUEUED while quota is missing."""
-ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
-"""Final states (google.cloud.aiplatform_v1.JobState). An unknown state is not final."""
+ENDED: Final = frozenset(
+    {"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED", "INTERRUPTED", "UNKNOWN"}
+)
+"""Final states (google.cloud.aiplatform_v1.JobState). An unknown state is not final. The last two are of a run on this
+machine: its process ended without recording how; its records are unreadable."""
+LOCAL: Final = "local"
+"""The region of a job on this machine."""
 
 GONE: Final = "DELETED"
 """launch's own state for a job that was deleted."""
@@ -58,7 +65,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     projects/NUMBER/locations/REGION/customJobs/ID on Vertex AI, or projects/PROJECT/zones/ZONE/instances/NUMBER for a
     training VM. With several VMs it is the first one's. VMs are identified by number, because a later VM may reuse the
-    name.
+    name. On this machine it is the path of the run folder.
     """
     region: str
     state: str
@@ -71,11 +78,12 @@ class Job(Struct, frozen=True, kw_only=True):
     request: Mapping[str, Any] = {}
     """The request as canonical proto3 JSON: displayName, jobSpec, labels and encryptionSpec.
 
-    For a VM it is the current Instance.
+    For a VM it is the current Instance, on this machine the lock of the newest attempt.
     """
 
     folder: str = ""
-    """The run folder. Only VMs have it, because only the run folder records how a VM's job ended."""
+    """The run folder, as commands name it. Only VMs and jobs on this machine have it: only their run folder records how
+    they ended."""
 
     @property
     def handle(self) -> str:
@@ -96,6 +104,21 @@ class Job(Struct, frozen=True, kw_only=True):
     def zone(self) -> str | None:
         """Return the zone of a VM, or None on Vertex AI."""
         return self.name.split("/")[3] if "/zones/" in self.name else None
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether the job is on this machine."""
+        return self.region == LOCAL
+
+    @property
+    def begun(self) -> float:
+        """Return when its attempt began: its creation; on this machine, where a run has one job, its newest start."""
+        return self.started or self.created if self.is_here else self.created
+
+    @property
+    def command(self) -> str:
+        """Return the command that launches its run."""
+        return "launch local SPEC" if self.is_here else command(vm=self.zone is not None)
 
     @property
     def run(self) -> str:

@@ -7,7 +7,7 @@ after that, a new round begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -96,6 +96,8 @@ class AttemptEntry(AttemptLock, frozen=True, kw_only=True):
     number: int
     job: str | None = None
     end: AttemptEnd | None = None
+    exit_codes: Mapping[str, int] | None = None
+    """On this machine: the exit code of each replica."""
 
     @property
     def is_open(self) -> bool:

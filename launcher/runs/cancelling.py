@@ -13,15 +13,14 @@ from launcher.gcp.api import UnreachableError
 from launcher.runs.driver import LOCK_SECONDS, POLL_SECONDS
 from launcher.runs.endings import block_next_attempt, cancel_and_confirm, settle
 from launcher.runs.ledger import Ledger
-from launcher.runs.run_folder import storage_of
 from launcher.services import request
 
 if TYPE_CHECKING:
     from launcher.clock import Clock
     from launcher.jobs.job import Job
-    from launcher.runs.cloud import CloudContext
-    from launcher.runs.find_run import FoundRun
-    from launcher.services.router import Services
+    from launcher.runs.context import RunContext
+    from launcher.runs.find import FoundRun
+    from launcher.services.base import Jobs
 
 
 class Cancellation(Struct, frozen=True, kw_only=True):
@@ -38,18 +37,18 @@ class Cancellation(Struct, frozen=True, kw_only=True):
     """Failures, because of which jobs may still run or cost money."""
 
 
-def cancel_run(cloud: CloudContext, found: FoundRun, say: Callable[[str], None]) -> Cancellation:
+def cancel_run(found: FoundRun, say: Callable[[str], None]) -> Cancellation:
     """Cancel a run and wait for confirmation; failures are in the result. Its checkpoints stay in its folder.
 
     Raises KeyboardInterrupt with a note that the run may still be cancelled.
     """
-    service = cloud.of_run(storage_of(request.run_folder(found.job.request)))
-    active = [job for job in found.jobs if not job.is_over] or jobs_being_created(cloud, service, found, say)
-    ended, errors = cancel_jobs(service, cloud.clock, active, say)
+    service = found.context.of_run(found.storage)
+    active = [job for job in found.jobs if not job.is_over] or jobs_being_created(service, found, say)
+    ended, errors = cancel_jobs(service, found.context.clock, active, say)
     for job in ended:
-        record_end(cloud, job, say)
+        record_end(found.context, job, say)
     errors += release_ended(service, [job for job in found.jobs if job.is_over])
-    done = bool(active) or block_next(cloud, found, say)
+    done = bool(active) or block_next(found, say)
     if found.unread:
         errors.append(
             UnreachableError(
@@ -63,15 +62,16 @@ def cancel_run(cloud: CloudContext, found: FoundRun, say: Callable[[str], None])
     )
 
 
-def jobs_being_created(cloud: CloudContext, service: Services, run: FoundRun, say: Callable[[str], None]) -> list[Job]:
+def jobs_being_created(service: Jobs, run: FoundRun, say: Callable[[str], None]) -> list[Job]:
     """Return the job that another launch is creating for a run without an active job, once it exists; empty if it
     creates none, or its lock expires."""
-    if not (folder := request.run_folder(run.job.request)):
+    if not run.folder:
         return []
+    clock = run.context.clock
     known, waited = {job.name for job in run.jobs}, False
     try:
         # without `say`: block_next reports a folder that cannot be written
-        ledger = Ledger.open(folder, cloud.clock, project=cloud.project)
+        ledger = Ledger.open(run.folder, clock, project=run.context.project)
         while (entry := next(reversed(ledger.entries()), None)) and entry.round and entry.is_open:
             if entry.job:
                 return [] if entry.job in known or (job := service.get(entry.job)).is_over else [job]
@@ -80,14 +80,14 @@ def jobs_being_created(cloud: CloudContext, service: Services, run: FoundRun, sa
             if not waited:
                 say(f"another launch is submitting attempt {entry.number} of {run.id}; waiting for its job")
                 waited = True
-            cloud.clock.sleep(POLL_SECONDS)
+            clock.sleep(POLL_SECONDS)
     except LaunchError as error:
         say(f"cannot check whether a job of {run.id} is being created: {error.problem}")
     return []
 
 
 def cancel_jobs(
-    service: Services, clock: Clock, active: Sequence[Job], say: Callable[[str], None]
+    service: Jobs, clock: Clock, active: Sequence[Job], say: Callable[[str], None]
 ) -> tuple[list[Job], list[LaunchError]]:
     """Cancel all jobs, even if one fails; return those that ended, and the errors."""
 
@@ -105,21 +105,21 @@ def cancel_jobs(
     return ended, errors
 
 
-def record_end(cloud: CloudContext, job: Job, say: Callable[[str], None]) -> None:
+def record_end(context: RunContext, job: Job, say: Callable[[str], None]) -> None:
     """Record in the run's folder how the attempt ended: there may be no later launch that would."""
 
     if not (folder := request.run_folder(job.request)):
         return
     try:
-        ledger = Ledger.open(folder, cloud.clock, project=cloud.project)
+        ledger = Ledger.open(folder, context.clock, project=context.project)
         for entry in ledger.entries():
             if entry.job == job.name and entry.is_open:
-                settle(ledger, entry.number, job, diagnose_end(job, request.context_of_job(job, cloud.project)))
+                settle(ledger, entry.number, job, diagnose_end(job, request.context_of_job(job, context.project)))
     except LaunchError as error:
         say(f"cannot record in its folder that {job.run} was cancelled: {error.problem}")
 
 
-def release_ended(service: Services, over: Sequence[Job]) -> list[LaunchError]:
+def release_ended(service: Jobs, over: Sequence[Job]) -> list[LaunchError]:
     """Delete what ended jobs left behind, such as a stopped VM; return the errors."""
     errors: list[LaunchError] = []
     for job in over:
@@ -130,14 +130,14 @@ def release_ended(service: Services, over: Sequence[Job]) -> list[LaunchError]:
     return errors
 
 
-def block_next(cloud: CloudContext, run: FoundRun, say: Callable[[str], None]) -> bool:
+def block_next(run: FoundRun, say: Callable[[str], None]) -> bool:
     """Block the next attempt of a run without an active job; return whether one was blocked."""
 
-    folder = request.run_folder(run.job.request)
-    diagnosis = diagnose_end(run.job, request.context_of_job(run.job, cloud.project))
+    context = run.context
+    diagnosis = diagnose_end(run.job, request.context_of_job(run.job, context.project))
     try:
-        return bool(folder) and block_next_attempt(
-            Ledger.open(folder or "", cloud.clock, say, project=cloud.project), run.job, diagnosis
+        return bool(run.folder) and block_next_attempt(
+            Ledger.open(run.folder or "", context.clock, say, project=context.project), run.job, diagnosis
         )
     except LaunchError as error:
         say(f"cannot check whether another attempt of {run.id} is about to start: {error.problem}")

@@ -11,6 +11,8 @@ from msgspec import Struct
 import launcher.clock
 from launcher.clock import Clock
 from launcher.inputs.gcloud_config import account
+from launcher.runs.ledger import Ledger
+from launcher.runs.logs.reader import LogReader
 from launcher.services.compute.backend import Vms
 from launcher.services.compute.client import Compute
 from launcher.services.router import Services
@@ -18,6 +20,8 @@ from launcher.services.vertex import Vertex
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
+    from launcher.jobs.job import Job
+    from launcher.runs.attempts import AttemptEntry
 
 
 class CloudContext(Struct, frozen=True, kw_only=True):
@@ -43,6 +47,19 @@ class CloudContext(Struct, frozen=True, kw_only=True):
     def of_run(self, folder: Storage | None) -> Services:
         """Return the services with a run's folder, which records how deleted VMs ended."""
         return Services(self.vertex, self.vms.for_run(folder))
+
+    def attempts(self, folder: Storage) -> tuple[AttemptEntry, ...]:
+        """Return the attempts that the ledger in a run folder records. Raises LaunchError."""
+        return Ledger(folder, self.clock).entries()
+
+    def open_log(
+        self, job: Job, folder: Storage | None, say: Callable[[str], None], *, attempt: int = 0, tail: int | None = None
+    ) -> LogReader:
+        """Return the reader of a job's log: Cloud Logging, or its run folder. Raises NotAuthorised: no credentials."""
+        number = attempt or None
+        return LogReader(
+            job, self.project, os.environ, say=say, folder=folder, attempt=number, clock=self.clock, tail=tail
+        )
 
 
 def open_cloud(project: str, notice: Callable[[str], None] = lambda _text: None) -> CloudContext:

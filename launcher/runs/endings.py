@@ -22,13 +22,13 @@ from launcher.runs.attempts import (
     is_wait_used_up,
 )
 from launcher.runs.ledger import Ledger
-from launcher.services.base import GoneError, Service
+from launcher.services.base import GoneError, Jobs
+from launcher.text import exact_duration
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
     from launcher.runs.snapshot import RunSnapshot
 
-CONFIRM_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 2.0
 CANCELLED: Final = Diagnosis(
     scope="permanent", kind="cancelled", cause="cancelled before a job was created (launch cancel)"
@@ -68,7 +68,7 @@ def diagnosis_of_run(ledger: Ledger, job: Job, diagnosis: Diagnosis) -> Diagnosi
     return diagnosis
 
 
-def release_resources(service: Service, job: Job, say: Callable[[str], None]) -> None:
+def release_resources(service: Jobs, job: Job, say: Callable[[str], None]) -> None:
     """Remove what an ended job left behind; report what can't be removed, because it is billed."""
     try:
         service.release(job)
@@ -76,10 +76,10 @@ def release_resources(service: Service, job: Job, say: Callable[[str], None]) ->
         say(f"could not remove the resources of {job.name}: {error.problem}\n{error.hint}".strip())
 
 
-def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[str], None]) -> Job:
-    """Cancel a job, wait for its end and return it. Raises StillRunning: no confirmation within 5 minutes, so nothing
-    may be created in its place."""
-    until, requested, reported = clock.now() + CONFIRM_SECONDS, False, ""
+def cancel_and_confirm(service: Jobs, job: Job, clock: Clock, say: Callable[[str], None]) -> Job:
+    """Cancel a job, wait for its end and return it. Raises StillRunning: no confirmation in time, so nothing may be
+    created in its place."""
+    until, requested, reported = clock.now() + service.stop_seconds, False, ""
     while clock.now() < until:
         try:
             if not requested:
@@ -95,10 +95,10 @@ def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[
         if job.is_over:
             return job
         clock.sleep(POLL_SECONDS)
-    minutes = CONFIRM_SECONDS / 60
     raise StillRunning(
-        f"{job.name} is still {job.state} {minutes:.0f} minutes after the request to cancel it; nothing was created",
-        f"launch cancel {job.run or job.name}; then repeat the command",
+        f"{job.name} is still {job.state} {exact_duration(service.stop_seconds)} after the request to cancel it; "
+        "nothing was created",
+        service.stuck_fix or f"launch cancel {job.run or job.name}; then repeat the command",
     )
 
 

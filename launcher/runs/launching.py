@@ -17,18 +17,17 @@ from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.storage import open_folder
 from launcher.inputs.planning import planned
-from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL, Job, command
+from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.binding import NewerFormat
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.plan.names import compute_identity
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, is_final
-from launcher.runs.find_local_run import here_instead
-from launcher.runs.find_run import FoundRun, find_jobs, searched
+from launcher.runs.find import FoundRun, find_jobs, here_instead, searched
 from launcher.runs.identity_check import AllowedChange, comparable_request, identity_of
-from launcher.runs.job_view import CloudJobView
 from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import refusal
+from launcher.runs.watch.job_view import RunJobView
 from launcher.runs.watch.loop import Event, LinesPrinted
 from launcher.services import request
 
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from launcher.images.dependency_image import ImageBuildRequest, Report
     from launcher.inputs.gather import Inputs
     from launcher.runs.cloud import CloudContext
+    from launcher.runs.context import RunContext
     from launcher.runs.ledger import Ledger
     from launcher.runs.watch.loop import JobView
-    from launcher.services.router import Services
 
 RunEvent = Event | AttemptStarted | AttemptFailed
 
@@ -69,11 +68,10 @@ def open_driver(
     """
     storage = open_folder(made.run_folder) if made.run_folder else None
     ledger = Ledger(storage, cloud.clock, events.say, project=cloud.project, region=made.attempts[0].region)
-    service = cloud.of_run(storage)
-    watcher = RunWatcher(service, cloud, events, storage)
+    watcher = RunWatcher(cloud, events, storage)
     driver = RunDriver(
         plan=made,
-        service=service,
+        service=cloud.of_run(storage),
         ledger=ledger,
         watcher=watcher,
         say=events.say,
@@ -88,16 +86,15 @@ def open_driver(
 class RunWatcher:
     """The driver's watcher: opens a view of each job, and passes events on. `job` is the last job seen."""
 
-    def __init__(self, service: Services, cloud: CloudContext, events: Events, folder: Storage | None) -> None:
-        self._service, self._cloud = service, cloud
-        self._events = events
+    def __init__(self, context: RunContext, events: Events, folder: Storage | None) -> None:
+        self._context, self._events = context, events
         self._folder = folder
         self._cause = CauseFinder()
         self.job: Job | None = None
 
     def view(self, job: Job, number: int) -> JobView:
         """Return a new view of a job."""
-        return CloudJobView(self._service, self._cloud, job, number, self._folder, self._events.say)
+        return RunJobView(self._context, job, number, self._folder, self._events.say)
 
     def report(self, event: RunEvent) -> None:
         """Pass an event on."""
@@ -114,21 +111,22 @@ class RunWatcher:
 
 
 def watch_job(
-    cloud: CloudContext,
-    watcher: RunWatcher,
-    job: Job,
-    watch_seconds: float | None,
-    refused: NotAuthorised | None = None,
+    run: FoundRun, watcher: RunWatcher, watch_seconds: float | None, refused: NotAuthorised | None = None
 ) -> Job:
-    """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
+    """Watch a run's job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
     due."""
     from launcher.diagnosis import diagnose_end
     from launcher.runs.watch.loop import watch
+    from launcher.runs.watch.pollers import intervals_of
 
+    job, context = run.job, run.context
+    intervals = intervals_of(context.of_run(run.storage).poll_seconds)
     watcher.report(AttemptStarted(job=job, number=0, created=False))
     view = watcher.view(job, 0)
-    ended = watch(view, watcher.report, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    diagnosis = diagnose_end(ended, request.context_of_job(ended, cloud.project), watcher.error_in_output())
+    ended = watch(
+        view, watcher.report, context.clock, wait_seconds=None, watch_seconds=watch_seconds, intervals=intervals
+    ).job
+    diagnosis = diagnose_end(ended, request.context_of_job(ended, context.project), watcher.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended
     if refused and not is_final(diagnosis):
@@ -268,8 +266,8 @@ def stored_plan(cloud: CloudContext, run: FoundRun) -> Plan:
         raise refused
     if made is None:
         raise UsageError(
-            f"the folder of {run.id} ({request.run_folder(run.job.request) or 'none'}) has no readable plan",
-            f"Add the spec: {command(vm=run.job.zone is not None)} --resume {run.id}",
+            f"the folder of {run.id} ({run.folder or 'none'}) has no readable plan",
+            f"Add the spec: {run.job.command} --resume {run.id}",
         )
     return made
 
@@ -277,9 +275,8 @@ def stored_plan(cloud: CloudContext, run: FoundRun) -> Plan:
 def checked_plan(cloud: CloudContext, run: FoundRun) -> tuple[Plan | None, NotAuthorised | None]:
     """Return the plan in a run's folder (None: no readable one), and the error if it must not be submitted. Raises
     LaunchError: the records to check it against cannot be read."""
-    folder = request.run_folder(run.job.request)
     try:
-        ledger = Ledger.open(folder) if folder else None
+        ledger = Ledger.open(run.folder) if run.folder else None
         stored = ledger.stored() if ledger else None
     except NewerFormat:
         raise

@@ -11,11 +11,11 @@ from launch_train.common import contract
 from launch_train.common.config import is_resumable
 from launcher.errors import UsageError
 from launcher.plan.binding import NewerFormat, read
-from launcher.runs import find_local_run
-from launcher.runs.find_local_run import LocalRun, is_named, runs_below, shown
-from launcher.runs.local_records import LocalRecord, last_start, read_record
+from launcher.runs.find import RUNS, SHOWN, exact_run, is_named, named_runs, run_folders, similar_names
+from launcher.runs.local_progress import read_local_progress
 from launcher.runs.sweep.find import local_points
 from launcher.services import request
+from launcher.services.local.run_folder_job import read_job, shown
 from launcher.text import listed, plural
 
 if TYPE_CHECKING:
@@ -45,26 +45,29 @@ def find_unfinished(made: Plan, files: Sequence[File]) -> str:
     folder = Path(made.run_folder or "gs://")
     if (made.run_folder or "gs://").startswith("gs://") or (folder / contract.attempt_lock(1)).exists():
         return ""
-    beside = (run for run in runs_below(folder.parent)[:CANDIDATES] if is_named(run.id, str(made.spec.get("name"))))
-    for run in beside:
-        before, record = stored_plan(run.folder / contract.PLAN), read_record(run.folder)
-        if before is None or record is None or request.differences(request_of(before), request_of(made)):
+    for other in run_folders(folder.parent)[:CANDIDATES]:
+        before = stored_plan(other / contract.PLAN) if is_named(other.name, str(made.spec.get("name"))) else None
+        if before is None or request.differences(request_of(before), request_of(made)):
             continue
-        return "" if record.state in ("SUCCEEDED", "RUNNING") else resume_hint(run, record, files)
+        job = read_job(other)
+        return resume_hint(other, files) if job and job.state not in ("SUCCEEDED", "RUNNING") else ""
     return ""
 
 
-def resume_hint(run: LocalRun, record: LocalRecord, files: Sequence[File]) -> str:
+def resume_hint(folder: Path, files: Sequence[File]) -> str:
     """Return which code changed since a run, and the flag that resumes it; empty before its first step."""
-    if record.progress is None:
+    progress = None
+    with suppress(OSError, ValueError):
+        progress = read_local_progress(folder)
+    if progress is None:
         return ""
-    written = modification_time(run.folder / contract.PLAN)
+    written = modification_time(folder / contract.PLAN)
     names = [file.name for file in files if file.link is None and modification_time(file.path) > written]
-    is_default = run.folder.parent == Path(find_local_run.RUNS).resolve()
+    is_default = folder.parent == Path(RUNS).resolve()
     changed = listed(names, NAMED) if names else "the code"
     return (
-        f"{changed} changed since {run.id} (step {record.progress.step}); "
-        f"--resume {run.id if is_default else shown(run)} continues it with the new code"
+        f"{changed} changed since {folder.name} (step {progress.step}); "
+        f"--resume {folder.name if is_default else shown(folder)} continues it with the new code"
     )
 
 
@@ -104,20 +107,18 @@ def request_of(made: Plan) -> dict[str, Any]:
     return made.attempts[0].request
 
 
-def find_local(text: str, *, last: bool) -> LocalRun:
-    """Return the run on this machine with an ID, name or path; with `last`, of several the one that started last.
-    Raises UsageError: there is none, or several."""
-    found = (one,) if (one := find_local_run.exact_run(text)) else find_local_run.named_runs(text)
-    if not found and (points := local_points(text)):
+def find_local(text: str, *, last: bool) -> Path:
+    """Return the folder of the run on this machine with an ID, name or path; with `last`, of several the one that
+    started last. Raises UsageError: there is none, or several."""
+    runs = (run,) if (run := exact_run(text)) else named_runs(text)
+    if not runs and (points := local_points(text)):
         count = plural(len(points.values) or len(points.runs), "point")
         raise UsageError(f"{text} is a sweep of {count}, not a run", f"launch status {text} shows its points.")
-    if not found:
-        ids = (run.id for run in runs_below(Path(find_local_run.RUNS)))
-        fix = find_local_run.similar_names(text, ids) or "launch runs --local lists the runs."
-        raise UsageError(f"no run {text} in ./{find_local_run.RUNS}", fix)
-    if len(found) > 1 and not last:
-        names = [f"--resume {shown(run)}" for run in found[: find_local_run.SHOWN]]
-        raise UsageError(
-            f"{len(found)} runs match {text}", "\n".join([*names, f"--resume {text} --last  # the newest"])
-        )
-    return max(found, key=last_start)
+    if not runs:
+        ids = (folder.name for folder in run_folders(Path(RUNS)))
+        fix = similar_names(text, ids) or "launch runs --local lists the runs."
+        raise UsageError(f"no run {text} in ./{RUNS}", fix)
+    if len(runs) > 1 and not last:
+        names = [f"--resume {run.job.handle}" for run in runs[:SHOWN]]
+        raise UsageError(f"{len(runs)} runs match {text}", "\n".join([*names, f"--resume {text} --last  # the newest"]))
+    return Path(max(runs, key=lambda run: run.job.begun).job.name)

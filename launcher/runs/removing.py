@@ -1,4 +1,4 @@
-"""Delete a run that has ended: its folder with the checkpoints, and in the cloud the records of its jobs.
+"""Delete a run that has ended: its folder with the checkpoints, and the records of its jobs.
 
 Checkpoints are the result of paid time. Nothing is deleted until it is certain that the folder is the run's own, and
 that the run has no job that could still write to it.
@@ -10,21 +10,17 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from launch_train.common import contract
 from launcher.errors import LaunchError, UsageError
-from launcher.runs.local_records import read_json
-from launcher.services import request
 from launcher.services.local.folder_lock import lock_run_folder
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launcher.runs.cloud import CloudContext
-    from launcher.runs.find_local_run import LocalRun
-    from launcher.runs.find_run import FoundRun
+    from launcher.runs.find import FoundRun
     from launcher.runs.sweep.find import Sweep
 
 DELETERS: Final = 16
@@ -57,6 +53,7 @@ class Removable(Struct, frozen=True, kw_only=True):
 
 def removable_folder(run: str, storage: Storage) -> Removable:
     """Return the content of a run folder. Raises UsageError: it belongs to another run, or contains other runs."""
+    from launch_train.common.storage import LocalFolder
     from launcher.gcp.storage import use_errors
     from launcher.runs.ledger import json_field
 
@@ -69,7 +66,9 @@ def removable_folder(run: str, storage: Storage) -> Removable:
     nested = [name for name in names if name.endswith(f"/{contract.PLAN}")]
     if nested:
         raise UsageError(f"{storage.url} contains another run: {nested[0]}", "Delete that run first.")
-    if names and json_field(plan, "run") != run and not any(name.startswith(f"{contract.ATTEMPTS}/") for name in names):
+    has_attempts = any(name.startswith(f"{contract.ATTEMPTS}/") for name in names)
+    exists = names or isinstance(storage, LocalFolder)  # a folder here may be empty: others have a `metrics` too
+    if exists and json_field(plan, "run") != run and not has_attempts:
         raise UsageError(f"{storage.url} is not the folder of {run}: it has neither its plan nor attempts")
     return Removable(run=run, folder=storage.url, objects=tuple(sorted(names, key=deletion_order)))
 
@@ -80,46 +79,6 @@ def deletion_order(name: str) -> tuple[int, str]:
     return {contract.ATTEMPTS: 1, contract.PLAN: 2}.get(first, 0), name
 
 
-# --- This machine ----------------------------------------------------------------------------------------------------
-
-
-def remove_local(run: LocalRun) -> None:
-    """Delete the folder of a run on this machine. It disappears at once from all lists.
-
-    Raises UsageError: the run is running; LaunchError: the folder can't be deleted.
-    """
-    with lock_run_folder(run.folder) as ours:
-        if not ours:
-            raise still_running(run.id)
-        hidden = run.folder.with_name(f"{DELETING}{run.id}")
-        try:
-            if hidden.exists():  # an interrupted deletion of an earlier run with this ID
-                shutil.rmtree(hidden)
-            run.folder.rename(hidden)
-            shutil.rmtree(hidden)
-        except OSError as error:
-            raise LaunchError(f"{error.filename} can't be deleted: {error.strerror}", f"rm -r {hidden}") from error
-
-
-def check_is_local_run(run: LocalRun) -> None:
-    """Check that a folder is a run folder: others may have a folder `metrics` too. Raises UsageError."""
-    try:
-        plan = read_json(run.folder, contract.PLAN, dict[str, Any]) or {}
-    except ValueError:
-        plan = {}
-    locks = (run.folder / contract.ATTEMPTS).glob("[0-9]*.json")
-    if plan.get("run") != run.id and not any(locks):
-        raise UsageError(
-            f"{run.folder} has neither the plan of a run nor attempts, so it is not deleted",
-            "launch runs --local lists the runs.",
-        )
-
-
-def still_running(run: str) -> UsageError:
-    """Return the error of a run that is still running."""
-    return UsageError(f"{run} is still running, so it is not deleted", f"launch cancel {run}")
-
-
 # --- Sweeps ----------------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +86,7 @@ def remove_sweep_records(sweep: Sweep) -> None:
     """Delete the record of a sweep whose runs are deleted, so that its name is free. Raises LaunchError."""
     from launch_train.common.storage import LocalFolder
     from launcher.gcp.storage import open_folder, use_errors
-    from launcher.runs.find_local_run import RUNS
+    from launcher.runs.find import RUNS
     from launcher.runs.sweep.record import remove_record
 
     with use_errors():
@@ -137,66 +96,92 @@ def remove_sweep_records(sweep: Sweep) -> None:
             remove_record(open_folder(sweep.cloud.output), sweep.name)
 
 
-# --- The cloud -------------------------------------------------------------------------------------------------------
+# --- Runs ------------------------------------------------------------------------------------------------------------
 
 
-def removable_run(cloud: CloudContext, found: FoundRun) -> Removable:
-    """Return the data of a run in the cloud that would be deleted.
+def removable_run(run: FoundRun) -> Removable:
+    """Return the data of a run that would be deleted.
 
     Raises UsageError: it has an active job, may have one, or its folder is not its own; LaunchError.
     """
     from launcher.gcp.storage import open_folder
     from launcher.runs.ledger import Ledger
 
-    if found.is_active:
-        raise still_running(found.id)
-    if found.unread:
-        where = ", ".join(found.unread)
-        raise UsageError(f"{where} could not be read; {found.id} may have a job there", "Try again in a moment.")
-    folder = request.run_folder(found.job.request)
-    if not folder or not folder.endswith(f"/{found.id}"):
-        return Removable(run=found.id, folder="")
-    storage = open_folder(folder)
-    entries = Ledger(storage, cloud.clock).entries()
+    if run.is_active:
+        raise still_running(run.id)
+    if run.unread:
+        where = ", ".join(run.unread)
+        raise UsageError(f"{where} could not be read; {run.id} may have a job there", "Try again in a moment.")
+    if not run.folder or not run.folder.endswith(f"/{run.id}"):
+        return Removable(run=run.id, folder="")
+    storage = open_folder(run.folder)
+    entries = Ledger(storage, run.context.clock).entries()
     if any(entry.end is None and entry.job is None and entry.round for entry in entries[-1:]):
-        raise UsageError(f"an attempt of {found.id} is being created", f"launch cancel {found.id}")
-    return removable_folder(found.id, storage)
+        raise UsageError(f"an attempt of {run.id} is being created", f"launch cancel {run.id}")
+    return removable_folder(run.id, storage)
 
 
-def remove_run(cloud: CloudContext, found: FoundRun, what: Removable, say: Callable[[str], None]) -> None:
-    """Delete a run in the cloud: block its next attempt, then delete its objects and the records of its jobs.
+def remove_run(run: FoundRun, data: Removable, say: Callable[[str], None]) -> None:
+    """Delete a run: block its next attempt, then delete its folder and the records of its jobs.
 
     Raises LaunchError: not everything was deleted; the same call deletes the rest.
     """
+    from launch_train.common.storage import LocalFolder
     from launcher.gcp.storage import open_folder, use_errors
     from launcher.runs.cancelling import block_next, release_ended
 
-    if what.folder:
-        storage = open_folder(what.folder)
-        check_not_resumed(found, what, storage)
-        block_next(cloud, found, say)
-        check_not_resumed(found, what, storage)
-        with use_errors():
-            delete_objects(storage, what.objects)
-            delete_objects(storage, sorted(storage.list(), key=deletion_order))  # the block, and what came late
-    errors = release_ended(cloud.of_run(None), found.jobs)
-    for job in found.jobs:
-        if not job.zone:
-            cloud.vertex.delete(job.name)
+    if data.folder:
+        storage = open_folder(data.folder)
+        check_not_resumed(run, data, storage)
+        block_next(run, say)
+        check_not_resumed(run, data, storage)
+        if isinstance(storage, LocalFolder):
+            delete_local_folder(run.id, storage.folder)
+        else:
+            with use_errors():
+                delete_objects(storage, data.objects)
+                delete_objects(storage, sorted(storage.list(), key=deletion_order))  # the block, and what came late
+    service = run.context.of_run(None)
+    errors = release_ended(service, run.jobs)
+    for job in run.jobs:
+        service.forget(job)
     if errors:
         raise errors[0]
 
 
-def check_not_resumed(found: FoundRun, what: Removable, storage: Storage) -> None:
+def still_running(run: str) -> UsageError:
+    """Return the error of a run that is still running."""
+    return UsageError(f"{run} is still running, so it is not deleted", f"launch cancel {run}")
+
+
+def delete_local_folder(run: str, folder: Path) -> None:
+    """Delete the folder of a run on this machine. It disappears at once from all lists.
+
+    Raises UsageError: the run is running; LaunchError: the folder can't be deleted.
+    """
+    with lock_run_folder(folder) as ours:
+        if not ours:
+            raise still_running(run)
+        hidden = folder.with_name(f"{DELETING}{run}")
+        try:
+            if hidden.exists():  # an interrupted deletion of an earlier run with this ID
+                shutil.rmtree(hidden)
+            folder.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:
+            raise LaunchError(f"{error.filename} can't be deleted: {error.strerror}", f"rm -r {hidden}") from error
+
+
+def check_not_resumed(run: FoundRun, data: Removable, storage: Storage) -> None:
     """Check that no launch has resumed the run since it was found, which would have added an attempt. Raises
     UsageError."""
     from launcher.runs.ledger import Ledger
 
-    known, before = {job.name for job in found.jobs}, {*what.objects}
-    for one in Ledger(storage).entries():
-        is_new = contract.attempt_lock(one.number) not in before and one.job not in known
-        if one.round and one.end is None and is_new:
-            raise still_running(found.id)
+    known, before = {job.name for job in run.jobs}, {*data.objects}
+    for entry in Ledger(storage).entries():
+        is_new = contract.attempt_lock(entry.number) not in before and entry.job not in known
+        if entry.round and entry.end is None and is_new:
+            raise still_running(run.id)
 
 
 def delete_objects(storage: Storage, names: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from launcher.runs.cancelling import Cancellation, cancel_run
 from launcher.runs.cloud import CloudContext, open_cloud
 from launcher.runs.cost_limit import is_limited, require_limit
 from launcher.runs.endings import RunSucceeded
-from launcher.runs.find_run import FoundRun, NoSuchRun, in_folder, one_run, searched
+from launcher.runs.find import FoundRun, NoSuchRun, in_folder, one_run, searched
 from launcher.runs.launching import (
     RunEvent,
     RunWatcher,
@@ -36,13 +36,12 @@ from launcher.runs.launching import (
     with_image,
     with_its_own_image,
 )
-from launcher.runs.logs.reader import Line, LogReader
+from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.metrics.results import Results
 from launcher.runs.run_folder import open_run_folder, read_results, read_run_folder, storage_of
 from launcher.runs.watch.loop import Note
-from launcher.services import request
 
 if TYPE_CHECKING:
     from launch_train.export import Exported, Format
@@ -83,7 +82,9 @@ class RunStatus(Struct, frozen=True, kw_only=True):
 
 def status_of(found: FoundRun) -> RunStatus:
     """Return the status of a run that was just looked up; reads its folder."""
-    folder = read_run_folder(found.job)
+    folder = read_run_folder(found)
+    if found.job.is_here and found.job.error:  # which file is unreadable
+        folder = folder._replace(problem=found.job.error.message)
     return RunStatus(run=found.id, job=found.job, jobs=found.jobs, **folder._asdict())
 
 
@@ -179,7 +180,7 @@ def find(name: str, *, regions: Sequence[str] | None = None, on_event: OnEvent |
     """
     cloud = open_cloud(project("vertex", os.environ), EventSink(on_event).say)
     found = one_run(cloud, name, searched(regions))
-    return Run(cloud, found.id, request.run_folder(found.job.request))
+    return Run(cloud, found.id, found.folder)
 
 
 class Run:
@@ -213,7 +214,8 @@ class Run:
 
     def logs(self, *, tail: int | None = None) -> Iterator[Line]:
         """Yield the log lines of the active or newest job so far, or the last `tail` lines."""
-        return open_log(self._cloud, self._look_up().job, self._cloud.notice, tail=tail).read_existing()
+        run = self._look_up()
+        return self._cloud.open_log(run.job, run.storage, self._cloud.notice, tail=tail).read_existing()
 
     def metrics(self) -> Results | None:
         """Return the metrics that the run has written; None: none yet, or the run has no folder.
@@ -275,16 +277,15 @@ class Run:
             made, refused = checked_plan(self._cloud, found)
         ended: Job | None
         if made is None or refused:
-            folder = storage_of(self.folder)
-            watcher = RunWatcher(self._cloud.of_run(folder), self._cloud, events, folder)
-            ended = watch_job(self._cloud, watcher, (found or self._look_up()).job, timeout, refused)
+            run = found or self._look_up()
+            ended = watch_job(run, RunWatcher(self._cloud, events, run.storage), timeout, refused)
         else:
             driver, _ = open_driver(self._cloud, made, events, self._ready)
             try:
                 ended = driver.drive(fresh=False, watch_seconds=timeout)
             except RunSucceeded as success:
                 ended = success.job  # None: Vertex AI deletes old jobs
-        return status_of(FoundRun(id=self.id, jobs=(ended,))) if ended else self.status()
+        return status_of(FoundRun(id=self.id, jobs=(ended,), context=self._cloud)) if ended else self.status()
 
     def cancel(self, *, of_another: bool = False) -> Cancellation:
         """Cancel the run and wait for confirmation; a run that has ended stays as it is. Its checkpoints are kept.
@@ -297,7 +298,7 @@ class Run:
             raise UsageError(
                 f"{self.id} belongs to another account", "To cancel it anyway: run.cancel(of_another=True)"
             )
-        cancelled = cancel_run(self._cloud, found, self._cloud.notice)
+        cancelled = cancel_run(found, self._cloud.notice)
         if cancelled.errors:
             raise cancelled.errors[0]
         return cancelled
@@ -312,12 +313,6 @@ class Run:
             if self.folder and (found := in_folder(self._cloud, self.folder)):
                 return found
             raise
-
-
-def open_log(cloud: CloudContext, job: Job, say: Callable[[str], None], *, tail: int | None = None) -> LogReader:
-    """Return the reader of a job's log. Raises NotAuthorised: no credentials were found."""
-    folder = storage_of(request.run_folder(job.request))
-    return LogReader(job, cloud.project, os.environ, say=say, folder=folder, tail=tail, clock=cloud.clock)
 
 
 class EventSink:

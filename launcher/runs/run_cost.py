@@ -8,8 +8,11 @@ from launcher.services import request
 
 
 def job_usd(job: Job, now: float) -> float | None:
-    """Return the cost of a job's machines so far, without disks; 0 before they started; None: the price is unknown."""
-    if job.started is None:
+    """Return the cost of a job's machines so far in USD, without disks; None: the price is unknown.
+
+    It is 0 before they started, and on this machine.
+    """
+    if job.started is None or job.is_here:
         return 0.0
     price = usd_per_hour(job)
     return None if price is None else price * max(0.0, (job.ended or now) - job.started) / 3600

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launch_train.common import contract
 from launcher.errors import LaunchError
-from launcher.services import request
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launcher.jobs.job import Job
     from launcher.runs.attempts import AttemptEntry
+    from launcher.runs.find import FoundRun
     from launcher.runs.metrics.gpu_nodes import Node
     from launcher.runs.metrics.progress import Progress
     from launcher.runs.metrics.results import Results
@@ -31,25 +30,23 @@ class FolderSnapshot(NamedTuple):
     problem: str = ""
 
 
-def read_run_folder(job: Job) -> FolderSnapshot:
-    """Read the attempts, progress and nodes from the folder of a job's run."""
+def read_run_folder(run: FoundRun) -> FolderSnapshot:
+    """Read the attempts, progress and nodes from the folder of a run."""
     from launcher.gcp.storage import open_folder
-    from launcher.runs.ledger import Ledger
     from launcher.runs.metrics.gpu_nodes import read_nodes
     from launcher.runs.metrics.progress import ProgressReader
 
-    found = FolderSnapshot()
-    folder = request.run_folder(job.request)
-    if not folder:
-        return found
+    job, snapshot = run.job, FolderSnapshot()
+    if not run.folder:
+        return snapshot
     try:
-        storage = open_folder(folder).within(ANSWER_SECONDS)
-        found = found._replace(attempts=Ledger(storage).entries())
-        number = next((entry.number for entry in found.attempts if entry.job == job.name), 1)
-        found = found._replace(progress=ProgressReader(storage, job, attempt=number).read_new())
-        return found._replace(nodes=read_nodes(storage))
+        storage = open_folder(run.folder).within(ANSWER_SECONDS)
+        snapshot = snapshot._replace(attempts=run.context.attempts(storage))
+        number = next((entry.number for entry in reversed(snapshot.attempts) if entry.job == job.name), 1)
+        snapshot = snapshot._replace(progress=ProgressReader(storage, job, attempt=number).read_new())
+        return snapshot._replace(nodes=read_nodes(storage))
     except LaunchError as error:
-        return found._replace(problem=error.problem)
+        return snapshot._replace(problem=error.problem)
 
 
 def open_run_folder(run: str, folder: str | None) -> Storage:

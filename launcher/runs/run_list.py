@@ -20,14 +20,15 @@ from launcher.errors import LaunchError, UsageError
 from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL
 from launcher.plan.names import is_owned_by
-from launcher.runs import find_local_run
-from launcher.runs.local_records import LocalRecord, read_record, read_records
+from launcher.runs.context import LocalContext
+from launcher.runs.find import RUNS, FoundRun, is_named
+from launcher.runs.local_progress import read_local_progress
+from launcher.services.local.run_folder_job import jobs_below
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.jobs.job import Job
     from launcher.runs.cloud import CloudContext
-    from launcher.runs.find_run import FoundRun
     from launcher.runs.metrics.progress import Progress
     from launcher.runs.sweep.find import Sweep
 
@@ -59,14 +60,13 @@ class ListedRun(Struct, frozen=True, kw_only=True):
     folder: str | None = None
     problem: str = ""
     """Why it could not be read completely."""
-    record: LocalRecord | None = None
-    job: Job | None = None
-    """The active job of a run in the cloud, else the newest."""
+    job: Job
+    """The active job, else the newest."""
 
     @property
     def is_active(self) -> bool:
         """Return whether it is waiting or running."""
-        return not self.job.is_over if self.job else self.state == "RUNNING"
+        return not self.job.is_over
 
     @property
     def sweep(self) -> str:
@@ -117,7 +117,7 @@ class RunFilter(Struct, frozen=True, kw_only=True):
 
     def matches(self, run: ListedRun) -> bool:
         """Return whether a run is selected."""
-        has_name = self.name is None or find_local_run.is_named(run.run, self.name) or fnmatchcase(run.run, self.name)
+        has_name = self.name is None or is_named(run.run, self.name) or fnmatchcase(run.run, self.name)
         has_labels = all(
             name in run.labels and value in (None, run.labels[name]) for name, value in self.labels.items()
         )
@@ -145,7 +145,7 @@ def runs(
     name: str | None = None,
     labels: Mapping[str, str | None] | None = None,
     since: float | None = None,
-    folder: str | Path = find_local_run.RUNS,
+    folder: str | Path = RUNS,
     regions: Sequence[str] | None = None,
 ) -> RunList:
     """Return the runs in `folder` and those of gcloud's project, newest first; `target` asks for one of the two.
@@ -167,13 +167,13 @@ def list_runs(
     open_cloud: Callable[[], CloudContext],
     wanted: RunFilter,
     target: Literal["local", "cloud"] | None = None,
-    folder: Path = Path(find_local_run.RUNS),
+    folder: Path = Path(RUNS),
     regions: Sequence[str] | None = None,
 ) -> RunList:
     """Return the runs that a filter asks for, as `runs` does."""
     if target == "cloud":
         return RunList(runs=tuple(list_cloud(open_cloud(), wanted, regions)))
-    here = [run for record in read_records(folder) if wanted.matches(run := from_record(record))]
+    here = [run for run in list_here(folder) if wanted.matches(run)]
     if target == "local":
         return RunList(runs=tuple(newest_first(here)))
     from launcher.gcp.parallel import together
@@ -202,23 +202,23 @@ def group_key(run: ListedRun) -> tuple[str, bool]:
     return run.sweep or f"run {run.run}", run.target == "local"
 
 
-# --- This machine ----------------------------------------------------------------------------------------------------
+def entry_of(run: FoundRun, account: str, now: float) -> ListedRun:
+    """Return a run as an entry of the list, without its progress. `account`: gcloud's, or empty."""
+    from launcher.runs.run_cost import job_usd
 
-
-def from_record(record: LocalRecord) -> ListedRun:
-    """Return a run on this machine as an entry of the list."""
+    job, costs = run.job, [job_usd(job, now) for job in run.jobs]
+    owner = "me" if is_owned_by(job.labels, account) else job.labels.get(OWNER_LABEL, "")
     return ListedRun(
-        run=record.id,
-        target="local",
-        state=record.state,
-        created=record.started or 0.0,
-        owner=user_name(record.user),
-        labels=record.labels,
-        progress=record.progress,
-        usd=0.0,
-        folder=str(record.folder),
-        problem=record.problem,
-        record=record,
+        run=run.id,
+        target="local" if job.is_here else "vm" if job.zone else "vertex",
+        state=job.state,
+        created=job.begun,
+        owner=user_name(job.request["user"]) if job.is_here else owner,
+        labels=job.labels,
+        usd=None if None in costs else sum(cost for cost in costs if cost),
+        folder=run.folder,
+        problem=job.error.message if job.is_here and job.error else "",
+        job=job,
     )
 
 
@@ -234,38 +234,31 @@ def user_name(number: int) -> str:
         return str(number)
 
 
-# --- The cloud -------------------------------------------------------------------------------------------------------
+def list_here(folder: Path) -> list[ListedRun]:
+    """Return the runs in a folder on this machine, unsorted."""
+    runs = (FoundRun(id=job.id, jobs=(job,), context=LocalContext()) for job in jobs_below(folder))
+    return [with_local_progress(entry_of(run, "", 0.0)) for run in runs]
+
+
+def with_local_progress(run: ListedRun) -> ListedRun:
+    """Return a run on this machine with its progress, or why it is unreadable."""
+    try:
+        return replace(run, progress=read_local_progress(Path(run.folder or "")))
+    except (OSError, ValueError) as error:
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        return replace(run, problem=run.problem or f"unreadable: {text}")
 
 
 def list_cloud(cloud: CloudContext, wanted: RunFilter, regions: Sequence[str] | None) -> list[ListedRun]:
     """Return the runs in the cloud, newest first. Raises LaunchError: no region could be read."""
-    from launcher.runs.find_run import all_runs
+    from launcher.runs.find import all_runs
 
     account = person(os.environ)
     if wanted.mine and not account:
         raise UsageError("--mine needs gcloud's account, and none is set", "gcloud auth login")
     now = time.time()
-    found = (from_jobs(run, account, now) for run in all_runs(cloud, regions))
-    return with_progress(newest_first([run for run in found if wanted.matches(run)]))
-
-
-def from_jobs(found: FoundRun, account: str, now: float) -> ListedRun:
-    """Return a run in the cloud as an entry of the list, without its progress."""
-    from launcher.runs.run_cost import job_usd
-    from launcher.services import request
-
-    job, costs = found.job, [job_usd(job, now) for job in found.jobs]
-    return ListedRun(
-        run=found.id,
-        target="vm" if job.zone else "vertex",
-        state=job.state,
-        created=job.created,
-        owner="me" if is_owned_by(job.labels, account) else job.labels.get(OWNER_LABEL, ""),
-        labels=job.labels,
-        usd=None if None in costs else sum(cost for cost in costs if cost),
-        folder=request.run_folder(job.request),
-        job=job,
-    )
+    entries = (entry_of(run, account, now) for run in all_runs(cloud, regions))
+    return with_progress(newest_first([run for run in entries if wanted.matches(run)]))
 
 
 def listed_points(
@@ -273,16 +266,14 @@ def listed_points(
 ) -> tuple[list[ListedRun], list[str]]:
     """Return the points of a sweep that have begun, in their order, and the IDs of the others. `others` are runs of it
     without listed jobs."""
-    found = [
-        from_record(record) for run in (sweep.here.runs if sweep.here else ()) if (record := read_record(run.folder))
-    ]
-    found += with_progress(
-        [from_jobs(run, account, now) for run in (*(sweep.cloud.runs if sweep.cloud else ()), *others)]
+    points = [with_local_progress(entry_of(run, "", now)) for run in (sweep.here.runs if sweep.here else ())]
+    points += with_progress(
+        [entry_of(run, account, now) for run in (*(sweep.cloud.runs if sweep.cloud else ()), *others)]
     )
     order = {run: place for place, run in enumerate(sweep.known)}
-    found.sort(key=lambda one: (order.get(one.run, len(order)), one.target != "local"))
-    begun = {one.run for one in found}
-    return found, [run for run in order if run not in begun]
+    points.sort(key=lambda point: (order.get(point.run, len(order)), point.target != "local"))
+    begun = {point.run for point in points}
+    return points, [run for run in order if run not in begun]
 
 
 def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:

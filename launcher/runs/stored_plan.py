@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import NotAuthorised
-from launcher.jobs.job import PLAN_LABEL, Job, command
+from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.binding import Stored
 from launcher.plan.model import Plan
 from launcher.runs.attempts import AttemptEntry
@@ -29,7 +29,7 @@ def refusal(stored: Stored, jobs: Sequence[Job], ledger: Ledger, service: Servic
         return None
     plan = stored.plan
     job = jobs[0]
-    hint = f"{command(vm=job.zone is not None)} --resume {job.run or plan.run} continues the run with your own spec"
+    hint = f"{job.command} --resume {job.run or plan.run} continues the run with your own spec"
     file = f"{request.run_folder(job.request) or plan.run_folder}/plan.json"
     if not job.zone and not any(PLAN_LABEL in one.labels for one in jobs):
         return NotAuthorised(

@@ -10,13 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launch_train.common import contract
+from launcher.diagnosis import diagnose_end
 from launcher.jobs.job import WAITING
 from launcher.services import request
 
 if TYPE_CHECKING:
     from launch_train.report.goodput import AttemptTime
     from launch_train.report.run_data import AttemptRecord, RunData, Start
-    from launcher.diagnosis import Diagnosis
     from launcher.jobs.job import Job
 
 AttemptState = Literal["waiting", "running", "ended", "interrupted"]
@@ -79,8 +79,9 @@ class LiveAttempt(Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-def live_of(job: Job, number: int, diagnosis: Diagnosis | None) -> LiveAttempt:
-    """Return an attempt according to its job; `diagnosis` is that of the job's end."""
+def live_of(job: Job, number: int, project: str | None) -> LiveAttempt:
+    """Return an attempt according to its job, and why it ended in `project`; None: it has not ended."""
+    diagnosis = diagnose_end(job, request.context_of_job(job, project)) if project else None
     asked = request.read(job.request)
     machine = f"{asked.nodes} × {asked.machine_type}" if asked.nodes > 1 else asked.machine_type
     place = f"{asked.provisioning.partition(':')[0] or 'standard'} in {job.place}"
@@ -90,7 +91,7 @@ def live_of(job: Job, number: int, diagnosis: Diagnosis | None) -> LiveAttempt:
         state=state,
         machine=machine,
         place=place,
-        created=job.created,
+        created=job.begun,
         started=job.started,
         ended=job.ended,
         kind=diagnosis.kind if diagnosis else "",

@@ -10,18 +10,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from launcher.clock import REAL, Clock
 from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.runs.attempts import RUN_ENDS
-from launcher.runs.find_local_run import LocalRun
-from launcher.runs.job_view import CloudJobView
-from launcher.runs.local_view import LocalRunView
-from launcher.runs.run_folder import ANSWER_SECONDS, storage_of
-from launcher.runs.run_story import RunStory, local_story, read, story_of_job
+from launcher.runs.cancelling import cancel_run
+from launcher.runs.find import FoundRun
+from launcher.runs.metrics.gpu_nodes import read_nodes
+from launcher.runs.run_folder import ANSWER_SECONDS
+from launcher.runs.run_story import RunStory, read, story_of_job
+from launcher.runs.watch.job_view import RunJobView
 from launcher.runs.watch.loop import (
     Event,
     LinesPrinted,
@@ -32,24 +32,18 @@ from launcher.runs.watch.loop import (
     StateChanged,
     watch,
 )
-from launcher.runs.watch.pollers import CLOUD, THIS_MACHINE, Intervals
+from launcher.runs.watch.pollers import intervals_of
 from launcher.services import request
 
 if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
     from launch_train.report import RunData
     from launcher.jobs.job import Job
     from launcher.runs.attempts import AttemptEntry
-    from launcher.runs.cloud import CloudContext
-    from launcher.runs.find_run import FoundRun
-    from launcher.runs.logs.reader import Line
+    from launcher.runs.logs.line import Line
     from launcher.runs.metrics.gpu_nodes import Node
     from launcher.runs.metrics.results import Record
     from launcher.runs.watch.events import PollTarget
     from launcher.runs.watch.loop import Progress
-
-    Records = tuple[RunData | None, tuple[AttemptEntry, ...]]
-    """What a run's folder says: its records (None: unreadable), and its attempts."""
 
 TAIL: Final = 100
 """Number of last lines that are kept, and read at first."""
@@ -64,7 +58,6 @@ class RunView(NamedTuple):
     """Snapshot of a watched run. `is_over`: it is no longer watched; `error`: why, if the run itself has not ended."""
 
     id: str
-    is_local: bool
     job: Job | None = None
     progress: Progress | None = None
     newest_rows: Sequence[Record] = ()
@@ -79,166 +72,62 @@ class RunView(NamedTuple):
     error: LaunchError | None = None
 
 
-class WatchedRun(Protocol):
+class WatchedRun:
     """A run to watch; each attempt has its own view."""
 
-    id: str
-    is_local: bool
-    clock: Clock
-    intervals: Intervals
-    storage: Storage | None
+    def __init__(self, run: FoundRun, say: Callable[[str], None] = lambda _text: None) -> None:
+        self.id, self.clock = run.id, run.context.clock
+        self.storage = run.storage.within(ANSWER_SECONDS) if run.storage else None
+        self._run, self._context, self._say = run, run.context, say
+        self._service = run.context.of_run(self.storage)
+        self._records: RunData | None = None
+        self._attempts: tuple[AttemptEntry, ...] | None = None
+        self.intervals = intervals_of(self._service.poll_seconds)
+        self.details_seconds = 60.0 if self._service.poll_seconds is None else 5.0
+        """Between two readings of the story and the GPU samples."""
 
     def newest_job(self) -> Job:
         """Return the job of the newest attempt. Raises LaunchError."""
+        return self._run.job
 
-    def view(self, job: Job) -> AttemptView:
+    def view(self, job: Job) -> RunJobView:
         """Return a view of an attempt's job. Raises LaunchError."""
+        number = next((entry.number for entry in reversed(self._entries()) if entry.job == job.name), 0)
+        return RunJobView(self._context, job, number, self.storage, self._say, tail=TAIL)
 
     def next_job(self, ended: Job) -> Job | None:
         """Return the job of a later attempt, or None. Raises LaunchError."""
-
-    def may_continue(self, ended: Job) -> bool:
-        """Return whether another attempt may follow."""
-
-    def details(self, job: Job) -> tuple[RunStory, tuple[Node, ...]]:
-        """Read the run's folder, and return the story and the GPU samples. Raises LaunchError."""
-
-    def current_story(self, job: Job) -> RunStory | None:
-        """Return the current story, based on the records that were read last; None if they must be read again."""
-
-    def cancel(self, job: Job | None, say: Callable[[str], None]) -> bool:
-        """Cancel the run, whose newest known job is `job`; return False if it had ended. Raises LaunchError."""
-
-
-class AttemptView(Protocol):
-    """A JobView that also has the newest rows of metrics."""
-
-    @property
-    def newest_rows(self) -> Sequence[Record]:
-        """Return the newest rows of metrics, oldest first."""
-
-    def job(self) -> Job:
-        """See JobView."""
-
-    def lines(self) -> list[Line]:
-        """See JobView."""
-
-    def progress(self) -> Progress | None:
-        """See JobView."""
-
-
-class WatchedCloudRun:
-    """A run in the cloud, to watch."""
-
-    is_local = False
-    intervals = CLOUD
-
-    def __init__(self, cloud: CloudContext, found: FoundRun, say: Callable[[str], None]) -> None:
-        self.id, self.clock = found.id, cloud.clock
-        self.cloud, self.found = cloud, found
-        folder = storage_of(request.run_folder(found.job.request))
-        self.storage = folder.within(ANSWER_SECONDS) if folder else None
-        self._service, self._say = cloud.of_run(self.storage), say
-        self._records: Records | None = None
-
-    def newest_job(self) -> Job:
-        """Return the job that was found."""
-        return self.found.job
-
-    def view(self, job: Job) -> CloudJobView:
-        """Return a view of an attempt's job."""
-        number = next((entry.number for entry in self._entries() if entry.job == job.name), 0)
-        return CloudJobView(self._service, self.cloud, job, number, self.storage, self._say, tail=TAIL)
-
-    def next_job(self, ended: Job) -> Job | None:
-        """Return the job of a later attempt, or None."""
         newest = next((entry for entry in reversed(self._entries()) if entry.job), None)
         return self._service.get(newest.job) if newest and newest.job and newest.job != ended.name else None
 
     def may_continue(self, ended: Job) -> bool:
         """Return whether another attempt may follow: not after an end that ends the run, nor without a folder."""
-        return (
-            self.storage is not None
-            and diagnose_end(ended, request.context_of_job(ended, self.cloud.project)).kind not in RUN_ENDS
-        )
+        diagnosis = diagnose_end(ended, request.context_of_job(ended, self._context.project))
+        return self._service.outlives_client and self.storage is not None and diagnosis.kind not in RUN_ENDS
 
     def details(self, job: Job) -> tuple[RunStory, tuple[Node, ...]]:
-        """Read the story and the GPUs."""
-        from launcher.runs.metrics.gpu_nodes import read_nodes
-
-        before = self._records[0] if self._records else None
-        self._records = (read(self.storage) or before, self._entries())
-        story = self._story(self._records, job)
-        return story, read_nodes(self.storage, GPU_MINUTES) if self.storage else ()
+        """Read the run's folder, and return the story and the GPU samples. Raises LaunchError."""
+        self._records, self._attempts = read(self.storage) or self._records, self._entries()
+        return self._story(job), read_nodes(self.storage, GPU_MINUTES) if self.storage else ()
 
     def current_story(self, job: Job) -> RunStory | None:
-        """Return the story now."""
-        return self._story(self._records, job) if self._records else None
+        """Return the current story, based on the records that were read last; None if they must be read again."""
+        return None if self._attempts is None else self._story(job)
 
     def cancel(self, job: Job | None, say: Callable[[str], None]) -> bool:
-        """Cancel the run's jobs."""
-        from launcher.runs.cancelling import cancel_run
-        from launcher.runs.find_run import FoundRun
-
+        """Cancel the run, whose newest known job is `job`; return False if it had ended. Raises LaunchError."""
         job = (self.next_job(job) or job) if job else None  # a later attempt may have begun
-        done = cancel_run(self.cloud, FoundRun(id=self.id, jobs=(job,) if job else self.found.jobs), say)
-        if done.errors:
-            raise done.errors[0]
-        return done.done
+        jobs = (job,) if job else self._run.jobs
+        cancelled = cancel_run(FoundRun(id=self.id, jobs=jobs, context=self._context), say)
+        if cancelled.errors:
+            raise cancelled.errors[0]
+        return cancelled.done
 
-    def _story(self, records: Records, job: Job) -> RunStory:
-        run, entries = records
-        return story_of_job(run, self.id, job, entries, time.time())
+    def _story(self, job: Job) -> RunStory:
+        return story_of_job(self._context, self._records, self.id, job, self._attempts or (), self.storage, time.time())
 
     def _entries(self) -> tuple[AttemptEntry, ...]:
-        from launcher.runs.ledger import Ledger
-
-        return Ledger(self.storage).entries() if self.storage else ()
-
-
-class WatchedLocalRun:
-    """A run on this machine, to watch."""
-
-    is_local = True
-    intervals = THIS_MACHINE
-
-    def __init__(self, run: LocalRun, clock: Clock = REAL) -> None:
-        self.id, self.clock, self.run = run.id, clock, run
-        self.storage = storage_of(str(run.folder))
-        self._view = LocalRunView(run, clock, tail=TAIL)
-
-    def newest_job(self) -> Job:
-        """Return the state of the run as that of a job."""
-        return self._view.job()
-
-    def view(self, job: Job) -> LocalRunView:
-        """Return the view of the run."""
-        return self._view
-
-    def next_job(self, ended: Job) -> Job | None:
-        """Return None: a run on this machine ends with its process."""
-        return None
-
-    def may_continue(self, ended: Job) -> bool:
-        """Return False, for the same reason."""
-        return False
-
-    def details(self, job: Job) -> tuple[RunStory, tuple[Node, ...]]:
-        """Read the story and the GPUs."""
-        from launcher.runs.metrics.gpu_nodes import read_nodes
-
-        story = local_story(self.run, is_running=not job.is_over, number=self._view.attempt)
-        return story, read_nodes(self.storage, GPU_MINUTES) if self.storage else ()
-
-    def current_story(self, job: Job) -> RunStory | None:
-        """Return None: the folder is read each time."""
-        return None
-
-    def cancel(self, job: Job | None, say: Callable[[str], None]) -> bool:
-        """Request the run's `launch local` to stop."""
-        from launcher.runs.local_cancel import cancel_local
-
-        return cancel_local(self.run, self.clock)
+        return self._context.attempts(self.storage) if self.storage else ()
 
 
 class RunWatch:
@@ -252,7 +141,7 @@ class RunWatch:
         self._lines: deque[Line] = deque(maxlen=TAIL)
         self._troubles: dict[PollTarget, str] = {}
         self._details_due = 0.0
-        self._view = RunView(source.id, source.is_local)
+        self._view = RunView(source.id)
         self._thread = threading.Thread(target=self._run, name=f"watch {source.id}", daemon=True)
 
     @property
@@ -297,7 +186,7 @@ class RunWatch:
             self._read_end(job)
             job = self._next_job(job) if source.may_continue(job) else None
 
-    def _opened(self, job: Job) -> AttemptView:
+    def _opened(self, job: Job) -> RunJobView:
         """Return a view of a job; retry during outages."""
         while True:
             try:
@@ -330,7 +219,7 @@ class RunWatch:
         """Read the story and the GPU samples if they are due; else update the story. Raises LaunchError."""
         now = self.source.clock.now()
         if force or now >= self._details_due:
-            self._details_due = now + (5.0 if self.source.is_local else 60.0)
+            self._details_due = now + self.source.details_seconds
             story, nodes = self.source.details(job)
             self.update(story=story, nodes=nodes)
         elif current := self.source.current_story(job):
@@ -369,7 +258,7 @@ class DetailedView:
     """A JobView that also reads the story and the GPU samples with the progress, so that they share its poll intervals
     and outage reports."""
 
-    def __init__(self, view: AttemptView, run: RunWatch) -> None:
+    def __init__(self, view: RunJobView, run: RunWatch) -> None:
         self._view, self._run = view, run
 
     def job(self) -> Job:
@@ -382,12 +271,12 @@ class DetailedView:
 
     def progress(self) -> Progress | None:
         """Return the progress; read the story and the GPU samples if they are due."""
-        found = self._view.progress()
+        progress = self._view.progress()
         self._run.update(newest_rows=self._view.newest_rows)
         try:
             if job := self._run.view.job:
                 self._run.refresh(job)
         except LaunchError:
-            if found is None:  # else the progress, which is not read twice, would be lost
+            if progress is None:  # else the progress, which is not read twice, would be lost
                 raise
-        return found
+        return progress

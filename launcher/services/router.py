@@ -8,11 +8,11 @@ from typing import Any
 
 from launcher.jobs.job import Job
 from launcher.plan.model import Attempt
-from launcher.services.base import Listing, Service
+from launcher.services.base import Listing, OfGoogle, Service
 from launcher.spec.kinds import ZONE
 
 
-class Services:
+class Services(OfGoogle):
     """The two services of one project.
 
     A place is a region on Vertex AI or a zone on Compute Engine. A service is called only if one of its places is
@@ -58,6 +58,10 @@ class Services:
     def release(self, job: Job) -> None:
         """As Service.release."""
         self._of(job.name).release(job)
+
+    def forget(self, job: Job) -> None:
+        """As Service.forget."""
+        self._of(job.name).forget(job)
 
     def _of(self, name: str) -> Service:
         return self.vms if "/zones/" in name else self.vertex

@@ -20,7 +20,7 @@ from launcher.gcp.api import REQUEST_SECONDS, Api, Service, UnreachableError, cr
 from launcher.gcp.parallel import TolerantApi, of_create, together
 from launcher.jobs.job import RUN_LABEL, Failure, Job
 from launcher.plan.model import Attempt
-from launcher.services.base import GoneError, Listing
+from launcher.services.base import GoneError, Listing, OfGoogle
 
 SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
 NAME = re.compile(r"projects/[^/]+/locations/(?P<region>[^/]+)/customJobs/\d+")
@@ -37,7 +37,7 @@ READINGS = 3
 """Maximum number of times that a list is read because its page token expired."""
 
 
-class Vertex:
+class Vertex(OfGoogle):
     """The custom jobs of one project. Thread-safe.
 
     Uses REST if the endpoint is http://, else gRPC, whose deadline covers the whole request. `channel` replaces the
@@ -130,6 +130,10 @@ class Vertex:
         except LaunchError as error:
             if status_of(error) != 404:
                 raise
+
+    def forget(self, job: Job) -> None:
+        """Begin to delete an ended job's record."""
+        self.delete(job.name)
 
     def release(self, job: Job) -> None:
         """Do nothing: an ended job leaves nothing behind."""

@@ -18,7 +18,7 @@ from launcher import api
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, SpecError, StillRunning, UsageError
 from launcher.runs.driver import AttemptFailed, AttemptStarted
 from launcher.runs.endings import RunEnded
-from launcher.runs.find_run import NoSuchRun
+from launcher.runs.find import NoSuchRun
 from launcher.runs.watch.loop import StateChanged
 from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, Job, scripts

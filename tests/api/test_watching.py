@@ -11,17 +11,17 @@ import pytest
 from msgspec.structs import replace
 
 from launch_train.common import contract
-from launch_train.common.storage import LocalFolder, Storage
+from launch_train.common.storage import LocalFolder
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
-from launcher.runs.find_local_run import LocalRun
+from launcher.runs.find import local_run
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.run_story import RunStory
 from launcher.runs.watch.loop import Event
 from launcher.runs.watch.pollers import CLOUD
-from launcher.runs.watching import NEXT_SECONDS, RunWatch, WatchedLocalRun
+from launcher.runs.watching import NEXT_SECONDS, RunWatch, WatchedRun
 from launcher.services.local.attempts import End, lock, write_end
 from launcher.services.local.folder_lock import lock_run_folder
 from launcher.testing.googlecloud import FakeClock
@@ -51,6 +51,14 @@ def watched(watch: RunWatch) -> RunWatch:
     return watch
 
 
+def watched_here(folder: Path, clock: Clock) -> WatchedRun:
+    run = local_run(folder)
+    assert run
+    source = WatchedRun(run)
+    source.clock = clock
+    return source
+
+
 def test_a_run_here_is_watched_to_its_end(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     lock(storage, {"region": "local", "machine": "m", "provisioning": "standard"})
@@ -68,7 +76,7 @@ def test_a_run_here_is_watched_to_its_end(tmp_path: Path) -> None:
             write_end(storage, 1, End(exit_codes={"workerpool0-0": 0}, seconds=3.0, time=9.0))
             stack.close()
 
-        source = WatchedLocalRun(LocalRun(tmp_path), Steps(step, lambda: None, end).clock)
+        source = watched_here(tmp_path, Steps(step, lambda: None, end).clock)
         view = watched(RunWatch(source, events.append)).view
     assert (view.is_over, view.error, view.job and view.job.state) == (True, None, "SUCCEEDED")
     assert view.progress == Progress(step=4, steps=4, loss=1.5)
@@ -80,19 +88,15 @@ def test_a_run_here_is_watched_to_its_end(tmp_path: Path) -> None:
 
 def test_a_run_here_that_has_ended_is_read_once(tmp_path: Path) -> None:
     lock(LocalFolder(tmp_path), {"region": "local"})
-    view = watched(
-        RunWatch(WatchedLocalRun(LocalRun(tmp_path), Clock(lambda: 0.0, lambda _: pytest.fail("waits"))))
-    ).view
-    assert (view.job and view.job.state, view.story.chapters[-1].state) == ("CANCELLED", "interrupted")
+    view = watched(RunWatch(watched_here(tmp_path, Clock(lambda: 0.0, lambda _: pytest.fail("waits"))))).view
+    assert (view.job and view.job.state, view.story.chapters[-1].state) == ("INTERRUPTED", "interrupted")
 
 
-class Scripted:
+class Scripted(WatchedRun):
     """A source and view whose answers are scripted: a job, or an error to raise."""
 
-    id, is_local, intervals = "run-1", False, CLOUD
-    storage: Storage | None = None
-
     def __init__(self, *answers: Job | LaunchError, then: Job | None = None, clock: Clock | None = None) -> None:
+        self.id, self.intervals, self.details_seconds, self.storage = "run-1", CLOUD, 60.0, None
         self.answers, self.then = [*answers], then
         self.clock = clock or Steps().clock
         self.opened = 0
@@ -104,7 +108,7 @@ class Scripted:
     def newest_job(self) -> Job:
         return JOB
 
-    def view(self, job: Job) -> Scripted:
+    def view(self, job: Job) -> Any:
         self.opened += 1
         if self.opened == 1:
             raise UnreachableError("no answer")

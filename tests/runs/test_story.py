@@ -12,6 +12,7 @@ from launch_train.common.storage import LocalFolder
 from launch_train.report import RunData, read_run
 from launcher.cli.ui.story_text import attempt_text, cost_text, resumed_text
 from launcher.jobs.job import Job
+from launcher.runs.cloud import open_cloud
 from launcher.runs.run_story import story_of_job
 from launcher.runs.story import AttemptSummary, LiveAttempt, Resumed, cap_usd, summarize_attempts, total_usd
 from tests.train.report.folders import PLACE, T, preempted, rows, write
@@ -121,7 +122,7 @@ def test_a_job_without_a_folder(state: str, text: str, advice: str) -> None:
     job = Job(
         name=name, region="us-central1", state=state, created=T - 500, started=started, ended=ended, labels=labels
     )
-    story = story_of_job(None, "job", job, (), T + 1000)
+    story = story_of_job(open_cloud("my-project"), None, "job", job, (), None, T + 1000)
     (one,) = story.chapters
     assert text in attempt_text(one)
     assert advice in story.advice if advice else not story.advice

@@ -9,8 +9,7 @@ from launcher.cli.options import Last, Output, OutputFormat, Regions, RunName, Y
 if TYPE_CHECKING:
     from launcher.errors import LaunchError
     from launcher.runs.cancelling import Cancellation
-    from launcher.runs.find_local_run import LocalRun
-    from launcher.runs.find_run import FoundRun
+    from launcher.runs.find import FoundRun
 
 
 def cancel(
@@ -27,69 +26,58 @@ def cancel(
     run belongs to another account, and once for a sweep.
     """
     from launcher.cli.flows.find_run import run_or_sweep
-    from launcher.runs.find_local_run import LocalRun
     from launcher.runs.sweep.find import Sweep
 
-    found = run_or_sweep(run, regions, last=last)
-    if isinstance(found, Sweep):
-        from launcher.cli.flows.cancel_sweep import cancel_sweep
+    match run_or_sweep(run, regions, last=last):
+        case Sweep() as sweep:
+            from launcher.cli.flows.cancel_sweep import cancel_points
 
-        cancel_sweep(found, output_format, yes=yes)
-    elif isinstance(found, LocalRun):
-        cancel_here(found, output_format)
-    else:
-        cancel_in_cloud(run, found, output_format, yes=yes)
+            cancel_points(sweep, output_format, yes=yes)
+        case found:
+            cancel_found(found, output_format, yes=yes)
 
 
-def cancel_here(run: LocalRun, output: Output) -> None:
-    """Cancel a run on this machine. Raises LaunchError: it still runs."""
-    import launcher.clock
-    from launcher.cli.flows.local_status import read_snapshot, show_local
-    from launcher.runs.local_cancel import cancel_local
-
-    done = cancel_local(run, launcher.clock.REAL)
-    if output is Output.text:
-        state = read_snapshot(run).state.lower()
-        print(f"{'' if done else 'nothing to do: '}{run.id} {state} (this machine)")
-    else:
-        show_local(run, output)
-
-
-def cancel_in_cloud(run: str, found: FoundRun, output: Output, *, yes: bool) -> None:
-    """Cancel a run in the cloud, which the user called `run`. Raises LaunchError."""
-    from launcher.cli.flows.cloud import of_run
+def cancel_found(run: FoundRun, output: Output, *, yes: bool) -> None:
+    """Cancel a run. Raises LaunchError: it may still run."""
     from launcher.cli.flows.confirm import confirm_for_another
     from launcher.cli.ui.event_printer import EventPrinter
     from launcher.runs.cancelling import cancel_run
 
-    cloud, say = of_run(run)[0], EventPrinter(None).say
-    if not yes and found.is_active:
-        confirm_for_another(found.id, found.job.labels, "Cancel", "cancelled", f"launch cancel {found.id}")
+    say = EventPrinter(None).say
+    if not yes and run.is_active:
+        confirm_for_another(run.id, run.job.labels, "Cancel", "cancelled", f"launch cancel {run.id}")
     try:
-        cancelled = cancel_run(cloud, found, say)
+        cancelled = cancel_run(run, say)
     except KeyboardInterrupt as stop:
         say(f"interrupted; {' '.join(getattr(stop, '__notes__', ()))}")
         raise
     error = next(iter(cancelled.errors), None)
-    show(cancelled, output, error)
+    show(run, cancelled, output, error)
     if error:
         raise error
 
 
-def show(cancelled: Cancellation, output: Output, error: LaunchError | None) -> None:
+def show(run: FoundRun, cancelled: Cancellation, output: Output, error: LaunchError | None) -> None:
     """Print the ended jobs; `error` ends the command."""
-    from launcher.cli.ui.data import job_data
+    from msgspec.structs import replace
+
+    from launcher.cli.ui.data import job_data, status_data
     from launcher.cli.ui.documents import printed
+    from launcher.runs.run import status_of
+    from launcher.runs.run_story import story_of
 
     if output is Output.text:
         from launcher.cli.ui.event_printer import STATES, after
+        from launcher.cli.ui.job_text import place_of
 
         for job in cancelled.jobs:
-            end = f"{cancelled.run} {STATES.get(job.state, job.state)}{after(job)} ({job.place})"
-            folder = f"\nits folder: {job.folder}" if job.folder else ""  # finds a run on VMs from now on
+            end = f"{cancelled.run} {STATES.get(job.state, job.state)}{after(job)} ({place_of(job)})"
+            folder = f"\nits folder: {job.folder}" if job.folder and job.zone else ""  # finds a run on VMs from now on
             print(f"{'' if cancelled.done else 'nothing to do: '}{end}{folder}")
         if cancelled.only_blocked:
             print("no further attempt will be made")
     elif cancelled.jobs:
-        data = [job_data(cancelled.run, job) for job in cancelled.jobs]
-        printed({**data[0], "jobs": data}, output, error)
+        ended = replace(run, jobs=cancelled.jobs)
+        status = status_of(ended)
+        jobs = [job_data(cancelled.run, job) for job in cancelled.jobs if not job.is_here]
+        printed(status_data(status, story_of(ended, status.attempts)) | {"jobs": jobs}, output, error)

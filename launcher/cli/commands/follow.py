@@ -19,17 +19,8 @@ def follow(
     Ctrl-C stops watching; the run continues.
     """
     from launcher.cli.flows.find_run import find_run
+    from launcher.cli.flows.launch import follow_run
     from launcher.cli.ui.text import flag_seconds
-    from launcher.runs.find_local_run import LocalRun
 
     seconds = None if watch_for is None else flag_seconds(watch_for, "--watch-for")
-    found = find_run(run, regions, last=last)
-    if isinstance(found, LocalRun):
-        from launcher.cli.flows.local_output import follow_local
-
-        follow_local(found, output_format, watch_seconds=seconds)
-    else:
-        from launcher.cli.flows.cloud import of_run
-        from launcher.cli.flows.launch import follow_run
-
-        follow_run(of_run(run)[0], found, output_format, watch_seconds=seconds)
+    follow_run(find_run(run, regions, last=last), output_format, watch_seconds=seconds)

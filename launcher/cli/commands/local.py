@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from launcher.inputs.gather import Inputs
     from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Plan
-    from launcher.runs.find_local_run import LocalRun
 
 
 def local(
@@ -172,21 +171,21 @@ def run_spec(
     from launcher.services.local.on_host import run_setup
     from launcher.services.local.workdirs import Code
 
-    run = None
+    folder = None
     if resume:
         from launcher.runs.local_resume import find_local
 
-        run = find_local(resume, last=last)
+        folder = find_local(resume, last=last)
     options: dict[str, Any] = {"in_place": in_place, "docker": docker, "python": python, "setup": setup}
     options["dry_run"] = dry_run
-    inputs = inputs_of(run, spec, flags, options)
+    inputs = inputs_of(folder, spec, flags, options)
     if docker:
         inputs = for_this_machine(inputs)
     plan = planned(inputs)
     earlier = "" if new else earlier_python(plan.run_folder)
     if inputs.python and not inputs.python.is_named and earlier not in ("", inputs.python.path):
         options["earlier_python"] = earlier
-        inputs = inputs_of(run, spec, flags, options)
+        inputs = inputs_of(folder, spec, flags, options)
         plan = planned(inputs)
     if setup:
         if not inputs.spec.image.setup:
@@ -194,7 +193,7 @@ def run_spec(
         python_path = inputs.python.path if inputs.python else sys.executable
         run_setup(inputs.spec.image.setup, inputs.code or Path.cwd(), os.environ, say, python_path)
         answers.cache_clear()
-        inputs = inputs_of(run, spec, flags, options)  # the lines may have installed packages, and written code
+        inputs = inputs_of(folder, spec, flags, options)  # the lines may have installed packages, and written code
         plan = planned(inputs)
     if dry_run:
         show(plan, inputs.spec, output_format, image=docker, python=inputs.python)
@@ -211,7 +210,7 @@ def run_spec(
             )
     if new:
         plan = as_fresh_run(plan, inputs)
-    report_start(plan, inputs, run, is_new=new)
+    report_start(plan, inputs, folder, is_new=new)
     image = None
     if docker:
         plan, image = with_local_image(plan, inputs)
@@ -248,31 +247,33 @@ def python_of_request(body: dict[str, Any], option: str | None, environ: Mapping
     return found
 
 
-def inputs_of(run: LocalRun | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:
-    """Return the inputs of a plan, as `gather` does with these options; for a run, of one that continues it in its
-    folder, without a spec by its own. Raises UsageError."""
+def inputs_of(folder: Path | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:
+    """Return the inputs of a plan, as `gather` does with these options; for a run folder, of one that continues
+    it, without a spec by its own. Raises UsageError."""
     from launcher.cli.flows.plan import gather
     from launcher.cli.options import overrides
     from launcher.inputs.gather import GatherOptions, gather_data
-    from launcher.runs.local_resume import stored_plan
 
-    if run is None:
+    if folder is None:
         return gather("local", spec, flags, **options)
-    run_flags = flags._replace(run_id=run.id, output=str(run.folder.parent))
+    from launcher.runs.local_resume import stored_plan  # only to resume: Windows lacks what it needs
+
+    run = folder.name
+    run_flags = flags._replace(run_id=run, output=str(folder.parent))
     if spec:
         return gather("local", spec, run_flags, **options)
-    path = run.folder / contract.PLAN
+    path = folder / contract.PLAN
     before = stored_plan(path)
     if before is None or (before.image and before.image.files):
         why = "has no readable plan" if before is None else "has custom code, which its folder does not contain"
-        raise UsageError(f"{run.id} {why}", f"Add the spec: launch local SPEC --resume {run.id}")
+        raise UsageError(f"{run} {why}", f"Add the spec: launch local SPEC --resume {run}")
     return gather_data(
-        "local", before.spec, str(path), overrides(run_flags), options=GatherOptions(run_id=run.id, **options)
+        "local", before.spec, str(path), overrides(run_flags), options=GatherOptions(run_id=run, **options)
     )
 
 
-def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bool) -> None:
-    """Print the plan's warnings, and what changed since `run`, which it resumes, or since an unfinished run.
+def report_start(plan: Plan, inputs: Inputs, folder: Path | None, *, is_new: bool) -> None:
+    """Print the plan's warnings, and what changed since the run in `folder`, which it resumes, or an unfinished run.
 
     Raises UsageError: the run can't continue with the plan.
     """
@@ -283,22 +284,22 @@ def report_start(plan: Plan, inputs: Inputs, run: LocalRun | None, *, is_new: bo
         say(inputs.python.note)
     for warning in plan.warnings:
         say(f"warning: {warning}")
-    if run:
-        report_changes(run, plan, inputs)
+    if folder:
+        report_changes(folder, plan, inputs)
     elif not is_new:
         check_repeated(plan, is_builtin=inputs.spec.run.is_builtin)
         if hint := find_unfinished(plan, inputs.source.code):
             say(hint)
 
 
-def report_changes(run: LocalRun, plan: Plan, inputs: Inputs) -> None:
+def report_changes(folder: Path, plan: Plan, inputs: Inputs) -> None:
     """Print what a resume changes. Raises UsageError: the run can't continue with it."""
     from launcher.cli.ui.streams import say
     from launcher.runs.local_resume import changed_settings, stored_plan
 
-    before = stored_plan(run.folder / contract.PLAN)
+    before = stored_plan(folder / contract.PLAN)
     fix = "Without --resume, the command starts a separate run."
-    for line in changed_settings(run.id, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
+    for line in changed_settings(folder.name, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
         say(f"resuming with {line.removeprefix('run.config.')}")
 
 

@@ -27,15 +27,7 @@ def logs(
     Reads Cloud Logging, or else the run's folder. Prints the newest attempt; `launch status` lists the other jobs.
     """
     from launcher.cli.flows.find_run import find_run, job_of
-    from launcher.runs.find_local_run import LocalRun
+    from launcher.cli.flows.print_logs import show
 
     found = find_run(run, regions, last=last)
-    if isinstance(found, LocalRun):
-        from launcher.cli.flows.local_output import show_lines
-
-        show_lines(found, output_format, tail=tail, follow=follow)
-    else:
-        from launcher.cli.flows.cloud import of_run
-        from launcher.cli.flows.print_logs import show
-
-        show(of_run(run)[0], job_of(found, run), output_format, tail=tail, follow=follow)
+    show(found, job_of(found, run), output_format, tail=tail, follow=follow)

@@ -14,6 +14,7 @@ from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.jobs.job import Job
+    from launcher.runs.find import FoundRun
     from launcher.runs.run import RunStatus
     from launcher.runs.run_story import RunStory
 
@@ -51,83 +52,77 @@ def status(
 def show_named(run: str, regions: list[str] | None, output_format: Output, *, events: bool, last: bool) -> None:
     """Print a run or a sweep. Raises LaunchError: there is none, or it cannot be read."""
     from launcher.cli.flows.find_run import run_or_sweep
-    from launcher.runs.find_local_run import LocalRun
-    from launcher.runs.run import status_of
     from launcher.runs.sweep.find import Sweep
 
-    found = run_or_sweep(run, regions, last=last)
-    if isinstance(found, Sweep):
-        from launcher.cli.flows.sweep_status import show_sweep
+    match run_or_sweep(run, regions, last=last):
+        case Sweep() as sweep:
+            from launcher.cli.flows.sweep_status import show_sweep
 
-        if events:
-            raise UsageError(f"--events needs a run, and {run} is a sweep", f"launch status {run} lists its runs.")
-        show_sweep(found, output_format)
-    elif isinstance(found, LocalRun):
-        from launcher.cli.flows.local_status import show_local
-
-        show_local(found, output_format, events=events)
-    else:
-        show_run(status_of(found), output_format, events=events)
+            if events:
+                raise UsageError(f"--events needs a run, and {run} is a sweep", f"launch status {run} lists its runs.")
+            show_sweep(sweep, output_format)
+        case found:
+            show_run(found, output_format, events=events)
 
 
-def show_run(found: RunStatus, output: Output, *, events: bool = False) -> None:
+def show_run(found: FoundRun, output: Output, *, events: bool = False) -> None:
     """Print a run with its story, progress and GPUs, and what could not be read of its folder."""
-    from launcher.cli.ui.story_text import event_lines, events_data, story_data
-    from launcher.runs.run_story import cloud_story
+    from launcher.cli.ui.story_text import event_lines, events_data
+    from launcher.runs.run import status_of
+    from launcher.runs.run_story import story_of
 
-    story = cloud_story(found, whole=events)
+    status = status_of(found)
+    story = story_of(found, status.attempts, whole=events)
     if output is Output.text:
-        print("\n".join([*lines(found, story), *(event_lines(story.run) if events else ())]))
+        print("\n".join([*lines(status, story), *(event_lines(story.run) if events else ())]))
         return
-    if found.problem:
-        say(found.problem)
-    import msgspec
-
-    from launcher.cli.ui.data import attempt_data, job_data
+    if status.problem:
+        say(status.problem)
+    from launcher.cli.ui.data import status_data
     from launcher.cli.ui.documents import printed
 
-    data = job_data(found.run, found.job)
-    data["progress"] = msgspec.to_builtins(found.progress)
-    data["nodes"] = [node.to_dict() for node in found.nodes]
-    data["attempts"] = [attempt_data(entry) for entry in found.attempts]
-    data["jobs"] = [job_data(found.run, job) for job in found.jobs]
-    data |= story_data(story.chapters, story.cap, story.advice)
-    printed(data | ({"events": events_data(story.run)} if events else {}), output)
+    printed(status_data(status, story) | ({"events": events_data(story.run)} if events else {}), output)
 
 
-def lines(found: RunStatus, story: RunStory) -> Iterator[str]:
+def lines(status: RunStatus, story: RunStory) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
     from launcher.cli.ui import gpu_monitor
     from launcher.cli.ui.event_printer import STATES, after
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
     from launcher.cli.ui.story_text import story_lines
 
-    job = found.job
-    yield from wrapped(f"{found.run}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
+    job = status.job
+    yield from wrapped(f"{status.run}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
     yield ""
-    yield from story_lines(story.chapters, story.cap, story.advice, found.progress)
-    for label, text in gpu_monitor.labelled_lines(found.nodes):
+    yield from story_lines(story.chapters, story.cap, story.advice, status.progress)
+    for label, text in gpu_monitor.labelled_lines(status.nodes):
         yield from labelled(label, text)
-    if job.error:
+    if job.error and not job.is_here:
         yield from labelled("error", job.error.message)
-    if found.problem:
-        yield from labelled("folder", found.problem)
+    if status.problem:
+        yield from labelled("problem" if job.is_here else "folder", status.problem)
     yield ""
     for label, text in facts(job):
         yield f"{label:{LABEL}}{text}"  # not wrapped, to be copied
 
 
 def facts(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield the facts of the job's request, and its times."""
-    from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
+    """Yield where the job is, the facts of its request, and its times."""
+    from launcher.cli.ui.job_text import console_url, image_of, machine_of, place_of, provisioning_of, run_folder_of
     from launcher.cli.ui.text import stamp
+    from launcher.text import relative
 
-    yield "job", job.name
-    yield "", console_url(job)
-    yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {job.place}"
-    yield "image", image_of(job)
-    yield "output", run_folder_of(job) or "none"
-    yield "created", stamp(job.created)
+    folder = run_folder_of(job) or "none"
+    if job.is_here:
+        yield "machine", place_of(job)
+        yield "folder", relative(folder)
+    else:
+        yield "job", job.name
+        yield "", console_url(job)
+        yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {place_of(job)}"
+        yield "image", image_of(job)
+        yield "output", folder
+        yield "created", stamp(job.created)
     if job.started:
         yield "started", stamp(job.started)
     if job.ended:

@@ -7,19 +7,28 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.flows.cloud import is_spec, name_of, not_searched, of_run, say_not_searched
 from launcher.cli.flows.find_sweep import SWEEP_ID, find_named, may_be_sweep
 from launcher.errors import NotAuthorised, UsageError
-from launcher.runs import find_local_run
-from launcher.runs.find_local_run import LocalRun
-from launcher.runs.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
+from launcher.jobs.job import RUN_ID
+from launcher.runs.find import (
+    RUNS,
+    SHOWN,
+    FoundRun,
+    NoSuchRun,
+    exact_run,
+    look_up,
+    named_runs,
+    only_one,
+    run_folders,
+    searched,
+    similar_names,
+)
 from launcher.runs.run_folder import open_run_folder
 from launcher.runs.sweep.find import Sweep, local_points
-from launcher.services import request
 from launcher.text import plural
 
 if TYPE_CHECKING:
@@ -27,20 +36,21 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
 
 
-def find_run(text: str, regions: Sequence[str] | None, *, last: bool) -> LocalRun | FoundRun:
+def find_run(text: str, regions: Sequence[str] | None, *, last: bool) -> FoundRun:
     """Return the run with an ID, name or path, of a spec file, or of a job's number: see `only_run`.
 
     Raises:
         UsageError: no such run, several, or a sweep has that name.
         LaunchError: the cloud cannot be searched, and no run on this machine has that name.
     """
-    found = run_or_sweep(text, regions, last=last)
-    if isinstance(found, Sweep):
-        raise not_a_run(found)
-    return found
+    match run_or_sweep(text, regions, last=last):
+        case Sweep() as sweep:
+            raise not_a_run(sweep)
+        case run:
+            return run
 
 
-def run_or_sweep(text: str, regions: Sequence[str] | None, *, last: bool | None = None) -> LocalRun | FoundRun | Sweep:
+def run_or_sweep(text: str, regions: Sequence[str] | None, *, last: bool | None = None) -> FoundRun | Sweep:
     """Return the run or the sweep that `text` names. Raises as `only_run`."""
     may_be = may_be_sweep(text)
     likely = may_be and (SWEEP_ID.fullmatch(text) or (not regions and local_points(text)))
@@ -58,7 +68,7 @@ def not_a_run(sweep: Sweep) -> UsageError:
     """Return the error of a sweep's name given to a command for runs, with the command for each point."""
     name = sweep.name
     runs = [run.id for run in sweep.runs] or sweep.known  # those that have begun, as far as is known
-    commands = [repeated(name, run) for run in runs[: find_local_run.SHOWN]]
+    commands = [repeated(name, run) for run in runs[:SHOWN]]
     more = [f"… and {len(runs) - len(commands)} more"] if len(runs) > len(commands) else []
     hint = f"launch status {name} shows its points. For one of them:"
     problem = f"{name} is a sweep of {plural(len(sweep.known), 'point')}, not a run"
@@ -73,17 +83,17 @@ def folders_of(text: str, regions: Sequence[str] | None, *, last: bool) -> Itera
         LaunchError: a run has no folder, or it is unreadable.
     """
     if not regions and may_be_sweep(text) and (points := local_points(text)) and points.runs:
-        yield from ((one.id, open_run_folder(one.id, str(one.folder))) for one in reversed(points.runs))
+        yield from ((run.id, open_run_folder(run.id, run.folder)) for run in reversed(points.runs))
         return
-    found = run_or_sweep(text, regions, last=last)
-    if isinstance(found, Sweep):
-        folders = found.cloud.folders if found.cloud else {}
-        yield from ((run, open_run_folder(run, folder)) for run, folder in folders.items())
-    else:
-        yield folder_of_found(found)
+    match run_or_sweep(text, regions, last=last):
+        case Sweep() as sweep:
+            folders = sweep.cloud.folders if sweep.cloud else {}
+            yield from ((name, open_run_folder(name, folder)) for name, folder in folders.items())
+        case run:
+            yield run.id, open_run_folder(run.id, run.folder)
 
 
-def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> LocalRun | FoundRun:
+def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> FoundRun:
     """Return the run with an ID, name or path, of a spec file, or of a job's number.
 
     A path is a run on this machine, and so is an ID with a digest that is in ./runs: no run in the cloud has the same.
@@ -96,21 +106,19 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Loc
     """
     from launcher.gcp.api import UnreachableError
     from launcher.inputs.gcloud_config import setting
-    from launcher.runs.local_records import last_start
-    from launcher.services.local.folder_lock import is_taken
 
     name, spec = name_of(text), is_spec(text)
-    exact = None if regions or spec else find_local_run.exact_run(text)
+    exact = None if regions or spec else exact_run(text)
     if exact and ("/" in text or RUN_ID.fullmatch(text)):
         return exact
-    here = (exact,) if exact else () if regions else find_local_run.named_runs(name)
+    here = (exact,) if exact else () if regions else named_runs(name)
     there: tuple[FoundRun, ...] = ()
     if not here or spec or setting("core/project", os.environ):  # a spec's launch.yaml may set a project
         try:
             there = cloud_runs(text, regions)
         except (UsageError, NotAuthorised, UnreachableError) as error:  # such as: no project is set
             if not here and isinstance(error, NotAuthorised | UnreachableError):
-                problem = f"no run {text} in ./{find_local_run.RUNS}, and the cloud was not searched: {error.problem}"
+                problem = f"no run {text} in ./{RUNS}, and the cloud was not searched: {error.problem}"
                 raise type(error)(problem, error.hint) from error
             if not here:
                 raise
@@ -123,12 +131,8 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Loc
             if answered:
                 not_searched().unlink()
     if last:
-        starts: list[tuple[float, LocalRun | FoundRun]] = [(last_start(run), run) for run in here]
-        return max(starts + [(run.job.created, run) for run in there], key=itemgetter(0))[1]
-    running = [run for run in here if is_taken(run.folder)]
-    if not there and (len(here) == 1 or len(running) == 1):
-        return (running or here)[0]
-    if not here and (run := only_one(there)):
+        return max((*here, *there), key=lambda run: run.job.begun)
+    if not (here and there) and (run := only_one(here or there)):
         return run
     raise several(text, here, there, can_take_last=last is not None)
 
@@ -140,14 +144,8 @@ def folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[s
         UsageError: no such run, several, or the path is not a run folder.
         LaunchError: the run has no folder, or it is unreadable.
     """
-    return folder_of_found(find_run(run, regions, last=last))
-
-
-def folder_of_found(found: LocalRun | FoundRun) -> tuple[str, Storage]:
-    """Return the run's ID and its folder. Raises LaunchError: the run has no folder, or it is unreadable."""
-    if isinstance(found, LocalRun):
-        return found.id, open_run_folder(found.id, str(found.folder))
-    return found.id, open_run_folder(found.id, request.run_folder(found.job.request))
+    found = find_run(run, regions, last=last)
+    return found.id, open_run_folder(found.id, found.folder)
 
 
 def job_of(run: FoundRun, text: str) -> Job:
@@ -160,23 +158,20 @@ def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]
     try:
         cloud, text = of_run(text)
     except UsageError as error:
-        ids = (run.id for run in find_local_run.runs_below(Path(find_local_run.RUNS)))
-        known = find_local_run.similar_names(text, ids) or "launch runs lists the runs."
-        problem = f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}"
+        ids = (folder.name for folder in run_folders(Path(RUNS)))
+        known = similar_names(text, ids) or "launch runs lists the runs."
+        problem = f"no run {text} in ./{RUNS}, and {error.problem}"
         raise UsageError(problem, f"{known} For one in the cloud:\n{error.hint}") from error
     return look_up(cloud, text, searched(regions))
 
 
-def several(text: str, here: Sequence[LocalRun], there: Sequence[FoundRun], *, can_take_last: bool) -> UsageError:
+def several(text: str, here: Sequence[FoundRun], there: Sequence[FoundRun], *, can_take_last: bool) -> UsageError:
     """Return the error of a name that several runs have, with a command for each, and one for the newest."""
-    from launcher.runs.local_records import read_record
-
     ids = {run.id for run in here}
     lines = []
-    for run in here[: find_local_run.SHOWN]:
-        record = read_record(run.folder)
-        lines.append((repeated(text, find_local_run.shown(run)), f"{record.state if record else ''} on this machine"))
-    for found in there[: find_local_run.SHOWN]:
+    for run in here[:SHOWN]:
+        lines.append((repeated(text, run.job.handle), f"{run.job.state} on this machine"))
+    for found in there[:SHOWN]:
         words = (found.id, "--region", found.job.region) if found.id in ids or found.id == text else (found.id,)
         lines.append((repeated(text, *words), f"{found.job.state} in {found.job.place}"))
     count = len(here) + len(there)

@@ -9,8 +9,8 @@ from typing import Final
 
 from launcher.cli.flows.cloud import here, say_not_searched
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.runs.find_local_run import exact_run
-from launcher.runs.find_run import RUN_ID, searched
+from launcher.jobs.job import RUN_ID
+from launcher.runs.find import exact_run, searched
 from launcher.runs.sweep.find import FoundSweep, Sweep, find_sweep, local_points
 from launcher.spec.sweep import NAME
 

@@ -21,17 +21,16 @@ from launcher.cli.flows.plan import gather
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.event_printer import EventPrinter
-from launcher.cli.ui.job_text import run_folder_of
 from launcher.cli.ui.text import flag_seconds
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.inputs.gather import Inputs, project_of
 from launcher.inputs.planning import planned
-from launcher.jobs.job import Job
+from launcher.jobs.job import RUN_ID, Job
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Plan, Target
 from launcher.runs.cost_limit import is_limited, is_limited_plan
 from launcher.runs.endings import RunEnded, RunSucceeded
-from launcher.runs.find_run import RUN_ID, FoundRun, NoSuchRun, look_up, only_one, searched
+from launcher.runs.find import FoundRun, NoSuchRun, look_up, only_one, searched
 from launcher.runs.identity_check import AllowedChange
 from launcher.runs.launching import (
     RunWatcher,
@@ -47,7 +46,6 @@ from launcher.runs.launching import (
     with_image,
     with_its_own_image,
 )
-from launcher.runs.run_folder import storage_of
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
@@ -236,21 +234,23 @@ def follow(
         show_end(job, made, output) if job.has_ended else show_begun(job, output)
 
 
-def follow_run(cloud: CloudContext, run: FoundRun, output: Output, *, watch_seconds: float | None = None) -> None:
+def follow_run(run: FoundRun, output: Output, *, watch_seconds: float | None = None) -> None:
     """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
     were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan cannot be trusted."""
-    made, refused = checked_plan(cloud, run)
-    if made and not refused:
-        follow(cloud, made, output, ready=with_its_own_image, fresh=False, watch_seconds=watch_seconds)
-        return
+    made, refused = None, None
+    if run.context.of_run(None).outlives_client:
+        cloud = of_project(run.context.project)
+        made, refused = checked_plan(cloud, run)
+        if made and not refused:
+            follow(cloud, made, output, ready=with_its_own_image, fresh=False, watch_seconds=watch_seconds)
+            return
     printer = EventPrinter(None)
-    if run.is_active:
+    if run.is_active and run.context.of_run(None).outlives_client:
         why = "has a plan that cannot be trusted" if refused else "has no readable plan"
         printer.say(f"its folder {why}; following this job only, without further attempts")
-    storage = storage_of(run_folder_of(run.job))
-    watcher = RunWatcher(cloud.of_run(storage), cloud, printer, storage)
+    watcher = RunWatcher(run.context, printer, run.storage)
     with report_errors(watcher, printer, None, run.id, output):
-        job = watch_job(cloud, watcher, run.job, watch_seconds, refused)
+        job = watch_job(run, watcher, watch_seconds, refused)
         show_end(job, None, output)
 
 

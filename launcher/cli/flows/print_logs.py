@@ -11,21 +11,22 @@ from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
-from launcher.runs.cloud import CloudContext
-from launcher.runs.logs.reader import Line, LogReader
-from launcher.runs.run import open_log
 from launcher.runs.run_folder import storage_of
 from launcher.runs.watch.loop import Event, LinesPrinted, Note, OutageEnded, OutageStarted, watch
+from launcher.runs.watch.pollers import intervals_of
 
 if TYPE_CHECKING:
+    from launcher.runs.context import LineReader
+    from launcher.runs.find import FoundRun
+    from launcher.runs.logs.line import Line
     from launcher.runs.watch.loop import Progress
-    from launcher.services.router import Services
+    from launcher.services.base import Jobs
 
 
 class LogView:
     """A JobView of a job's state and log lines."""
 
-    def __init__(self, service: Services, job: Job, lines: LogReader) -> None:
+    def __init__(self, service: Jobs, job: Job, lines: LineReader) -> None:
         self._service, self._name, self._lines = service, job.name, lines
 
     def job(self) -> Job:
@@ -41,13 +42,12 @@ class LogView:
         return None
 
 
-def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, follow: bool) -> None:
+def show(run: FoundRun, job: Job, output: Output, *, tail: int | None, follow: bool) -> None:
     """Print all lines, or the last `tail`; with `follow`, print new ones until the job ends. Raises LaunchError."""
     if output is Output.yaml:
         raise UsageError("-o yaml is not available for logs", "Use -o text or -o json.")
-    folder = storage_of(run_folder_of(job))
-    printer = EventPrinter(None)
-    lines = open_log(cloud, job, printer.say, tail=tail)
+    printer, context, folder = EventPrinter(None), run.context, storage_of(run_folder_of(job))
+    lines = context.open_log(job, folder, printer.say, tail=tail)
     for line in lines.read_existing():
         print_line(line, output)
     if not follow or job.has_ended:
@@ -60,7 +60,9 @@ def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, fol
             print_line(line, output)
         sys.stdout.flush()
 
-    watch(LogView(cloud.of_run(folder), job, lines), tell, cloud.clock, wait_seconds=None)
+    service = context.of_run(folder)
+    intervals = intervals_of(service.poll_seconds)
+    watch(LogView(service, job, lines), tell, context.clock, wait_seconds=None, intervals=intervals)
 
 
 def print_line(line: Line, output: Output) -> None:

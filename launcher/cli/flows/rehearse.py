@@ -28,11 +28,11 @@ from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.streams import say
 from launcher.diagnosis.output_cause import Cause
 from launcher.errors import JobFailed, LaunchError
-from launcher.runs.find_local_run import relative
 from launcher.runs.run_folder import read_results
 from launcher.runs.run_folder import restarts as restarts_in
 from launcher.services.local.workdirs import Code
 from launcher.signals import Stopped
+from launcher.text import relative
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -138,8 +138,8 @@ def content(job: Rehearsal, request: ParsedJob) -> str:
 
 def run_attempt(job: Rehearsal, request: ParsedJob, storage: Storage | None, attempt: int, output: Output) -> None:
     """Run one attempt (0 without a run folder), record its end, and print the result. Raises JobFailed."""
-    from launcher.runs.local_cancel import stopped_by_cancel
     from launcher.services.local.attempts import End
+    from launcher.services.local.cancel import stopped_by_cancel
 
     if job.docker:
         for image in request.images:

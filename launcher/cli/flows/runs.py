@@ -12,7 +12,7 @@ from launcher.cli.options import Output
 from launcher.cli.ui import run_table
 from launcher.errors import UsageError
 from launcher.jobs.job import SWEEP_LABEL
-from launcher.runs.find_local_run import RUNS
+from launcher.runs.find import RUNS
 from launcher.runs.run_list import RunFilter, list_runs
 from launcher.text import did_you_mean, either, near
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.cli.options import Flags, words
 from launcher.errors import LaunchError
-from launcher.runs.find_local_run import relative
+from launcher.text import relative
 
 if TYPE_CHECKING:
     from launcher.plan.model import Target

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from launcher.cli.flows.cloud import here
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
 from launcher.cli.ui.streams import say
@@ -30,7 +29,7 @@ LEAST: Final = 12
 
 def show_sweep(sweep: Sweep, output: Output) -> None:
     """Print the points of a sweep. Raises LaunchError: no project is set."""
-    others, errors = runs_without_jobs(here(), sweep.cloud) if sweep.cloud else ([], [])
+    others, errors = runs_without_jobs(sweep.cloud) if sweep.cloud else ([], [])
     for error in errors:
         say(error.problem)
     found, waiting = listed_points(sweep, others, person(os.environ), time.time())

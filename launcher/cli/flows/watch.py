@@ -13,7 +13,6 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from launcher.cli.flows.cloud import is_spec
 from launcher.cli.flows.confirm import other_owner
 from launcher.cli.flows.find_run import run_or_sweep
 from launcher.cli.ui.event_printer import EventPrinter
@@ -23,15 +22,12 @@ from launcher.cli.ui.story_text import story_lines
 from launcher.cli.ui.streams import say
 from launcher.cli.ui.watch_page import page, state_of
 from launcher.errors import JobFailed, LaunchError, StillRunning
-from launcher.inputs.gather import project, project_of
-from launcher.runs.cloud import open_cloud
-from launcher.runs.find_local_run import LocalRun
 from launcher.runs.sweep.find import Sweep, active_points
-from launcher.runs.watching import RunWatch, WatchedCloudRun, WatchedLocalRun, WatchedRun
+from launcher.runs.watching import RunWatch, WatchedRun
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
-    from launcher.runs.find_run import FoundRun
+    from launcher.runs.find import FoundRun
     from launcher.runs.watching import RunView
 
 REFRESH_SECONDS: Final = 1.0
@@ -78,20 +74,14 @@ def sources(
     names: Sequence[str], regions: Sequence[str] | None, messages: Messages, last: bool = False
 ) -> list[WatchedRun]:
     """Find the runs, each once. Raises LaunchError."""
-    pairs: list[tuple[LocalRun | FoundRun, str]] = []
-    for name in names:  # of a sweep its active points; all of them if none is
-        found = run_or_sweep(name, regions, last=last)
-        runs = (active_points(found) or found.runs) if isinstance(found, Sweep) else [found]
-        pairs += [(run, name) for run in runs]
-    each_once = {(run if isinstance(run, LocalRun) else run.id): (run, name) for run, name in pairs}
-    watched: list[WatchedRun] = []
-    for run, name in each_once.values():
-        if isinstance(run, LocalRun):
-            watched.append(WatchedLocalRun(run))
-        else:  # the project of a spec may be that of a launch.yaml
-            project_id = project_of(Path(name), "vertex") if is_spec(name) else project("vertex", os.environ)
-            watched.append(WatchedCloudRun(open_cloud(project_id, messages.say), run, messages.say))
-    return watched
+    runs: dict[str, FoundRun] = {}
+    for name in names:
+        match run_or_sweep(name, regions, last=last):
+            case Sweep() as sweep:  # its active points; all of them if none is
+                runs |= {run.job.name: run for run in active_points(sweep) or sweep.runs}
+            case run:
+                runs[run.job.name] = run
+    return [WatchedRun(run, messages.say) for run in runs.values()]
 
 
 def is_terminal() -> bool:
@@ -241,7 +231,8 @@ class Screen:
         source = self._one.source
         if source.storage is None:
             return f"{source.id} has no run folder."
-        folder = None if source.is_local else Path(tempfile.mkdtemp(prefix="launch-report-"), f"{source.id}.html")
+        is_here = source.newest_job().is_here  # then beside its results
+        folder = None if is_here else Path(tempfile.mkdtemp(prefix="launch-report-"), f"{source.id}.html")
         path = write_report({source.id: source.storage}, folder)
         return opened(path.resolve().as_uri(), str(path))
 
@@ -249,10 +240,10 @@ class Screen:
         from launcher.cli.ui.job_text import console_url
 
         job = self._one.view.job
-        if job is None or self._one.source.is_local:
+        url = console_url(job) if job else ""
+        if not url:
             self._message = "A run on this machine has no page in the console."
         else:
-            url = console_url(job)
             self._in_background("opening the console …", lambda: opened(url, url))
 
     def _in_background(self, text: str, work: Callable[[], str]) -> threading.Thread:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
     from launcher.runs.attempts import AttemptEntry
+    from launcher.runs.run import RunStatus
+    from launcher.runs.run_story import RunStory
 
 
 def job_data(run: str, job: Job) -> dict[str, Any]:
@@ -19,28 +21,46 @@ def job_data(run: str, job: Job) -> dict[str, Any]:
     return {
         "run": run,
         "state": job.state,
-        "job": job.name,
+        "job": None if job.is_here else job.name,
         "region": job.region,
         "zone": job.zone,
         "machine": machine_of(job),
-        "provisioning": provisioning_of(job),
-        "image": image_of(job),
+        "provisioning": provisioning_of(job) or None,
+        "image": image_of(job) or None,
         "output": run_folder_of(job),
         "created": job.created,
         "started": job.started,
         "ended": job.ended,
         "error": {"code": job.error.code, "message": job.error.message} if job.error else None,
-        "console": console_url(job),
+        "console": console_url(job) or None,
         "labels": dict(job.labels),
     }
 
 
 def attempt_data(entry: AttemptEntry) -> dict[str, Any]:
-    """Return an attempt for scripts."""
+    """Return an attempt for scripts; `seconds` that it ran, and its end in Unix seconds (null: not recorded)."""
     import msgspec
 
     data: dict[str, Any] = msgspec.to_builtins(entry)
+    end = entry.end
+    data |= {"seconds": end.billed if end else None, "ended": end.time if end else None}
     return {name: value for name, value in data.items() if name != "writer"}
+
+
+def status_data(status: RunStatus, story: RunStory) -> dict[str, Any]:
+    """Return a run for scripts, with its story, progress, GPUs and jobs."""
+    import msgspec
+
+    from launcher.cli.ui.story_text import story_data
+
+    return {
+        **job_data(status.run, status.job),
+        "progress": msgspec.to_builtins(status.progress),
+        "nodes": [node.to_dict() for node in status.nodes],
+        "attempts": [attempt_data(entry) for entry in status.attempts],
+        "jobs": [job_data(status.run, job) for job in status.jobs if not job.is_here],
+        **story_data(story.chapters, story.cap, story.advice),
+    }
 
 
 def machine_data(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, Any]:

@@ -38,6 +38,8 @@ STATES = {
     "UPDATING": "being updated",
     "PARTIALLY_SUCCEEDED": "partially succeeded",
     GONE: "deleted",
+    "INTERRUPTED": "interrupted",
+    "UNKNOWN": "unknown",
 }
 
 
@@ -77,8 +79,11 @@ class EventPrinter:
     def _attempt_started(self, event: AttemptStarted) -> None:
         from launcher.cli.ui.job_text import console_url
 
-        planned = attempt_of(self._plan, event.job)
         self.close()  # the progress of the last attempt
+        if event.job.is_here:
+            self._print(f"{'folder':{LABEL}}{event.job.handle}")
+            return
+        planned = attempt_of(self._plan, event.job)
         number = f"{event.number}: " if event.number else ""
         there = "" if event.created else " (already exists)"
         for line in labelled("attempt", f"{number}{place_text(event.job, planned)}{there}"):
@@ -191,7 +196,7 @@ def place_text(job: Job, planned: Attempt | None) -> str:
 
 def after(job: Job) -> str:
     """Return how long a running job waited for its start, or how long an ended job ran."""
-    if job.state == "RUNNING" and job.started and job.started > job.created:
+    if job.state == "RUNNING" and job.started and job.started > job.begun:
         return f" ({elapsed(max(0.0, job.started - job.created))} after creation)"
     if job.has_ended and job.ended and job.started:
         return f" after {elapsed(max(0.0, job.ended - job.started))}"

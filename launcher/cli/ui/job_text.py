@@ -28,8 +28,15 @@ def run_folder_of(job: Job) -> str | None:
     return request.run_folder(job.request)
 
 
+def place_of(job: Job) -> str:
+    """Return the zone or region of a job, or `this machine`."""
+    return "this machine" if job.is_here else job.place
+
+
 def console_url(job: Job) -> str:
-    """Return the URL of the job's page in the console."""
+    """Return the URL of the job's page in the console; empty: it has none."""
+    if job.is_here:
+        return ""
     project = job.name.split("/")[1]
     if job.zone:
         page = f"https://console.cloud.google.com/compute/instancesDetail/zones/{job.zone}/instances"

@@ -9,9 +9,8 @@ from launch_train.common import contract
 from launch_train.common.contract import MEAN_STEPS
 from launch_train.common.text import elapsed
 from launcher.cli.ui.plan_page import labelled
-from launcher.runs.find_local_run import relative
 from launcher.runs.metrics.results import figure
-from launcher.text import plural
+from launcher.text import plural, relative
 
 if TYPE_CHECKING:
     from launcher.runs.metrics.results import Results

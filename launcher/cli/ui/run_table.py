@@ -68,7 +68,7 @@ def row(run: ListedRun, now: float) -> dict[str, str]:
     return {
         "NAME": clean_text(run.run),
         "TARGET": run.target,
-        "MACHINE": machine_of(run.job) if run.job else "",
+        "MACHINE": "" if run.job.is_here else machine_of(run.job),
         "OWNER": clean_text(run.owner[:OWNER_DIGITS]),
         "STATE": "unreadable" if run.problem else run.state,
         "AGE": rough_duration(now - run.created),
@@ -154,35 +154,11 @@ def run_data(run: ListedRun) -> dict[str, Any]:
 
     from launcher.cli.ui.data import job_data
 
-    data = job_data(run.run, run.job) if run.job else local_data(run)
     return {
-        **data,
+        **job_data(run.run, run.job),
         "target": run.target,
         "owner": run.owner or None,
         "progress": msgspec.to_builtins(run.progress),
         "usd": run.usd,
         "problem": run.problem or None,
-    }
-
-
-def local_data(run: ListedRun) -> dict[str, Any]:
-    """Return a run on this machine with the keys of a job."""
-    record = run.record
-    facts = record.facts if record else {}
-    return {
-        "run": run.run,
-        "state": run.state,
-        "job": None,
-        "region": "local",
-        "zone": None,
-        "machine": facts.get("machine"),
-        "provisioning": facts.get("provisioning"),
-        "image": None,
-        "output": run.folder,
-        "created": record.created if record else None,
-        "started": record.started if record else None,
-        "ended": record.end.time if record and record.end else None,
-        "error": None,
-        "console": None,
-        "labels": dict(run.labels),
     }

@@ -12,6 +12,7 @@ from rich.text import Text
 from launch_train.common.text import elapsed
 from launcher.cli.ui import gpu_monitor
 from launcher.cli.ui.event_printer import STATES
+from launcher.cli.ui.job_text import place_of
 from launcher.cli.ui.plan_page import LABEL, printable, wrapped
 from launcher.cli.ui.plot import sparkline
 from launcher.cli.ui.story_text import attempt_text, cost_text
@@ -83,7 +84,7 @@ def block(view: RunView, width: int, now: float, number: int | None = None) -> I
 def title(view: RunView, width: int, number: int | None) -> Text:
     """Return the rule with the run's ID, state and place."""
     state, style = state_of(view)
-    where = "this machine" if view.is_local else view.job.place if view.job else ""
+    where = place_of(view.job) if view.job else ""
     name = printable(f"{f'[{number}] ' if number else ''}{view.id}")
     text = Text.assemble((f"{name}  ", "bold"), (state, f"bold {style}"), f"  {where} ")
     text.append(rule("", max(0, width - text.cell_len)), "dim")
@@ -95,8 +96,6 @@ def state_of(view: RunView) -> tuple[str, str]:
     """Return a run's state as text, and its style."""
     if view.job is None:
         return "connecting …" if not view.is_over else "unknown", "yellow"
-    if view.is_local and view.job.state == "CANCELLED":
-        return "interrupted" if view.job.error else "cancelled", "yellow"  # its process is gone
     return STATES.get(view.job.state, view.job.state.lower()), STYLES.get(view.job.state, "yellow")
 
 

@@ -37,7 +37,9 @@ class LogPart(NamedTuple):
 class TextLogReader:
     """Read the output of one attempt, or of all attempts."""
 
-    def __init__(self, folder: Storage, attempt: int | None = None) -> None:
+    def __init__(self, folder: Storage, attempt: int | None = None, *, tail: int | None = None) -> None:
+        """`tail`: begin with so many last lines; None: with the first one."""
+        self._tail = tail
         self._folder = folder.within(ANSWER_SECONDS)
         self._prefix = contract.text_part(attempt, 0, 0).partition("-")[0] + "-" if attempt else f"{contract.TEXT}/"
         self._read: set[str] = set()
@@ -45,19 +47,24 @@ class TextLogReader:
 
     def read_new(self) -> list[Line]:
         """Return the next lines, of at most `PARTS_PER_POLL` parts. Raises LaunchError: the folder can't be read."""
+        if self._tail is not None:
+            return self.read_tail(self._tail)
         parts = self._unread_parts()
         if not parts:
             return list(self._flush_partial_lines())
         return [line for part in parts[:PARTS_PER_POLL] for line in self._lines(part)]
 
     def read_existing(self) -> Iterator[Line]:
-        """Yield all lines written so far. Raises as `read_new` does."""
+        """Yield all lines written so far, or the last ones. Raises as `read_new` does."""
+        if self._tail is not None:
+            yield from self.read_tail(self._tail)
         for part in self._unread_parts():
             yield from self._lines(part)
         yield from self._flush_partial_lines()
 
     def read_tail(self, count: int) -> list[Line]:
         """Return the last `count` lines; `read_new` continues after them. Raises as `read_new` does."""
+        self._tail = None
         parts, texts, lines = self._unread_parts(), dict[str, bytes](), 0
         for part in reversed(parts):
             if lines > count:

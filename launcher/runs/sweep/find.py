@@ -17,11 +17,8 @@ from launcher.errors import LaunchError
 from launcher.gcp.parallel import in_pool
 from launcher.gcp.storage import open_folder, read_errors
 from launcher.jobs.job import SWEEP_LABEL
-from launcher.runs.find_local_run import RUNS, LocalRun, label_of, runs_below
-from launcher.runs.find_run import FoundRun, find_jobs, grouped, in_folder
+from launcher.runs.find import RUNS, FoundRun, find_jobs, grouped, in_folder, label_of, local_run, run_folders
 from launcher.runs.sweep.record import read_record
-from launcher.services import request
-from launcher.services.local.folder_lock import is_taken
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -37,7 +34,7 @@ Values = Mapping[str, Mapping[str, Any]]
 class LocalPoints(Struct, frozen=True, kw_only=True):
     """A sweep on this machine."""
 
-    runs: tuple[LocalRun, ...]
+    runs: tuple[FoundRun, ...]
     """Those that have been started, newest first."""
     values: Values
     """Of all points; empty: there is no record."""
@@ -47,6 +44,7 @@ class FoundSweep(Struct, frozen=True, kw_only=True):
     """A sweep in the cloud."""
 
     name: str
+    context: CloudContext
     runs: tuple[FoundRun, ...]
     """The runs with jobs. Other points have no job yet, or their jobs were deleted."""
     folders: dict[str, str]
@@ -65,10 +63,10 @@ class Sweep(Struct, frozen=True, kw_only=True):
     cloud: FoundSweep | None
 
     @property
-    def runs(self) -> tuple[LocalRun | FoundRun, ...]:
+    def runs(self) -> tuple[FoundRun, ...]:
         """Return the runs on this machine, then those with jobs in the cloud; each in the order of the points."""
         order = {run: place for place, run in enumerate(self.known)}
-        both: tuple[Sequence[LocalRun | FoundRun], ...] = (
+        both: tuple[Sequence[FoundRun], ...] = (
             self.here.runs if self.here else (),
             self.cloud.runs if self.cloud else (),
         )
@@ -86,14 +84,15 @@ class Sweep(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys([*self.values, *started, *(self.cloud.folders if self.cloud else ())]))
 
 
-def active_points(sweep: Sweep) -> list[LocalRun | FoundRun]:
+def active_points(sweep: Sweep) -> list[FoundRun]:
     """Return the points that are running or waiting for machines."""
-    return [run for run in sweep.runs if (is_taken(run.folder) if isinstance(run, LocalRun) else run.is_active)]
+    return [run for run in sweep.runs if run.is_active]
 
 
 def local_points(name: str) -> LocalPoints | None:
     """Return a sweep in ./runs; None: no run and no record has its name."""
-    runs = tuple(one for one in runs_below(Path(RUNS)) if label_of(one, SWEEP_LABEL) == name)
+    folders = (folder for folder in run_folders(Path(RUNS)) if label_of(folder, SWEEP_LABEL) == name)
+    runs = tuple(run for folder in folders if (run := local_run(folder)))
     with read_errors():
         values = read_record(LocalFolder(Path(RUNS)), name)
     return LocalPoints(runs=runs, values=values) if runs or values else None
@@ -105,9 +104,9 @@ def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundS
     listing = find_jobs(cloud, f'labels.{SWEEP_LABEL}="{name}"', regions)
     unread = tuple(listing.unread)
     runs = tuple(
-        replace(run, unread=unread) for run in grouped(listing.jobs) if run.job.labels.get(SWEEP_LABEL) == name
+        replace(run, unread=unread) for run in grouped(listing.jobs, cloud) if run.job.labels.get(SWEEP_LABEL) == name
     )
-    folders = {run.id: folder for run in runs if (folder := request.run_folder(run.job.request))}
+    folders = {run.id: folder for run in runs if (folder := run.folder)}
     output = next((folder.rpartition("/")[0] for folder in folders.values()), "")
     values: Values = {}
     with suppress(LaunchError):  # without a record, what the jobs say must do
@@ -116,10 +115,14 @@ def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundS
             values = read_record(storage, name)
         folders = {run: f"{storage.url}/{run}" for run in values} | folders
         output = storage.url
-    return FoundSweep(name=name, runs=runs, folders=folders, output=output, values=values) if folders else None
+    return (
+        FoundSweep(name=name, context=cloud, runs=runs, folders=folders, output=output, values=values)
+        if folders
+        else None
+    )
 
 
-def runs_without_jobs(cloud: CloudContext, sweep: FoundSweep) -> tuple[list[FoundRun], list[LaunchError]]:
+def runs_without_jobs(sweep: FoundSweep) -> tuple[list[FoundRun], list[LaunchError]]:
     """Return the runs of points that no listed job is of, by their folders, and all failures.
 
     Their job is another sweep's, their VM is deleted, or they were started meanwhile.
@@ -129,7 +132,7 @@ def runs_without_jobs(cloud: CloudContext, sweep: FoundSweep) -> tuple[list[Foun
 
     def look_up(folder: str) -> None:
         try:
-            if run := in_folder(cloud, folder):
+            if run := in_folder(sweep.context, folder):
                 found.append(run)
         except LaunchError as error:
             errors.append(error)

@@ -29,7 +29,7 @@ from launcher.runs.attempts import place_of
 from launcher.runs.cancelling import cancel_run
 from launcher.runs.driver import RunDriver
 from launcher.runs.endings import CANCELLED, RunEnded, RunSucceeded
-from launcher.runs.find_run import FoundRun
+from launcher.runs.find import FoundRun
 from launcher.runs.ledger import Ledger
 from launcher.runs.logs.reader import LogReader
 from launcher.runs.sweep.events import OnEvent, PointChanged, PointRun, State, cause_of
@@ -259,7 +259,7 @@ class CloudSweep:
         if run.job is None:
             return
         self._say(f"{run.point.run}: the sweep was cancelled meanwhile; cancelling the job")
-        done = cancel_run(self.cloud, FoundRun(id=run.point.run, jobs=(run.job,)), self._say)
+        done = cancel_run(FoundRun(id=run.point.run, jobs=(run.job,), context=self.cloud), self._say)
         for error in done.errors:
             self._say(f"{error.problem}; launch cancel {run.point.run} cancels it")
         run.is_due = not done.errors

@@ -22,12 +22,12 @@ from launch_train.common.storage import LocalFolder
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.images.source_files import write_installed
-from launcher.runs.local_cancel import is_attempt_cancelled, request_cancel
 from launcher.runs.local_run import STOP_SECONDS, error_of, python_words, run_child
 from launcher.runs.sweep.events import OnEvent, PointChanged, PointRun
 from launcher.runs.sweep.plan import SweepPlan
 from launcher.runs.sweep.record import mark_version, write_record
 from launcher.services.local.attempts import End, newest_attempt, read_end, read_facts
+from launcher.services.local.cancel import is_attempt_cancelled, request_cancel
 from launcher.services.local.folder_lock import is_taken
 from launcher.services.local.on_host import visible_gpus
 from launcher.services.local.request import fingerprint, parse_request

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from launcher.errors import LaunchError, PlanRefused, UsageError
 from launcher.inputs.gather import Inputs
 from launcher.inputs.planning import planned
-from launcher.jobs.job import SWEEP_LABEL
+from launcher.jobs.job import RUN_ID, SWEEP_LABEL
 from launcher.plan import model
 from launcher.plan.model import Target
-from launcher.runs.find_run import RUN_ID
 from launcher.spec.overrides import Override
 from launcher.spec.sweep import NAME, Axis, Point, points
 from launcher.text import plural, usd_text

@@ -33,11 +33,21 @@ class Intervals(NamedTuple):
     progress: tuple[float, float] = (10.0, 60.0)
     waiting: float = 30.0
     """For lines and progress before the job runs: only Vertex AI itself can log something then."""
+    last: float = 3.0
+    """Between polls for late lines after the job's end."""
 
 
 CLOUD: Final = Intervals()
-THIS_MACHINE: Final = Intervals(job=(2.0, 2.0), lines=(2.0, 2.0), progress=(2.0, 2.0), waiting=2.0)
-"""Intervals for a run on this machine, where only files are read."""
+
+
+def intervals_of(seconds: float | None) -> Intervals:
+    """Return the intervals of a service that is polled every so many seconds; None: those of the cloud."""
+    if seconds is None:
+        return CLOUD
+    each = (seconds, seconds)
+    return Intervals(job=each, lines=each, progress=each, waiting=seconds, last=0.0)
+
+
 QUEUED_SECONDS: Final = 120.0
 """Time in the state QUEUED after which a note explains it."""
 REFUSED_SECONDS: Final = 300.0
@@ -48,8 +58,8 @@ MAX_RETRY_AFTER: Final = 300.0
 """Upper bound in seconds for a service's Retry-After."""
 CONFIRMATIONS: Final = 3
 """Consecutive 404s or refusals before one is believed."""
-LAST_SECONDS, LAST_INTERVAL = 30.0, 3.0
-"""After the job's end: how long late lines are read, and how often."""
+LAST_SECONDS: Final = 30.0
+"""How long late lines are read after the job's end."""
 STATE_NOTES: Final = {
     "CANCELLING": "",
     "RUNNING": "",
@@ -233,7 +243,7 @@ class OutputPoller:
     def __init__(self, view: JobView, report: EventSink, clock: Clock, intervals: Intervals = CLOUD) -> None:
         self._view, self._report, self._clock = view, report, clock
         self._lines, self._progress = PollSchedule(clock, *intervals.lines), PollSchedule(clock, *intervals.progress)
-        self._waiting_interval = intervals.waiting
+        self._waiting_interval, self._last_interval = intervals.waiting, intervals.last
         self._lines_outage = OutageReporter("lines", report, clock, OUTPUT_OUTAGE_SECONDS)
         self._progress_outage = OutageReporter("progress", report, clock, OUTPUT_OUTAGE_SECONDS)
         self._waiting = False
@@ -259,10 +269,10 @@ class OutputPoller:
         until, quiet = self._clock.now() + LAST_SECONDS, 0
         while quiet < 2:
             quiet = quiet + 1 if self._poll_lines() == 0 else 0
-            if self._clock.now() + LAST_INTERVAL > until:
+            if self._clock.now() + self._last_interval > until:
                 break
             if quiet < 2:
-                self._clock.sleep(LAST_INTERVAL)
+                self._clock.sleep(self._last_interval)
         if self._lines_outage.since is not None:
             self._report(Note("the last lines could not be read; launch logs may show them later"))
         elif quiet < 2:

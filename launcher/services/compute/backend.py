@@ -25,7 +25,7 @@ from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, VmInstance
 from launcher.plan.model import Attempt
 from launcher.services import request
-from launcher.services.base import GoneError, Listing
+from launcher.services.base import GoneError, Listing, OfGoogle
 from launcher.services.compute import end_record
 from launcher.services.compute.client import SERVICE, Compute
 from launcher.services.compute.create import VmCreator
@@ -52,7 +52,7 @@ POLL_SECONDS: Final = 2.0
 NAME: Final = re.compile(r"projects/[^/]+/zones/(?P<zone>[^/]+)/instances/(?P<number>\d+)")
 
 
-class Vms:
+class Vms(OfGoogle):
     """The VMs of one project as jobs. Thread-safe."""
 
     def __init__(
@@ -170,6 +170,9 @@ class Vms:
             self._note_cancelled(machine)
         for vm in self._vms_of_job(machine):
             self._delete(vm)
+
+    def forget(self, job: Job) -> None:
+        """Do nothing: an ended VM is deleted, and its operations can't be."""
 
     def release(self, job: Job) -> None:
         """Delete the VMs of an ended job, and wait until they are deleted.

@@ -1,4 +1,4 @@
-"""Parse the requests of both services: those in a plan's attempts and those of existing jobs. Pure."""
+"""Parse the requests of all services: those in a plan's attempts and those of existing jobs. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from launch_train.common import contract
 from launcher.diagnosis import RequestContext
 from launcher.errors import JobFailed
-from launcher.jobs.job import Job, command
-from launcher.services.request import vertex, vm
+from launcher.jobs.job import LOCAL, Job, command
+from launcher.services.request import local, vertex, vm
 from launcher.services.request.model import JobRequest
 from launcher.spec.models import BUILTIN, OLD_BUILTIN
 
@@ -27,7 +27,9 @@ SHOWN = 100
 
 def service(request: Mapping[str, Any]) -> ModuleType:
     """Return the module that parses this kind of request."""
-    return vertex if "jobSpec" in request else vm
+    if "jobSpec" in request:
+        return vertex
+    return local if request.get("region") == LOCAL else vm
 
 
 def is_vm(request: Mapping[str, Any]) -> bool:

@@ -120,7 +120,15 @@ def damage_time(folder: Path) -> None:
     (folder / contract.attempt_lock(1)).write_text('{"time": "noon", "labels": 3}')
 
 
-@pytest.mark.parametrize("damage", [damage_lock, damage_end, damage_plan, damage_time, not_a_folder])
+def test_a_run_without_readable_metrics_keeps_its_state(tmp_path: Path) -> None:
+    not_a_folder(make(tmp_path / "runs" / "bad-0123abcd", ended(0)))
+    (run,) = listed(tmp_path)
+    assert (run["state"], run["problem"]) == ("SUCCEEDED", "unreadable: Not a directory")
+    shown = launch("status", "bad-0123abcd", cwd=tmp_path, env=NO_CLOUD)
+    assert (shown.code, shown.out.startswith("bad-0123abcd  succeeded")) == (0, True)
+
+
+@pytest.mark.parametrize("damage", [damage_lock, damage_end, damage_plan, damage_time])
 def test_a_damaged_run_does_not_affect_the_others(tmp_path: Path, damage: Any) -> None:
     damage(make(tmp_path / "runs" / "bad-0123abcd", ended(0)))
     make(tmp_path / "runs" / "good-0123abcd", ended(0))
@@ -163,13 +171,13 @@ def test_half_written_folders_and_odd_rows_have_a_state(tmp_path: Path) -> None:
 
 
 def test_only_the_end_of_a_long_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runs.local_records.TAIL_BYTES", 200)
+    monkeypatch.setattr("launcher.runs.local_progress.TAIL_BYTES", 200)
     rows = tuple({"step": step, "loss": 1.0 / step, "time": 1.7e9 + step} for step in range(1, 500))
     make(tmp_path / "runs" / "tiny-0123abcd", ended(0), rows=rows)
     read = 0
-    from launcher.runs import local_records
+    from launcher.runs import local_progress
 
-    last_lines = local_records.last_lines
+    last_lines = local_progress.last_lines
 
     def counted(path: Path) -> list[bytes]:
         nonlocal read
@@ -177,7 +185,7 @@ def test_only_the_end_of_a_long_part_is_read(tmp_path: Path, monkeypatch: pytest
         read += sum(map(len, lines))
         return lines
 
-    monkeypatch.setattr(local_records, "last_lines", counted)
+    monkeypatch.setattr(local_progress, "last_lines", counted)
     assert [(one["progress"]["step"], one["progress"]["steps"]) for one in listed(tmp_path)] == [(499, 9)]
     assert 0 < read <= 200
 

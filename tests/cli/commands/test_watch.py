@@ -15,7 +15,7 @@ import pytest
 
 from launch_train.common.storage import LocalFolder
 from launcher.cli.flows.watch import Messages, Screen, sources, watch_runs
-from launcher.runs.watching import RunWatch, WatchedCloudRun
+from launcher.runs.watching import RunWatch, WatchedRun
 from launcher.services.local.attempts import lock
 from launcher.services.local.folder_lock import lock_run_folder
 from launcher.signals import Stopped
@@ -95,7 +95,7 @@ def test_ctrl_c_during_a_cancellation_tells_that_it_was_requested(job: Job, monk
         threads.extend(self.cancelling.values())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(WatchedCloudRun, "cancel", lambda *_: interrupted.wait(20))
+    monkeypatch.setattr(WatchedRun, "cancel", lambda *_: interrupted.wait(20))
     monkeypatch.setattr(Screen, "show", show)
     monkeypatch.setattr("launcher.cli.flows.watch.is_terminal", lambda: True)
     keys = "cn"

@@ -99,7 +99,7 @@ class Gone(io.StringIO):
 def blind() -> RunWatcher:
     """One that has seen no job."""
     cloud = CloudContext(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # no backend is called
-    return RunWatcher(cloud.service, cloud, EventPrinter(None), None)
+    return RunWatcher(cloud, EventPrinter(None), None)
 
 
 def test_a_closed_terminal_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,10 @@ from launch_train.common import contract
 from launch_train.common.storage import open_storage
 from launcher.clock import Clock
 from launcher.errors import LaunchError
-from launcher.runs import local_cancel
-from launcher.runs.find_local_run import LocalRun
+from launcher.runs import endings
+from launcher.runs.cancelling import cancel_run
+from launcher.runs.find import local_run
+from launcher.services.local import cancel
 from launcher.services.local.attempts import End, lock, write_end
 from launcher.services.local.folder_lock import lock_run_folder
 from launcher.signals import Stopped, signals_stop
@@ -249,6 +251,17 @@ def test_a_run_that_is_running_is_followed_for_a_time(tmp_path: Path, monkeypatc
     assert (ran.code, ran.err.count("[workerpool0-0] new\n")) == (6, 1), ran.shown
 
 
+def cancelled_here(folder: Path, clock: Clock) -> bool:
+    """Cancel a run; return whether it was running. Raises LaunchError: it still runs."""
+    run = local_run(folder)
+    assert run
+    run.context.clock = clock  # type: ignore[misc]  # a test's clock
+    result = cancel_run(run, lambda _text: None)
+    for error in result.errors:
+        raise error
+    return result.done
+
+
 class FakeTime:
     """A clock that does things at times."""
 
@@ -266,10 +279,11 @@ class FakeTime:
 
 
 def test_a_cancelled_run_is_stopped_by_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_cancel, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cancel, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(endings, "POLL_SECONDS", 0.01)
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(1), None)
     done: list[bool] = []
-    thread = threading.Thread(target=lambda: done.append(local_cancel.cancel_local(LocalRun(folder), Clock())))
+    thread = threading.Thread(target=lambda: done.append(cancelled_here(folder, Clock())))
 
     def work() -> None:
         with signals_stop():
@@ -277,7 +291,7 @@ def test_a_cancelled_run_is_stopped_by_its_own_process(tmp_path: Path, monkeypat
             time.sleep(20)
 
     storage = open_storage(str(folder))
-    with lock_run_folder(folder), local_cancel.stopped_by_cancel(storage, 2) as cancelled:
+    with lock_run_folder(folder), cancel.stopped_by_cancel(storage, 2) as cancelled:
         with pytest.raises(Stopped):
             work()
         assert (cancelled.is_set(), done) == (True, [])
@@ -289,8 +303,11 @@ def test_a_cancelled_run_is_stopped_by_its_own_process(tmp_path: Path, monkeypat
 def test_a_run_that_does_not_stop_is_reported(tmp_path: Path) -> None:
     clock = FakeTime()
     folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
-    with lock_run_folder(folder), pytest.raises(LaunchError, match="still running 60 s after it was cancelled"):
-        local_cancel.cancel_local(LocalRun(folder), Clock(clock, clock.sleep))
+    with (
+        lock_run_folder(folder),
+        pytest.raises(LaunchError, match="is still RUNNING 1 min after the request"),
+    ):
+        cancelled_here(folder, Clock(clock, clock.sleep))
 
 
 def test_an_unknown_run_without_a_project(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ def view(tmp_path: Path) -> RunView:
     facts = {"gpu_util_mean": 0.97, "gpu_mem_max_gb": 60.0, "gpu_temp_max_c": 61.0, "gpu_power_mean_w": 653.0}
     return RunView(
         "run-0123abcd",
-        False,
         job=JOB,
         progress=Progress(step=50, steps=200, loss=2.5, rate=1000.0, unit="tokens", eta_seconds=300, time=T + 940),
         newest_rows=[{"step": n, "loss": 5 / n, "tokens_per_s": 1000.0} for n in range(1, 51)],
@@ -93,9 +92,10 @@ def test_other_sizes(view: RunView, width: int, height: int) -> None:
 
 
 def test_what_is_not_known_yet(view: RunView) -> None:
-    assert "connecting" in shown([RunView("run-1", True)])[0]
-    assert "this machine" in shown([RunView("run-1", True)])[0]
-    failed = RunView("run-1", False, is_over=True, error=LaunchError("access was withdrawn"))
+    assert "connecting" in shown([RunView("run-1")])[0]
+    here = Job(name="/runs/run-1", region="local", state="INTERRUPTED", created=1.0)
+    assert "run-1  interrupted  this machine" in shown([RunView("run-1", here)])[0]
+    failed = RunView("run-1", is_over=True, error=LaunchError("access was withdrawn"))
     assert "access was withdrawn" in "\n".join(shown([failed]))
     odd = view._replace(newest_rows=[{"step": 1, "loss": None, "nonfinite": {"loss": "nan"}}])
     assert "nan" in "\n".join(shown([odd]))

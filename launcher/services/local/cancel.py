@@ -16,39 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
-from launcher.clock import Clock
-from launcher.errors import LaunchError
 from launcher.gcp.storage import use_errors
 from launcher.services.local.attempts import newest_attempt
-from launcher.services.local.folder_lock import is_taken
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launcher.runs.find_local_run import LocalRun
 
 POLL_SECONDS: Final = 0.5
-STOP_SECONDS: Final = 60.0
-"""Time limit for a cancelled run to end: its processes get 30 s to save (rehearsal.supervisor)."""
-
-
-def cancel_local(run: LocalRun, clock: Clock) -> bool:
-    """Cancel a run and wait until it has ended; return False if it was not running.
-
-    Raises LaunchError: its folder can't be written, or it still runs.
-    """
-    if not is_taken(run.folder):
-        return False
-    storage = LocalFolder(run.folder)
-    until = clock.now() + STOP_SECONDS
-    while is_taken(run.folder):
-        request_cancel(storage)  # each time: an attempt that has just begun may not have its number yet
-        if clock.now() >= until:
-            raise LaunchError(
-                f"{run.id} is still running {STOP_SECONDS:.0f} s after it was cancelled",
-                "Press Ctrl-C where launch local runs it.",
-            )
-        clock.sleep(POLL_SECONDS)
-    return True
 
 
 def request_cancel(storage: Storage) -> None:

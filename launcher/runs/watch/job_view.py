@@ -1,31 +1,31 @@
-"""A view of one job: its state, log lines (Cloud Logging or the run folder) and progress."""
+"""The view by which a watch polls a run's job: its state, its log lines and its progress."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from launcher.jobs.job import Job
-from launcher.runs.logs.reader import LogReader
-from launcher.runs.metrics.progress import ProgressReader
+from launcher.runs.metrics.progress import LIST_INTERVAL, ProgressReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launch_train.common.storage import Storage
-    from launcher.runs.cloud import CloudContext
+    from launcher.runs.context import RunContext
+    from launcher.runs.logs.line import Line
+    from launcher.runs.metrics.progress import Progress
     from launcher.runs.metrics.results import Record
-    from launcher.runs.watch.loop import Line, Progress
-    from launcher.services.router import Services
+
+LOCAL_LIST_SECONDS: Final = 5.0
+"""Interval between two listings of the metrics where they are files on this machine."""
 
 
-class CloudJobView:
+class RunJobView:
     """The JobView of one job. `number` is that of its attempt, 0 if unknown."""
 
     def __init__(
         self,
-        service: Services,
-        cloud: CloudContext,
+        context: RunContext,
         job: Job,
         number: int,
         folder: Storage | None,
@@ -34,13 +34,14 @@ class CloudJobView:
         tail: int | None = None,
     ) -> None:
         """`tail`: number of lines to begin with; None: all."""
-        self._service = service
-        self._name = job.name
-        clock = cloud.clock
-        self._lines = LogReader(
-            job, cloud.project, os.environ, say=say, folder=folder, attempt=number or None, clock=clock, tail=tail
+        self._service, self._name = context.of_run(folder), job.name
+        self._lines = context.open_log(job, folder, say, attempt=number, tail=tail)
+        interval = LIST_INTERVAL if self._service.poll_seconds is None else LOCAL_LIST_SECONDS
+        self._progress = (
+            ProgressReader(folder, job, attempt=number or 1, clock=context.clock, list_interval=interval)
+            if folder
+            else None
         )
-        self._progress = ProgressReader(folder, job, attempt=number or 1, clock=clock) if folder else None
 
     @property
     def newest_rows(self) -> tuple[Record, ...]:

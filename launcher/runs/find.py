@@ -1,29 +1,37 @@
-"""Find a run in the cloud by its name, ID or folder, or by a job's number or resource name."""
+"""Find a run by its name, ID or folder: in ./runs, or in the cloud by the labels of its jobs."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.common import contract
 from launcher import catalog
 from launcher.errors import LaunchError, UsageError
-from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
-from launcher.runs import find_local_run
+from launcher.gcp.storage import open_folder
+from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_ID, RUN_LABEL, Job
+from launcher.runs.context import LocalContext, RunContext
 from launcher.services import request
+from launcher.services.local.run_folder_job import HIDDEN, is_run_folder, path_exists, read_job, shown
 from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
     from launcher.runs.cloud import CloudContext
     from launcher.services.base import Listing
 
+RUNS = "runs"
+"""The default output of `launch local`, in the current folder."""
+SHOWN = 10
+"""Maximum number of runs that an error lists."""
 ENGINE = "Compute Engine"
-RUN_ID = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
-"""`<name>-<8 hex>`, with the number that `--new` adds. An ID set with --run-id may differ."""
 
 
 class NoSuchRun(UsageError):
@@ -31,10 +39,11 @@ class NoSuchRun(UsageError):
 
 
 class FoundRun(Struct, frozen=True, kw_only=True):
-    """A run and its jobs, the newest first."""
+    """A run at one moment: its jobs, the newest first, and where it is."""
 
     id: str
     jobs: tuple[Job, ...]
+    context: RunContext
     unread: tuple[str, ...] = ()
     """Regions that could not be read; the run may have a job there."""
 
@@ -47,6 +56,97 @@ class FoundRun(Struct, frozen=True, kw_only=True):
     def is_active(self) -> bool:
         """Return whether a job of the run is waiting or running."""
         return not self.job.is_over
+
+    @property
+    def folder(self) -> str | None:
+        """Return the run folder; None: the run has none."""
+        return request.run_folder(self.job.request)
+
+    @property
+    def storage(self) -> Storage | None:
+        """Return the opened run folder; None: the run has none, or it cannot be opened."""
+        try:
+            return open_folder(self.folder) if self.folder else None
+        except LaunchError:
+            return None
+
+
+# --- This machine ----------------------------------------------------------------------------------------------------
+
+
+def exact_run(text: str) -> FoundRun | None:
+    """Return the run at a path, or with an ID in ./runs. Raises UsageError: a path that is not a run folder."""
+    if text.startswith(("gs://", "projects/")):
+        return None
+    for path in (Path(text), Path(RUNS, text)):
+        if is_run_folder(path) and (run := local_run(path.resolve())):
+            return run
+    if "/" in text or text in (".", "..", RUNS):
+        path = Path(text)
+        inside = run_folders(path) or run_folders(path.parent)
+        problem = f"{path} is not a run folder" if path_exists(path) else f"folder {path} does not exist"
+        if inside:
+            more = [f"  … and {len(inside) - SHOWN} more"] if len(inside) > SHOWN else []
+            names = "\n".join([*(f"  {shown(folder)}" for folder in inside[:SHOWN]), *more])
+            raise UsageError(problem, f"Name one of these runs:\n{names}")
+        raise UsageError(problem, "Name a run folder (OUTPUT/RUN), or a run: launch runs lists the runs.")
+    return None
+
+
+def local_run(folder: Path) -> FoundRun | None:
+    """Return the run in a folder on this machine; None: it has just been deleted."""
+    job = read_job(folder)
+    return FoundRun(id=folder.name, jobs=(job,), context=LocalContext()) if job else None
+
+
+def named_runs(name: str) -> tuple[FoundRun, ...]:
+    """Return the runs with a name in ./runs, newest first."""
+    folders = (folder for folder in run_folders(Path(RUNS)) if is_named(folder.name, name))
+    return tuple(run for folder in folders if (run := local_run(folder)))
+
+
+def is_named(run: str, text: str) -> bool:
+    """Return whether `text` is a run's ID, or its name without the digest."""
+    return run == text or re.fullmatch(rf"{re.escape(text)}-[0-9a-f]{{8}}(-\d+)?", run) is not None
+
+
+def run_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the absolute paths of the run folders in a folder, newest first."""
+    try:
+        inside = [path for path in folder.iterdir() if not path.name.startswith(HIDDEN) and is_run_folder(path)]
+        inside.sort(key=lambda path: (-path.stat().st_mtime, path.name))
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(path.resolve() for path in inside))  # a link to a run is the same run
+
+
+def label_of(folder: Path, label: str) -> str:
+    """Return a label of a run's spec; empty if it has none, or if its plan cannot be read."""
+    try:
+        text = (folder / contract.PLAN).read_bytes()
+        if label.encode() not in text:  # most runs: parsing each plan would take a second for a thousand
+            return ""
+        return str(json.loads(text)["spec"]["labels"][label])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def similar_names(text: str, ids: Iterable[str]) -> str:
+    """Return `Did you mean quickstart?` with the ID or name of a run that is most like a text; empty: none is."""
+    names = [name for run in ids for name in (run, re.sub(r"-[0-9a-f]{8}(-\d+)?$", "", run))]
+    return did_you_mean(near(text, names))
+
+
+def here_instead(text: str) -> str:
+    """Return a hint that `text` is a run on this machine, for commands that only take runs in the cloud; else empty."""
+    try:
+        run = exact_run(text) or next(iter(named_runs(text)), None)
+    except UsageError:
+        return ""
+    return f"{run.job.handle} is a run on this machine: launch status {run.job.handle}\n" if run else ""
+
+
+# --- The cloud -------------------------------------------------------------------------------------------------------
 
 
 def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[FoundRun, ...]:
@@ -74,7 +174,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
         wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
     listing = find_jobs(cloud, wanted, list(dict.fromkeys(regions)))
     exact = RESOURCE.fullmatch(text) is not None
-    runs = tuple(run for run in grouped(listing.jobs) if exact or has_name(run, text))
+    runs = tuple(run for run in grouped(listing.jobs, cloud) if exact or has_name(run, text))
     if not runs and (kept := in_default_folder(cloud, text)):
         return (kept,)
     if not runs and listing.unread:
@@ -86,10 +186,10 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
         raise UnreachableError(f"no run {text} was found, but {where} could not be read", "Try again in a moment.")
     if not runs:
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
-        close = find_local_run.similar_names(text, (job.run for job in listing.jobs))
+        close = similar_names(text, (job.run for job in listing.jobs))
         raise NoSuchRun(
             f"no run {text} {where} of project {cloud.project}",
-            f"{find_local_run.here_instead(text)}{f'{close} ' if close else ''}"
+            f"{here_instead(text)}{f'{close} ' if close else ''}"
             "launch runs lists the runs. A finished run on VMs is found by its folder,\n"
             "gs://…/RUN. For a VM to work on: launch vm status NAME",
         )
@@ -100,7 +200,7 @@ def all_runs(cloud: CloudContext, regions: Sequence[str] | None) -> tuple[FoundR
     """Return all of launch's runs, newest first: on Vertex AI those in `regions` (default: all with GPUs), on VMs those
     in `regions` (default: all zones). Raises LaunchError: no region could be read."""
     places = searched(regions) if regions else catalog.load().gpu_regions
-    return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs)
+    return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs, cloud)
 
 
 def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str], *, all_vms: bool = False) -> Listing:
@@ -161,7 +261,6 @@ def in_folder(cloud: CloudContext, folder: str) -> FoundRun | None:
 
     Only the folder knows runs on VMs that have ended: these VMs are deleted.
     """
-    from launcher.gcp.storage import open_folder
     from launcher.runs.ledger import Ledger
     from launcher.runs.snapshot import job_from_entry, with_request
     from launcher.services.base import GoneError
@@ -178,20 +277,20 @@ def in_folder(cloud: CloudContext, folder: str) -> FoundRun | None:
         job = with_request(cloud.of_run(open_folder(folder)).get(entry.job), entry, plan)
     except GoneError:
         job = with_request(job_from_entry(entry), entry, plan)
-    return FoundRun(id=plan.run, jobs=(job,)) if job.run == plan.run else None
+    return FoundRun(id=plan.run, jobs=(job,), context=cloud) if job.run == plan.run else None
 
 
-def grouped(jobs: Sequence[Job]) -> tuple[FoundRun, ...]:
+def grouped(jobs: Sequence[Job], context: RunContext) -> tuple[FoundRun, ...]:
     """Group jobs by run, newest run first."""
     runs: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda job: -job.created):
         runs.setdefault(job.run, []).append(job)
-    return tuple(FoundRun(id=name, jobs=tuple(found)) for name, found in runs.items())
+    return tuple(FoundRun(id=name, jobs=tuple(found), context=context) for name, found in runs.items())
 
 
 def has_name(run: FoundRun, text: str) -> bool:
     """Return whether `text` is the run's ID or name, or the number of one of its jobs."""
-    return find_local_run.is_named(run.id, text) or any(job.id == text for job in run.jobs)
+    return is_named(run.id, text) or any(job.id == text for job in run.jobs)
 
 
 def report_unread(cloud: CloudContext, unread: dict[str, LaunchError], regions: Sequence[str]) -> None:

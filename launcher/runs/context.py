@@ -1,0 +1,121 @@
+"""Where a run is: the service that has its jobs, the clock, and how its attempts and its output are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import launcher.clock
+from launcher.gcp.storage import use_errors
+from launcher.jobs.job import LOCAL
+from launcher.services.local.service import ThisMachine
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launcher.clock import Clock
+    from launcher.jobs.job import Job
+    from launcher.runs.attempts import AttemptEntry
+    from launcher.runs.logs.line import Line
+    from launcher.services.base import Jobs
+
+
+class LineReader(Protocol):
+    """Reads the lines of a job's output, each once. Raises LaunchError: they can't be read now."""
+
+    def read_existing(self) -> Iterator[Line]:
+        """Yield all lines written so far."""
+
+    def read_new(self) -> list[Line]:
+        """Return the lines since the last call."""
+
+
+class RunContext(Protocol):
+    """Where runs are: in a project of Google Cloud, or on this machine."""
+
+    @property
+    def project(self) -> str:
+        """Return the project id; `local` on this machine."""
+
+    @property
+    def clock(self) -> Clock:
+        """Return the clock of watches and waits."""
+
+    def of_run(self, folder: Storage | None) -> Jobs:
+        """Return the service that has the jobs of a run with this folder."""
+
+    def attempts(self, folder: Storage) -> tuple[AttemptEntry, ...]:
+        """Return the attempts of a run, in order. Raises LaunchError: its folder can't be read."""
+
+    def open_log(
+        self, job: Job, folder: Storage | None, say: Callable[[str], None], *, attempt: int = 0, tail: int | None = None
+    ) -> LineReader:
+        """Return the reader of a job's output, of one attempt (0: unknown), from its last `tail` lines on. Raises
+        LaunchError."""
+
+
+class LocalContext:
+    """This machine."""
+
+    project: str = LOCAL
+
+    def __init__(self) -> None:
+        self.clock = launcher.clock.REAL
+        self._service = ThisMachine()
+
+    def of_run(self, folder: Storage | None) -> ThisMachine:
+        """Return this machine."""
+        return self._service
+
+    def attempts(self, folder: Storage) -> tuple[AttemptEntry, ...]:
+        """Return the attempts by their locks and ends. Raises LaunchError."""
+        from launcher.services.local.attempts import attempt_numbers
+
+        with use_errors():
+            return tuple(local_attempt(folder, number) for number in attempt_numbers(folder))
+
+    def open_log(
+        self, job: Job, folder: Storage | None, say: Callable[[str], None], *, attempt: int = 0, tail: int | None = None
+    ) -> LineReader:
+        """Return the reader of the output in the run folder, by default of the newest attempt. Raises LaunchError."""
+        from launcher.gcp.storage import open_folder
+        from launcher.runs.logs.folder_logs import TextLogReader
+        from launcher.services.local.attempts import newest_attempt
+
+        storage = folder or open_folder(job.name)
+        with use_errors():
+            return TextLogReader(storage, attempt or newest_attempt(storage) or None, tail=tail)
+
+
+def local_attempt(folder: Storage, number: int) -> AttemptEntry:
+    """Return an attempt on this machine. Raises OutputError: its lock or its end can't be read."""
+    from launcher.runs.attempts import AttemptEnd, AttemptEntry
+    from launcher.services.local.attempts import read_end, read_facts
+    from launcher.services.local.run_folder_job import time_of
+
+    facts: Any = read_facts(folder, number)
+    end = read_end(folder, number)
+    failed = [f"{name} exited with {code}" for name, code in end.exit_codes.items() if code] if end else []
+    return AttemptEntry(
+        number=number,
+        round=0,
+        region=LOCAL,
+        zone=None,
+        provisioning=facts.get("provisioning"),
+        machine=facts.get("machine"),
+        identity="",
+        spec=str(facts.get("spec") or ""),
+        writer="",
+        time=time_of(facts) or 0.0,
+        job=folder.url,
+        end=AttemptEnd(
+            scope="permanent",
+            kind="succeeded" if end.succeeded else "user",
+            cause=", ".join(failed) or "done",
+            state="SUCCEEDED" if end.succeeded else "FAILED",
+            time=end.time,
+            billed=end.seconds,
+        )
+        if end
+        else None,
+        exit_codes=end.exit_codes if end else None,
+    )

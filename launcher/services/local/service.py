@@ -1,0 +1,46 @@
+"""This machine as a service: the job of a run is its folder, which its `launch local` has locked while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch_train.common.storage import LocalFolder
+from launcher.jobs.job import LOCAL, Job
+from launcher.services.base import GoneError
+from launcher.services.local.cancel import request_cancel
+from launcher.services.local.run_folder_job import read_job
+
+
+class ThisMachine:
+    """The jobs on this machine. Their names are the paths of their run folders."""
+
+    project: str = LOCAL
+    outlives_client = False
+    poll_seconds: float | None = 2.0
+    """Only files are read."""
+    stop_seconds = 60.0
+    """The processes get 30 s to save (services.local.supervisor)."""
+    stuck_fix = "Press Ctrl-C where launch local runs it."
+
+    def __init__(self) -> None:
+        self._cancelled: set[str] = set()
+
+    def get(self, name: str) -> Job:
+        """Return a job's state. Raises GoneError; UsageError: a cancelled run's folder can't be written."""
+        job = read_job(Path(name))
+        if job is None:
+            raise GoneError(f"{name} does not exist")
+        if not job.is_over and name in self._cancelled:  # an attempt that has just begun may not have had its number
+            request_cancel(LocalFolder(Path(name)))
+        return job
+
+    def cancel(self, name: str) -> None:
+        """Begin to cancel a job. Raises UsageError: its folder can't be written."""
+        self._cancelled.add(name)
+        request_cancel(LocalFolder(Path(name)))
+
+    def release(self, job: Job) -> None:
+        """Do nothing: an ended run has no processes."""
+
+    def forget(self, job: Job) -> None:
+        """Do nothing: the folder is the only record."""
