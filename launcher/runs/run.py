@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,30 +22,18 @@ from launcher.runs.cloud import CloudContext, open_cloud
 from launcher.runs.cost_limit import is_limited, require_limit
 from launcher.runs.endings import RunSucceeded
 from launcher.runs.find import FoundRun, NoSuchRun, in_folder, one_run, searched
-from launcher.runs.launching import (
-    RunEvent,
-    RunWatcher,
-    allowed_change,
-    as_fresh_run,
-    check_output,
-    check_run_exists,
-    checked_plan,
-    open_driver,
-    report_change,
-    watch_job,
-    with_image,
-    with_its_own_image,
-)
+from launcher.runs.follow import checked_plan, watch_job
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.metrics.results import Results
 from launcher.runs.run_folder import open_run_folder, read_results, read_run_folder, storage_of
+from launcher.runs.submit import RunEvent, RunWatcher, SubmitOptions, open_driver, submission, with_its_own_image
 from launcher.runs.watch.loop import Note
 
 if TYPE_CHECKING:
     from launch_train.export import Exported, Format
-    from launcher.images.dependency_image import Builder
+    from launcher.images.dependency_image import Builder, Report
     from launcher.inputs.planning import Plan
     from launcher.plan import model
     from launcher.project.model import Check
@@ -116,56 +104,13 @@ def submit(
     """
     events = EventSink(on_event)
     cloud = open_cloud(plan.project, events.say)
-    made = plan.data
-    check_output(made, cloud)
-    if new:
-        made = as_fresh_run(made, plan.inputs, cloud, events.say)
-    allowed = None
-    if resume:
-        check_run_exists(made, cloud)
-        allowed = allowed_change(made, plan.inputs, cloud)
-        report_change(allowed, plan.inputs, events.say)
-
-    def ready(planned: model.Plan) -> model.Plan:
-        return prepared(plan, planned, cloud, events, builder, create_repository, preflight)
-
     confirm = partial(require_limit, limited=yes or is_limited(plan.inputs))
-    driver, _ = open_driver(cloud, made, events, ready, allowed, confirm)
+    options = SubmitOptions(builder=builder, create_repository=create_repository, preflight=preflight)
+    driver, _ = submission(plan.data, plan.inputs, cloud, events, options, confirm, new=new, resume=resume)
+    planned = driver.plan
     with suppress(RunSucceeded):  # there is nothing to do; its results are readable
         driver.drive(fresh=True, resume=resume, detach=True)
-    return Run(cloud, made.run, made.run_folder, plan=made, ready=ready)
-
-
-def prepared(
-    plan: Plan,
-    made: model.Plan,
-    cloud: CloudContext,
-    events: EventSink,
-    builder: Builder,
-    create_repository: bool,
-    preflight: bool,
-) -> model.Plan:
-    """Return the plan without placements that cannot work, and with its image in the registry. Raises LaunchError."""
-    from launcher.images.dependency_image import Report
-    from launcher.runs.image import check_contents, create, image_build_request
-
-    if preflight:
-        from launcher.project.plan_preflight import vertex_preflight, vm_preflight
-        from launcher.project.report import lines
-
-        def report(checks: tuple[Check, ...]) -> None:
-            events.say("\n".join(lines(one for one in checks if one.status in ("failed", "warning"))))
-
-        if plan.target == "vm":
-            made = vm_preflight(made, cloud.compute, events.say, report, creates_repository=create_repository)
-        else:
-            made = vertex_preflight(made, os.environ, report, creates_repository=create_repository)
-    job = image_build_request(plan.inputs, builder)
-    if preflight:
-        check_contents(plan.inputs, job.image, os.environ, events.say)
-    if create_repository:
-        create(job, events.say)
-    return with_image(made, job, Report(line=events.say))
+    return Run(cloud, planned.run, planned.run_folder, plan=planned, ready=driver.ready)
 
 
 def find(name: str, *, regions: Sequence[str] | None = None, on_event: OnEvent | None = None) -> Run:
@@ -329,3 +274,16 @@ class EventSink:
     def say(self, text: str) -> None:
         """Pass a message on, as a Note."""
         self(Note(text))
+
+    def show_checks(self, checks: tuple[Check, ...]) -> None:
+        """Pass on what is wrong, as a Note."""
+        from launcher.project.report import lines
+
+        self.say("\n".join(lines(check for check in checks if check.status in ("failed", "warning"))))
+
+    @contextmanager
+    def building(self) -> Iterator[Report]:
+        """Yield the receiver of an image's progress: its messages are Notes."""
+        from launcher.images.dependency_image import Report
+
+        yield Report(line=self.say)

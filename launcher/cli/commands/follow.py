@@ -20,7 +20,5 @@ def follow(
     """
     from launcher.cli.flows.find_run import find_run
     from launcher.cli.flows.launch import follow_run
-    from launcher.cli.ui.text import flag_seconds
 
-    seconds = None if watch_for is None else flag_seconds(watch_for, "--watch-for")
-    follow_run(find_run(run, regions, last=last), output_format, watch_seconds=seconds)
+    follow_run(find_run(run, regions, last=last), output_format, watch_seconds=watch_for)

@@ -89,16 +89,15 @@ def sweep(
         return
     from launcher.cli.flows.launch import LaunchOptions
     from launcher.cli.flows.sweep import run_sweep
+    from launcher.runs.submit import SubmitOptions
 
     options = LaunchOptions(
         detach=detach,
-        preflight=not no_preflight,
         target=planned.target,
         watch_seconds=watch_for,
-        builder=builder,
-        create_repository=create_repository,
         yes=yes,
         offline=offline,
+        submit=SubmitOptions(builder=builder, create_repository=create_repository, preflight=not no_preflight),
     )
     run_sweep(planned, options, output_format, spec, flags, max_parallel=max_parallel, retry_failed=retry_failed)
 

@@ -77,17 +77,16 @@ def vertex(
         show(made, inputs.spec, output_format, settings=inputs.settings, explain=explain)
         return
     from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
+    from launcher.runs.submit import SubmitOptions
 
     options = LaunchOptions(
         detach=detach,
-        preflight=not no_preflight,
         watch_seconds=watch_for,
-        builder=builder,
-        create_repository=create_repository,
         yes=yes,
         offline=offline,
         cpu_machine=cpu_machine,
         last=last,
+        submit=SubmitOptions(builder=builder, create_repository=create_repository, preflight=not no_preflight),
     )
     launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
 

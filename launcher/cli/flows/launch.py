@@ -29,23 +29,11 @@ from launcher.jobs.job import RUN_ID, Job
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Plan, Target
 from launcher.runs.cost_limit import is_limited, is_limited_plan
+from launcher.runs.driver import RunDriver
 from launcher.runs.endings import RunEnded, RunSucceeded
 from launcher.runs.find import FoundRun, NoSuchRun, look_up, only_one, searched
-from launcher.runs.identity_check import AllowedChange
-from launcher.runs.launching import (
-    RunWatcher,
-    allowed_change,
-    as_fresh_run,
-    check_output,
-    check_run_exists,
-    checked_plan,
-    open_driver,
-    report_change,
-    stored_plan,
-    watch_job,
-    with_image,
-    with_its_own_image,
-)
+from launcher.runs.follow import checked_plan, stored_plan, watch_job
+from launcher.runs.submit import RunWatcher, SubmitOptions, open_driver, submission, with_its_own_image
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
@@ -53,16 +41,14 @@ if TYPE_CHECKING:
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
-    """Options of a launch: image builder, preflight checks, service, and how long to watch."""
+    """Options of a launch: what it does before its first job, its service, and how long it watches."""
 
     detach: bool = False
     watch_seconds: str | None = None
-    builder: str = "auto"
-    preflight: bool = True
+    submit: SubmitOptions = SubmitOptions()
     target: Target = "vertex"
     inputs: Callable[[Path | None, Flags], Inputs] = partial(gather, "vertex")
     """Gathers the inputs of a plan from a spec and flags. Raises SpecError, UsageError."""
-    create_repository: bool = False
     offline: bool = False
     """Use the prices shipped with launch."""
     yes: bool = False
@@ -72,9 +58,14 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     cpu_machine: str | None = None
     """A machine type without GPUs in place of the plan's."""
 
+    def __post_init__(self) -> None:
+        """Check the time to watch, before anything is sent. Raises UsageError."""
+        if self.watch_seconds is not None:
+            flag_seconds(self.watch_seconds, "--watch-for")
+
     @property
     def seconds(self) -> float | None:
-        """Return how long to watch. Raises UsageError."""
+        """Return how long to watch."""
         return None if self.watch_seconds is None else flag_seconds(self.watch_seconds, "--watch-for")
 
 
@@ -90,27 +81,29 @@ def launch_or_resume(
 
 def launch_spec(spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, new: bool) -> None:
     """Plan a spec and follow its run to its end. Raises LaunchError."""
-    seconds = options.seconds
     inputs = options.inputs(spec, flags)
-    made = planned(inputs, offline=options.offline)
-    made = on_cpu(made, options.cpu_machine) if options.cpu_machine else made
-    cloud = of_project(inputs.context.project)
-    check_output(made, cloud)
-    if new:
-        made = as_fresh_run(made, inputs, cloud, EventPrinter(made).say)
-    say = EventPrinter(made).say
-    for warning in made.warnings:
-        say(warning)
-    follow(
-        cloud,
-        made,
-        output,
-        ready=image_preparer(inputs, options, cloud),
-        confirm=confirmation(limited=is_limited(inputs), yes=options.yes, say=EventPrinter(made).say),
-        fresh=True,
-        detach=options.detach,
-        watch_seconds=seconds,
-    )
+    plan = planned(inputs, offline=options.offline)
+    plan = on_cpu(plan, options.cpu_machine) if options.cpu_machine else plan
+    submit(plan, inputs, of_project(inputs.context.project), options, output, new=new)
+
+
+def submit(
+    plan: Plan,
+    inputs: Inputs,
+    cloud: CloudContext,
+    options: LaunchOptions,
+    output: Output,
+    *,
+    new: bool = False,
+    resume: bool = False,
+) -> None:
+    """Submit a plan and follow its run to its end. Raises LaunchError."""
+    printer = EventPrinter(plan)
+    confirm = confirmation(limited=is_limited(inputs), yes=options.yes, say=printer.say)
+    driver, watcher = submission(plan, inputs, cloud, printer, options.submit, confirm, new=new, resume=resume)
+    for warning in driver.plan.warnings if not resume else ():
+        printer.say(warning)
+    follow(driver, watcher, printer, output, options, fresh=True, resume=resume)
 
 
 def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, output: Output) -> None:
@@ -118,38 +111,21 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
 
     Without a spec, uses the plan in the run's folder.
     """
-    seconds = options.seconds
     cloud = of_project(project_of(spec, options.target))
     if spec:
-        run_id = run_id_of(name, flags, cloud, last=options.last)
-        inputs = options.inputs(spec, flags._replace(run_id=run_id))
-        made, ready = planned(inputs, offline=options.offline), image_preparer(inputs, options, cloud)
-        limited = is_limited(inputs)
-        check_output(made, cloud)
-        check_run_exists(made, cloud)
-        allowed = allowed_change(made, inputs, cloud)
-        report_change(allowed, inputs, EventPrinter(made).say)
-    elif typed := [*words(flags._replace(region=None)), *(["--output"] if flags.output is not None else [])]:
+        inputs = options.inputs(spec, flags._replace(run_id=run_id_of(name, flags, cloud, last=options.last)))
+        submit(planned(inputs, offline=options.offline), inputs, cloud, options, output, resume=True)
+        return
+    if typed := [*words(flags._replace(region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"{typed[0]} requires a spec: --resume without one repeats the run's own plan",
             "Add the spec: launch … SPEC --resume RUN …",
         )
-    else:
-        run = run_to_resume(name, flags, cloud, last=options.last)
-        made, ready, allowed = stored_plan(cloud, run), with_its_own_image, None
-        limited = is_limited_plan(made)
-    follow(
-        cloud,
-        made,
-        output,
-        ready=ready,
-        confirm=confirmation(limited=limited, yes=options.yes, say=EventPrinter(made).say),
-        fresh=True,
-        resume=True,
-        allowed=allowed,
-        detach=options.detach,
-        watch_seconds=seconds,
-    )
+    plan = stored_plan(cloud, run_to_resume(name, flags, cloud, last=options.last))
+    printer = EventPrinter(plan)
+    confirm = confirmation(limited=is_limited_plan(plan), yes=options.yes, say=printer.say)
+    driver, watcher = open_driver(cloud, plan, printer, with_its_own_image, confirm=confirm)
+    follow(driver, watcher, printer, output, options, fresh=True, resume=True)
 
 
 def run_id_of(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -> str:
@@ -175,82 +151,52 @@ def run_to_resume(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -
     raise several(name, (), runs, can_take_last=True)
 
 
-def after_preflight(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:
-    """Return the plan without the placements that the preflight checks refuse. Raises PlanRefused: none is left."""
-    if not options.preflight:
-        return made
-    from launcher.cli.flows.preflight import preflight
-
-    compute = cloud.compute if options.target == "vm" else None
-    return preflight(made, compute, EventPrinter(made).say, creates_repository=options.create_repository)
-
-
-def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) -> Callable[[Plan], Plan]:
-    """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
-
-    def ready(made: Plan) -> Plan:
-        from launcher.cli.ui.progress_bars import progress, report
-        from launcher.runs.image import check_contents, create, image_build_request
-
-        made = after_preflight(made, cloud, options)
-        job = image_build_request(inputs, options.builder)
-        with progress() as bars:
-            if options.preflight:
-                check_contents(inputs, job.image, os.environ, bars.line)
-            if options.create_repository:
-                create(job, bars.line)
-            return with_image(made, job, report(bars))
-
-    return ready
-
-
 def follow(
-    cloud: CloudContext,
-    made: Plan,
+    driver: RunDriver,
+    watcher: RunWatcher,
+    printer: EventPrinter,
     output: Output,
+    options: LaunchOptions,
     *,
-    ready: Callable[[Plan], Plan],
-    confirm: Callable[[Plan], None] = lambda _plan: None,
     fresh: bool,
     resume: bool = False,
-    allowed: AllowedChange | None = None,
-    detach: bool = False,
-    watch_seconds: float | None = None,
 ) -> None:
-    """Follow a plan's run to its end and print its result. Raises LaunchError: see `drive`."""
-    printer = EventPrinter(made)
-    driver, watcher = open_driver(cloud, made, printer, ready, allowed, confirm)
-    with report_errors(watcher, printer, made, made.run, output):
-        printer.say(f"looking for jobs of {made.run}")  # the search may take a while
+    """Drive a run to its end and print its result. Raises LaunchError: see `RunDriver.drive`."""
+    plan, seconds = driver.plan, options.seconds
+    with report_errors(watcher, printer, plan, plan.run, output):
+        printer.say(f"looking for jobs of {plan.run}")  # the search may take a while
         try:
-            job = driver.drive(fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
+            job = driver.drive(fresh=fresh, resume=resume, detach=options.detach, watch_seconds=seconds)
         except RunSucceeded as ended:
             if fresh:  # launch follow was not asked to start anything
                 printer.say(f"{ended.problem}\n{ended.hint}")
             if ended.job is None:  # Vertex AI deletes old jobs
-                show_gone(made, output)
+                show_gone(plan, output)
                 return
             job = ended.job
-        show_end(job, made, output) if job.has_ended else show_begun(job, output)
+        show_end(job, plan, output) if job.has_ended else show_begun(job, output)
 
 
-def follow_run(run: FoundRun, output: Output, *, watch_seconds: float | None = None) -> None:
+def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = None) -> None:
     """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
     were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan cannot be trusted."""
-    made, refused = None, None
+    options, refused = LaunchOptions(watch_seconds=watch_seconds), None
+    seconds = options.seconds
     if run.context.of_run(None).outlives_client:
         cloud = of_project(run.context.project)
-        made, refused = checked_plan(cloud, run)
-        if made and not refused:
-            follow(cloud, made, output, ready=with_its_own_image, fresh=False, watch_seconds=watch_seconds)
+        plan, refused = checked_plan(cloud, run)
+        if plan and not refused:
+            printer = EventPrinter(plan)
+            driver, watcher = open_driver(cloud, plan, printer, with_its_own_image)
+            follow(driver, watcher, printer, output, options, fresh=False)
             return
+        if run.is_active:
+            why = "has a plan that cannot be trusted" if refused else "has no readable plan"
+            EventPrinter(None).say(f"its folder {why}; following this job only, without further attempts")
     printer = EventPrinter(None)
-    if run.is_active and run.context.of_run(None).outlives_client:
-        why = "has a plan that cannot be trusted" if refused else "has no readable plan"
-        printer.say(f"its folder {why}; following this job only, without further attempts")
     watcher = RunWatcher(run.context, printer, run.storage)
     with report_errors(watcher, printer, None, run.id, output):
-        job = watch_job(run, watcher, watch_seconds, refused)
+        job = watch_job(run, watcher, seconds, refused)
         show_end(job, None, output)
 
 

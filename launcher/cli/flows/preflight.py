@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.cli.flows.cloud import of_project
@@ -13,28 +11,6 @@ from launcher.cli.ui.streams import say
 
 if TYPE_CHECKING:
     from launcher.inputs.gather import Inputs
-    from launcher.plan.model import Plan
-    from launcher.project.model import Check
-    from launcher.services.compute.client import Compute
-
-
-def preflight(plan: Plan, compute: Compute | None, say: Callable[[str], None], *, creates_repository: bool) -> Plan:
-    """Return the plan without the placements that cannot work, and print what is wrong. `compute`: of a plan of VMs.
-    Raises as `launcher.project.plan_preflight.vertex_preflight` does."""
-    from launcher.project import plan_preflight as checks
-    from launcher.project.report import lines
-
-    def show(found: tuple[Check, ...]) -> None:
-        problems = [one for one in found if one.status in ("failed", "warning")]
-        if problems:
-            say("preflight checks:")
-            print("\n".join(lines(problems)), file=sys.stderr)
-        if unknown := list(dict.fromkeys(one.name for one in found if one.status == "unknown")):
-            say(f"preflight: not checked: {', '.join(unknown)} (--preflight shows why)")
-
-    if compute:
-        return checks.vm_preflight(plan, compute, say, show, creates_repository=creates_repository)
-    return checks.vertex_preflight(plan, os.environ, show, creates_repository=creates_repository)
 
 
 def preflight_only(inputs: Inputs, output: Output, *, creates_repository: bool = False) -> None:

@@ -8,19 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirm_cost
 from launcher.cli.options import Flags, Output
 from launcher.cli.ui.documents import printed
+from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.sweep_printer import SweepPrinter
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning
-from launcher.runs.cost_limit import is_limited
 from launcher.runs.sweep.events import PointRun, cause_of
 from launcher.runs.sweep.in_cloud import CloudSweep
 from launcher.runs.sweep.on_this_machine import LocalSweep
 from launcher.runs.sweep.plan import SweepPlan
+from launcher.runs.sweep.submit import point_preparer
 from launcher.signals import signals_stop
 from launcher.text import plural
 
@@ -44,16 +43,14 @@ def run_sweep(
     for warning in sweep.warnings:
         printer.say(warning)
     printer.say(f"{sweep.name}: {plural(len(sweep.points), 'point')}")
-    inputs = sweep.points[0].inputs  # a cap for each run in a settings file does not limit the sum
-    limited = sweep.usd_limit is not None or (inputs.settings.usd_cap is None and is_limited(inputs))
     one: LocalSweep | CloudSweep
     if sweep.target == "local":
         one = LocalSweep(sweep, printer, max_parallel=max_parallel, retry_failed=retry_failed)
         start = one.run
     else:
-        prepare = cloud_preparer(sweep, options)
-        confirm = cost_question(sweep, options, printer, limited=limited)
         cloud = of_project(sweep.project)
+        prepare = point_preparer(sweep, cloud, EventPrinter(None), options.submit)
+        confirm = cost_question(sweep, options, printer)
         one = CloudSweep(sweep, cloud, prepare, printer, printer.say, max_parallel, retry_failed, confirm)
         start = partial(one.run, detach=options.detach, seconds=options.seconds)
     error: LaunchError | None = None
@@ -73,38 +70,17 @@ def run_sweep(
         raise error
 
 
-def cost_question(
-    sweep: SweepPlan, options: LaunchOptions, printer: SweepPrinter, *, limited: bool
-) -> Callable[[Plan], None]:
+def cost_question(sweep: SweepPlan, options: LaunchOptions, printer: SweepPrinter) -> Callable[[Plan], None]:
     """Return the question about the cost of all points, which is asked once."""
-    asked = options.yes
+    is_accepted = options.yes
 
-    def confirm(made: Plan) -> None:
-        nonlocal asked
-        if not asked:
-            limits = replace(made.limits, usd_at_most=sweep.usd_at_most)
-            confirm_cost(replace(made, limits=limits), limited=limited, say=printer.say, what="sweep")
-            asked = True
+    def confirm(plan: Plan) -> None:
+        nonlocal is_accepted
+        if not is_accepted:
+            confirm_cost(sweep.with_all_costs(plan), limited=sweep.is_limited, say=printer.say, what="sweep")
+            is_accepted = True
 
     return confirm
-
-
-def cloud_preparer(sweep: SweepPlan, options: LaunchOptions) -> Callable[[Plan], Plan]:
-    """Return the function that prepares the image of a point.
-
-    Raises UsageError: the output is another project's bucket.
-    """
-    from launcher.cli.flows.launch import image_preparer
-    from launcher.runs.launching import check_output
-
-    cloud = of_project(sweep.project)
-    check_output(sweep.points[0].plan, cloud)
-
-    def prepare(made: Plan) -> Plan:
-        inputs = next(point.inputs for point in sweep.points if point.run == made.run)
-        return image_preparer(inputs, options, cloud)(made)
-
-    return prepare
 
 
 def interrupted_text(sweep: SweepPlan, runs: Sequence[PointRun]) -> str:

@@ -118,8 +118,8 @@ def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, d
         PlanRefused: no placement is left.
         LaunchError: the VM would not be reachable from here.
     """
-    from launcher.cli.flows.preflight import preflight
     from launcher.cli.flows.ssh_access import check_access
+    from launcher.runs.submit import preflight
     from launcher.services.compute.preflight_checks import has_external_ip
     from launcher.ssh.route import missing_gcloud
 
@@ -127,7 +127,7 @@ def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, d
         raise missing_gcloud(made.run, external_ip=False)
     if not detach:
         check_access(cloud.compute)
-    return preflight(made, cloud.compute, printer.say, creates_repository=False)
+    return preflight(made, cloud, printer)
 
 
 def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> VmInstance:

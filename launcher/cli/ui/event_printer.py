@@ -6,6 +6,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from launch_train.common.text import elapsed
@@ -16,8 +18,10 @@ from launcher.jobs.job import GONE
 from launcher.text import usd_text
 
 if TYPE_CHECKING:
+    from launcher.images.dependency_image import Report
     from launcher.jobs.job import Job
     from launcher.plan.model import Attempt, Plan
+    from launcher.project.model import Check
     from launcher.runs.driver import AttemptFailed, AttemptStarted
     from launcher.runs.watch.loop import Progress
 
@@ -67,6 +71,24 @@ class EventPrinter:
         """Print an event."""
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
         getattr(self, f"_{kind}")(event)
+
+    def show_checks(self, checks: tuple[Check, ...]) -> None:
+        """Print what the preflight checks found."""
+        from launcher.project.report import lines
+
+        if problems := [check for check in checks if check.status in ("failed", "warning")]:
+            self.say("preflight checks:")
+            print("\n".join(lines(problems)), file=sys.stderr)
+        if unknown := list(dict.fromkeys(check.name for check in checks if check.status == "unknown")):
+            self.say(f"preflight: not checked: {', '.join(unknown)} (--preflight shows why)")
+
+    @contextmanager
+    def building(self) -> Iterator[Report]:
+        """Yield the receiver of an image's progress: bars on a terminal, else lines."""
+        from launcher.cli.ui.progress_bars import progress, report
+
+        with progress() as bars:
+            yield report(bars)
 
     def close(self) -> None:
         """End the progress line."""

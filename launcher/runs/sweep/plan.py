@@ -17,6 +17,7 @@ from launcher.inputs.planning import planned
 from launcher.jobs.job import RUN_ID, SWEEP_LABEL
 from launcher.plan import model
 from launcher.plan.model import Target
+from launcher.runs.cost_limit import is_limited
 from launcher.spec.overrides import Override
 from launcher.spec.sweep import NAME, Axis, Point, points
 from launcher.text import plural, usd_text
@@ -84,6 +85,16 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
         """Return the sum of the points' upper bounds; None: a price is unknown."""
         bounds = [one.plan.limits.usd_at_most for one in self.points]
         return None if None in bounds else sum(usd for usd in bounds if usd is not None)
+
+    @property
+    def is_limited(self) -> bool:
+        """Return whether the user limited the cost of the sum: a cap for each run in a settings file does not."""
+        inputs = self.points[0].inputs
+        return self.usd_limit is not None or (inputs.settings.usd_cap is None and is_limited(inputs))
+
+    def with_all_costs(self, plan: model.Plan) -> model.Plan:
+        """Return a point's plan with the upper bound of all points together."""
+        return replace(plan, limits=replace(plan.limits, usd_at_most=self.usd_at_most))
 
     @property
     def warnings(self) -> tuple[str, ...]:

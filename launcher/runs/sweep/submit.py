@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from launcher.errors import UsageError
 from launcher.inputs.code_files import CodeCache
 from launcher.inputs.gather import GatherOptions, Inputs, gather, gather_data
-from launcher.inputs.planning import SPEC, Plan
+from launcher.inputs.planning import SPEC
 from launcher.runs.cloud import open_cloud
-from launcher.runs.cost_limit import is_limited, require_limit
-from launcher.runs.launching import check_output
-from launcher.runs.run import EventSink, OnEvent, Run, prepared
+from launcher.runs.cost_limit import require_limit
+from launcher.runs.run import EventSink, OnEvent, Run
+from launcher.runs.submit import Events, SubmitOptions, check_output, image_preparer
 from launcher.runs.sweep.in_cloud import CloudSweep
 from launcher.runs.sweep.plan import SweepPlan, plan_sweep
 from launcher.spec.models import JobSpec
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from launcher.images.dependency_image import Builder
     from launcher.plan import model
     from launcher.plan.model import Target
+    from launcher.runs.cloud import CloudContext
 
 
 def sweep(
@@ -100,19 +100,26 @@ def submit_sweep(
         raise UsageError("the sweep's target is local", "Run its points one by one: api.local(api.plan(…))")
     events = EventSink(on_event)
     cloud = open_cloud(plan.project, events.say)
-    check_output(plan.points[0].plan, cloud)
+    options = SubmitOptions(builder=builder, create_repository=create_repository, preflight=preflight)
+    prepare = point_preparer(plan, cloud, events, options)
 
-    def prepare(made: model.Plan) -> model.Plan:
-        inputs = next(point.inputs for point in plan.points if point.run == made.run)
-        own = Plan(data=made, inputs=inputs)
-        return prepared(own, made, cloud, events, builder, create_repository, preflight)
-
-    def confirm(made: model.Plan) -> None:
-        inputs = plan.points[0].inputs  # a cap for each run in a settings file does not limit the sum
-        limited = plan.usd_limit is not None or (inputs.settings.usd_cap is None and is_limited(inputs))
-        whole = replace(made, limits=replace(made.limits, usd_at_most=plan.usd_at_most))
-        require_limit(whole, limited=yes or limited)
+    def confirm(point: model.Plan) -> None:
+        require_limit(plan.with_all_costs(point), limited=yes or plan.is_limited)
 
     running = CloudSweep(plan, cloud, prepare, lambda _event: None, events.say, confirm=confirm)
     running.run(detach=True)
-    return [Run(cloud, one.run, one.plan.run_folder, plan=one.plan) for one in plan.points]
+    return [Run(cloud, point.run, point.plan.run_folder, plan=point.plan) for point in plan.points]
+
+
+def point_preparer(
+    sweep: SweepPlan, cloud: CloudContext, events: Events, options: SubmitOptions
+) -> Callable[[model.Plan], model.Plan]:
+    """Return the function that prepares the image of a point. Raises UsageError: the output is another project's
+    bucket."""
+    check_output(sweep.points[0].plan, cloud)
+
+    def prepare(plan: model.Plan) -> model.Plan:
+        inputs = next(point.inputs for point in sweep.points if point.run == plan.run)
+        return image_preparer(inputs, cloud, events, options)(plan)
+
+    return prepare

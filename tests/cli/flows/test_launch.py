@@ -20,7 +20,7 @@ from launcher.cli.ui.event_printer import EventPrinter
 from launcher.clock import Clock
 from launcher.errors import LaunchError
 from launcher.runs.cloud import CloudContext
-from launcher.runs.launching import RunWatcher
+from launcher.runs.submit import RunWatcher
 from launcher.signals import Stopped
 from launcher.testing.googlecloud import FakeClock, Fault, Stage, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts

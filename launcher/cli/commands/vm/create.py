@@ -117,18 +117,17 @@ def vm(
         show(planned(found, offline=offline), found.spec, output_format, settings=found.settings, explain=explain)
     elif run:
         from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
+        from launcher.runs.submit import SubmitOptions
 
         options = LaunchOptions(
             detach=detach,
-            preflight=not no_preflight,
             target="vm",
             inputs=inputs,
             watch_seconds=watch_for,
-            builder=builder,
-            create_repository=create_repository,
             yes=yes,
             offline=offline,
             last=last,
+            submit=SubmitOptions(builder=builder, create_repository=create_repository, preflight=not no_preflight),
         )
         launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
     else:

@@ -1,0 +1,209 @@
+"""Submit a plan as a run: its checks, its image, and the driver that goes from attempt to attempt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from launcher.diagnosis.output_cause import CauseFinder
+from launcher.errors import NotAuthorised
+from launcher.gcp.storage import open_folder
+from launcher.plan.build import with_digest
+from launcher.plan.model import Plan
+from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
+from launcher.runs.identity_check import AllowedChange
+from launcher.runs.ledger import Ledger
+from launcher.runs.watch.job_view import RunJobView
+from launcher.runs.watch.loop import Event, LinesPrinted
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launcher.images.dependency_image import ImageBuildRequest, Report
+    from launcher.inputs.gather import Inputs
+    from launcher.jobs.job import Job
+    from launcher.project.model import Check
+    from launcher.runs.cloud import CloudContext
+    from launcher.runs.context import RunContext
+    from launcher.runs.watch.loop import JobView
+
+RunEvent = Event | AttemptStarted | AttemptFailed
+
+
+class Events(Protocol):
+    """The receiver of a run's events and of launch's messages."""
+
+    def __call__(self, event: RunEvent) -> None:
+        """Receive an event."""
+
+    def say(self, text: str) -> None:
+        """Receive a message of launch, of one or more lines."""
+
+    def show_checks(self, checks: tuple[Check, ...]) -> None:
+        """Receive the results of the preflight checks, if a placement is left."""
+
+    def building(self) -> AbstractContextManager[Report]:
+        """Return the receiver of an image's progress, for the time in which it is built and pushed."""
+
+
+class SubmitOptions(Struct, frozen=True, kw_only=True):
+    """What a submission does before its first job."""
+
+    builder: str = "auto"
+    """auto, append, docker or cloud-build."""
+    create_repository: bool = False
+    preflight: bool = True
+    """Check the project first (docs/project.md)."""
+
+
+def submission(
+    plan: Plan,
+    inputs: Inputs,
+    cloud: CloudContext,
+    events: Events,
+    options: SubmitOptions,
+    confirm: Callable[[Plan], None],
+    *,
+    new: bool = False,
+    resume: bool = False,
+) -> tuple[RunDriver, RunWatcher]:
+    """Return the driver of a plan's run and its watcher; `new`: under the next free run ID; `resume`: of a run that has
+    ended. `confirm` accepts the cost, or raises.
+
+    Raises UsageError: the output cannot be used, or there is no run to resume; NotAuthorised.
+    """
+    from launcher.runs.resume import allowed_change, as_fresh_run, check_run_exists, report_change
+
+    check_output(plan, cloud)
+    allowed = None
+    if new:
+        plan = as_fresh_run(plan, inputs, cloud, events.say)
+    if resume:
+        check_run_exists(plan, cloud)
+        allowed = allowed_change(plan, inputs, cloud)
+        report_change(allowed, inputs, events.say)
+    return open_driver(cloud, plan, events, image_preparer(inputs, cloud, events, options), allowed, confirm)
+
+
+def image_preparer(
+    inputs: Inputs, cloud: CloudContext, events: Events, options: SubmitOptions
+) -> Callable[[Plan], Plan]:
+    """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
+
+    def ready(plan: Plan) -> Plan:
+        from launcher.runs.image import check_contents, create, image_build_request
+
+        if options.preflight:
+            plan = preflight(plan, cloud, events, creates_repository=options.create_repository)
+        build = image_build_request(inputs, options.builder)
+        with events.building() as report:
+            if options.preflight:
+                check_contents(inputs, build.image, os.environ, report.line)
+            if options.create_repository:
+                create(build, report.line)
+            return with_image(plan, build, report)
+
+    return ready
+
+
+def preflight(plan: Plan, cloud: CloudContext, events: Events, *, creates_repository: bool = False) -> Plan:
+    """Return the plan without the placements that cannot work. Raises PlanRefused, NoCapacity, NotAuthorised: none is
+    left."""
+    from launcher.project.plan_preflight import vertex_preflight, vm_preflight
+
+    if plan.target == "vm":
+        return vm_preflight(plan, cloud.compute, events.say, events.show_checks, creates_repository=creates_repository)
+    return vertex_preflight(plan, os.environ, events.show_checks, creates_repository=creates_repository)
+
+
+def with_its_own_image(plan: Plan) -> Plan:
+    """Return the plan unchanged: its image was pushed when the run was launched."""
+    return plan
+
+
+def with_image(plan: Plan, job: ImageBuildRequest, report: Report) -> Plan:
+    """Return the plan with the digest of its image, which is pushed to the registry unless it exists there.
+
+    A pinned image that this account may not look up is used unchecked. Raises LaunchError.
+    """
+    from launcher.images import pipeline
+
+    try:
+        found = pipeline.push(job, os.environ, report)
+    except NotAuthorised as error:
+        if not job.image.pinned:
+            raise
+        report.line(f"cannot check that {job.image.uri} exists: {error.problem}")
+        return plan
+    report.line(f"image {found.reference}" + (" (already exists)" if found.how == "there" else ""))
+    base = found.base or pipeline.recorded_base(job.image, found.reference, os.environ)
+    return with_digest(plan, found.reference, base)
+
+
+def check_output(plan: Plan, cloud: CloudContext) -> None:
+    """Check that the project owns the bucket if the plan writes to the default one. Raises NotAuthorised,
+    UsageError."""
+    from launcher.gcp.default_bucket import check_default_bucket
+
+    if plan.run_folder and not plan.spec.get("output"):
+        check_default_bucket(plan.project, os.environ, cloud.clock, region=plan.attempts[0].region)
+
+
+def open_driver(
+    cloud: CloudContext,
+    plan: Plan,
+    events: Events,
+    ready: Callable[[Plan], Plan],
+    allowed: AllowedChange | None = None,
+    confirm: Callable[[Plan], None] = lambda _plan: None,
+) -> tuple[RunDriver, RunWatcher]:
+    """Return the driver of a plan's run, and its watcher. `ready` returns the plan with its image in the registry;
+    `allowed` is the change of settings with which the run may be resumed; `confirm` accepts the cost, or raises.
+
+    Sends no request. Raises UsageError: the run folder cannot be used; NotAuthorised: no credentials.
+    """
+    storage = open_folder(plan.run_folder) if plan.run_folder else None
+    ledger = Ledger(storage, cloud.clock, events.say, project=cloud.project, region=plan.attempts[0].region)
+    watcher = RunWatcher(cloud, events, storage)
+    driver = RunDriver(
+        plan=plan,
+        service=cloud.of_run(storage),
+        ledger=ledger,
+        watcher=watcher,
+        say=events.say,
+        ready=ready,
+        clock=cloud.clock,
+        allowed=allowed,
+        confirm=confirm,
+    )
+    return driver, watcher
+
+
+class RunWatcher:
+    """The driver's watcher: opens a view of each job, and passes events on. `job` is the last job seen."""
+
+    def __init__(self, context: RunContext, events: Events, folder: Storage | None) -> None:
+        self._context, self._events = context, events
+        self._folder = folder
+        self._cause = CauseFinder()
+        self.job: Job | None = None
+
+    def view(self, job: Job, number: int) -> JobView:
+        """Return a new view of a job."""
+        return RunJobView(self._context, job, number, self._folder, self._events.say)
+
+    def report(self, event: RunEvent) -> None:
+        """Pass an event on."""
+        self.job = getattr(event, "job", None) or self.job
+        if isinstance(event, AttemptStarted):
+            self._cause.reset()
+        for line in event.lines if isinstance(event, LinesPrinted) else ():
+            self._cause.add(line.replica, line.text)
+        self._events(event)
+
+    def error_in_output(self) -> str:
+        """Return the cause of the job's end that its log lines name, or an empty text."""
+        return str(self._cause.cause or "")
