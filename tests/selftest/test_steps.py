@@ -15,6 +15,7 @@ from launcher.selftest.steps import ALL, BY_NAME, GROUPS, chosen
 from launcher.testing.googlecloud import Fault, Status
 from launcher.testing.googlecloud.faults import Serve, Step
 from launcher.testing.googlecloud.images.cloud_build import Outcome
+from launcher.testing.googlecloud.project.billing import sku
 from launcher.testing.googlecloud.wire import Call, Response
 from launcher.testing.registry import Fault as RegistryFault
 from launcher.testing.registry import Refuse
@@ -74,10 +75,10 @@ REDS = (
     ),
     Red(
         "prices",
-        lambda world, _: world.cloud.billing.units.update({"Nvidia L4 GPU running in Iowa": ("OnDemand", 600_000_000)}),
+        lambda world, _: world.cloud.billing.rows.append(sku("Nvidia L4 GPU running in Iowa", 0.6)),
         "standard $0.7468/h, shipped $0.70",
     ),
-    Red("prices", lambda world, _: world.cloud.billing.units.clear(), "Google's list has no"),
+    Red("prices", lambda world, _: world.cloud.billing.rows.clear(), "Google's list has no"),
     Red(
         "prices",
         lambda world, _: world.cloud.faults.add(Fault("cloudbilling.*", Status(403, info="SERVICE_DISABLED"))),

@@ -11,7 +11,7 @@ from typing import Any
 from tests.command import ROOT
 from tests.plan.planning import told
 
-SCRIPT = ROOT / "launcher" / "compute" / "startup.sh"
+SCRIPT = ROOT / "launcher" / "services" / "compute" / "startup.sh"
 
 
 def call(state: Path, code: str, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -96,14 +96,12 @@ def test_only_a_job_with_mounts_has_their_part_of_the_script() -> None:
     assert items(job())["startup-script"] == SCRIPT.read_text()
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_a_bucket_is_mounted_for_the_container_and_unmounted_at_the_end(tmp_path: Path) -> None:
     with vm_with(tmp_path, {"bucket": "b-b"}, {"bucket": "b-b", "path": "/data", "read_only": True}) as vm:
         assert vm.boot() == 0, vm.serial
         assert vm.is_gone
-        assert vm.record
-        assert (vm.record["exit"], vm.record["reason"]) == (0, "")
+        assert vm.end == (0, "")
         assert vm.states == ["booting", "driver", "pull", "mount", "running", "ended"]
         options = "--implicit-dirs --file-mode=666 --dir-mode=777 -o allow_other"
         assert calls(vm, "gcsfuse") == [f"{options},rw b-b /mnt/launch/0", f"{options},ro b-b /mnt/launch/1"]
@@ -112,15 +110,13 @@ def test_a_bucket_is_mounted_for_the_container_and_unmounted_at_the_end(tmp_path
         assert calls(vm, "apt-get") == []
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_gcsfuse_is_installed_where_the_image_lacks_it(tmp_path: Path) -> None:
     with vm_with(tmp_path, {"bucket": "b-b"}, lacks="gcsfuse") as vm:
         key = 'while [[ $1 != --output ]]; do shift; done; echo key >"$2"'
         vm.program("curl", f'[[ $* != *packages.cloud.google.com* ]] || {{ {key}; exit; }}; exec /usr/bin/curl "$@"')
         assert vm.boot() == 0, vm.serial
-        assert vm.record
-        assert (vm.record["exit"], vm.record["reason"]) == (0, "")
+        assert vm.end == (0, "")
         (listed,) = (vm.folder / "apt" / "sources.list.d").iterdir()
         assert "https://packages.cloud.google.com/apt gcsfuse-" in listed.read_text()
         (trusted,) = (vm.folder / "apt" / "keyrings").iterdir()
@@ -140,7 +136,6 @@ def test_gcsfuse_is_installed_where_the_image_lacks_it(tmp_path: Path) -> None:
         ("no-such-bucket", (), "the bucket gs://no-such-bucket does not exist"),
     ],
 )
-@pytest.mark.e2e
 @in_own_network
 def test_a_bucket_that_the_account_cannot_read_ends_the_attempt(
     tmp_path: Path, bucket: str, denied: tuple[str, ...], reason: str
@@ -150,36 +145,30 @@ def test_a_bucket_that_the_account_cannot_read_ends_the_attempt(
         vm.boot()
         vm.cloud.objects.deny("b-b")
         assert vm.is_gone
-        assert vm.record
-        assert vm.record["exit"] == 70
-        assert f"gs://{bucket}" in vm.record["reason"]
-        assert reason in vm.record["reason"]
+        assert vm.end[0] == 70
+        assert f"gs://{bucket}" in vm.end[1]
+        assert reason in vm.end[1]
         assert not calls(vm, "gcsfuse")
         assert not vm.docker("run")
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_a_mount_that_fails_ends_the_attempt_and_unmounts_the_others(tmp_path: Path) -> None:
     with vm_with(tmp_path, {"bucket": "b-b"}, {"bucket": "b-b", "path": "/data"}) as vm:
         refuses = '[[ ${@: -1} != */1 ]] || { echo "fuse: device not found"; exit 1; }\n'
         vm.program("gcsfuse", NOTED + refuses + STAND_INS["gcsfuse"])
         vm.boot()
-        assert vm.record
-        assert vm.record["exit"] == 70
-        assert vm.record["reason"] == "b-b can't be mounted at /data: fuse: device not found"
+        assert vm.end == (70, "b-b can't be mounted at /data: fuse: device not found")
         assert calls(vm, "umount") == ["/mnt/launch/0"]
         assert vm.docker("run") == []
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_a_share_is_mounted_by_the_kernel(tmp_path: Path) -> None:
     share = {"nfs": "10.0.0.2:/share/a", "path": "/mnt/nfs/data"}
     with vm_with(tmp_path, share, {**share, "path": "/old", "read_only": True}) as vm:
         vm.boot()
-        assert vm.record
-        assert (vm.record["exit"], vm.record["reason"]) == (0, "")
+        assert vm.end == (0, "")
         mounted = [f"-t nfs -o retry=1,{mode} 10.0.0.2:/share/a /mnt/launch/{n}" for n, mode in enumerate(("rw", "ro"))]
         assert [line for line in calls(vm, "mount") if "-t nfs" in line] == mounted
         assert volumes(vm) == ["/mnt/launch/0:/mnt/nfs/data:rw", "/mnt/launch/1:/old:ro"]
@@ -190,13 +179,11 @@ def test_a_share_is_mounted_by_the_kernel(tmp_path: Path) -> None:
 LUSTRE = {"lustre": "10.0.0.3@tcp:/lfs", "path": "/mnt/lustre/data"}
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_a_lustre_file_system_is_mounted_by_its_client(tmp_path: Path) -> None:
     with vm_with(tmp_path, LUSTRE) as vm:
         vm.boot()
-        assert vm.record
-        assert (vm.record["exit"], vm.record["reason"]) == (0, "")
+        assert vm.end == (0, "")
         assert [line for line in calls(vm, "mount") if "-t lustre" in line] == [
             "-t lustre -o noatime,rw 10.0.0.3@tcp:/lfs /mnt/launch/0"
         ]
@@ -204,7 +191,6 @@ def test_a_lustre_file_system_is_mounted_by_its_client(tmp_path: Path) -> None:
         assert calls(vm, "umount") == ["/mnt/launch/0"]
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_a_kernel_without_a_lustre_client_ends_the_attempt_with_its_name(tmp_path: Path) -> None:
     with vm_with(tmp_path, LUSTRE, lacks="mount.lustre") as vm:
@@ -214,10 +200,9 @@ def test_a_kernel_without_a_lustre_client_ends_the_attempt_with_its_name(tmp_pat
         vm.program("apt-get", NOTED + refuses)
         vm.hide("mount.lustre")
         vm.boot()
-        assert vm.record
-        assert vm.record["exit"] == 70
-        assert "no Lustre client for the kernel" in vm.record["reason"]
-        assert "E: Unable to locate package" in vm.record["reason"]
+        assert vm.end[0] == 70
+        assert "no Lustre client for the kernel" in vm.end[1]
+        assert "E: Unable to locate package" in vm.end[1]
         assert any(
             line.endswith(f"lustre-client-modules-{os.uname().release} lustre-client-utils")
             for line in calls(vm, "apt-get")
@@ -227,7 +212,6 @@ def test_a_kernel_without_a_lustre_client_ends_the_attempt_with_its_name(tmp_pat
         assert not vm.docker("run")
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_a_share_that_does_not_answer_ends_the_attempt(tmp_path: Path) -> None:
     with vm_with(tmp_path, {"nfs": "10.0.0.2:/share", "path": "/data"}, lacks="mount.nfs") as vm:
@@ -235,9 +219,7 @@ def test_a_share_that_does_not_answer_ends_the_attempt(tmp_path: Path) -> None:
         refuses = '[[ $* != *"-t nfs"* ]] || { echo "mount.nfs: Connection timed out" >&2; exit 32; }\n'
         vm.program("mount", refuses + STAND_INS["mount"])
         vm.boot()
-        assert vm.record
-        assert vm.record["exit"] == 70
-        assert vm.record["reason"] == "10.0.0.2:/share can't be mounted at /data: mount.nfs: Connection timed out"
+        assert vm.end == (70, "10.0.0.2:/share can't be mounted at /data: mount.nfs: Connection timed out")
         assert calls(vm, "apt-get")[0].endswith("install nfs-common")
         assert not vm.docker("run")
 
@@ -246,15 +228,13 @@ DISK = {"disk": "zones/us-central1-a/disks/corpus", "path": "/data"}
 NEW = {"new_disk_gb": 500, "path": "/scratch"}
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_only_a_new_disk_is_formatted(tmp_path: Path) -> None:
     with vm_with(tmp_path, {**DISK, "read_only": True}, NEW) as vm:
         for number in range(2):
             (vm.folder / "disks" / f"google-launch-mount-{number}").touch()
         vm.boot()
-        assert vm.record
-        assert (vm.record["exit"], vm.record["reason"]) == (0, "")
+        assert vm.end == (0, "")
         devices = [f"/dev/disk/by-id/google-launch-mount-{number}" for number in range(2)]
         assert calls(vm, "mkfs.ext4") == [f"-q -F -m 0 {devices[1]}"]
         mounted = [line for line in calls(vm, "mount") if "google-launch-mount" in line]
@@ -266,7 +246,6 @@ def test_only_a_new_disk_is_formatted(tmp_path: Path) -> None:
         assert calls(vm, "umount") == ["/mnt/launch/0", "/mnt/launch/1"]
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_a_disk_with_a_partition_is_mounted_by_it_and_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
     with vm_with(tmp_path, DISK, {**DISK, "disk": DISK["disk"] + "-2", "path": "/b"}) as vm:
@@ -276,17 +255,14 @@ def test_a_disk_with_a_partition_is_mounted_by_it_and_a_disk_that_is_not_there_i
         assert [line.split()[2] for line in calls(vm, "mount") if "launch-mount" in line] == [
             "/dev/disk/by-id/google-launch-mount-0-part1"
         ]
-        assert vm.record
-        assert vm.record["exit"] == 70
-        assert vm.record["reason"].startswith("zones/us-central1-a/disks/corpus-2 can't be mounted at /b: ")
+        assert vm.end[0] == 70
+        assert vm.end[1].startswith("zones/us-central1-a/disks/corpus-2 can't be mounted at /b: ")
         assert not calls(vm, "mkfs.ext4")
 
 
-@pytest.mark.e2e
 @in_own_network
 def test_cloud_storage_is_asked_again(tmp_path: Path) -> None:
     with vm_with(tmp_path, {"bucket": "b-b"}) as vm:
         vm.cloud.faults.add(Fault("storage.objects.list", Status(503), times=2))
         vm.boot()
-        assert vm.record
-        assert vm.record["exit"] == 0
+        assert vm.end[0] == 0

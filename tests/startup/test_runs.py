@@ -13,8 +13,6 @@ from launcher.testing.googlecloud import Fault, Reset, Status
 from tests.plan.planning import request
 from tests.startup.world import ZONE, ended, in_own_network, wait_until, world
 
-pytestmark = pytest.mark.e2e
-
 TRAINING: dict[str, Any] = {"provisioning": ["spot"], "output": "gs://b-b/runs", "zones": [ZONE]}
 
 
@@ -57,8 +55,7 @@ def test_a_vm_that_is_told_to_stop_lets_its_job_save(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: vm.is_gone)
         assert vm.docker("stop") == [["-t", "28", "launch"]]
-        assert vm.record
-        assert (vm.record["exit"], vm.record["reason"]) == (75, "")
+        assert vm.end == (75, "")
 
 
 @in_own_network
@@ -71,8 +68,7 @@ def test_a_job_that_does_not_leave_in_time_was_stopped_and_has_not_run_out_of_me
             wait_until(lambda: "running" in vm.states)
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: vm.is_gone)
-        assert vm.record
-        assert (vm.record["exit"], vm.record["reason"]) == (143, "")
+        assert vm.end == (143, "")
 
 
 @in_own_network
@@ -85,9 +81,8 @@ def test_told_to_stop_before_its_container_runs_it_leaves_at_once(tmp_path: Path
             wait_until(lambda: "pull" in vm.states)
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: vm.is_gone)
-        assert vm.record
-        assert vm.record["exit"] == 75
-        assert "before its container ran" in vm.record["reason"]
+        assert vm.end[0] == 75
+        assert "before its container ran" in vm.end[1]
         assert vm.docker("run") == []
 
 
@@ -109,11 +104,10 @@ def test_a_container_that_never_ran(tmp_path: Path, refuses: dict[str, str], rea
             vm.program("docker", "exit 1")
         vm.boot()
         assert vm.is_gone
-        assert vm.record
-        assert vm.record["exit"] == 70
-        assert reason in vm.record["reason"]
+        assert vm.end[0] == 70
+        assert reason in vm.end[1]
         assert vm.states[-1] == "failed"
-        assert vm.reason == vm.record["reason"]
+        assert vm.reason == vm.end[1]
         assert len(vm.docker("pull")) == pulls
 
 
@@ -123,8 +117,7 @@ def test_a_driver_that_never_comes_ends_a_vm_that_trains(tmp_path: Path) -> None
         vm.write("no-driver", "")
         vm.boot()
         assert vm.is_gone
-        assert vm.record
-        assert "nvidia-smi gives no answer" in vm.record["reason"]
+        assert "nvidia-smi gives no answer" in vm.end[1]
 
 
 @in_own_network
@@ -132,8 +125,7 @@ def test_an_image_without_docker(tmp_path: Path) -> None:
     with world(tmp_path, training()) as vm:
         vm.hide("docker")
         vm.boot()
-        assert vm.record
-        assert "boot a Deep Learning VM image" in vm.record["reason"]
+        assert "boot a Deep Learning VM image" in vm.end[1]
 
 
 @in_own_network
@@ -173,8 +165,7 @@ def test_lost_answers_are_asked_for_again(tmp_path: Path, operation: str) -> Non
         vm.write("docker/exit", "1")
         vm.boot()
         assert vm.is_gone
-        assert vm.record
-        assert vm.record["exit"] == 1
+        assert vm.end[0] == 1
 
 
 @in_own_network
@@ -230,8 +221,7 @@ def test_a_second_boot_makes_no_second_container(tmp_path: Path, code: str | Non
             wait_until(lambda: vm.is_gone)
         assert vm.docker("run") == []
         assert len(vm.docker("start")) == starts
-        assert vm.record
-        assert vm.record["exit"] == 0
+        assert vm.end[0] == 0
 
 
 @in_own_network

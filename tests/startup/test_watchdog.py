@@ -14,8 +14,6 @@ from launcher.testing.googlecloud import Fault, Status
 from tests.plan.planning import request
 from tests.startup.world import ZONE, World, ended, in_own_network, wait_until, world
 
-pytestmark = pytest.mark.e2e
-
 HOUR = 3600
 
 

@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import pytest
+
 from launcher.testing.googlecloud import GoogleCloud, MetadataServer, Pace
 from tests.plan.planning import told
 from tests.startup.shell import SCRIPT
@@ -55,15 +57,15 @@ FILES = {
 
 
 def in_own_network(test: Callable[P, T]) -> Callable[P, T]:
-    """The test runs in a thread that has left this machine's network for one with nothing but its loopback; what it
-    starts, servers and processes, is there too."""
+    """Mark an end-to-end test, and run it in a thread whose network has nothing but its loopback; what it starts,
+    servers and processes, is there too."""
 
     @functools.wraps(test)
     def ran(*args: P.args, **kwargs: P.kwargs) -> T:
         with ThreadPoolExecutor(1, initializer=leave_the_network) as pool:
             return pool.submit(test, *args, **kwargs).result()
 
-    return ran
+    return pytest.mark.e2e(ran)
 
 
 def leave_the_network() -> None:
@@ -153,6 +155,12 @@ class World:
         name = f"{folder}/machines/{self.number}.json"
         found = [blob.data for blob in self.cloud.objects.listed(bucket) if blob.name == name]
         return json.loads(found[0]) if found else None
+
+    @property
+    def end(self) -> tuple[int, str]:
+        """The exit code and the reason of its record."""
+        assert self.record
+        return self.record["exit"], self.record["reason"]
 
     @property
     def states(self) -> list[str]:

@@ -200,7 +200,6 @@ def test_two_prices_for_one_part_are_unknown(home: Home) -> None:
 def test_a_list_without_machines_changes_nothing(home: Home, rows: list[dict[str, Any]]) -> None:
     home.update()
     kept = home.table()
-    home.cloud.billing.units.clear()
     home.cloud.billing.rows = rows
     ran = home.launch("prices", "--update", code=1)
     assert "no price of any machine" in ran.err

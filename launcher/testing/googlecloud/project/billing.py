@@ -8,22 +8,9 @@ of which only the sum is published. Assumed: the name of B200's Flex-start SKU. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from launcher.testing.googlecloud.wire import Request, Response, Route, json_response, page, route
-
-UNITS = {
-    "G2 Instance Core running in Iowa": ("OnDemand", 24_988_000),
-    "G2 Instance Ram running in Iowa": ("OnDemand", 2_927_000),
-    "Nvidia L4 GPU running in Iowa": ("OnDemand", 560_040_000),
-    "Spot Preemptible G2 Instance Core running in Iowa": ("Preemptible", 9_996_000),
-    "Spot Preemptible G2 Instance Ram running in Iowa": ("Preemptible", 1_170_000),
-    "Nvidia L4 GPU attached to Spot Preemptible VMs running in Iowa": ("Preemptible", 224_000_000),
-    "Commitment v1: Nvidia L4 GPU running in Iowa for 1 Year": ("Commit1Yr", 352_830_000),
-}
-"""Nanodollars per hour of one vCPU, GB or GPU (us-central1, 2026)."""
-
 
 AMERICAS = ("us-central1", "us-east1", "us-west1")
 SSD = 0.08
@@ -64,6 +51,9 @@ SPOT = {
     "A3 core": ("Spot Preemptible A3 Instance Core running in Americas", 0.0153, "Preemptible"),
     "A3 RAM": ("Spot Preemptible A3 Instance Ram running in Americas", 0.001332, "Preemptible"),
     "SSD": ("SSD backed Local Storage attached to Spot Preemptible VMs", 0.0428, "Preemptible"),
+    "L4": ("Nvidia L4 GPU attached to Spot Preemptible VMs running in Americas", 0.224, "Preemptible"),
+    "G2 core": ("Spot Preemptible G2 Instance Core running in Americas", 0.009996, "Preemptible"),
+    "G2 RAM": ("Spot Preemptible G2 Instance Ram running in Americas", 0.00117, "Preemptible"),
     "T4": ("Nvidia Tesla T4 GPU attached to Spot Preemptible VMs running in Americas", 0.1814, "Preemptible"),
 }
 FLEX = {
@@ -87,13 +77,11 @@ TRAPS = {
 
 
 class Billing:
-    """The service. Tests may change `units`: usage type and nanodollars per hour by description."""
+    """The service. Tests may change `rows`, the SKUs as JSON."""
 
     def __init__(self) -> None:
-        self.units = dict(UNITS)
-        self.rows: list[dict[str, Any]] = []
-        """SKUs as JSON (see `skus`); if empty, those of `units`."""
-        self.most = 4
+        self.rows = skus()
+        self.most = 20
         """The largest page."""
         self.keys: list[str] = []
         """The API key of each request, or an empty text."""
@@ -115,27 +103,15 @@ class Billing:
         request.only_query("pageSize", "pageToken", "currencyCode")
         self.keys.append(request.headers.get("x-goog-api-key", ""))
         size = min(int(request.query.get("pageSize", 5000)), 5000, self.most)
-        every = self.rows or [
-            sku(text, nanos / 1e9, usage, ("us-central1",)) for text, (usage, nanos) in self.units.items()
-        ]
-        shown, following = page(every, size, request.query.get("pageToken", ""))
+        shown, following = page(self.rows, size, request.query.get("pageToken", ""))
         return json_response({"skus": shown, "nextPageToken": following})
 
 
 def skus() -> list[dict[str, Any]]:
-    """Return all SKUs as JSON."""
-    return [*listed()]
-
-
-def listed() -> Iterator[dict[str, Any]]:
-    """Yield the SKUs. The traps come first and last, so that neither the first nor the last match is right by luck."""
+    """Return all SKUs as JSON, the traps first and last: neither the first nor the last match is right by luck."""
     traps = [sku(text, usd, usage) for text, (usd, usage) in TRAPS.items()]
-    yield from traps
-    for text, usd in {**FLEX, **LIST}.items():
-        yield sku(text, usd)
-    for text, usd, usage in SPOT.values():
-        yield sku(text, usd, usage)
-    yield from traps
+    machines = [sku(text, usd) for text, usd in {**FLEX, **LIST}.items()]
+    return [*traps, *machines, *(sku(*spot) for spot in SPOT.values()), *traps]
 
 
 def sku(
