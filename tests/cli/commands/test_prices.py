@@ -116,8 +116,8 @@ def test_whatever_the_list_lacks_keeps_its_shipped_price_and_date(home: Home) ->
         SHIPPED, "a3-highgpu-8g", "standard", "europe-west4"
     )
     assert made["update"]["kept"] > 500
-    mixed = known.price(known.machines["g2-standard-4"][0], "compute", "spot", "us-central1")
-    assert mixed.usd == usd(SHIPPED, "g2-standard-4", "spot")
+    mixed = known.price(known.machines["a2-highgpu-1g"][0], "compute", "spot", "us-central1")
+    assert mixed.usd == usd(SHIPPED, "a2-highgpu-1g", "spot")
     assert mixed.date.startswith(TODAY)
     assert "2026-07-30" in mixed.date
 
