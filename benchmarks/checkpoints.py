@@ -75,15 +75,15 @@ def save(gigabytes: float, runs: int) -> list[str]:
 def _round(gigabytes: float, number: int) -> dict[str, float]:
     import torch
 
+    from launch_train import runfolder
     from launch_train.checkpointing import manifest as manifests
     from launch_train.checkpointing import multipart_writer, reader
     from launch_train.checkpointing.manifest import Manifest
-    from launch_train.common import contract
     from launch_train.common.storage import open_storage
 
     storage = open_storage(f"gs://my-bucket/{number}")
     state = {f"layer{n}": torch.randn(int(gigabytes * 1e9) // 4 // 16) for n in range(16)}
-    folder = contract.checkpoint_folder(1, "0001-0000")
+    folder = runfolder.checkpoint_folder(1, "0001-0000")
 
     def ours() -> None:
         parts = multipart_writer.write_shard(
@@ -93,7 +93,7 @@ def _round(gigabytes: float, number: int) -> dict[str, float]:
 
     def back() -> None:
         with tempfile.TemporaryDirectory() as scratch:
-            manifest = manifests.read(storage, contract.manifest(1, "0001-0000"))
+            manifest = manifests.read(storage, runfolder.manifest(1, "0001-0000"))
             (path,) = reader.fetch(storage, manifest, Path(scratch))
             loaded = reader.read(path)["tensors"]
             assert loaded.keys() == state.keys()

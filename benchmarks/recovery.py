@@ -22,6 +22,7 @@ from threading import Thread
 
 from benchmarks.machine import described
 from benchmarks.result import parser_of, publish, today
+from launch_train import runfolder
 from launch_train.common import contract
 
 LAUNCH = Path(sys.executable).with_name("launch")
@@ -54,7 +55,7 @@ STAGES = {
 
 def parts_since(run: Path, generation: int) -> list[str]:
     """Return the parts of the metrics that have a step of a later generation."""
-    files = sorted((run / contract.METRICS).glob("[0-9]*.jsonl"))
+    files = sorted((run / runfolder.METRICS).glob("[0-9]*.jsonl"))
     later = (file for file in files if int(file.name.split("-")[1]) > generation)
     return [file.name for file in later if '"step"' in file.read_text()]
 
@@ -105,12 +106,12 @@ def measure(kills: int) -> list[dict[str, float]]:
 
 def _measured(folder: Path, kills: int, printed: list[tuple[float, str]]) -> list[dict[str, float]]:
     deadline = time.monotonic() + HANG_SECONDS
-    while not (runs := [*(folder / "runs").glob(f"*/{contract.METRICS}")]) and time.monotonic() < deadline:
+    while not (runs := [*(folder / "runs").glob(f"*/{runfolder.METRICS}")]) and time.monotonic() < deadline:
         time.sleep(0.1)
     run, rows = runs[0].parent, list[dict[str, float]]()
     generation = wait_for_row(run, -1)
     for number in range(kills):
-        latest = run / contract.LATEST
+        latest = run / runfolder.LATEST
         before, deadline = latest.stat().st_mtime if latest.exists() else 0.0, time.monotonic() + HANG_SECONDS
         while not latest.exists() or latest.stat().st_mtime == before:
             if time.monotonic() > deadline:

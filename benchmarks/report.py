@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.machine import described
 from benchmarks.result import parser_of, publish, today
-from launch_train.common import contract
+from launch_train import runfolder
 
 ROWS_IN_PART = 2000
 SAMPLES = 1000
@@ -43,20 +43,20 @@ class Taken(NamedTuple):
 
 def make_run(folder: Path, rows: int) -> None:
     """Write a run folder with so many rows of metrics."""
-    for name in (contract.METRICS, contract.MONITOR, contract.ATTEMPTS):
+    for name in (runfolder.METRICS, runfolder.MONITOR, runfolder.ATTEMPTS):
         (folder / name).mkdir(parents=True)
-    (folder / contract.PLAN).write_text(json.dumps({"run": folder.name, "target": "local"}))
-    (folder / contract.attempt_lock(1)).write_text(json.dumps({"time": 1.7e9}))
+    (folder / runfolder.PLAN).write_text(json.dumps({"run": folder.name, "target": "local"}))
+    (folder / runfolder.attempt_lock(1)).write_text(json.dumps({"time": 1.7e9}))
     numbers = random.Random(0)
     for part, first in enumerate(range(1, rows + 1, ROWS_IN_PART)):
         start: dict[str, Any] = {"event": "start", "time": 1.7e9, "config": {"steps": rows}}
         lines: list[dict[str, Any]] = [start] if not part else []
         lines += [row(step, numbers) for step in range(first, min(first + ROWS_IN_PART, rows + 1))]
-        (folder / contract.metrics_part(1, 0, 0, part)).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / runfolder.metrics_part(1, 0, 0, part)).write_text("".join(json.dumps(line) + "\n" for line in lines))
     samples = [
         {"time": 1.7e9 + 15 * at, "host": {"cpu": 0.5}, "gpus": [{"gpu": 0, "util": 0.9}]} for at in range(SAMPLES)
     ]
-    (folder / contract.monitor_part(1, 0, 0, 0)).write_text("".join(json.dumps(one) + "\n" for one in samples))
+    (folder / runfolder.monitor_part(1, 0, 0, 0)).write_text("".join(json.dumps(one) + "\n" for one in samples))
 
 
 def row(step: int, numbers: random.Random) -> dict[str, object]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.machine import described
 from benchmarks.result import parser_of, publish, today
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
 
 LAUNCH = Path(sys.executable).with_name("launch")
@@ -66,17 +66,17 @@ def make_local_runs(folder: Path, environ: Mapping[str, str]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     for number in range(COUNT):
         run = folder / "runs" / f"job-{number:08x}"
-        for name in (contract.ATTEMPTS, contract.METRICS):
+        for name in (runfolder.ATTEMPTS, runfolder.METRICS):
             (run / name).mkdir(parents=True)
-        (run / contract.PLAN).write_text(json.dumps({**plan, "run": run.name}, indent=2))
+        (run / runfolder.PLAN).write_text(json.dumps({**plan, "run": run.name}, indent=2))
         for attempt in (1, 2):
             facts = {"time": began + number * 60, "machine": "g2-standard-12", "labels": {"launch-run": run.name}}
-            (run / contract.attempt_lock(attempt)).write_text(json.dumps(facts))
+            (run / runfolder.attempt_lock(attempt)).write_text(json.dumps(facts))
             end = {"exit_codes": {"workerpool0-0": 0}, "seconds": 9.0, "time": began}
-            (run / contract.attempt_end(attempt)).write_text(json.dumps(end))
+            (run / runfolder.attempt_end(attempt)).write_text(json.dumps(end))
             for part in range(PARTS):
                 start = json.dumps({"event": "start", "config": {"steps": 1000}}) + "\n" if not part else ""
-                (run / contract.metrics_part(attempt, 0, 0, part)).write_text(start + text)
+                (run / runfolder.metrics_part(attempt, 0, 0, part)).write_text(start + text)
 
 
 def make_cloud_runs(cloud: GoogleCloud, clock: FakeClock, body: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ def make_cloud_runs(cloud: GoogleCloud, clock: FakeClock, body: Mapping[str, Any
         text = json.dumps(body).replace(body["labels"]["launch-run"], run)
         cloud.jobs.submit(REGIONS[number % len(REGIONS)], json.loads(text))
         row = json.dumps({"attempt": 1, "steps": 1000, "row": {"step": number, "loss": 1.0, "time": clock()}})
-        cloud.objects.put("my-bucket", f"runs/{run}/{contract.PROGRESS}", row.encode())
+        cloud.objects.put("my-bucket", f"runs/{run}/{runfolder.PROGRESS}", row.encode())
     clock.advance(10)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import LocalFolder
 from launcher.services.local.attempts import lock
 from launcher.services.local.folder_lock import lock_run_folder
@@ -39,11 +39,11 @@ def write(folder: Path, second: int) -> None:
         for n in range(1, 11)
     ]
     storage = LocalFolder(folder)
-    storage.write(contract.metrics_part(1, 0, 0, second), b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-    storage.write(contract.text_part(1, 0, second), f"step {second * 10} of 10000  loss 3.1\n".encode())
+    storage.write(runfolder.metrics_part(1, 0, 0, second), b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    storage.write(runfolder.text_part(1, 0, second), f"step {second * 10} of 10000  loss 3.1\n".encode())
     samples = [{"gpu": gpu, "util": 0.9, "memory_gb": 60.0, "temp_c": 60, "power_w": 600.0} for gpu in range(8)]
     sample = {"time": time.time(), "gpus": samples, "host": {"cpu": 0.3, "ram_gb": 100.0}}
-    storage.write(contract.monitor_part(1, 0, 0, second), json.dumps(sample).encode() + b"\n")
+    storage.write(runfolder.monitor_part(1, 0, 0, second), json.dumps(sample).encode() + b"\n")
 
 
 def watch(folders: list[Path], seconds: float) -> float:

@@ -212,8 +212,7 @@ SCRIPT: Final = ROOT / "job_specs" / "examples" / "script"
 
 def _script(place: Place) -> Measured:
     """Start the documentation's example twice: the second start finds the work done."""
-    from launch_train import checkpoint
-    from launch_train.common import contract
+    from launch_train import checkpoint, runfolder
     from launch_train.common.storage import LocalFolder
 
     argv = ("--script", "train_own.py", "--", "--steps", "60")
@@ -222,7 +221,9 @@ def _script(place: Place) -> Measured:
     rows = [json.loads(line) for name in storage.list("metrics/") for line in storage.read(name).splitlines()]
     steps = {row["step"]: row["loss"] for row in rows if "loss" in row and "event" not in row}
     state = checkpoint.load(str(place.folder / "script"))
-    saved = max(int(match["step"]) for name in storage.list("checkpoints/") if (match := contract.MANIFEST.match(name)))
+    saved = max(
+        int(match["step"]) for name in storage.list("checkpoints/") if (match := runfolder.MANIFEST.match(name))
+    )
     return {"codes": codes, "losses": steps, "saved": saved, "state": sorted(state)}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.errors import UsageError
 from launcher.inputs import git
 from launcher.inputs.content import unreadable
@@ -183,5 +183,5 @@ def is_file(mode: int) -> bool:
 
 def is_run_folder(folder: str) -> bool:
     """Return whether the folder is a run folder of `launch local`, which is never code."""
-    plan, lock = os.path.join(folder, contract.PLAN), os.path.join(folder, contract.attempt_lock(1))  # noqa: PTH118 -- one for each folder
+    plan, lock = os.path.join(folder, runfolder.PLAN), os.path.join(folder, runfolder.attempt_lock(1))  # noqa: PTH118 -- one for each folder
     return os.path.isfile(plan) and os.path.isfile(lock)  # noqa: PTH113 -- Path.is_file raises on a name that is too long

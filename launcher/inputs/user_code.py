@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.errors import LaunchError, UsageError
 from launcher.images.source_files import File, UserCode
 from launcher.inputs import code_files, content
@@ -90,7 +90,7 @@ def without_outputs(files: Sequence[File], spec: JobSpec) -> list[File]:
             status = file.path.lstat()
             written = is_spec(file.path, status.st_mtime_ns, status.st_size)
         else:
-            written = name.endswith(".html") and contract.PAGE_MARK.encode() in first_bytes(file.path, 1000)
+            written = name.endswith(".html") and runfolder.PAGE_MARK.encode() in first_bytes(file.path, 1000)
         if written:
             outputs[file.name] = name
         elif name == "config.json" and folder and first_bytes(file.path, 1000).startswith(EXPORT):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher import catalog
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.storage import open_folder
@@ -123,7 +123,7 @@ def run_folders(folder: Path) -> tuple[Path, ...]:
 def label_of(folder: Path, label: str) -> str:
     """Return a label of a run's spec; empty if it has none, or if its plan cannot be read."""
     try:
-        text = (folder / contract.PLAN).read_bytes()
+        text = (folder / runfolder.PLAN).read_bytes()
         if label.encode() not in text:  # most runs: parsing each plan would take a second for a thousand
             return ""
         return str(json.loads(text)["spec"]["labels"][label])

@@ -11,7 +11,6 @@ bucket's: a machine's clock may be a day off.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import asdict, replace
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import MemoryFolder, OutputError, Storage
 from launcher.clock import REAL, Clock
 from launcher.diagnosis import Diagnosis
@@ -37,7 +36,6 @@ from launcher.runs.logs.line import split_lines
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CLAIM = re.compile(rf"{contract.ATTEMPTS}/([0-9]{{4,18}})\.claim")
 READERS: Final = 8
 """Objects read in parallel."""
 LOCAL_ATTEMPT: Final = AttemptEntry(
@@ -127,10 +125,10 @@ class Ledger:
 
         Lists the objects once and reads those that are new or may have changed.
         """
-        names = self._storage.list(f"{contract.ATTEMPTS}/")
-        numbers = sorted(int(match[1]) for name in names if (match := contract.ATTEMPT_LOCK.match(name)))
+        names = self._storage.list(f"{runfolder.ATTEMPTS}/")
+        numbers = sorted(int(match[1]) for name in names if (match := runfolder.ATTEMPT_LOCK.match(name)))
         self._is_new = not numbers
-        parts = (contract.attempt_lock, contract.attempt_job, contract.attempt_verdict)
+        parts = (runfolder.attempt_lock, runfolder.attempt_job, runfolder.attempt_verdict)
         unread = {part(number) for number in numbers for part in parts} & {*names} - {*self._cache}
         if unread:
             with ThreadPoolExecutor(READERS) as threads:
@@ -138,16 +136,16 @@ class Ledger:
                 self._cache.update((name, content) for name, content in contents if content)
         entries = []
         for number in numbers:
-            end = decode_json(self._cache.get(contract.attempt_verdict(number), b""), AttemptEnd)
+            end = decode_json(self._cache.get(runfolder.attempt_verdict(number), b""), AttemptEnd)
             if end:
                 end = replace(end, cause=without_control_characters(end.cause), fix=without_control_characters(end.fix))
                 if is_provisional(end):
-                    del self._cache[contract.attempt_verdict(number)]
-            lock = decode_json(self._cache.get(contract.attempt_lock(number), b""), AttemptLock)
+                    del self._cache[runfolder.attempt_verdict(number)]
+            lock = decode_json(self._cache.get(runfolder.attempt_lock(number), b""), AttemptLock)
             if lock is None:
                 entries.append(replace(LOCAL_ATTEMPT, number=number))
                 continue
-            job = json_field(self._cache.get(contract.attempt_job(number), b""), "name")
+            job = json_field(self._cache.get(runfolder.attempt_job(number), b""), "name")
             entries.append(
                 AttemptEntry(**asdict(lock), number=number, job=job if RESOURCE.fullmatch(job) else None, end=end)
             )
@@ -157,7 +155,7 @@ class Ledger:
     def lock(self, number: int, facts: AttemptFacts) -> AttemptEntry | None:
         """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
         lock = AttemptLock(**asdict(facts), writer=secrets.token_hex(8), time=time.time())
-        name, content = contract.attempt_lock(number), msgspec.json.encode(lock)
+        name, content = runfolder.attempt_lock(number), msgspec.json.encode(lock)
         try:
             self._storage.write(name, content, create=True)
         except FileExistsError:
@@ -168,7 +166,7 @@ class Ledger:
     @continues_in_memory
     def note_job(self, number: int, name: str) -> None:
         """Record the job that an attempt created."""
-        self._storage.write(contract.attempt_job(number), as_json({"name": name}))
+        self._storage.write(runfolder.attempt_job(number), as_json({"name": name}))
 
     @continues_in_memory
     def note_end(
@@ -176,7 +174,7 @@ class Ledger:
     ) -> AttemptEnd:
         """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
         end = AttemptEnd(**asdict(diagnosis), state=state, time=time.time(), billed=billed, waited=waited)
-        name, writer, version = contract.attempt_verdict(number), secrets.token_hex(8), ""
+        name, writer, version = runfolder.attempt_verdict(number), secrets.token_hex(8), ""
         content = as_json({**msgspec.to_builtins(end), "writer": writer})
         while True:
             try:
@@ -206,7 +204,7 @@ class Ledger:
     @continues_in_memory
     def claimed_by(self, number: int) -> str:
         """Return the id of the job whose nodes claimed an attempt; empty: none did, or it is unknown."""
-        return json_field(self._content(contract.claim(number)), "job")
+        return json_field(self._content(runfolder.claim(number)), "job")
 
     @continues_in_memory
     def claiming_jobs(self) -> Sequence[str]:
@@ -214,14 +212,14 @@ class Ledger:
 
         Includes numbers beyond the newest lock: a job that was launched without a lock claims the next number.
         """
-        names = self._storage.list(f"{contract.ATTEMPTS}/")
-        numbers = sorted(int(match[1]) for name in names if (match := CLAIM.fullmatch(name)))
+        names = self._storage.list(f"{runfolder.ATTEMPTS}/")
+        numbers = sorted(int(match[1]) for name in names if (match := runfolder.CLAIM.match(name)))
         return [job for job in map(self.claimed_by, numbers) if job]
 
     @continues_in_memory
     def stored(self) -> Stored | None:
         """Return the plan that the newest launch stored; None: no plan, or one that this version can't read."""
-        return read(self._content(contract.PLAN))
+        return read(self._content(runfolder.PLAN))
 
     @continues_in_memory
     def write_plan(self, plan: Plan) -> None:
@@ -231,14 +229,14 @@ class Ledger:
         run has no plan yet.
         """
         text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
-        if self._is_new or self._content(contract.PLAN) != text:
-            self._storage.write(contract.SPEC, as_yaml(plan.spec))
-            self._storage.write(contract.PLAN, text)
+        if self._is_new or self._content(runfolder.PLAN) != text:
+            self._storage.write(runfolder.SPEC, as_yaml(plan.spec))
+            self._storage.write(runfolder.PLAN, text)
 
     @continues_in_memory
     def allow_restart(self) -> None:
         """Remove the marker that keeps the run's nodes from starting again."""
-        self._storage.delete(contract.TERMINAL)
+        self._storage.delete(runfolder.TERMINAL)
 
     def _content(self, name: str) -> bytes:
         """Return an object's content; empty if it does not exist."""
@@ -254,7 +252,7 @@ class Ledger:
     def _locked_at(self, number: int) -> float | None:
         """None: the lock was deleted."""
         try:
-            return self._storage.written(contract.attempt_lock(number))
+            return self._storage.written(runfolder.attempt_lock(number))
         except FileNotFoundError:
             return None
 
@@ -262,8 +260,8 @@ class Ledger:
         """Return the time by the bucket's clock, never ahead of it: the timestamp of an object written once, plus the
         time measured here since then."""
         if self._clock_offset is None:
-            self._storage.write(contract.NOW, secrets.token_hex(8).encode())
-            self._clock_offset = self._storage.written(contract.NOW) - self._clock.now()
+            self._storage.write(runfolder.NOW, secrets.token_hex(8).encode())
+            self._clock_offset = self._storage.written(runfolder.NOW) - self._clock.now()
         return self._clock.now() + self._clock_offset
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.runs.metrics.progress import Progress, logged_steps, summarize_rows
 from launcher.services.local.run_folder_job import names_in
 
@@ -21,15 +21,15 @@ PARTS: Final = 3
 
 def read_local_progress(folder: Path) -> Progress | None:
     """Return the progress according to the newest row; None: no row yet. Raises OSError, ValueError: unreadable."""
-    names = sorted(names_in(folder / contract.METRICS))  # zero-padded numbers, in the order of writing
-    parts = ((part, name) for name in reversed(names) if (part := contract.PART.match(f"{contract.METRICS}/{name}")))
+    names = sorted(names_in(folder / runfolder.METRICS))  # zero-padded numbers, in the order of writing
+    parts = ((part, name) for name in reversed(names) if (part := runfolder.Part.of(f"{runfolder.METRICS}/{name}")))
     for part, name in islice(parts, PARTS):
-        lines = reversed(last_lines(folder / contract.METRICS / name))
-        records = (record for line in lines for record in contract.records(line))
+        lines = reversed(last_lines(folder / runfolder.METRICS / name))
+        records = (record for line in lines for record in runfolder.records(line))
         if row := next((row for row in records if "event" not in row and type(row.get("step")) is int), None):
-            first = next(other for other in names if other.startswith(f"{part[1]}-{part[2]}-"))
-            with (folder / contract.METRICS / first).open("rb") as file:
-                starts = contract.records(file.read(HEAD_BYTES))
+            first = next(other for other in names if other.startswith(f"{runfolder.start_name(*part[:2])}-"))
+            with (folder / runfolder.METRICS / first).open("rb") as file:
+                starts = runfolder.records(file.read(HEAD_BYTES))
             counts = (logged_steps(event) for event in starts if event.get("event") == "start")
             return summarize_rows((row,), next(filter(None, counts), None), None)
     return None

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.config import is_resumable
 from launcher.errors import UsageError
 from launcher.plan.binding import NewerFormat, read
@@ -43,10 +43,10 @@ def find_unfinished(made: Plan, files: Sequence[File]) -> str:
     the plan's own has not begun. Empty: there is none.
     """
     folder = Path(made.run_folder or "gs://")
-    if (made.run_folder or "gs://").startswith("gs://") or (folder / contract.attempt_lock(1)).exists():
+    if (made.run_folder or "gs://").startswith("gs://") or (folder / runfolder.attempt_lock(1)).exists():
         return ""
     for other in run_folders(folder.parent)[:CANDIDATES]:
-        before = stored_plan(other / contract.PLAN) if is_named(other.name, str(made.spec.get("name"))) else None
+        before = stored_plan(other / runfolder.PLAN) if is_named(other.name, str(made.spec.get("name"))) else None
         if before is None or request.differences(request_of(before), request_of(made)):
             continue
         job = read_job(other)
@@ -61,7 +61,7 @@ def resume_hint(folder: Path, files: Sequence[File]) -> str:
         progress = read_local_progress(folder)
     if progress is None:
         return ""
-    written = modification_time(folder / contract.PLAN)
+    written = modification_time(folder / runfolder.PLAN)
     names = [file.name for file in files if file.link is None and modification_time(file.path) > written]
     is_default = folder.parent == Path(RUNS).resolve()
     changed = listed(names, NAMED) if names else "the code"
@@ -84,7 +84,7 @@ def check_repeated(made: Plan, *, is_builtin: bool) -> None:
     folder = made.run_folder or "gs://"
     if not folder.startswith("gs://"):
         fix = f"--resume {made.run} with its newest spec continues it; --new starts a fresh run."
-        changed_settings(made.run, stored_plan(Path(folder) / contract.PLAN), made, is_builtin=is_builtin, fix=fix)
+        changed_settings(made.run, stored_plan(Path(folder) / runfolder.PLAN), made, is_builtin=is_builtin, fix=fix)
 
 
 def changed_settings(run: str, before: Plan | None, made: Plan, *, is_builtin: bool, fix: str) -> tuple[str, ...]:

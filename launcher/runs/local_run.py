@@ -28,9 +28,9 @@ from launcher.runs.run_folder import read_results, storage_of
 from launcher.services.local.workdirs import copy
 
 if TYPE_CHECKING:
+    from launch_train.runfolder.starts import RunMetrics
     from launcher.inputs.gather import Inputs
     from launcher.inputs.planning import Plan
-    from launcher.runs.metrics.results import Results
 
 OnLine = Callable[[str, str], None]
 LINE: Final = re.compile(r"\[(?P<replica>[a-z]+\d+-\d+)\] (?P<text>.*)|launch: (?P<message>.*)")
@@ -48,7 +48,7 @@ class LocalResult(Struct, frozen=True, kw_only=True):
     """Replica -> exit code."""
     folder: str | None
 
-    def metrics(self) -> Results | None:
+    def metrics(self) -> RunMetrics | None:
         """Return the metrics that the run has written, as `Run.metrics` does; None: none."""
         return read_results(storage_of(self.folder))
 

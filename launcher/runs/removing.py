@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.errors import LaunchError, UsageError
 from launcher.services.local.folder_lock import lock_run_folder
 
@@ -41,13 +41,13 @@ class Removable(Struct, frozen=True, kw_only=True):
     @property
     def checkpoints(self) -> tuple[int, ...]:
         """Return the steps with a checkpoint."""
-        found = filter(None, map(contract.MANIFEST.match, self.objects))
+        found = filter(None, map(runfolder.MANIFEST.match, self.objects))
         return tuple(sorted({int(one["step"]) for one in found}))
 
     @property
     def user_files(self) -> tuple[str, ...]:
         """Return the objects that launch did not write, such as a script's own files."""
-        names = (name for name in self.objects if name.partition("/")[0] not in contract.OWN_NAMES)
+        names = (name for name in self.objects if name.partition("/")[0] not in runfolder.OWN_NAMES)
         return tuple(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 
@@ -60,13 +60,13 @@ def removable_folder(run: str, storage: Storage) -> Removable:
     with use_errors():
         names = storage.list()
         try:
-            plan = storage.read(contract.PLAN)
+            plan = storage.read(runfolder.PLAN)
         except FileNotFoundError:
             plan = b""
-    nested = [name for name in names if name.endswith(f"/{contract.PLAN}")]
+    nested = [name for name in names if name.endswith(f"/{runfolder.PLAN}")]
     if nested:
         raise UsageError(f"{storage.url} contains another run: {nested[0]}", "Delete that run first.")
-    has_attempts = any(name.startswith(f"{contract.ATTEMPTS}/") for name in names)
+    has_attempts = any(name.startswith(f"{runfolder.ATTEMPTS}/") for name in names)
     exists = names or isinstance(storage, LocalFolder)  # a folder here may be empty: others have a `metrics` too
     if exists and json_field(plan, "run") != run and not has_attempts:
         raise UsageError(f"{storage.url} is not the folder of {run}: it has neither its plan nor attempts")
@@ -76,7 +76,7 @@ def removable_folder(run: str, storage: Storage) -> Removable:
 def deletion_order(name: str) -> tuple[int, str]:
     """Return an object's sort key. The plan comes last: while it exists, an interrupted deletion can be repeated."""
     first = name.partition("/")[0]
-    return {contract.ATTEMPTS: 1, contract.PLAN: 2}.get(first, 0), name
+    return {runfolder.ATTEMPTS: 1, runfolder.PLAN: 2}.get(first, 0), name
 
 
 # --- Sweeps ----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def check_not_resumed(run: FoundRun, data: Removable, storage: Storage) -> None:
 
     known, before = {job.name for job in run.jobs}, {*data.objects}
     for entry in Ledger(storage).entries():
-        is_new = contract.attempt_lock(entry.number) not in before and entry.job not in known
+        is_new = runfolder.attempt_lock(entry.number) not in before and entry.job not in known
         if entry.round and entry.end is None and is_new:
             raise still_running(run.id)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from launch_train.runfolder.starts import RunMetrics
 from launcher.errors import UsageError
 from launcher.inputs.gather import project
 from launcher.inputs.gcloud_config import person
@@ -26,7 +27,6 @@ from launcher.runs.follow import checked_plan, watch_job
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
-from launcher.runs.metrics.results import Results
 from launcher.runs.run_folder import open_run_folder, read_results, read_run_folder, storage_of
 from launcher.runs.submit import RunEvent, RunWatcher, SubmitOptions, open_driver, submission, with_its_own_image
 from launcher.runs.watch.loop import Note
@@ -162,7 +162,7 @@ class Run:
         run = self._look_up()
         return self._cloud.open_log(run.job, run.storage, self._cloud.notice, tail=tail).read_existing()
 
-    def metrics(self) -> Results | None:
+    def metrics(self) -> RunMetrics | None:
         """Return the metrics that the run has written; None: none yet, or the run has no folder.
 
         `rows` has one record for each step, from the newest start that ran it; `events` has the evaluations and errors.

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from launch_train.common import contract
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
+    from launch_train.runfolder.starts import RunMetrics
     from launcher.runs.attempts import AttemptEntry
     from launcher.runs.find import FoundRun
     from launcher.runs.metrics.gpu_nodes import Node
     from launcher.runs.metrics.progress import Progress
-    from launcher.runs.metrics.results import Results
 
 ANSWER_SECONDS = 20.0
 """Timeout of one request to the run's folder."""
-READERS = 8
-"""Metrics files read in parallel."""
 
 
 class FolderSnapshot(NamedTuple):
@@ -68,19 +65,15 @@ def storage_of(folder: str | None) -> Storage | None:
         return None
 
 
-def read_results(storage: Storage | None) -> Results | None:
+def read_results(storage: Storage | None) -> RunMetrics | None:
     """Return the run's metrics, or None if it wrote none."""
+    from launch_train.runfolder.starts import read_metrics
+    from launcher.gcp.storage import use_errors
+
     if storage is None:
         return None
-    from concurrent.futures import ThreadPoolExecutor
-
-    from launcher.gcp.storage import use_errors
-    from launcher.runs.metrics.results import results
-
     with use_errors():
-        names = storage.list(f"{contract.METRICS}/")
-        with ThreadPoolExecutor(READERS) as threads:
-            return results(dict(zip(names, threads.map(storage.read, names), strict=True))) if names else None
+        return read_metrics(storage)
 
 
 def restarts(storage: Storage) -> int:

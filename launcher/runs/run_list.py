@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.errors import LaunchError, UsageError
 from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL
@@ -312,6 +312,6 @@ def read_progress(buckets: Mapping[str, Storage], folder: str) -> Progress | Non
     if bucket not in buckets:
         return None
     try:
-        return parse_record(buckets[bucket].read(f"{folder.removeprefix(bucket).strip('/')}/{contract.PROGRESS}"))
+        return parse_record(buckets[bucket].read(f"{folder.removeprefix(bucket).strip('/')}/{runfolder.PROGRESS}"))
     except (FileNotFoundError, OutputError):
         return None

@@ -13,7 +13,7 @@ from launcher.runs.story import AttemptSummary, cap_usd, live_of, summarize_atte
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launch_train.report import RunData
+    from launch_train.runfolder.run import RunData
     from launcher.jobs.job import Job
     from launcher.runs.attempts import AttemptEntry
     from launcher.runs.context import RunContext
@@ -53,7 +53,7 @@ def story_of_job(
 ) -> RunStory:
     """Return the story of a run with a job that was just polled; `records` and `entries` are those of its folder.
     `now`: Unix seconds."""
-    from launch_train.report.run_data import RunData
+    from launch_train.runfolder.run import RunData
 
     outlives = context.of_run(storage).outlives_client
     number = next((entry.number for entry in reversed(entries) if entry.job == job.name), 0)
@@ -61,7 +61,7 @@ def story_of_job(
     live = None
     if outlives or (entries and not job.is_over):  # else the folder alone says how it ended
         live = live_of(job, number, context.project if job.is_over else None)
-    known = records or RunData(name, "", {}, (), (), {})
+    known = records or RunData(id=name)
     chapters = summarize_attempts(known, now, live)
     if not chapters or job.state == "UNKNOWN":
         advice = f"restore that file, or delete the run: launch rm {job.handle}" if job.error else ""
@@ -77,7 +77,7 @@ def story_of_job(
 
 def read(storage: Storage | None, *, whole: bool = False) -> RunData | None:
     """Read a run's folder; None: it has none, or it is unreadable."""
-    from launch_train.report import read_run
+    from launch_train.runfolder.run import read_run
     from launcher.gcp.storage import read_errors
 
     if storage is None:

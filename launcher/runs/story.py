@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.diagnosis import diagnose_end
 from launcher.jobs.job import WAITING
 from launcher.services import request
 
 if TYPE_CHECKING:
     from launch_train.report.goodput import AttemptTime
-    from launch_train.report.run_data import AttemptRecord, RunData, Start
+    from launch_train.runfolder.run import AttemptRecord, RunData
+    from launch_train.runfolder.starts import Start
     from launcher.jobs.job import Job
 
 AttemptState = Literal["waiting", "running", "ended", "interrupted"]
@@ -165,7 +166,7 @@ def _summary(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
         kind=kind,
         cause=cause,
         fix=str(end.get("fix") or ""),
-        left_nothing=bool(starts) and starts[-1].event(contract.NO_STEP) is not None,
+        left_nothing=bool(starts) and starts[-1].event(runfolder.NO_STEP) is not None,
     )
 
 

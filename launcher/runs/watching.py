@@ -36,12 +36,12 @@ from launcher.runs.watch.pollers import intervals_of
 from launcher.services import request
 
 if TYPE_CHECKING:
-    from launch_train.report import RunData
+    from launch_train.runfolder.run import RunData
+    from launch_train.runfolder.starts import Record
     from launcher.jobs.job import Job
     from launcher.runs.attempts import AttemptEntry
     from launcher.runs.logs.line import Line
     from launcher.runs.metrics.gpu_nodes import Node
-    from launcher.runs.metrics.results import Record
     from launcher.runs.watch.events import PollTarget
     from launcher.runs.watch.loop import Progress
 

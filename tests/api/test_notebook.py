@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from tests.cli.cloudjobs import Job
 from tests.command import ROOT
 
@@ -34,7 +34,7 @@ def test_the_notebook_runs(user: Job, capsys: pytest.CaptureFixture[str]) -> Non
         if "spec" in world and "plan" not in world:
             world["spec"] |= {"image": {"uri": user.image}, "output": "gs://my-bucket/runs"}  # what the cloud here has
         if "run" in world:
-            part = f"runs/{world['run'].id}/{contract.metrics_part(1, 0, 0, 0)}"
+            part = f"runs/{world['run'].id}/{runfolder.metrics_part(1, 0, 0, 0)}"
             user.cloud.objects.put("my-bucket", part, b'{"event": "start"}\n{"step": 1, "loss": 2.5}\n')
     out = capsys.readouterr().out
     assert world["ended"].state == "SUCCEEDED"

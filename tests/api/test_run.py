@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launcher import api
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, SpecError, StillRunning, UsageError
@@ -28,7 +28,7 @@ from tests.runs.vm_runs import VmSite, exits, is_preempted
 
 def write_metrics(user: Job, run: str, *rows: dict[str, Any]) -> None:
     text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    user.cloud.objects.put("my-bucket", f"runs/{run}/{contract.metrics_part(1, 0, 0, 0)}", text)
+    user.cloud.objects.put("my-bucket", f"runs/{run}/{runfolder.metrics_part(1, 0, 0, 0)}", text)
 
 
 def test_plan_submit_wait_metrics(user: Job, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import LocalFolder
 from launcher.cli.flows.plan_sweep import plan_of
 from launcher.cli.options import Flags
@@ -169,7 +169,7 @@ def test_a_point_that_another_process_has_just_finished_has_not_failed(
 def test_a_point_that_was_cancelled_and_is_now_refused_shows_why(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = world.sweep("0,1")
     storage = LocalFolder(Path(sweep.plan.points[0].plan.run_folder or ""))
-    storage.write(contract.attempt_cancel(lock(storage, {})), b"")
+    storage.write(runfolder.attempt_cancel(lock(storage, {})), b"")
     refused(world, monkeypatch, before=lambda _: None)
     assert states(run(sweep)) == ["failed"] * 2
     assert "refused" in str(sweep.runs[0].error)
@@ -205,7 +205,7 @@ def test_launch_cancel_ends_the_active_point_and_starts_no_other(world: World, m
         folder = Path(request.run_folder or "")
         with lock_run_folder(folder):
             number = lock(LocalFolder(folder), {"job": fingerprint(request, "")})
-            cancelled, until = folder / contract.attempt_cancel(number), time.monotonic() + 30
+            cancelled, until = folder / runfolder.attempt_cancel(number), time.monotonic() + 30
             while not cancelled.exists() and time.monotonic() < until:
                 time.sleep(0.01)
         return {}, 3
@@ -214,7 +214,7 @@ def test_launch_cancel_ends_the_active_point_and_starts_no_other(world: World, m
     thread = threading.Thread(target=sweep.run)
     thread.start()
     folder = Path(sweep.plan.points[0].plan.run_folder or "")
-    while not (folder / contract.attempt_lock(1)).exists() and thread.is_alive():
+    while not (folder / runfolder.attempt_lock(1)).exists() and thread.is_alive():
         time.sleep(0.01)
     name = sweep.plan.name
     asked = launch("cancel", name, cwd=world.folder, env=NO_CLOUD)
@@ -240,7 +240,7 @@ def test_a_point_that_begins_after_launch_cancel_looked_is_cancelled_too(world: 
     number = lock(LocalFolder(folder), {})
     with lock_run_folder(folder):
         sweep._obey_cancel()
-    seen.append(folder / contract.attempt_cancel(number))
+    seen.append(folder / runfolder.attempt_cancel(number))
     assert seen[0].exists()
     assert states(sweep) == ["active", "cancelled"]
 

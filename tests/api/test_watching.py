@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import LocalFolder
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
@@ -68,11 +68,11 @@ def test_a_run_here_is_watched_to_its_end(tmp_path: Path) -> None:
 
         def step() -> None:
             rows = b'{"event": "start", "steps": 4}\n' + b"".join(b'{"step": %d, "loss": 2.5}\n' % n for n in (1, 2))
-            storage.write(contract.metrics_part(1, 0, 0, 0), rows)
-            storage.write(contract.text_part(1, 0, 0), b"hello\n")
+            storage.write(runfolder.metrics_part(1, 0, 0, 0), rows)
+            storage.write(runfolder.text_part(1, 0, 0), b"hello\n")
 
         def end() -> None:
-            storage.write(contract.metrics_part(1, 0, 0, 1), b'{"step": 4, "loss": 1.5}\n')
+            storage.write(runfolder.metrics_part(1, 0, 0, 1), b'{"step": 4, "loss": 1.5}\n')
             write_end(storage, 1, End(exit_codes={"workerpool0-0": 0}, seconds=3.0, time=9.0))
             stack.close()
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.checkpointing.manifest import Manifest, encode
 from launch_train.checkpointing.multipart_writer import CheckpointPart
-from launch_train.common import contract
 from launch_train.common.storage import open_storage
 from tests.cli.flows.test_local_runs import NO_CLOUD, ended, make
 from tests.command import ROOT, WORLD, launch
@@ -41,7 +41,7 @@ def strict(text: str) -> Any:
 @pytest.mark.parametrize("command", ["status", "follow"])
 def test_attempts_are_those_that_exist_whatever_the_highest_number(tmp_path: Path, command: str, name: str) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(0))
-    (folder / contract.ATTEMPTS / name).write_text("{}")
+    (folder / runfolder.ATTEMPTS / name).write_text("{}")
     ran = process(command, "tiny-0123abcd", cwd=tmp_path)
     assert ran.returncode in (0, 3), ran.stderr
     assert "Traceback" not in ran.stderr
@@ -57,11 +57,11 @@ def test_no_escape_sequence_of_a_run_folder_reaches_the_terminal(tmp_path: Path,
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp"
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(1), rows=({"step": 1, "loss": 1.0, evil: 2.0},))
     storage = open_storage(str(folder))
-    storage.write(contract.PLAN, json.dumps({"run": evil, "spec": {"labels": {evil: evil}}}).encode())
-    storage.write(contract.text_part(1, 0, 0), f"{evil}\nRuntimeError: {evil}\n".encode())
-    storage.write(contract.metrics_part(1, 0, 0, 1), json.dumps({"event": "eval", "step": 1, "loss": evil}).encode())
+    storage.write(runfolder.PLAN, json.dumps({"run": evil, "spec": {"labels": {evil: evil}}}).encode())
+    storage.write(runfolder.text_part(1, 0, 0), f"{evil}\nRuntimeError: {evil}\n".encode())
+    storage.write(runfolder.metrics_part(1, 0, 0, 1), json.dumps({"event": "eval", "step": 1, "loss": evil}).encode())
     manifest = Manifest(1, "0001-0000", ((CheckpointPart(evil, 1, evil),),), {"config": {"loss": evil}})
-    storage.write(contract.manifest(1, "0001-0000"), encode(manifest))
+    storage.write(runfolder.manifest(1, "0001-0000"), encode(manifest))
     more: list[str] = {"compare": [str(folder)], "export": ["--format", "torch"]}.get(command, [])
     ran = process(command, folder, *more, cwd=tmp_path)
     assert "Traceback" not in ran.stderr
@@ -73,7 +73,7 @@ def test_no_escape_sequence_of_a_run_folder_reaches_the_terminal(tmp_path: Path,
 def test_colours_and_a_progress_bars_earlier_states_are_left_out_of_a_log(tmp_path: Path) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(1))
     log = b"\x1b[34m\x1b[1mtrain: \x1b[0mweights=\n\r  0%|    | 0/9\r 50%|##  | 4/9\r100%|####| 9/9\nend\n"
-    open_storage(str(folder)).write(contract.text_part(1, 0, 0), log)
+    open_storage(str(folder)).write(runfolder.text_part(1, 0, 0), log)
     shown = process("logs", folder, cwd=tmp_path).stdout
     assert "train: weights=\n" in shown
     assert "100%|####| 9/9\n" in shown
@@ -85,8 +85,8 @@ def test_colours_and_a_progress_bars_earlier_states_are_left_out_of_a_log(tmp_pa
 @pytest.mark.parametrize("command", ["status", "compare", "report"])
 def test_a_plan_of_another_shape_is_no_traceback(tmp_path: Path, command: str, plan: dict[str, Any]) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(1))
-    (folder / contract.PLAN).write_text(json.dumps(plan))
-    (folder / contract.attempt_end(1)).write_text('{"exit_codes": {"a": [1], "b": 1}}')
+    (folder / runfolder.PLAN).write_text(json.dumps(plan))
+    (folder / runfolder.attempt_end(1)).write_text('{"exit_codes": {"a": [1], "b": 1}}')
     ran = launch(command, folder, *([folder] if command == "compare" else []), cwd=tmp_path, env=NO_CLOUD)
     assert ran.code == 0, ran.shown
 
@@ -98,8 +98,8 @@ ODD_ROW = b'{"step": 4, "loss": NaN, "lr": -Infinity, "huge": 1e999, "deep": {"w
 def test_json_is_strict_whatever_the_rows_hold(tmp_path: Path, command: list[str]) -> None:
     runs = [make(tmp_path / "runs" / f"{name}-0123abcd", ended(0)) for name in ("a", "b")]
     for folder in runs:
-        (folder / contract.metrics_part(1, 0, 0, 1)).write_bytes(ODD_ROW)
-        (folder / contract.METRICS / "0001-0000-0000-000002.jsonl").write_bytes(b'{"event": "end", "mfu": NaN}\n')
+        (folder / runfolder.metrics_part(1, 0, 0, 1)).write_bytes(ODD_ROW)
+        (folder / runfolder.METRICS / "0001-0000-0000-000002.jsonl").write_bytes(b'{"event": "end", "mfu": NaN}\n')
     names = {"runs": (), "compare": tuple(runs)}.get(command[0], (runs[0],))
     ran = launch(*command, *names, "-o", "json", cwd=tmp_path, env=NO_CLOUD)
     assert ran.code == 0, ran.shown
@@ -118,7 +118,7 @@ def test_json_is_strict_whatever_the_rows_hold(tmp_path: Path, command: list[str
 
 def test_the_report_has_the_values_that_are_no_numbers_as_gaps(tmp_path: Path) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(0))
-    (folder / contract.metrics_part(1, 0, 0, 1)).write_bytes(ODD_ROW)
+    (folder / runfolder.metrics_part(1, 0, 0, 1)).write_bytes(ODD_ROW)
     ran = launch("report", folder, "--output", "page.html", cwd=tmp_path, env=NO_CLOUD)
     assert ran.code == 0, ran.shown
     page = (tmp_path / "page.html").read_text()

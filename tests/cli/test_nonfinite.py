@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
+from launch_train.runfolder.starts import parse_metrics
 from launcher.cli.commands.metrics import lines
 from launcher.cli.ui.event_printer import progress_text
 from launcher.cli.ui.run_summary import as_data as results_data
 from launcher.cli.ui.run_summary import lines as summary_lines
 from launcher.runs.metrics.progress import summarize_rows
-from launcher.runs.metrics.results import results
 from tests.command import launch
 
 SCRIPT = """
@@ -57,7 +57,7 @@ def test_a_nonfinite_loss_of_a_script(tmp_path: Path, last: str, shown: str) -> 
 
 
 def test_finite_values_need_no_remark(tmp_path: Path) -> None:
-    found = results({contract.metrics_part(1, 0, 0, 0): b'{"step": 1, "loss": 0.5, "note": null}\n'})
+    found = parse_metrics({runfolder.metrics_part(1, 0, 0, 0): b'{"step": 1, "loss": 0.5, "note": null}\n'})
     assert results_data(found)["nonfinite"] == {}
     assert not [line for line in summary_lines("run", None, True, 1.0, found) if "nan" in line]
 
@@ -65,7 +65,7 @@ def test_finite_values_need_no_remark(tmp_path: Path) -> None:
 def test_a_nonfinite_mean_loss_of_the_trainer() -> None:
     end = {"event": "end", "step": 30, "train_loss_first": 2.0, "train_loss_last": None, "eval_loss": None}
     end["nonfinite"] = {"train_loss_last": "nan", "eval_loss": "inf"}
-    found = results({contract.metrics_part(1, 0, 0, 0): json.dumps(end).encode()})
+    found = parse_metrics({runfolder.metrics_part(1, 0, 0, 0): json.dumps(end).encode()})
     page = " ".join("\n".join(summary_lines("run", None, True, 1.0, found)).split())
     assert "2.0000 → nan" in page
     assert "held-out inf" in page
@@ -73,20 +73,14 @@ def test_a_nonfinite_mean_loss_of_the_trainer() -> None:
 
 def test_a_skipped_step_has_its_own_line() -> None:
     row = {"step": 1, "loss": 0.5, "grad_norm": None, "skipped": 1, "nonfinite": {"grad_norm": "inf"}}
-    found = results({contract.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
+    found = parse_metrics({runfolder.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
     assert found.nonfinite == {}
     assert "inf" in "\n".join(lines("run", found, 20))
 
 
-def test_rows_of_an_earlier_version_name_the_values_only() -> None:
-    row = {"step": 1, "loss": None, "nonfinite": ["loss"]}
-    found = results({contract.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
-    assert [line.split() for line in lines("run", found, 20)] == [["step", "loss"], ["1", "nan"]]
-
-
 def test_a_custom_metric_named_nonfinite_is_a_value() -> None:
     row = {"step": 1, "loss": None, "nonfinite": 3}
-    found = results({contract.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
+    found = parse_metrics({runfolder.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
     assert found.nonfinite == {}
     assert "3" in "\n".join(lines("run", found, 20))
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from tests.command import launch
 
 SPEC = "name: x\nmachine: {type: l4}\nregions: [us-central1]\nrun: {script: t.py, args: [%s]}\n"
-PAGE = f'<!doctype html><html lang=en><head><meta charset="utf-8">{contract.PAGE_MARK}'
+PAGE = f'<!doctype html><html lang=en><head><meta charset="utf-8">{runfolder.PAGE_MARK}'
 OUTPUTS = {
     "other.yaml": SPEC % "--lr, 2",
     "sweeps/page.html": PAGE,

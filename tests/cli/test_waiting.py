@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.testing.googlecloud import FakeClock
 from tests.cli.cloudjobs import FULL, WAITS, WELL, Job, scripts
 
@@ -17,7 +17,7 @@ def waited(job: Job) -> list[float]:
     run = job.data("status", "job")["run"]
     objects = job.cloud.objects.buckets["my-bucket"]
     names = sorted(
-        name for name in objects if name.startswith(f"runs/{run}/{contract.ATTEMPTS}/") and "verdict" in name
+        name for name in objects if name.startswith(f"runs/{run}/{runfolder.ATTEMPTS}/") and "verdict" in name
     )
     return [json.loads(objects[name].data)["waited"] for name in names]
 

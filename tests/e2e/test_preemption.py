@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from launch_train.common.storage import open_storage
-from launcher.runs.metrics.results import Results, results
+from launch_train.runfolder.starts import RunMetrics, parse_metrics
 from launcher.testing.googlecloud import GoogleCloud
 from tests.command import SPECS
 from tests.e2e.running import TINY, only_run, run, succeeded
@@ -31,16 +31,16 @@ def parts_of(folder: Path) -> dict[str, bytes]:
     return {f"metrics/{path.name}": path.read_bytes() for path in (folder / "metrics").iterdir()}
 
 
-def check_whole(parts: dict[str, bytes], steps: int) -> Results:
+def check_whole(parts: dict[str, bytes], steps: int) -> RunMetrics:
     """The results, which have each step once: no row is missing, none was made twice."""
     lines = [json.loads(line) for part in parts.values() for line in part.splitlines()]
     assert sorted(line["step"] for line in lines if "event" not in line) == list(range(1, steps + 1))
-    found = results(parts)
+    found = parse_metrics(parts)
     assert [row["step"] for row in found.rows] == list(range(1, steps + 1))
     return found
 
 
-def check_same(preempted: Results, plain: Results) -> None:
+def check_same(preempted: RunMetrics, plain: RunMetrics) -> None:
     """Each step's loss and the weights at the end are equal, to the last bit."""
     assert [row["loss"] for row in preempted.rows] == [row["loss"] for row in plain.rows]
     ends = [found.event("end") for found in (preempted, plain)]
@@ -50,7 +50,7 @@ def check_same(preempted: Results, plain: Results) -> None:
     assert ends[0]["train_loss_last"] == ends[1]["train_loss_last"]
 
 
-def check_told(ran: CompletedProcess[str], found: Results) -> int:
+def check_told(ran: CompletedProcess[str], found: RunMetrics) -> int:
     """What the commands prints about its preemption is what the run says of it. The step is returned."""
     stopped = next(event["step"] for event in found.events if event["event"] == "preempted")
     resumed = found.event("resumed")
@@ -71,7 +71,7 @@ def timed(*argv: str | Path, cwd: Path) -> tuple[str, str]:
     began = time.monotonic()
     ran = succeeded(*argv, cwd=cwd)
     whole = time.monotonic() - began
-    end = results(parts_of(only_run(cwd / argv[-1]))).event("end")
+    end = parse_metrics(parts_of(only_run(cwd / argv[-1]))).event("end")
     assert end
     return ran.stdout, f"{whole - end['seconds'] * 2 / 3:.0f}s"
 

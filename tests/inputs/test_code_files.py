@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.errors import UsageError
 from launcher.inputs import code_files, content
 from tests.inputs.test_content import written
@@ -65,8 +65,8 @@ def test_run_folders_are_no_code_wherever_they_lie(tmp_path: Path) -> None:
     written(tmp_path, a__py="")
     for place in ("runs/a-1", "b-2", "deep/er/c-3"):
         run = written(tmp_path / place, plan__json="{}", other="")
-        (run / contract.attempt_lock(1)).parent.mkdir()
-        (run / contract.attempt_lock(1)).write_text("{}")
+        (run / runfolder.attempt_lock(1)).parent.mkdir()
+        (run / runfolder.attempt_lock(1)).write_text("{}")
     written(tmp_path / "plans", plan__json="{}")
     written(tmp_path / "mine" / "attempts", x="")
     assert names(tmp_path) == ["a.py", "mine/attempts/x", "plans/plan.json"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.errors import UsageError
 from launcher.inputs.gather import folder_of, full_path
 from tests.command import ROOT, WORLD, launch
@@ -29,8 +29,8 @@ def project(folder: Path, text: str = SCRIPT) -> Path:
 def rehearsed(output: Path, run: str = "a-1") -> None:
     """What a rehearsal leaves in its output."""
     (output / run / "attempts").mkdir(parents=True)
-    (output / run / contract.PLAN).write_text("{}")
-    (output / run / contract.attempt_lock(1)).write_text("{}")
+    (output / run / runfolder.PLAN).write_text("{}")
+    (output / run / runfolder.attempt_lock(1)).write_text("{}")
     (output / run / "other.py").write_text("print(2)\n")
 
 

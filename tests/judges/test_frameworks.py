@@ -117,7 +117,7 @@ def test_it_is_preempted_and_resumes(job: Callable[[str], Job], framework: Frame
         this.kill_script(framework, first)
     first.send(signal.SIGTERM)
     assert first.wait() == framework.code, first.text
-    stopped_at = max(trials.read(this.run_folder).starts[-1].rows)
+    stopped_at = max(trials.read(this.run_folder).starts[-1].records)
     steps = (stopped_at // SAVED_EVERY + 2) * SAVED_EVERY
     (second,) = this.start(2, steps, processes=None if framework.killed else framework.processes)
     assert second.wait() == Exit.OK, second.text
@@ -131,7 +131,7 @@ def test_it_is_preempted_and_resumes(job: Callable[[str], Job], framework: Frame
 def check_rows(run: Path, framework: Framework, stopped_at: int, steps: int) -> None:
     """The second start must have gone on from a checkpoint, and the rows of both must leave no gap. So must a process
     that was restarted in place have; the rows of the killed one's last 3 s are lost."""
-    *_, first, second = (start.rows for start in trials.read(run).starts)
+    *_, first, second = (start.records for start in trials.read(run).starts)
     assert framework.every < min(second) <= stopped_at + framework.every
     began = min(first)
     assert (began > framework.every) == framework.killed, (

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.loggers.service import RunInfo
 from launch_train.telemetry.metric_sink import open_sink
@@ -77,7 +78,7 @@ def test_wandb_has_the_rows_the_settings_and_one_id_for_all_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    (tmp_path / contract.PLAN).write_text(json.dumps({"spec": SPEC}))
+    (tmp_path / runfolder.PLAN).write_text(json.dumps({"spec": SPEC}))
     ends: list[list[Row]] = [[{"event": "preempted", "step": 3, "time": 1.0}], [row(5, 0.1), {"event": "end"}]]
     for end in ends:
         sink = open_sink({contract.RUN_FOLDER: str(tmp_path), contract.RUN: RUN}, ["wandb"])

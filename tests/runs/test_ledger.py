@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.common.storage.retry import RetryClock
 from launcher.clock import Clock
@@ -180,7 +180,7 @@ def test_what_can_not_change_is_read_once(cloud: GoogleCloud, ledger: Ledger, fo
 
 def test_rehearsals_take_numbers_and_are_no_attempts(ledger: Ledger, folder: GcsFolder) -> None:
     attempts.lock(folder, {"region": "local", "job": "a fingerprint"})
-    folder.write(contract.attempt_lock(2), b"{")
+    folder.write(runfolder.attempt_lock(2), b"{")
     found = ledger.entries()
     assert [(one.number, one.round, one.end and one.end.kind) for one in found] == [(1, 0, "lost"), (2, 0, "lost")]
     assert ledger.lock(3, FACTS) is not None
@@ -189,10 +189,10 @@ def test_rehearsals_take_numbers_and_are_no_attempts(ledger: Ledger, folder: Gcs
 
 def test_who_has_claimed_an_attempt(ledger: Ledger, folder: GcsFolder) -> None:
     assert ledger.claimed_by(1) == ""
-    folder.write(contract.claim(1), json.dumps({"job": "77"}).encode())
+    folder.write(runfolder.claim(1), json.dumps({"job": "77"}).encode())
     assert ledger.claimed_by(1) == "77"
     for text in (b"", b"[]", b"\xff", b"{"):
-        folder.write(contract.claim(1), text)
+        folder.write(runfolder.claim(1), text)
         assert ledger.claimed_by(1) == ""
 
 
@@ -204,12 +204,12 @@ def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: Ledger, folder: GcsFo
     assert stored is not None
     assert msgspec.json.encode(stored.plan) == msgspec.json.encode(plan)
     spec = tmp_path / "spec.yaml"
-    spec.write_bytes(folder.read(contract.SPEC))
+    spec.write_bytes(folder.read(runfolder.SPEC))
     assert read(spec).env == {"A": "no", "B": "1e3"}
     before = len(cloud.requests)
     ledger.write_plan(plan)
     assert len(cloud.requests) - before == 1, "it is there as it is"
-    folder.write(contract.PLAN, b'{"run": 3}')
+    folder.write(runfolder.PLAN, b'{"run": 3}')
     assert ledger.stored() is None
     in_memory = Ledger(None)
     in_memory.write_plan(plan)
@@ -218,10 +218,10 @@ def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: Ledger, folder: GcsFo
 
 
 def test_what_forbids_a_start_is_forgiven(ledger: Ledger, folder: GcsFolder) -> None:
-    folder.write(contract.TERMINAL, b"because")
+    folder.write(runfolder.TERMINAL, b"because")
     ledger.allow_restart()
     ledger.allow_restart()
-    assert contract.TERMINAL not in folder.list()
+    assert runfolder.TERMINAL not in folder.list()
 
 
 def test_a_bucket_that_is_not_there(folder: GcsFolder, time: Clock, clock: FakeClock) -> None:
@@ -291,7 +291,7 @@ def test_who_may_only_read_keeps_what_was_read(denied: Callable[..., GcsFolder],
     ledger = Ledger(folder, time, said.append)
     local = Ledger(LocalFolder(tmp_path), time)
     local.lock(1, FACTS)
-    ledger._cache = {contract.attempt_lock(1): (tmp_path / contract.attempt_lock(1)).read_bytes()}
+    ledger._cache = {runfolder.attempt_lock(1): (tmp_path / runfolder.attempt_lock(1)).read_bytes()}
     assert ledger.lock(2, FACTS) is not None
     assert [one.number for one in ledger.entries()] == [1, 2]
     assert "storage.objects.create" in said[0]

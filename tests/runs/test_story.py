@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from launch_train.common.storage import LocalFolder
-from launch_train.report import RunData, read_run
+from launch_train.runfolder.run import RunData, read_run
 from launcher.cli.ui.story_text import attempt_text, cost_text, resumed_text
 from launcher.jobs.job import Job
 from launcher.runs.cloud import open_cloud

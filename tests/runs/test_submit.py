@@ -7,7 +7,7 @@ import json
 import grpc
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.diagnosis import Diagnosis
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
@@ -75,7 +75,7 @@ def test_the_plan_is_there_before_the_job_and_is_that_of_the_lock(site: Site) ->
     site.launch()
     lock, plan, spec, job = (
         int(site.folder.read_version(name)[1])
-        for name in (contract.attempt_lock(1), contract.PLAN, contract.SPEC, contract.attempt_job(1))
+        for name in (runfolder.attempt_lock(1), runfolder.PLAN, runfolder.SPEC, runfolder.attempt_job(1))
     )
     assert lock < spec < plan < job, "generations grow with time"
     stored = site.ledger().stored()
@@ -249,7 +249,7 @@ def test_one_too_many_that_is_gone_already(site: Site) -> None:
 
 def test_of_two_the_one_stays_that_has_claimed_the_run(site: Site) -> None:
     first, second = twice(site)
-    site.folder.write(contract.claim(1), json.dumps({"job": second.id}).encode())
+    site.folder.write(runfolder.claim(1), json.dumps({"job": second.id}).encode())
     got = site.launch()
     assert (got.job.name, got.number) == (second.name, 2), "it gets an attempt of its own"
     assert site.vertex.get(first.name).state == "CANCELLING"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis
 from launcher.errors import StillRunning
@@ -247,10 +247,10 @@ def test_a_run_that_ended_is_reported_and_resumed_on_request(
         assert f"--resume {site.plan.run}" in told.value.hint
     site.cloud.jobs.script = LONG
     if bucket:
-        site.folder.write(contract.TERMINAL, b"it can't work")
+        site.folder.write(runfolder.TERMINAL, b"it can't work")
     got = site.launch(None if bucket else site.without(), resume=True)
     assert (got.created, len(site.jobs)) == (True, 2)
-    assert contract.TERMINAL not in site.folder.list()
+    assert runfolder.TERMINAL not in site.folder.list()
     if bucket:
         assert [(in_round, number) for in_round, number, _ in ends(site)] == [(1, 1), (2, 2)]
     again = site.launch(None if bucket else site.without(), resume=True)
@@ -327,7 +327,7 @@ def test_a_duplicate_has_done_nothing(site: Site) -> None:
     duplicate = site.launch().job
     site.cloud.jobs.script = LONG
     claimed_by = site.vertex.create_in("us-central1", dict(duplicate.request))
-    site.folder.write(contract.claim(1), json.dumps({"job": claimed_by.id}).encode())
+    site.folder.write(runfolder.claim(1), json.dumps({"job": claimed_by.id}).encode())
     site.clock.advance(10)
     end = settle(
         site.ledger(), 1, site.vertex.get(duplicate.name), Diagnosis(scope="permanent", kind="succeeded", cause="")
@@ -341,7 +341,7 @@ def test_a_duplicate_that_landed_late_is_not_the_runs_end(site: Site) -> None:
     """No attempt is known of it, and none was claimed by it: its 0 says nothing of a run that failed."""
     site.cloud.jobs.script = FAILED
     worked = site.launch().job
-    site.folder.write(contract.claim(1), json.dumps({"job": worked.id}).encode())
+    site.folder.write(runfolder.claim(1), json.dumps({"job": worked.id}).encode())
     site.cloud.jobs.script = DONE
     site.vertex.create_in("us-central1", dict(worked.request))
     site.clock.advance(60)
@@ -356,7 +356,7 @@ def test_a_duplicate_that_landed_late_is_not_the_runs_end(site: Site) -> None:
 def test_a_duplicate_that_is_taken_up_does_not_start_a_failed_run_again(site: Site) -> None:
     site.cloud.jobs.script = FAILED
     worked = site.launch().job
-    site.folder.write(contract.claim(1), json.dumps({"job": worked.id}).encode())
+    site.folder.write(runfolder.claim(1), json.dumps({"job": worked.id}).encode())
     site.clock.advance(60)
     with pytest.raises(RunEnded):
         site.launch()
@@ -383,7 +383,7 @@ def test_a_resume_that_died_before_it_forgave_forgives_later(site: Site) -> None
     site.cloud.jobs.script = FAILED
     site.launch()
     site.clock.advance(60)
-    site.folder.write(contract.TERMINAL, b"it can't work")
+    site.folder.write(runfolder.TERMINAL, b"it can't work")
 
     class Dies(Ledger):
         def allow_restart(self) -> None:
@@ -392,7 +392,7 @@ def test_a_resume_that_died_before_it_forgave_forgives_later(site: Site) -> None
     with pytest.raises(KilledError):
         site.launch(Dies(site.folder, site.time), resume=True)
     assert site.launch(resume=True).created
-    assert contract.TERMINAL not in site.folder.list()
+    assert runfolder.TERMINAL not in site.folder.list()
 
 
 # --- To cancel ---

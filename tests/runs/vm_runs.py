@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.storage import GcsFolder
 from launch_train.common.storage.retry import RetryClock
@@ -138,7 +139,7 @@ class VmSite:
             json.loads(vm.items["launch"])["run_folder"], world=RetryClock(self.clock, self.clock.advance)
         )
         try:
-            folder.write(contract.machine_end(vm.number), content, create=True)
+            folder.write(runfolder.machine_end(vm.number), content, create=True)
         except FileExistsError:
             return
 

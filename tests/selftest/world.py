@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launcher.cli.commands.selftest import kit_of
 from launcher.clock import Clock
@@ -145,7 +146,7 @@ class World:
         rows += [{"step": number, "loss": self.loss(attempt, number), "time": self.clock()} for number in steps]
         text = "".join(f"{json.dumps(row)}\n" for row in rows)
         bucket, _, folder = env[contract.RUN_FOLDER].removeprefix("gs://").partition("/")
-        self.cloud.objects.put(bucket, f"{folder}/{contract.metrics_part(attempt, 0, 0, 0)}", text.encode())
+        self.cloud.objects.put(bucket, f"{folder}/{runfolder.metrics_part(attempt, 0, 0, 0)}", text.encode())
 
     # --- VMs ----------------------------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class World:
             ended = {"exit": 0, "reason": "", "name": vm.name, "zone": vm.zone, "started": self.clock() - 60}
             bucket, _, path = folder.removeprefix("gs://").partition("/")
             record = json.dumps({**ended, "ended": self.clock()}).encode()
-            self.cloud.objects.put(bucket, f"{path}/{contract.machine_end(vm.number)}", record)
+            self.cloud.objects.put(bucket, f"{path}/{runfolder.machine_end(vm.number)}", record)
             begun = self.cloud.compute.operations.begin("delete", vm.zone, vm.email, targetId=vm.number)
             self.cloud.compute.life.delete(vm, begun)
 

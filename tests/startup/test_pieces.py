@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.node import cluster
 from tests.plan.planning import request
@@ -98,7 +99,7 @@ def test_local_ssds_are_the_scratch_unless_the_spec_names_another(tmp_path: Path
 def test_the_record_is_where_the_contract_says(state: Path) -> None:
     bucket, name, _ = call(state, 'told item "$1"', "42").stdout.split("\0")
     assert bucket == "b-b"
-    assert name == f"a folder/job-1/{contract.machine_end('42')}".replace(" ", "%20").replace("/", "%2F")
+    assert name == f"a folder/job-1/{runfolder.machine_end('42')}".replace(" ", "%20").replace("/", "%2F")
 
 
 def test_the_record_takes_any_reason(state: Path) -> None:

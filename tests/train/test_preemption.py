@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from tests.train.forked import ROOT, Forked
 from tests.train.trainer.test_determinism import by_hand, environment, start
@@ -157,4 +158,4 @@ def test_what_a_preempted_start_leaves(tmp_path: Path, forked: Forked) -> None:
     rows = [json.loads(line) for path in (tmp_path / "run/metrics").iterdir() for line in path.read_text().splitlines()]
     assert [row["event"] for row in rows if "event" in row] == ["start", "preempted", "checkpoint"]
     assert [row["step"] for row in rows if "event" not in row] == [1, 2, 3]
-    assert (tmp_path / "run" / contract.LATEST).exists()
+    assert (tmp_path / "run" / runfolder.LATEST).exists()

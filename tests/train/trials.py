@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launch_train import checkpoint, models
+from launch_train import checkpoint, models, runfolder
 from launch_train.checkpointing import multipart_writer
 from launch_train.common import contract
 from launch_train.common.config import parse
@@ -26,9 +26,9 @@ from launch_train.common.errors import PreemptedError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance import precision
+from launch_train.runfolder.starts import RunMetrics, parse_metrics
 from launch_train.trainer import train as loop
 from launch_train.trainer.build import Run
-from launcher.runs.metrics.results import Results, results
 
 STEPS = 24
 CONFIG: dict[str, Any] = {
@@ -87,9 +87,9 @@ def preempted(folder: Path, step: int, generation: int = 0, **config: Any) -> No
         train(folder, generation, **config)
 
 
-def read(folder: Path) -> Results:
+def read(folder: Path) -> RunMetrics:
     storage = LocalFolder(folder)
-    return results({name: storage.read(name) for name in storage.list("metrics/")})
+    return parse_metrics({name: storage.read(name) for name in storage.list("metrics/")})
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -183,7 +183,7 @@ class Effects:
         if not name.startswith("checkpoints/"):
             return False
         kind = verb if verb == "delete" else "manifest" if name.endswith("manifest.json") else "part"
-        if name == contract.LATEST:
+        if name == runfolder.LATEST:
             kind = "point" if self.counts["take"] else "take"
         self.counts[kind] += 1
         return (kind, self.counts[kind]) == (self.kind, self.number)

@@ -23,6 +23,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import reader
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
@@ -44,7 +45,7 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
     """
     storage = open_storage(url)
     wanted = [
-        name for name in manifests.manifest_names(storage.list(f"{contract.CHECKPOINTS}/")) if _has_step(name, step)
+        name for name in manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")) if _has_step(name, step)
     ]
     reasons = [] if wanted else ["none exists"]
     for name in wanted:
@@ -75,7 +76,7 @@ def _load_state(storage: Storage, manifest: Manifest) -> dict[str, Any]:
 
 
 def _has_step(name: str, step: int | None) -> bool:
-    match = contract.MANIFEST.match(name)
+    match = runfolder.MANIFEST.match(name)
     return step is None or (match is not None and int(match["step"]) == step)
 
 

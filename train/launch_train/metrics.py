@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from launch_train import runfolder
 from launch_train.common import contract, faults
 from launch_train.common.errors import OutputError
 from launch_train.common.heartbeat import Heartbeat
@@ -47,7 +48,7 @@ def log(step: int, **values: Any) -> None:
     done, row = whole(step), plain(values)
     _mark_as_logged()
     _default().put([{"step": done, "time": time.time(), **row}])
-    for name, text in contract.nonfinite(row).items():
+    for name, text in runfolder.nonfinite(row).items():
         if name not in _warned and isinstance(_default(), MetricsWriter):
             _warned.add(name)
             say(f"warning: step {done}: {name} is {text}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.cli.help_page import OUTPUT, RUN, option
 from launcher.cli.options import Flags, Last, Output, OutputFormat, SpecFile, flags_of
 from launcher.errors import UsageError, refuse_with
@@ -262,7 +262,7 @@ def inputs_of(folder: Path | None, spec: Path | None, flags: Flags, options: Map
     run_flags = flags._replace(run_id=run, output=str(folder.parent))
     if spec:
         return gather("local", spec, run_flags, **options)
-    path = folder / contract.PLAN
+    path = folder / runfolder.PLAN
     before = stored_plan(path)
     if before is None or (before.image and before.image.files):
         why = "has no readable plan" if before is None else "has custom code, which its folder does not contain"
@@ -297,7 +297,7 @@ def report_changes(folder: Path, plan: Plan, inputs: Inputs) -> None:
     from launcher.cli.ui.streams import say
     from launcher.runs.local_resume import changed_settings, stored_plan
 
-    before = stored_plan(folder / contract.PLAN)
+    before = stored_plan(folder / runfolder.PLAN)
     fix = "Without --resume, the command starts a separate run."
     for line in changed_settings(folder.name, before, plan, is_builtin=inputs.spec.run.is_builtin, fix=fix):
         say(f"resuming with {line.removeprefix('run.config.')}")

@@ -17,9 +17,8 @@ from launcher.text import did_you_mean, listed, near, plural
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launch_train.report.run_data import Columns
+    from launch_train.runfolder.starts import Columns, Record, RunMetrics
     from launcher.runs.metrics.gpu_nodes import Node
-    from launcher.runs.metrics.results import Record, Results
 
 ROWS = 20
 """Steps in the table without --all, spread over the run."""
@@ -90,7 +89,7 @@ def plots(run: str, folder: Storage, names: Sequence[str] | None) -> Iterator[st
     """Yield a chart for each metric, in the width of the terminal. Raises LaunchError: no such metric."""
     import shutil
 
-    from launch_train.report import read_run
+    from launch_train.runfolder.run import read_run
     from launcher.gcp.storage import read_errors
 
     with read_errors():
@@ -124,9 +123,9 @@ def plot_lines(name: str, series: Columns, evaluated: Mapping[int, Record], widt
         yield f"{plural(gaps, 'step')} of {len(steps):,} without a finite value"
 
 
-def lines(run: str, found: Results, most: int) -> Iterator[str]:
+def lines(run: str, found: RunMetrics, most: int) -> Iterator[str]:
     """Yield the table of steps, of at most 80 columns, and the evaluations."""
-    from launcher.runs.metrics.results import figure
+    from launch_train.runfolder import figure
 
     rows = spread(found.rows, most)
     if not rows:
@@ -159,7 +158,7 @@ def sample_lines(events: Sequence[Record]) -> Iterator[str]:
             yield from (f"  {printable(line)}"[:WIDTH] for line in text.splitlines()[:SAMPLE_LINES])
 
 
-def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
+def remarks(found: RunMetrics, nodes: Sequence[Node]) -> Iterator[str]:
     """Yield the events of the run and the state of its GPUs, in at most 80 columns."""
     from launcher.cli.ui.gpu_monitor import lines as gpu_lines
     from launcher.cli.ui.plan_page import wrapped
@@ -207,7 +206,7 @@ def spread(rows: Sequence[Record], most: int) -> list[Record]:
 
 def fitting(rows: Sequence[Record]) -> list[str]:
     """Return the columns that have values and fit the width."""
-    from launcher.runs.metrics.results import figure
+    from launch_train.runfolder import figure
 
     known = {name for row in rows for name in row if figure(row, name) is not None} - HIDDEN
     names = [*(name for name in FIRST if name in known), *sorted(known - set(FIRST))]

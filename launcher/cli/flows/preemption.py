@@ -15,7 +15,7 @@ from launcher.cli.ui.streams import say
 from launcher.text import exact_duration, listed, plural
 
 if TYPE_CHECKING:
-    from launcher.runs.metrics.results import Resumption
+    from launch_train.runfolder.starts import Resumption
     from launcher.services.local.supervisor import Ended, Preemption
 
 

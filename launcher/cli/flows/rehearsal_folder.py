@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 
@@ -53,7 +53,7 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
             )
         if storage:
             with use_errors(), suppress(FileNotFoundError):
-                read(storage.read(contract.PLAN))  # raises UsageError: a newer launch wrote the run folder
+                read(storage.read(runfolder.PLAN))  # raises UsageError: a newer launch wrote the run folder
         yield storage
 
 
@@ -86,17 +86,17 @@ def prepare(
 
     with use_errors():
         with suppress(FileNotFoundError):
-            reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
+            reason = storage.read(runfolder.TERMINAL).decode(errors="replace").strip()
             say(f"the previous attempt failed permanently: {reason}")
-            storage.delete(contract.TERMINAL)
+            storage.delete(runfolder.TERMINAL)
         attempt = lock(storage, {**attempt_facts(plan, body), "job": fingerprint, "python": python})
         if attempt > 1:
             say(f"attempt {attempt} of this run; {start_text(storage, request)}")
         if plan:
             from launcher.cli.ui.plan_page import as_yaml
 
-            storage.write(contract.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=2))
-            storage.write(contract.SPEC, f"{as_yaml(plan.spec)}\n".encode())
+            storage.write(runfolder.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+            storage.write(runfolder.SPEC, f"{as_yaml(plan.spec)}\n".encode())
     return attempt
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.faults import NEEDS_GPU
 from launcher.cli.flows import preemption, rehearsal_folder
@@ -36,10 +37,10 @@ from launcher.text import relative
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
+    from launch_train.runfolder.starts import RunMetrics
     from launcher.cli.flows.suggestions import Typed
     from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Plan
-    from launcher.runs.metrics.results import Results
     from launcher.services.local.attempts import End
     from launcher.services.local.request import ParsedJob
     from launcher.services.local.supervisor import Ended, Preemption
@@ -80,7 +81,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     folder: str | None
     end: End
-    found: Results | None
+    found: RunMetrics | None
     images: tuple[str, ...] = ()
     """The images that ran in containers."""
     left: tuple[WrittenFiles, ...] = ()
@@ -163,9 +164,9 @@ def run_attempt(job: Rehearsal, request: ParsedJob, storage: Storage | None, att
     shown = page(job, request, end, storage, printer.restarts)
     shown = msgspec.structs.replace(shown, left=tuple(left))
     if ran.preempted is not None and job.preempt_after is not None:
-        from launcher.runs.metrics.results import Results
+        from launch_train.runfolder.starts import RunMetrics
 
-        resumption = (shown.found or Results(starts=())).resumption(attempt)
+        resumption = (shown.found or RunMetrics(starts=())).resumption(attempt)
         preempted = Preempted(after=job.preempt_after, exit_codes=ran.preempted, resumption=resumption)
         shown = msgspec.structs.replace(shown, preempted=preempted)
     error = None if end.succeeded else failure(end, request.run_folder, printer.cause)
@@ -293,7 +294,7 @@ def report_of(storage: Storage | None, *, is_written: bool) -> str:
 
     if not isinstance(storage, LocalFolder):
         return ""
-    if is_written and (path := Path(storage.url, contract.REPORT)).is_file():
+    if is_written and (path := Path(storage.url, runfolder.REPORT)).is_file():
         return str(path)
     try:
         return str(write_report({"": storage}))

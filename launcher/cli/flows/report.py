@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, UsageError
 from launcher.text import plural
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launch_train.report import RunData
+    from launch_train.runfolder.run import RunData
 
 READERS: Final = 8
 """Runs read in parallel."""
@@ -41,7 +41,7 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
         storage = next(iter(runs.values()))
         alone = len(runs) == 1 and isinstance(storage, LocalFolder)
         name = sweep or "-".join(runs)
-        target = Path(storage.url, contract.REPORT) if alone else Path(f"{name[:100]}-{contract.REPORT}")
+        target = Path(storage.url, runfolder.REPORT) if alone else Path(f"{name[:100]}-{runfolder.REPORT}")
     write(target, page(found))
     return target
 
@@ -51,7 +51,7 @@ def read_whole_run(storage: Storage) -> RunData:
     from dataclasses import replace
 
     from launch_train.common.storage import LocalFolder
-    from launch_train.report import read_run
+    from launch_train.runfolder.run import read_run
     from launcher.services.local.folder_lock import is_taken
 
     run = read_run(storage)

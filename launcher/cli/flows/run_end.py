@@ -17,7 +17,7 @@ from launcher.runs.run_folder import read_results, restarts, storage_of
 from launcher.text import usd_text
 
 if TYPE_CHECKING:
-    from launcher.runs.metrics.results import Results
+    from launch_train.runfolder.starts import RunMetrics
 
 
 ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted after at least"}
@@ -79,7 +79,7 @@ def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | N
     printed({**job_data(job.run, job), **data}, output, error)
 
 
-def results_of(folder: str | None) -> Results | None:
+def results_of(folder: str | None) -> RunMetrics | None:
     """Return the run's metrics, or None if they cannot be read."""
     try:
         return read_results(storage_of(folder))

@@ -13,9 +13,9 @@ from launcher.cli.ui.text import columns
 from launcher.text import plural, usd_text
 
 if TYPE_CHECKING:
-    from launch_train.report import RunData
     from launch_train.report.settings import Difference
     from launch_train.report.summary import Figure, Summary
+    from launch_train.runfolder.run import RunData
 
 GAP: Final = 2
 """Spaces between two cells."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.cli.options import Output
 from launcher.errors import LaunchError
 
@@ -50,7 +50,7 @@ def finite(data: Any) -> Any:
         return data
     values = {name: finite(value) for name, value in data.items()}
     lost = {name: str(value) for name, value in data.items() if values[name] is None and value is not None}
-    return {**values, "nonfinite": {**contract.nonfinite(values), **lost}} if lost else values
+    return {**values, "nonfinite": {**runfolder.nonfinite(values), **lost}} if lost else values
 
 
 def print_failure(output: Output, problem: str, hint: str, exit_code: int, data: dict[str, Any] | None = None) -> None:

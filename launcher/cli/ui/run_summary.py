@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.contract import MEAN_STEPS
 from launch_train.common.text import elapsed
+from launch_train.runfolder import figure
 from launcher.cli.ui.plan_page import labelled
-from launcher.runs.metrics.results import figure
 from launcher.text import plural, relative
 
 if TYPE_CHECKING:
-    from launcher.runs.metrics.results import Results
+    from launch_train.runfolder.starts import RunMetrics
 
 
 def lines(
@@ -21,7 +21,7 @@ def lines(
     folder: str | None,
     succeeded: bool,
     seconds: float,
-    found: Results | None,
+    found: RunMetrics | None,
     preempted: str = "",
     image: str = "",
     how: str = "",
@@ -48,7 +48,7 @@ def lines(
             yield from labelled(label, text)
     elif found and found.rows:
         yield from labelled("metrics", last_row(found))
-    if found and not found.rows and (idle := found.event(contract.NO_STEP)):
+    if found and not found.rows and (idle := found.event(runfolder.NO_STEP)):
         lasted = f"exited with 0 after {figure(idle, 'seconds') or 0:.0f} s without a step or a checkpoint"
         yield from labelled("warning", f"{lasted}; its output may say why: launch logs {run}")
     for text in nonfinite(found) if found else ():
@@ -80,7 +80,7 @@ def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "speed", speed
 
 
-def last_row(found: Results) -> str:
+def last_row(found: RunMetrics) -> str:
     """Return the last row of a script's metrics: `3 steps; last (step 3): loss 0.3333`."""
     row = found.rows[-1]
     named = {name: figure(row, name) for name in row if name not in ("step", "time")}
@@ -88,7 +88,7 @@ def last_row(found: Results) -> str:
     return f"{plural(len(found.rows), 'step')}; last (step {row['step']}): {', '.join(values) or 'no values'}"
 
 
-def nonfinite(found: Results) -> Iterator[str]:
+def nonfinite(found: RunMetrics) -> Iterator[str]:
     """Yield `loss was nan or infinite in 3 of 9 steps, first in step 4` for each such metric."""
     for name, where in found.nonfinite.items():
         count = f"{where['steps']} of {plural(len(found.rows), 'step')}"
@@ -107,7 +107,7 @@ def speed_text(end: Mapping[str, Any]) -> str:
     return ""
 
 
-def as_data(found: Results | None, time: float | None = None) -> dict[str, Any]:
+def as_data(found: RunMetrics | None, time: float | None = None) -> dict[str, Any]:
     """Return the number of steps and the end of the run for `-o json`.
 
     `end` is the trainer's `end` event. Without one (a script, or a failed run) it is the last row of the metrics with

@@ -15,7 +15,7 @@ from launcher.runs.story import total_usd
 from launcher.text import plural, usd_text
 
 if TYPE_CHECKING:
-    from launch_train.report import RunData
+    from launch_train.runfolder.run import RunData
     from launcher.runs.metrics.progress import Progress
     from launcher.runs.story import AttemptSummary, Resumed
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from launch_train.common.text import elapsed
+from launch_train.runfolder import figure
 from launcher.cli.ui import gpu_monitor
 from launcher.cli.ui.event_printer import STATES
 from launcher.cli.ui.job_text import place_of
 from launcher.cli.ui.plan_page import LABEL, printable, wrapped
 from launcher.cli.ui.plot import sparkline
 from launcher.cli.ui.story_text import attempt_text, cost_text
-from launcher.runs.metrics.results import figure
 from launcher.runs.story import total_usd
 
 if TYPE_CHECKING:

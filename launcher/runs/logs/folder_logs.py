@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.storage import Storage
 from launcher.gcp.storage import read_errors
 from launcher.runs.logs.line import Line, clean_text, last_overwrite
 
-NAME: Final = re.compile(rf"{contract.TEXT}/(\d+)-(\d+)-(\d+)(?:-(\d+))?\.log")
+NAME: Final = re.compile(rf"{runfolder.TEXT}/(\d+)-(\d+)-(\d+)(?:-(\d+))?\.log")
 PARTS_PER_POLL: Final = 8
 """A part has up to a megabyte."""
 ANSWER_SECONDS: Final = 20.0
@@ -41,7 +42,7 @@ class TextLogReader:
         """`tail`: begin with so many last lines; None: with the first one."""
         self._tail = tail
         self._folder = folder.within(ANSWER_SECONDS)
-        self._prefix = contract.text_part(attempt, 0, 0).partition("-")[0] + "-" if attempt else f"{contract.TEXT}/"
+        self._prefix = runfolder.text_part(attempt, 0, 0).partition("-")[0] + "-" if attempt else f"{runfolder.TEXT}/"
         self._read: set[str] = set()
         self._partial_lines: dict[tuple[int, int], bytes] = {}
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launch_train.common import contract
+from launch_train import runfolder
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launch_train.monitoring.alerts import Alert
-    from launcher.runs.metrics.results import Record
+    from launch_train.runfolder.starts import Record
 
 EACH, ALL = 10, 40
 """Most files to read, of a minute each: per node, and of all nodes together (at least one per node)."""
@@ -46,29 +45,28 @@ def read_nodes(storage: Storage, each: int = EACH) -> tuple[Node, ...]:
     from launcher.gcp.storage import read_errors
 
     with read_errors():
-        wanted = newest(storage.list(f"{contract.MONITOR}/"), each)
+        wanted = newest(storage.list(f"{runfolder.MONITOR}/"), each)
         with ThreadPoolExecutor(READERS) as threads:
             return nodes(dict(zip(wanted, threads.map(storage.read, wanted), strict=True)))
 
 
 def newest(names: Iterable[str], each: int = EACH) -> list[str]:
     """Return the last files of each node in the newest start, in order."""
-    named = sorted((tuple(map(int, found.groups("0"))), name) for name in names if (found := contract.PART.match(name)))
+    parts = runfolder.parts_in_order(names)
     by_node: defaultdict[int, list[str]] = defaultdict(list)
-    for numbers, name in named:
-        if numbers[:2] == named[-1][0][:2]:
-            by_node[numbers[2]].append(name)
+    for part, name in parts:
+        if part[:2] == parts[-1][0][:2]:
+            by_node[part.node].append(name)
     most = max(1, min(each, ALL // max(1, len(by_node))))
-    return [name for parts in by_node.values() for name in parts[-most:]]
+    return [name for files in by_node.values() for name in files[-most:]]
 
 
-def nodes(parts: Mapping[str, bytes]) -> tuple[Node, ...]:
+def nodes(files: Mapping[str, bytes]) -> tuple[Node, ...]:
     """Return the nodes that these files describe."""
-    rows: defaultdict[int, list[Record]] = defaultdict(list)
-    for name, text in parts.items():
-        if found := contract.PART.match(name):
-            rows[int(found[3])] += [row for row in contract.records(text) if isinstance(row.get("time"), int | float)]
-    return tuple(_node(number, sorted(rows[number], key=itemgetter("time"))) for number in sorted(rows) if rows[number])
+    from launch_train.runfolder.run import samples_by_node
+
+    samples = samples_by_node((part, files[name]) for part, name in runfolder.parts_in_order(files))
+    return tuple(_node(number, rows) for number, rows in sorted(samples.items()) if rows)
 
 
 def _node(number: int, rows: Sequence[Record]) -> Node:

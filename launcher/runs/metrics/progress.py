@@ -7,17 +7,19 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from statistics import median_low
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec import Struct
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.storage import Storage
+from launch_train.runfolder import Part, figure
+from launch_train.runfolder.starts import Record
 from launcher.clock import REAL, Clock
 from launcher.gcp.storage import read_errors
 from launcher.jobs.job import Job
 from launcher.plan.container import expand
-from launcher.runs.metrics.results import Record, figure
 from launcher.services.request import is_vm, read
 
 ROWS: Final = 50
@@ -51,15 +53,6 @@ class Progress(Struct, frozen=True, kw_only=True):
     """When the newest step ended, in Unix seconds by the node's clock."""
 
 
-class MetricsPart(NamedTuple):
-    """The name of one object with metrics: attempt (from 1), generation, node and part (from 0)."""
-
-    attempt: int
-    generation: int
-    node: int
-    part: int
-
-
 class ProgressReader:
     """Read the metrics of one attempt as they are written."""
 
@@ -77,7 +70,7 @@ class ProgressReader:
         self._attempt = attempt
         self._steps = requested_steps(job.request if job else {})
         self._clock = clock
-        self._newest: MetricsPart | None = None
+        self._newest: Part | None = None
         self._listed_at = float("-inf")
         self._list_interval = list_interval
         self._rows: deque[Record] = deque(maxlen=ROWS)
@@ -112,12 +105,12 @@ class ProgressReader:
         """List all parts, and read those of a newer start of the processes; return whether there were any."""
         if self._clock.now() - self._listed_at < self._list_interval and self._newest is not None:
             return False
-        names = self._folder.list(f"{contract.METRICS}/")
+        names = self._folder.list(f"{runfolder.METRICS}/")
         self._listed_at = self._clock.now()
-        matches = [match for name in names if (match := contract.PART.match(name))]
         # Only reports read variants (the name without the number had been taken).
-        parts = sorted(MetricsPart(*map(int, match.groups()[:4])) for match in matches if match[5] is None)
-        parts = [part for part in parts if part.attempt >= self._attempt]
+        parts = [
+            part for part, _ in runfolder.parts_in_order(names) if not part.variant and part.attempt >= self._attempt
+        ]
         if not parts or (self._newest is not None and parts[-1] <= self._newest):
             return False
         same_start = [part for part in parts if part[:2] == parts[-1][:2]]
@@ -126,17 +119,17 @@ class ProgressReader:
             self._read(part)
         return True
 
-    def _read(self, part: MetricsPart) -> bool:
+    def _read(self, part: Part) -> bool:
         """Read one part; return whether it exists."""
         try:
-            text = self._folder.read(contract.metrics_part(*part))
+            text = self._folder.read(runfolder.metrics_part(*part[:4]))
         except FileNotFoundError:
             return False
         if self._newest is None or part[:2] != self._newest[:2]:  # another start: the earlier rows don't count
             self._rows.clear()
             self._resumed_from = None
         self._newest = part
-        for record in contract.records(text):
+        for record in runfolder.records(text):
             self._add(record)
         return True
 
@@ -177,7 +170,7 @@ def summarize_rows(rows: tuple[Record, ...], steps: int | None, resumed_from: in
 
 def parse_record(text: bytes) -> Progress | None:
     """Return the progress in a run's `progress.json`; None: it is malformed."""
-    record = next(iter(contract.records(text)), {})
+    record = next(iter(runfolder.records(text)), {})
     row, steps = record.get("row"), as_positive_int(record.get("steps"))
     if not isinstance(row, Mapping) or as_int(row.get("step")) is None:
         return None

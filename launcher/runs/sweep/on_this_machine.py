@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.scratch import temporary_folder
 from launch_train.common.storage import LocalFolder
@@ -133,7 +134,7 @@ class LocalSweep:
                 self._on_event(PointChanged(run=run, kind="ended"))
                 continue
             with use_errors():
-                storage.write(contract.PLAN, msgspec.json.format(msgspec.json.encode(run.point.plan), indent=2))
+                storage.write(runfolder.PLAN, msgspec.json.format(msgspec.json.encode(run.point.plan), indent=2))
             request = folder / f"{run.point.run}.json"
             request.write_text(json.dumps(run.point.plan.attempts[0].request), encoding="utf-8")
             words = ["local", "--request", str(request), "-o", "json", *(["--code", str(code)] if code else [])]

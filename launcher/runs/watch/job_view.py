@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launch_train.common.storage import Storage
+    from launch_train.runfolder.starts import Record
     from launcher.runs.context import RunContext
     from launcher.runs.logs.line import Line
     from launcher.runs.metrics.progress import Progress
-    from launcher.runs.metrics.results import Record
 
 LOCAL_LIST_SECONDS: Final = 5.0
 """Interval between two listings of the metrics where they are files on this machine."""

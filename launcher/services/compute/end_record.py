@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import Storage
 from launch_train.common.storage import UnreachableError as NoAnswer
 from launcher.gcp.api import UnreachableError
@@ -37,7 +37,7 @@ def read(folder: Storage, number: str) -> Record | None:
     Raises:
         UnreachableError: no answer. UsageError, NotAuthorised: the run folder can't be used.
     """
-    name = contract.machine_end(number)
+    name = runfolder.machine_end(number)
     try:
         with use_errors():
             record = msgspec.json.decode(folder.read(name), type=Record)
@@ -53,7 +53,7 @@ def read(folder: Storage, number: str) -> Record | None:
 def read_all(folder: Storage) -> dict[str, Record]:
     """Return all records of a run by VM number. Raises as `read` does."""
     with use_errors():
-        names = folder.list(f"{contract.MACHINES}/")
+        names = folder.list(f"{runfolder.MACHINES}/")
     numbers = [name.rpartition("/")[2].removesuffix(".json") for name in names]
     records = {number: read(folder, number) for number in numbers}
     return {number: record for number, record in records.items() if record is not None}
@@ -63,7 +63,7 @@ def create(folder: Storage, number: str, record: Record) -> bool:
     """Write the record of a VM; return False if one exists, which is kept. Raises as `read` does."""
     try:
         with use_errors():
-            folder.write(contract.machine_end(number), msgspec.json.encode(record), create=True)
+            folder.write(runfolder.machine_end(number), msgspec.json.encode(record), create=True)
     except FileExistsError:
         return False
     except Exception as error:

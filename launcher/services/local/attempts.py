@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from launch_train.common import contract
+from launch_train import runfolder
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -51,7 +51,7 @@ def lock(storage: Storage, facts: Mapping[str, Any]) -> int:
     while True:
         body = json.dumps({**facts, "time": time.time()}, sort_keys=True).encode()
         try:
-            storage.write(contract.attempt_lock(number), body, create=True)
+            storage.write(runfolder.attempt_lock(number), body, create=True)
         except FileExistsError:
             number += 1
         else:
@@ -65,13 +65,13 @@ def newest_attempt(storage: Storage) -> int:
 
 def attempt_numbers(storage: Storage) -> list[int]:
     """Return the numbers of the attempts that have a lock, in order."""
-    names = storage.list(f"{contract.ATTEMPTS}/")
-    return sorted({int(lock[1]) for name in names if (lock := contract.ATTEMPT_LOCK.match(name))})
+    names = storage.list(f"{runfolder.ATTEMPTS}/")
+    return sorted({int(lock[1]) for name in names if (lock := runfolder.ATTEMPT_LOCK.match(name))})
 
 
 def count_restarts(storage: Storage) -> int:
     """Return how often the nodes restarted the run's processes within its attempts."""
-    names = storage.list(f"{contract.ATTEMPTS}/")
+    names = storage.list(f"{runfolder.ATTEMPTS}/")
     texts = (storage.read(name).strip() for name in names if name.endswith(".generation"))
     return sum(int(text) for text in texts if text.isdigit())
 
@@ -79,7 +79,7 @@ def count_restarts(storage: Storage) -> int:
 def read_facts(storage: Storage, attempt: int) -> Mapping[str, Any]:
     """Return the content of an attempt's lock; empty if it is missing or malformed."""
     try:
-        found = json.loads(storage.read(contract.attempt_lock(attempt)))
+        found = json.loads(storage.read(runfolder.attempt_lock(attempt)))
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -97,18 +97,18 @@ def earlier_python(run_folder: str | None) -> str:
 
 def write_end(storage: Storage, attempt: int, end: End) -> None:
     """Record how an attempt ended."""
-    storage.write(contract.attempt_end(attempt), msgspec.json.encode(end))
+    storage.write(runfolder.attempt_end(attempt), msgspec.json.encode(end))
 
 
 def read_end(storage: Storage, attempt: int) -> End | None:
     """Return how an attempt ended; None: it is running, or its end was not recorded."""
     try:
-        return msgspec.json.decode(storage.read(contract.attempt_end(attempt)), type=End)
+        return msgspec.json.decode(storage.read(runfolder.attempt_end(attempt)), type=End)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
 def newest_checkpoint(storage: Storage) -> int | None:
     """Return the newest step with a complete checkpoint, or None."""
-    names = storage.list(f"{contract.CHECKPOINTS}/")
-    return max((int(found["step"]) for found in map(contract.MANIFEST.match, names) if found), default=None)
+    names = storage.list(f"{runfolder.CHECKPOINTS}/")
+    return max(runfolder.checkpoint_steps(names), default=None)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import LocalFolder
 from launcher.gcp.storage import use_errors
 from launcher.services.local.attempts import newest_attempt
@@ -29,13 +29,13 @@ def request_cancel(storage: Storage) -> None:
     """Write the request to cancel the newest attempt. Raises UsageError: the folder can't be written."""
     with use_errors(), suppress(FileExistsError):
         if number := newest_attempt(storage):
-            storage.write(contract.attempt_cancel(number), b"launch cancel\n", create=True)
+            storage.write(runfolder.attempt_cancel(number), b"launch cancel\n", create=True)
 
 
 def is_attempt_cancelled(folder: Path) -> bool:
     """Return whether `launch cancel` stopped the newest attempt of a run folder. Raises UsageError: unreadable."""
     with use_errors():
-        return (folder / contract.attempt_cancel(newest_attempt(LocalFolder(folder)))).exists()
+        return (folder / runfolder.attempt_cancel(newest_attempt(LocalFolder(folder)))).exists()
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def stopped_by_cancel(storage: Storage | None, attempt: int) -> Iterator[threadi
                 return
 
     if isinstance(storage, LocalFolder):
-        path = storage.folder / contract.attempt_cancel(attempt)
+        path = storage.folder / runfolder.attempt_cancel(attempt)
         threading.Thread(target=watch, args=(path,), name="cancel", daemon=True).start()
     try:
         yield cancelled

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.jobs.job import LOCAL, Failure, Job
 from launcher.services.local.attempts import End, state_of
 from launcher.services.local.folder_lock import is_taken
@@ -40,7 +40,7 @@ class PlanLabels(Struct, frozen=True):
 
 def is_run_folder(path: Path) -> bool:
     """Return whether a folder has attempts, metrics or a plan."""
-    return any(path_exists(path / name) for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
+    return any(path_exists(path / name) for name in (runfolder.ATTEMPTS, runfolder.METRICS, runfolder.PLAN))
 
 
 def path_exists(path: Path) -> bool:
@@ -87,16 +87,16 @@ def read_job(folder: Path) -> Job | None:
 
 def job_of(folder: Path) -> Job:
     """Return the job of a run folder. Raises OSError and ValueError: a file is unreadable."""
-    names = (f"{contract.ATTEMPTS}/{name}" for name in names_in(folder / contract.ATTEMPTS))
-    numbers = [int(lock[1]) for name in names if (lock := contract.ATTEMPT_LOCK.match(name))]
+    names = (f"{runfolder.ATTEMPTS}/{name}" for name in names_in(folder / runfolder.ATTEMPTS))
+    numbers = [int(lock[1]) for name in names if (lock := runfolder.ATTEMPT_LOCK.match(name))]
     last = max(numbers, default=0)
-    facts = (read_json(folder, contract.attempt_lock(last), dict[str, Any]) if last else None) or {}
-    first = read_json(folder, contract.attempt_lock(min(numbers)), dict[str, Any]) if len(numbers) > 1 else facts
+    facts = (read_json(folder, runfolder.attempt_lock(last), dict[str, Any]) if last else None) or {}
+    first = read_json(folder, runfolder.attempt_lock(min(numbers)), dict[str, Any]) if len(numbers) > 1 else facts
     if last and time_of(facts) is None:
-        raise ValueError(f"{contract.attempt_lock(last)}: it has no time, so it is not the lock of an attempt")
+        raise ValueError(f"{runfolder.attempt_lock(last)}: it has no time, so it is not the lock of an attempt")
     status, is_running = folder.stat(), is_taken(folder)  # before the end: it is complete once nothing runs
-    end = read_json(folder, contract.attempt_end(last), End) if last and not is_running else None
-    is_cancelled = (folder / contract.attempt_cancel(last)).exists()
+    end = read_json(folder, runfolder.attempt_end(last), End) if last and not is_running else None
+    is_cancelled = (folder / runfolder.attempt_cancel(last)).exists()
     return Job(
         name=str(folder),
         region=LOCAL,
@@ -114,7 +114,7 @@ def labels_of(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the labels of the newest attempt; older launches recorded those of the spec alone, in the plan."""
     labels = facts.get("labels")
     if labels is None:
-        plan = read_json(folder, contract.PLAN, PlanLabels)
+        plan = read_json(folder, runfolder.PLAN, PlanLabels)
         labels = plan.spec.labels if plan else {}
     return {str(name): str(value) for name, value in dict(labels).items()}
 

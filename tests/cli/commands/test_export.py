@@ -12,10 +12,10 @@ from threading import Event
 import pytest
 import torch
 
+from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import multipart_writer
 from launch_train.checkpointing.manifest import Manifest
-from launch_train.common import contract
 from launch_train.common.config import as_data, parse
 from launch_train.common.storage import Storage, open_storage
 from launcher.testing.googlecloud import Fault, Status
@@ -27,7 +27,7 @@ WEIGHT = torch.arange(6.0).reshape(2, 3)
 
 def save(storage: Storage, step: int, **about: float) -> None:
     """A checkpoint with one weight, as one rank writes it."""
-    where = contract.checkpoint_folder(step, "0001-0000")
+    where = runfolder.checkpoint_folder(step, "0001-0000")
     content = {"tensors": {"model/w": WEIGHT * step}, "rest": {"model": {"w": {"$tensor": "model/w"}}}, "own": {}}
     parts = multipart_writer.write_shard(storage, where, 0, content, deadline=time.monotonic() + 60, cancelled=Event())
     facts = {"config": json.loads(json.dumps(as_data(parse({"data": "synthetic"}))))}
@@ -40,7 +40,7 @@ def here(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / "tiny-0123abcd"
     for step in (10, 20):
         save(open_storage(str(folder)), step)
-    (folder / contract.METRICS).mkdir()
+    (folder / runfolder.METRICS).mkdir()
     return tmp_path
 
 

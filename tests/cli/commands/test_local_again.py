@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launcher.services.local import on_host
 from launcher.services.local.folder_lock import lock_run_folder
@@ -56,7 +57,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def checkpoint(run: Path, step: int, *, complete: bool = True) -> None:
-    folder = run / contract.checkpoint_folder(step, contract.start_name(1, 0))
+    folder = run / runfolder.checkpoint_folder(step, runfolder.start_name(1, 0))
     folder.mkdir(parents=True)
     (folder / ("manifest.json" if complete else "shard-0")).write_text("{}")
 
@@ -64,7 +65,7 @@ def checkpoint(run: Path, step: int, *, complete: bool = True) -> None:
 def test_a_finished_run_is_shown_and_not_restarted(world: World) -> None:
     first = world.launch()
     assert (first.code, world.attempts()) == (0, ["0001.end.json", "0001.json"])
-    (only_run(world.output) / contract.REPORT).write_text("the report of that time")
+    (only_run(world.output) / runfolder.REPORT).write_text("the report of that time")
     before = world.files()
     again = world.launch()
     assert (again.code, len(world.jobs)) == (0, 1)
@@ -124,10 +125,10 @@ def test_no_checkpoint_is_claimed_for_a_custom_script(world: World) -> None:
 def test_a_permanent_failure_is_reported_and_retried(world: World) -> None:
     world.code = 2
     world.launch()
-    (only_run(world.output) / contract.TERMINAL).write_text("no such data\n")
+    (only_run(world.output) / runfolder.TERMINAL).write_text("no such data\n")
     again = world.launch()
     assert "launch: the previous attempt failed permanently: no such data\n" in again.err
-    assert not (only_run(world.output) / contract.TERMINAL).exists()
+    assert not (only_run(world.output) / runfolder.TERMINAL).exists()
 
 
 def test_new_takes_the_first_unused_number(world: World) -> None:
@@ -240,8 +241,8 @@ run: {script: train.py}
 
 def row(run: Path, step: int) -> None:
     """A row of the metrics, as a script writes it."""
-    (run / contract.METRICS).mkdir()
-    (run / contract.metrics_part(1, 0, 0, 0)).write_text(json.dumps({"step": step, "loss": 1.0}) + "\n")
+    (run / runfolder.METRICS).mkdir()
+    (run / runfolder.metrics_part(1, 0, 0, 0)).write_text(json.dumps({"step": step, "loss": 1.0}) + "\n")
 
 
 @pytest.fixture
@@ -259,7 +260,7 @@ def script(world: World) -> World:
 
 def edit(world: World, text: str = "print(2)\n") -> None:
     """Change the script, a moment after its run began."""
-    path, begun = world.folder / "train.py", (only_run(world.output) / contract.PLAN).stat().st_mtime
+    path, begun = world.folder / "train.py", (only_run(world.output) / runfolder.PLAN).stat().st_mtime
     path.write_text(text)
     os.utime(path, (begun + 1, begun + 1))
 
@@ -282,9 +283,9 @@ def test_no_run_is_suggested(script: World, case: str) -> None:
     if case != "unchanged":
         edit(script)
     if case == "succeeded":
-        (run / contract.attempt_end(1)).write_text('{"exit_codes": {"a": 0}, "seconds": 1, "time": 1}')
+        (run / runfolder.attempt_end(1)).write_text('{"exit_codes": {"a": 0}, "seconds": 1, "time": 1}')
     if case == "no step":
-        shutil.rmtree(run / contract.METRICS)
+        shutil.rmtree(run / runfolder.METRICS)
     if case == "other settings":
         words = ["--set", "env.LR=0.1"]
     if case == "new":

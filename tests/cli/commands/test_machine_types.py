@@ -10,8 +10,8 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.storage import GcsFolder
-from launch_train.report import read_run
 from launch_train.report.settings import origin
+from launch_train.runfolder.run import read_run
 from launcher.testing.googlecloud import Fault, Status
 from tests.cli.cloudjobs import CREATE, FULL, WELL, Job, scripts
 from tests.command import launch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launcher.cli.commands.metrics import ROWS, fitting, spread
 from tests.cli.cloudjobs import Job
@@ -25,8 +25,8 @@ EVAL = {"event": "eval", "step": 100, "loss": 0.25}
 
 def test_metrics_of_a_local_folder(tmp_path: Path) -> None:
     folder = tmp_path / "tiny-1"
-    (folder / contract.METRICS).mkdir(parents=True)
-    (folder / contract.metrics_part(1, 0, 0, 0)).write_bytes(part({"event": "start"}, *STEPS, EVAL))
+    (folder / runfolder.METRICS).mkdir(parents=True)
+    (folder / runfolder.metrics_part(1, 0, 0, 0)).write_bytes(part({"event": "start"}, *STEPS, EVAL))
     shown = launch("metrics", "./tiny-1", cwd=tmp_path).out.splitlines()
     assert shown[0].split() == ["step", "loss", "lr", "tokens_per_s"]
     assert shown[1].split() == ["1", "1", "0.001", "12,346"]
@@ -58,8 +58,8 @@ GUESSES = [{"predicted": "cat", "true": "cat", "probability": 0.5}, {"predicted"
 
 def test_the_newest_sample(tmp_path: Path) -> None:
     folder = tmp_path / "tiny-1"
-    (folder / contract.METRICS).mkdir(parents=True)
-    (folder / contract.metrics_part(1, 0, 0, 0)).write_bytes(part(*STEPS, EVAL, *SAMPLES))
+    (folder / runfolder.METRICS).mkdir(parents=True)
+    (folder / runfolder.metrics_part(1, 0, 0, 0)).write_bytes(part(*STEPS, EVAL, *SAMPLES))
     shown = launch("metrics", "./tiny-1", cwd=tmp_path).out.splitlines()
     at = shown.index("prompt at step 100")
     assert shown[at : at + 7] == [
@@ -73,7 +73,7 @@ def test_the_newest_sample(tmp_path: Path) -> None:
     ]
     assert len(shown[at:]) <= 13
     images = {"event": "samples", "step": 100, "kind": "images", "samples": GUESSES}
-    (folder / contract.metrics_part(1, 0, 0, 1)).write_bytes(part(images))
+    (folder / runfolder.metrics_part(1, 0, 0, 1)).write_bytes(part(images))
     shown = launch("metrics", "./tiny-1", cwd=tmp_path).out.splitlines()
     assert shown[-2:] == ["images at step 100", "  cat 50.0%, cat (true: dog)"]
 
@@ -95,7 +95,7 @@ def test_metrics_of_a_vertex_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
     assert "has written no metrics yet" in job.launch("metrics", run, code=1).err
     for name, value in job.env.items():
         monkeypatch.setenv(name, value)
-    open_storage(f"gs://my-bucket/runs/{run}").write(contract.metrics_part(1, 0, 0, 0), part(*STEPS))
+    open_storage(f"gs://my-bucket/runs/{run}").write(runfolder.metrics_part(1, 0, 0, 0), part(*STEPS))
     assert job.launch("metrics", "job").out.splitlines()[-2].split()[0] == "100"
     assert job.data("metrics", run)["rows"] == STEPS
 
@@ -115,9 +115,9 @@ def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
 
 def test_curves_in_the_width_of_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "tiny-1"
-    (folder / contract.METRICS).mkdir(parents=True)
+    (folder / runfolder.METRICS).mkdir(parents=True)
     broken = {"step": 101, "loss": None, "nonfinite": {"loss": "nan"}}
-    (folder / contract.metrics_part(1, 0, 0, 0)).write_bytes(part({"event": "start"}, *STEPS, EVAL, broken))
+    (folder / runfolder.metrics_part(1, 0, 0, 0)).write_bytes(part({"event": "start"}, *STEPS, EVAL, broken))
     ran = launch("metrics", "./tiny-1", "--plot", cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     shown = ran.out.splitlines()

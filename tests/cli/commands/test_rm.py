@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launcher.services.local.folder_lock import lock_run_folder
 from launcher.testing.googlecloud import Fault, Status
@@ -16,7 +16,7 @@ from tests.cli.cloudjobs import FULL, RUNS, Job
 from tests.cli.flows.test_local_runs import NO_CLOUD, ended, make
 from tests.command import Ran, launch
 
-MANIFEST = contract.manifest(40, contract.start_name(1, 0))
+MANIFEST = runfolder.manifest(40, runfolder.start_name(1, 0))
 
 
 class Terminal(io.StringIO):
@@ -67,11 +67,11 @@ def test_a_folder_that_is_no_run_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "project" / "metrics").mkdir(parents=True)
     outer = make(tmp_path / "outer-0123abcd", ended(0))
     make(outer / "inner-0123abcd", ended(0))
-    open_storage(str(outer)).write(f"inner-0123abcd/{contract.PLAN}", b"{}")
+    open_storage(str(outer)).write(f"inner-0123abcd/{runfolder.PLAN}", b"{}")
     for name in ("./project", "./outer-0123abcd", ".", "/etc"):
         assert rm(tmp_path, name, "--yes").code == 2
     assert (tmp_path / "project" / "metrics").exists()
-    assert (outer / "inner-0123abcd" / contract.PLAN).exists()
+    assert (outer / "inner-0123abcd" / runfolder.PLAN).exists()
 
 
 # --- The cloud -------------------------------------------------------------------------------------------------------

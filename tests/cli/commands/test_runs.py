@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launcher import api
 from launcher.jobs.job import SWEEP_LABEL
@@ -39,7 +39,7 @@ def listed(folder: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
 def begin(folder: Path, at: float, **more: Any) -> Path:
     """A run whose only attempt began `at`, and has not ended."""
     storage = open_storage(str(folder))
-    storage.write(contract.attempt_lock(1), json.dumps({**FACTS, "time": at, **more}).encode(), create=True)
+    storage.write(runfolder.attempt_lock(1), json.dumps({**FACTS, "time": at, **more}).encode(), create=True)
     return folder
 
 
@@ -100,24 +100,24 @@ def test_wrong_flags_are_refused(tmp_path: Path, words: list[str]) -> None:
 
 
 def damage_lock(folder: Path) -> None:
-    (folder / contract.attempt_lock(1)).write_text('{"time": 17')
+    (folder / runfolder.attempt_lock(1)).write_text('{"time": 17')
 
 
 def damage_end(folder: Path) -> None:
-    (folder / contract.attempt_end(1)).write_text('{"exit_codes": 3}')
+    (folder / runfolder.attempt_end(1)).write_text('{"exit_codes": 3}')
 
 
 def not_a_folder(folder: Path) -> None:
-    shutil.rmtree(folder / contract.METRICS)
-    (folder / contract.METRICS).write_text("a file")
+    shutil.rmtree(folder / runfolder.METRICS)
+    (folder / runfolder.METRICS).write_text("a file")
 
 
 def damage_plan(folder: Path) -> None:
-    (folder / contract.PLAN).write_text('{"spec": 3}')
+    (folder / runfolder.PLAN).write_text('{"spec": 3}')
 
 
 def damage_time(folder: Path) -> None:
-    (folder / contract.attempt_lock(1)).write_text('{"time": "noon", "labels": 3}')
+    (folder / runfolder.attempt_lock(1)).write_text('{"time": "noon", "labels": 3}')
 
 
 def test_a_run_without_readable_metrics_keeps_its_state(tmp_path: Path) -> None:
@@ -150,16 +150,16 @@ def test_a_damaged_run_does_not_affect_the_others(tmp_path: Path, damage: Any) -
 
 def test_half_written_folders_and_odd_rows_have_a_state(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "runs" / "plan-0123abcd"))
-    storage.write(contract.PLAN, b"{}")
+    storage.write(runfolder.PLAN, b"{}")
     folder = make(tmp_path / "runs" / "odd-0123abcd", None, ended(1), rows=())  # two attempts; the first never ended
     text = (
         b'{"step": true, "loss": 1}\n{"step": 7, "loss": 2.5}\n{"event": "eval", "step": 7}\n'
         + b"[" * 9000
         + b'\n{"step": 8, "lo'
     )
-    (folder / contract.metrics_part(2, 0, 0, 1)).write_bytes(text)
-    (folder / contract.metrics_part(2, 0, 0, 2)).write_bytes(b'{"event": "end"}\n')
-    (tmp_path / "runs" / ".tmp-rm-gone-0123abcd" / contract.ATTEMPTS).mkdir(parents=True)  # is being deleted
+    (folder / runfolder.metrics_part(2, 0, 0, 1)).write_bytes(text)
+    (folder / runfolder.metrics_part(2, 0, 0, 2)).write_bytes(b'{"event": "end"}\n')
+    (tmp_path / "runs" / ".tmp-rm-gone-0123abcd" / runfolder.ATTEMPTS).mkdir(parents=True)  # is being deleted
     begin(tmp_path / "runs" / "\x1b[2Jmoved", 1.0)
     assert "\x1b" not in launch("runs", "--local", cwd=tmp_path, env=NO_CLOUD).out
     shutil.rmtree(tmp_path / "runs" / "\x1b[2Jmoved")
@@ -205,7 +205,7 @@ def test_the_runs_of_a_sweep_are_one_row(tmp_path: Path) -> None:
     for number, loss in enumerate((2.5, float("nan"), 1.5)):
         folder = begin(tmp_path / "runs" / f"ck-0000000{number}", now + number, labels=labels)
         row = {"step": 9, "loss": loss} if loss == loss else {"step": 9, "loss": None, "nonfinite": {"loss": "nan"}}
-        open_storage(str(folder)).write(contract.metrics_part(1, 0, 0, 0), json.dumps(row).encode())
+        open_storage(str(folder)).write(runfolder.metrics_part(1, 0, 0, 0), json.dumps(row).encode())
         if number:
             write_end(open_storage(str(folder)), 1, ended(number - 1))
     begin(tmp_path / "runs" / "own-0123abcd", now - 60)
@@ -228,7 +228,7 @@ def test_the_runs_of_a_sweep_are_one_row(tmp_path: Path) -> None:
 def progress(job: Job, run: str, row: dict[str, Any]) -> None:
     """Write a run's progress record, as its trainer does."""
     storage = open_storage(f"gs://my-bucket/runs/{run}")
-    storage.write(contract.PROGRESS, json.dumps({"attempt": 1, "steps": 10, "row": row}).encode())
+    storage.write(runfolder.PROGRESS, json.dumps({"attempt": 1, "steps": 10, "row": row}).encode())
 
 
 def test_both_kinds_are_in_one_list(job: Job, clock: FakeClock) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 import launcher.clock
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.cli import stop_code
 from launcher.cli.flows import launch
 from launcher.cli.options import Output
@@ -162,7 +162,7 @@ def test_a_finished_job_that_vertex_ai_has_deleted(job: Job) -> None:
 
 def test_the_run_folder_fails_after_the_job_was_created(job: Job) -> None:
     job.write(limits={"wait": "10m"})
-    job.cloud.faults.add(Fault("storage.objects.insert", Status(400), name=f"verdict|{contract.NOW}", times=None))
+    job.cloud.faults.add(Fault("storage.objects.insert", Status(400), name=f"verdict|{runfolder.NOW}", times=None))
     ran = job.launch("vertex", "job.yaml")
     assert "succeeded" in ran.out
     assert "could not record the end of attempt 1" in ran.err
@@ -236,7 +236,7 @@ def test_cancel_records_the_end_in_the_run_folder(job: Job) -> None:
     job.cloud.jobs.script = RUNS
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     job.launch("cancel", run)
-    end = json.loads(job.cloud.objects.buckets["my-bucket"][f"runs/{run}/{contract.attempt_verdict(1)}"].data)
+    end = json.loads(job.cloud.objects.buckets["my-bucket"][f"runs/{run}/{runfolder.attempt_verdict(1)}"].data)
     assert end["state"] == "CANCELLED"
 
 
@@ -249,10 +249,10 @@ def test_cancel_waits_for_a_job_that_is_being_created(
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     clock.advance(3600)
     attempts = job.cloud.objects.buckets["my-bucket"]
-    lock = attempts[f"runs/{run}/{contract.attempt_lock(1)}"].data
-    job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.attempt_lock(2)}", lock)
+    lock = attempts[f"runs/{run}/{runfolder.attempt_lock(1)}"].data
+    job.cloud.objects.put("my-bucket", f"runs/{run}/{runfolder.attempt_lock(2)}", lock)
     end = b'{"scope": "capacity", "kind": "capacity", "cause": "full", "time": 1.0}'
-    job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.attempt_verdict(1)}", end)
+    job.cloud.objects.put("my-bucket", f"runs/{run}/{runfolder.attempt_verdict(1)}", end)
     names: list[str] = []
 
     def sleep(pause: float) -> None:
@@ -261,7 +261,7 @@ def test_cancel_waits_for_a_job_that_is_being_created(
             job.cloud.jobs.script = RUNS
             names.append(job.cloud.jobs.submit(*job.created[0]).message.name)
             record = json.dumps({"name": names[0]}).encode()
-            job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.attempt_job(2)}", record)
+            job.cloud.objects.put("my-bucket", f"runs/{run}/{runfolder.attempt_job(2)}", record)
 
     monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     ran = job.launch("cancel", run)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launcher.clock import Clock
 from launcher.errors import LaunchError
@@ -44,7 +44,7 @@ def make(folder: Path, *ends: End | None, rows: tuple[Mapping[str, object], ...]
         if end:
             write_end(storage, number, end)
     text = b"".join(json.dumps(row).encode() + b"\n" for row in ({"event": "start", "steps": 9}, *rows))
-    storage.write(contract.metrics_part(max(1, len(ends)), 0, 0, 0), text)
+    storage.write(runfolder.metrics_part(max(1, len(ends)), 0, 0, 0), text)
     return folder
 
 
@@ -218,9 +218,9 @@ def test_a_code_folder_with_the_runs_name_is_not_mistaken_for_it(job: Job) -> No
 def test_the_commands_for_a_run_take_one_here(tmp_path: Path) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(0), ended(1), rows=())
     storage = open_storage(str(folder))
-    storage.write(contract.text_part(1, 0, 0), b"old\n")
-    storage.write(contract.text_part(2, 0, 0), b"one\ntwo\nthr")
-    storage.write(contract.text_part(2, 0, 1), b"ee\n")
+    storage.write(runfolder.text_part(1, 0, 0), b"old\n")
+    storage.write(runfolder.text_part(2, 0, 0), b"one\ntwo\nthr")
+    storage.write(runfolder.text_part(2, 0, 1), b"ee\n")
 
     def run(*words: str) -> Ran:
         return launch(*words, cwd=tmp_path, env=NO_CLOUD)
@@ -237,7 +237,7 @@ def test_the_commands_for_a_run_take_one_here(tmp_path: Path) -> None:
     )
     assert run("cancel", "tiny").out.startswith("nothing to do: tiny-0123abcd failed")
     assert json.loads(run("cancel", "tiny", "-o", "json").out)["state"] == "FAILED"
-    assert not (folder / contract.attempt_cancel(2)).exists()
+    assert not (folder / runfolder.attempt_cancel(2)).exists()
 
 
 def test_a_run_that_is_running_is_followed_for_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_a_run_that_is_running_is_followed_for_a_time(tmp_path: Path, monkeypatc
     monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.sleep))
     folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
     storage = open_storage(str(folder))
-    clock.at[3] = lambda: storage.write(contract.text_part(1, 0, 0), b"new\n")
+    clock.at[3] = lambda: storage.write(runfolder.text_part(1, 0, 0), b"new\n")
     with lock_run_folder(folder):
         ran = launch("follow", "tiny", "--watch-for", "10s", cwd=tmp_path, env=NO_CLOUD)
     assert (ran.code, ran.err.count("[workerpool0-0] new\n")) == (6, 1), ran.shown
@@ -317,7 +317,7 @@ def test_an_unknown_run_without_a_project(tmp_path: Path) -> None:
 
 def test_status_says_why_a_run_failed_and_what_to_do(tmp_path: Path) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(1))
-    open_storage(str(folder)).write(contract.text_part(1, 0, 0), b"Traceback\nValueError: bad learning rate\n")
+    open_storage(str(folder)).write(runfolder.text_part(1, 0, 0), b"Traceback\nValueError: bad learning rate\n")
     shown = launch("status", "tiny-0123abcd", "--events", cwd=tmp_path)
     assert (shown.code, shown.err) == (0, "")
     assert max(map(len, shown.out.splitlines())) <= 80

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from launch_train.runfolder.starts import Resumption
 from launcher.cli.flows.preemption import Preempted, ReplicaExits, run
-from launcher.runs.metrics.results import Resumption
 from launcher.services.local.supervisor import Ended, Preemption
 from tests.command import launch
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.common.contract import metrics_part
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.common.storage.client import open_client
+from launch_train.runfolder import metrics_part
 from launcher.cli.flows import rehearsal_folder
 from launcher.errors import NotAuthorised
 from launcher.runs.run_folder import read_results

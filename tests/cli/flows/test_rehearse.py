@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
+from launch_train.runfolder.starts import parse_metrics
 from launcher.cli.flows.rehearsal_folder import prepare
 from launcher.cli.flows.rehearse import Rehearsal, content, failure, meaning, page, run, show
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training
 from launcher.diagnosis.output_cause import Cause
-from launcher.runs.metrics.results import results
 from launcher.services.local import on_host
 from launcher.services.local.attempts import End
 from launcher.services.local.request import parse_request, with_image
@@ -44,7 +44,7 @@ def test_the_stored_spec_gives_the_same_plan(tmp_path: Path) -> None:
     )
     job = Rehearsal(request=plan.attempts[0].request, plan=plan)
     prepare(open_storage(str(tmp_path)), job.plan, job.request, parse_request(job.request), "")
-    again = read(tmp_path / contract.SPEC)
+    again = read(tmp_path / runfolder.SPEC)
     assert again == msgspec.convert(plan.spec, JobSpec)
 
 
@@ -181,7 +181,7 @@ def test_a_single_mean_loss_is_printed_once(step: int, text: str) -> None:
 
 
 def test_one_step_is_singular() -> None:
-    found = results({contract.metrics_part(1, 0, 0, 0): b'{"step": 7, "loss": 1.0}\n'})
+    found = parse_metrics({runfolder.metrics_part(1, 0, 0, 0): b'{"step": 7, "loss": 1.0}\n'})
     assert last_row(found) == "1 step; last (step 7): loss 1"
 
 

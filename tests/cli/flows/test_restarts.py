@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launcher.runs.run_folder import restarts
 from tests.command import launch
@@ -82,5 +82,5 @@ def test_a_script_that_needs_a_gpu(tmp_path: Path) -> None:
 def test_restarts_of_all_attempts_are_counted(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     for name, text in {"0001.generation": b"2\n", "0002.generation": b"1\n", "0001.json": b"{}"}.items():
-        storage.write(f"{contract.ATTEMPTS}/{name}", text)
+        storage.write(f"{runfolder.ATTEMPTS}/{name}", text)
     assert restarts(storage) == 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.errors import LaunchError
 from launcher.gcp.storage import open_folder
 from launcher.jobs.job import PLAN_LABEL
@@ -77,7 +77,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 def tamper(job: Job, run: str, change: Change) -> None:
     """Change the run's plan.json, as the job's own service account could."""
-    name = f"runs/{run}/{contract.PLAN}"
+    name = f"runs/{run}/{runfolder.PLAN}"
     plan = json.loads(job.cloud.objects.buckets["my-bucket"][name].data)
     change(plan)
     job.cloud.objects.put("my-bucket", name, json.dumps(plan).encode())
@@ -209,7 +209,7 @@ def test_a_plan_of_an_older_launch_is_watched_but_not_submitted(job: Job, full: 
     run = old["run"]
     assert "usd_ceiling" not in old["attempts"][0]
     job.cloud.jobs.script = FULL if full else WELL
-    job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.PLAN}", OLD.read_bytes())
+    job.cloud.objects.put("my-bucket", f"runs/{run}/{runfolder.PLAN}", OLD.read_bytes())
     attempt, *_ = stored(job, run).plan.attempts
     Vertex("my-project", job.cloud.environ()).create_in(attempt.region, attempt.request)
     followed = job.launch("follow", run, code=4 if full else 0)
@@ -335,7 +335,9 @@ def test_a_planted_vm_vouches_for_nothing(job: Job, site: VmSite) -> None:
     tamper(job, run, VM_CHANGES["serviceAccount"])
     take_away(job, site)
     plant_vm(job, run, ZONE, "trainer@p.iam")
-    open_folder(f"gs://my-bucket/runs/{run}").write(contract.attempt_lock(10**12), b"{}")  # as many names are not tried
+    open_folder(f"gs://my-bucket/runs/{run}").write(
+        runfolder.attempt_lock(10**12), b"{}"
+    )  # as many names are not tried
     entries = Ledger.open(f"gs://my-bucket/runs/{run}").entries()
     bound = {
         account: is_bound(stored(job, run), (), entries, Vms("my-project", job.cloud.environ(), account=account))
@@ -370,7 +372,7 @@ def test_the_vms_own_statement_about_its_image_is_not_trusted(job: Job, site: Vm
 
 def note_job(job: Job, run: str, name: str) -> None:
     """The folder names another job for the run's first attempt."""
-    job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.attempt_job(1)}", json.dumps({"name": name}).encode())
+    job.cloud.objects.put("my-bucket", f"runs/{run}/{runfolder.attempt_job(1)}", json.dumps({"name": name}).encode())
 
 
 def test_a_job_of_the_folder_that_is_not_the_runs_is_left_alone(job: Job, site: VmSite) -> None:
@@ -400,8 +402,8 @@ def test_control_characters_in_the_run_folder_are_removed(job: Job) -> None:
     lock = {"round": 1, "region": "us-central1", "zone": None, "provisioning": "spot", "machine": "m", "identity": ""}
     end = {"state": "FAILED", "kind": "user", "scope": "permanent", "cause": "a\x1b[2Jb", "fix": "one\ntwo\x07"}
     for name, content in (
-        (contract.attempt_lock(1), {**lock, "writer": "w", "time": 1.0}),
-        (contract.attempt_verdict(1), end),
+        (runfolder.attempt_lock(1), {**lock, "writer": "w", "time": 1.0}),
+        (runfolder.attempt_verdict(1), end),
     ):
         job.cloud.objects.put("my-bucket", f"runs/{run}/{name}", json.dumps(content).encode())
     with pytest.MonkeyPatch.context() as patch:

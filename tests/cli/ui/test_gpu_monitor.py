@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.monitoring.alerts import Alert
 from launcher.cli.commands.metrics import event_texts
@@ -25,7 +25,7 @@ def looks(node: int, *gpus: dict[str, Any], count: int = 13, part: int = 0, gene
         for n in range(count)
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    return {contract.monitor_part(1, generation, node, part): text}
+    return {runfolder.monitor_part(1, generation, node, part): text}
 
 
 def _gpu(gpu: dict[str, Any]) -> Any:
@@ -35,13 +35,13 @@ def _gpu(gpu: dict[str, Any]) -> Any:
 
 
 def test_the_newest_parts_of_the_newest_start() -> None:
-    names = [contract.monitor_part(1, generation, 0, part) for generation in (0, 1) for part in range(30)]
-    assert newest(reversed(names)) == [contract.monitor_part(1, 1, 0, part) for part in range(30 - EACH, 30)]
-    fewer = [contract.monitor_part(1, 0, node, 0) for node in (0, 1)] + [contract.monitor_part(1, 1, 0, 0)]
+    names = [runfolder.monitor_part(1, generation, 0, part) for generation in (0, 1) for part in range(30)]
+    assert newest(reversed(names)) == [runfolder.monitor_part(1, 1, 0, part) for part in range(30 - EACH, 30)]
+    fewer = [runfolder.monitor_part(1, 0, node, 0) for node in (0, 1)] + [runfolder.monitor_part(1, 1, 0, 0)]
     assert newest(fewer) == fewer[2:], "what the start before it wrote is history"
-    many = [contract.monitor_part(1, 0, node, part) for node in range(100) for part in range(3)]
-    assert newest(many) == [contract.monitor_part(1, 0, node, 2) for node in range(100)]
-    assert len(newest(contract.monitor_part(1, 0, node, part) for node in range(8) for part in range(30))) == ALL
+    many = [runfolder.monitor_part(1, 0, node, part) for node in range(100) for part in range(3)]
+    assert newest(many) == [runfolder.monitor_part(1, 0, node, 2) for node in range(100)]
+    assert len(newest(runfolder.monitor_part(1, 0, node, part) for node in range(8) for part in range(30))) == ALL
     assert newest([]) == newest(["monitor/notes.txt"]) == []
 
 
@@ -88,7 +88,7 @@ def test_the_worst_of_many_nodes_are_shown() -> None:
 def test_problems_of_the_host_have_their_own_label() -> None:
     host = {"ram_gb": 99.0, "ram_limit_gb": 100.0, "disk_free_gb": 1.0, "disk_gb": 100.0}
     samples = "".join(json.dumps({"time": 1.7e9 + n, "host": host, "gpus": []}) + "\n" for n in range(3)).encode()
-    found = nodes({contract.monitor_part(1, 0, node, 0): samples for node in (0, 1)})
+    found = nodes({runfolder.monitor_part(1, 0, node, 0): samples for node in (0, 1)})
     text = "node 0: the disk is nearly full: 1.0 of 100.0 GB free"
     assert [label for label, _ in labelled_lines(found)] == ["memory", "disk", "memory", "disk"]
     assert [*labelled_lines(found)][1] == ("disk", text)
@@ -119,7 +119,7 @@ def test_each_event_is_printed_once() -> None:
 def folder(tmp_path: Path) -> LocalFolder:
     storage = open_storage(str(tmp_path / "hot-1"))
     assert isinstance(storage, LocalFolder)
-    storage.write(contract.metrics_part(1, 0, 0, 0), b'{"step": 1, "loss": 2.5, "time": 1}\n')
+    storage.write(runfolder.metrics_part(1, 0, 0, 0), b'{"step": 1, "loss": 2.5, "time": 1}\n')
     for name, text in looks(0, {"throttle": ["sw_thermal"], "xid": [79]}).items():
         storage.write(name, text)
     return storage
@@ -132,7 +132,7 @@ def test_metrics_of_a_folder_show_the_gpus(folder: LocalFolder) -> None:
     assert shown.count("Xid 79") == 1, "beside a script of the user's own no event tells it"
     assert max(map(len, shown.splitlines())) <= 80
     event = {"event": "gpu_error", "node": 0, "gpu": 0, "xid": 79, "meaning": "it is off the bus", "time": 2}
-    folder.write(contract.metrics_part(1, 0, 0, 1), json.dumps(event).encode() + b"\n")
+    folder.write(runfolder.metrics_part(1, 0, 0, 1), json.dumps(event).encode() + b"\n")
     assert launch("metrics", "hot-1", cwd=folder.folder.parent).out.count("Xid 79") == 1
     data = json.loads(launch("metrics", "hot-1", "-o", "json", cwd=folder.folder.parent).out)
     assert [node["gpus"] for node in data["nodes"]] == [1]

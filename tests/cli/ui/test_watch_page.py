@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launch_train.common.storage import LocalFolder
-from launch_train.report import read_run
+from launch_train.runfolder.run import read_run
 from launcher.cli.ui.keys import single_keys
 from launcher.cli.ui.watch_page import page
 from launcher.errors import LaunchError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder
 from launch_train.common.storage import UnreachableError as AwayError
@@ -60,7 +60,7 @@ def open_lines(
 
 
 def part(folder: LocalFolder, number: int, data: bytes, *, attempt: int = 1, node: int = 0) -> None:
-    folder.write(contract.text_part(attempt, node, number), data, create=True)
+    folder.write(runfolder.text_part(attempt, node, number), data, create=True)
 
 
 def texts(lines: list[Line]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
 from launch_train.node.gce_vm import log_source, machine_of
@@ -127,7 +128,7 @@ def open_lines(
 
 
 def part(folder: LocalFolder, number: int, data: bytes) -> None:
-    folder.write(contract.text_part(1, 0, number), data, create=True)
+    folder.write(runfolder.text_part(1, 0, number), data, create=True)
 
 
 def texts(lines: Any) -> list[str]:

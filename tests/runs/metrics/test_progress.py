@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.config import as_data, parse
 from launch_train.common.storage import GcsFolder, LocalFolder, Storage
@@ -38,7 +39,7 @@ def write(
     folder: Storage, part: int, *rows: dict[str, Any], attempt: int = 1, generation: int = 0, tail: bytes = b""
 ) -> None:
     text = "".join(json.dumps(each) + "\n" for each in rows).encode() + tail
-    folder.write(contract.metrics_part(attempt, generation, 0, part), text, create=True)
+    folder.write(runfolder.metrics_part(attempt, generation, 0, part), text, create=True)
 
 
 class Counting(LocalFolder):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import LocalFolder
 from launcher.clock import Clock
 from launcher.errors import NotAuthorised
@@ -65,7 +65,7 @@ class Site:
             step = len(self.wrote) + 1
             self.cloud.logs.write(self.made.id, "workerpool0-0", f"step {step}")
             row = {"step": step, "loss": 1 / step, "time": self.clock()}
-            self.folder.write(contract.metrics_part(1, 0, 0, step - 1), json.dumps(row).encode() + b"\n")
+            self.folder.write(runfolder.metrics_part(1, 0, 0, step - 1), json.dumps(row).encode() + b"\n")
             self.wrote.append(f"step {step}")
 
     def job(self) -> Job:

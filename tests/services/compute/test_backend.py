@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.diagnosis import diagnose_end, diagnose_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of
@@ -91,7 +91,7 @@ def test_a_recorded_cancel_is_not_an_end_while_the_vm_runs(site: Site) -> None:
 
 def test_an_unreadable_end_record_is_ignored(site: Site) -> None:
     job = site.running()
-    site.folder().write(contract.machine_end(job.id), b'{"exit": "zero"}')
+    site.folder().write(runfolder.machine_end(job.id), b'{"exit": "zero"}')
     assert site.vms.get(job.name).state == "RUNNING"
 
 

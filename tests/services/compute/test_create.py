@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launcher.diagnosis import diagnose_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
@@ -145,7 +145,7 @@ def test_a_vm_to_work_on_that_is_stopped_has_not_ended(site: Site) -> None:
 def test_a_cancelled_run_says_so(site: Site) -> None:
     job = site.running()
     site.vms.cancel(job.name)
-    record = json.loads(site.folder().read(contract.machine_end(job.id)))
+    record = json.loads(site.folder().read(runfolder.machine_end(job.id)))
     assert (record["exit"], record["cancelled"], record["name"], record["zone"]) == (75, True, RUN, ZONE)
     assert site.vms.get(job.name).state == "CANCELLED"
     site.clock.advance(60)

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from typing import Any
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import GcsFolder
 from launch_train.common.storage.retry import RetryClock
 from launcher.clock import Clock
@@ -93,7 +93,7 @@ class Site:
     def write(self, number: str, nodes: int = 1, **record: Any) -> None:
         """What a VM's own script writes when its container has ended."""
         body = {"name": plan_of(nodes).run, "zone": ZONE, "started": self.clock() - 60, "ended": self.clock(), **record}
-        self.folder(nodes).write(contract.machine_end(number), json.dumps(body).encode(), create=True)
+        self.folder(nodes).write(runfolder.machine_end(number), json.dumps(body).encode(), create=True)
 
     def sent(self, method: str, ending: str = "") -> int:
         """How many requests arrived."""

@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launcher.services.local.attempts import (
     End,
@@ -49,8 +49,8 @@ def test_an_end_record_is_not_an_attempt(tmp_path: Path) -> None:
 def test_unreadable_records_are_ignored(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     for text in (b"", b"[]", b"{", b'{"exit_codes": 3}'):
-        storage.write(contract.attempt_end(1), text)
-        storage.write(contract.attempt_lock(1), text if text != b'{"exit_codes": 3}' else b"[1]")
+        storage.write(runfolder.attempt_end(1), text)
+        storage.write(runfolder.attempt_lock(1), text if text != b'{"exit_codes": 3}' else b"[1]")
         assert read_end(storage, 1) is None
         assert read_facts(storage, 1) == {}
 
@@ -59,7 +59,7 @@ def test_the_newest_checkpoint_is_the_highest_step_with_a_manifest(tmp_path: Pat
     storage = open_storage(str(tmp_path))
     assert newest_checkpoint(storage) is None
     for step, start in ((9, "0001-0000"), (100, "0002-0001"), (20, "0003-0000")):
-        storage.write(contract.manifest(step, start), b"{}")
-    storage.write(f"{contract.checkpoint_folder(300, '0003-0000')}/0.distcp", b"")
-    storage.write(contract.LATEST, b"{}")
+        storage.write(runfolder.manifest(step, start), b"{}")
+    storage.write(f"{runfolder.checkpoint_folder(300, '0003-0000')}/0.distcp", b"")
+    storage.write(runfolder.LATEST, b"{}")
     assert newest_checkpoint(storage) == 100

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from launch_train import runfolder
 from launch_train.bench import __main__ as program
 from launch_train.bench import amp, bandwidth, clock, collective, loader_benchmark, matmul, suite
 from launch_train.bench.figures import PARTS, BenchFigure, Measured
@@ -189,7 +190,7 @@ def test_strict_ends_with_unfit_after_all_was_written(tmp_path: Path, capsys: py
     options = program.Options(strict=True, json=str(tmp_path / "it.json"))
     with pytest.raises(UnfitError, match="reaches 300 of 989: 30 %"):
         program._told(options, report, {contract.RUN_FOLDER: str(tmp_path / "run")})
-    kept = json.loads((tmp_path / "run" / contract.BENCH).read_text())
+    kept = json.loads((tmp_path / "run" / runfolder.BENCH).read_text())
     assert kept == json.loads((tmp_path / "it.json").read_text())
     assert not kept["ok"]
     assert "TOO SLOW: GPU 0 of node 0: matmul bf16 reaches 300" in capsys.readouterr().out
@@ -224,7 +225,7 @@ def test_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].split()[:2] == ["memory", "copy"]
     assert max(map(len, done.stdout.splitlines())) <= 60
-    data = json.loads((tmp_path / contract.BENCH).read_text())
+    data = json.loads((tmp_path / runfolder.BENCH).read_text())
     assert (data["schema"], data["world_size"], data["quick"], data["ok"], data["findings"]) == (1, 1, True, True, [])
     assert list(data["figures"]) == ["memory copy", "memory triad"]
     assert all(0 < one["least"] == one["value"] and one["unit"] == "GB/s" for one in data["figures"].values())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch_train import checkpoint
+from launch_train import checkpoint, runfolder
 from launch_train.checkpointing import async_saver, multipart_writer
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing.async_saver import Saver, Snapshot
@@ -24,10 +24,10 @@ from launch_train.common.config import parse
 from launch_train.common.errors import OutputError, PreemptedError
 from launch_train.common.storage import Buffer, LocalFolder, Storage, UnreachableError
 from launch_train.distributed.process_group import Ranks
+from launch_train.runfolder.starts import parse_metrics
 from launch_train.telemetry.metric_sink import Null
 from launch_train.trainer import train as loop
 from launch_train.trainer.build import Run
-from launcher.runs.metrics.results import results
 from launcher.testing.googlecloud import GoogleCloud
 from launcher.testing.googlecloud.faults import Fault, Reset, Slow, Status
 from tests.train import trials
@@ -216,7 +216,7 @@ def test_rows_are_durable_before_the_checkpoint_behind_them(
 
     def commit(storage: Storage, manifest: manifests.Manifest) -> None:
         parts = {name: storage.read(name) for name in storage.list("metrics/")}
-        found.append(({row["step"] for row in results(parts).rows}, manifest.step))
+        found.append(({row["step"] for row in parse_metrics(parts).rows}, manifest.step))
         real(storage, manifest)
 
     monkeypatch.setattr(manifests, "commit", commit)
@@ -340,7 +340,7 @@ def test_the_one_before_stays_when_the_disk_is_full(small_disk: Path) -> None:
     with pytest.raises(OutputError):
         multipart_writer.write_shard(
             storage,
-            contract.checkpoint_folder(9, "0001-0001"),
+            runfolder.checkpoint_folder(9, "0001-0001"),
             0,
             {"tensors": {"w": torch.zeros(100_000)}},
             deadline=time.monotonic() + 10,

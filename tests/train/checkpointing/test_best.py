@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch_train import checkpoint
+from launch_train import checkpoint, runfolder
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import multipart_writer, retention
 from launch_train.checkpointing.manifest import CheckpointError
@@ -200,9 +200,9 @@ def test_of_equal_evaluations_the_newest_is_the_best() -> None:
 
 
 def test_they_are_kept_by_step() -> None:
-    names = [contract.manifest(step, "0001-0000") for step in (1, 2, 3, 4)]
+    names = [runfolder.manifest(step, "0001-0000") for step in (1, 2, 3, 4)]
     doomed = retention.folders_to_remove(names, 4, "0001-0000", last=1, every=0, best=[2])
-    assert doomed == [contract.checkpoint_folder(step, "0001-0000") for step in (1, 3)]
+    assert doomed == [runfolder.checkpoint_folder(step, "0001-0000") for step in (1, 3)]
 
 
 def test_the_setting() -> None:

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from launch_train import checkpoint
+from launch_train import checkpoint, runfolder
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import multipart_writer, resume_loader, retention
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.checkpointing.multipart_writer import CancelledError
 from launch_train.checkpointing.partition import assign_to_ranks, join, split
-from launch_train.common import contract
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
 from launch_train.common.storage.sources import checksum
@@ -49,7 +48,7 @@ def write(
     for rank, paths in enumerate(assign_to_ranks(tensors, world, ())):
         content = {"tensors": {path: tensors[path] for path in paths}, "own": {"rank": rank}}
         content |= {"rest": rest} if rank == 0 else {}
-        folder = contract.checkpoint_folder(step, start)
+        folder = runfolder.checkpoint_folder(step, start)
         written = multipart_writer.write_shard(
             storage, folder, rank, content, deadline=time.monotonic() + 60, cancelled=threading.Event()
         )
@@ -182,7 +181,7 @@ def test_a_manifest_of_another_step_is_not_taken(tmp_path: Path) -> None:
     write(storage, step=5)
     shutil.copytree(tmp_path / "checkpoints/step-00000005", tmp_path / "checkpoints/step-00000006")
     with pytest.raises(CheckpointError, match="belongs to another checkpoint"):
-        manifests.read(storage, contract.manifest(6, "0001-0000"))
+        manifests.read(storage, runfolder.manifest(6, "0001-0000"))
 
 
 FOREIGN: dict[str, Any] = {
@@ -236,7 +235,7 @@ def test_an_older_one_is_read_in_its_place(tmp_path: Path) -> None:
 def test_a_manifest_of_another_kind_is_one_line(tmp_path: Path, data: dict[str, Any]) -> None:
     """One whose digest is right: that is easily computed."""
     text = json.dumps({**data, "sha256": manifests._digest(data)}).encode()
-    LocalFolder(tmp_path).write(contract.manifest(5, "0001-0000"), text)
+    LocalFolder(tmp_path).write(runfolder.manifest(5, "0001-0000"), text)
     assert "step-00000005/0001-0000" in refused(tmp_path)
 
 
@@ -266,7 +265,7 @@ def foreign(folder: Path, written: Callable[[str], object]) -> None:
     written(str(file))
     content, name = file.read_bytes(), "rank-00000-0000.part"
     file.unlink()
-    storage.write(f"{contract.checkpoint_folder(5, '0001-0000')}/{name}", content)
+    storage.write(f"{runfolder.checkpoint_folder(5, '0001-0000')}/{name}", content)
     part = multipart_writer.CheckpointPart(name, len(content), checksum(content))
     manifests.commit(storage, Manifest(5, "0001-0000", ((part,),), {"config": {}}))
 
@@ -373,29 +372,29 @@ ONE, TWO = "0001-0000", "0001-0001"
 )
 def test_what_is_kept(there: list[tuple[int, str]], last: int, every: int, goes: list[tuple[int, str]]) -> None:
     names = [
-        f"{contract.checkpoint_folder(step, start)}/{name}"
+        f"{runfolder.checkpoint_folder(step, start)}/{name}"
         for step, start in there
         for name in ("manifest.json", "rank-00000-0000.part")
     ]
-    doomed = retention.folders_to_remove([*names, contract.LATEST], 9, TWO, last=last, every=every)
-    assert doomed == sorted(contract.checkpoint_folder(step, start) for step, start in goes)
+    doomed = retention.folders_to_remove([*names, runfolder.LATEST], 9, TWO, last=last, every=every)
+    assert doomed == sorted(runfolder.checkpoint_folder(step, start) for step, start in goes)
 
 
 def test_what_was_left_unfinished_goes_and_what_a_later_start_writes_stays() -> None:
-    folders = {start: contract.checkpoint_folder(9, start) for start in (ONE, TWO, "0002-0000")}
+    folders = {start: runfolder.checkpoint_folder(9, start) for start in (ONE, TWO, "0002-0000")}
     names = [f"{folder}/rank-00000-0000.part" for folder in folders.values()]
     assert retention.folders_to_remove(names, 9, TWO, last=3, every=0) == [folders[ONE], folders[TWO]]
 
 
 def test_a_broken_one_beyond_the_newest_does_not_push_a_good_one_out() -> None:
     """Step 300 was passed over, the run went on behind 200 and has saved 250: with one to keep, that is 250."""
-    names = [contract.manifest(step, start) for step, start in ((200, ONE), (300, ONE), (250, TWO))]
+    names = [runfolder.manifest(step, start) for step, start in ((200, ONE), (300, ONE), (250, TWO))]
     gone = retention.folders_to_remove(names, 250, TWO, last=1, every=0)
-    assert gone == [contract.checkpoint_folder(200, ONE), contract.checkpoint_folder(300, ONE)]
+    assert gone == [runfolder.checkpoint_folder(200, ONE), runfolder.checkpoint_folder(300, ONE)]
 
 
 def test_what_a_later_start_saved_is_not_ours_to_remove() -> None:
-    names = [contract.manifest(step, start) for step, start in ((200, ONE), (300, TWO))]
+    names = [runfolder.manifest(step, start) for step, start in ((200, ONE), (300, TWO))]
     assert retention.folders_to_remove(names, 200, ONE, last=1, every=0) == []
 
 
@@ -412,22 +411,22 @@ def test_a_manifest_is_deleted_before_its_parts(tmp_path: Path, monkeypatch: pyt
         delete(name)
 
     monkeypatch.setattr(storage, "delete", record)
-    assert retention.prune(storage, 2, "0001-0000", last=1, every=0) == [contract.checkpoint_folder(1, "0001-0000")]
-    assert deleted[0] == contract.manifest(1, "0001-0000")
+    assert retention.prune(storage, 2, "0001-0000", last=1, every=0) == [runfolder.checkpoint_folder(1, "0001-0000")]
+    assert deleted[0] == runfolder.manifest(1, "0001-0000")
     assert len(deleted) > 2
 
 
 def test_the_next_checkpoint_of_the_same_start_is_never_removed() -> None:
     """Rank 1 writes the last checkpoint while rank 0 still removes old ones after the one before."""
-    names = [contract.manifest(11, ONE), f"{contract.checkpoint_folder(12, ONE)}/rank-00001-0000.part"]
+    names = [runfolder.manifest(11, ONE), f"{runfolder.checkpoint_folder(12, ONE)}/rank-00001-0000.part"]
     assert retention.folders_to_remove(names, 11, ONE, last=1, every=0) == []
-    assert retention.folders_to_remove([*names, contract.manifest(12, ONE)], 11, ONE, last=1, every=0) == []
-    assert retention.folders_to_remove(names, 11, TWO, last=1, every=0) == [contract.checkpoint_folder(12, ONE)]
+    assert retention.folders_to_remove([*names, runfolder.manifest(12, ONE)], 11, ONE, last=1, every=0) == []
+    assert retention.folders_to_remove(names, 11, TWO, last=1, every=0) == [runfolder.checkpoint_folder(12, ONE)]
 
 
 def test_the_manifest_says_all_in_plain_json(tmp_path: Path) -> None:
     manifest = write(LocalFolder(tmp_path))
-    data = json.loads((tmp_path / contract.manifest(5, "0001-0000")).read_text())
+    data = json.loads((tmp_path / runfolder.manifest(5, "0001-0000")).read_text())
     assert data["format"] == manifests.FORMAT
     assert data["about"] == {"config": {"seed": 1}}
     assert sum(part["bytes"] for shard in data["shards"] for part in shard) == manifest.bytes

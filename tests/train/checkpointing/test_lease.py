@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.checkpointing import lease
 from launch_train.checkpointing.lease import Lease, next_start
-from launch_train.common import contract
 from launch_train.common.errors import OutputError, SupersededError
 from launch_train.common.storage import LocalFolder
 
@@ -62,14 +62,14 @@ def test_a_damaged_pointer_stops_nobody(tmp_path: Path) -> None:
     """Readers trust manifests only."""
     storage = LocalFolder(tmp_path)
     for text in (b"", b"{", b"[]", b'{"start": 3}', b"\xff"):
-        storage.write(contract.LATEST, text)
+        storage.write(runfolder.LATEST, text)
         Lease(storage, "0001-0000").advance(1, "manifest")
 
 
 def test_a_start_of_the_same_name_that_took_over_a_damaged_pointer_ends_the_first(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     first = Lease(storage, "0001-0000")
-    storage.write(contract.LATEST, b"{")
+    storage.write(runfolder.LATEST, b"{")
     second = Lease(storage, "0001-0000")
     with pytest.raises(SupersededError, match=r"another process writes this run as the same start \(0001-0000\)"):
         first.check()
@@ -103,7 +103,7 @@ def test_of_many_at_once_the_newest_wins(tmp_path: Path) -> None:
     def take(generation: int) -> None:
         gate.wait()
         try:
-            held[generation] = Lease(LocalFolder(tmp_path), contract.start_name(1, generation))
+            held[generation] = Lease(LocalFolder(tmp_path), runfolder.start_name(1, generation))
         except SupersededError:
             return
 

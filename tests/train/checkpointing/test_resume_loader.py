@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch_train import checkpoint
+from launch_train import checkpoint, runfolder
 from launch_train.checkpointing import lease, resume_loader, rng_state
 from launch_train.checkpointing import manifest as manifests
 from launch_train.common import contract
@@ -214,7 +214,7 @@ def test_a_killed_save_is_as_if_it_had_never_begun_or_is_whole(
 def test_keep_leaves_the_last_and_every_so_many(tmp_path: Path) -> None:
     train(tmp_path / "run", checkpoint={"minutes": 1e-6, "keep": {"last": 2, "every": 10}})
     names = LocalFolder(tmp_path / "run").list("checkpoints/")
-    steps = sorted({int(match["step"]) for name in names if (match := contract.MANIFEST.match(name))})
+    steps = sorted({int(match["step"]) for name in names if (match := runfolder.MANIFEST.match(name))})
     assert steps[-1] == STEPS
     assert all(step % 10 == 0 for step in steps[:-2])
 
@@ -354,7 +354,7 @@ def test_an_older_start_that_is_still_alive_leaves(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(loop, "train_step", train_step)
     with pytest.raises(SupersededError, match="attempt 0001, generation 0007 has taken over this run"):
         train(folder)
-    assert not [name for name in LocalFolder(folder).list("checkpoints/") if contract.MANIFEST.match(name)]
+    assert not [name for name in LocalFolder(folder).list("checkpoints/") if runfolder.MANIFEST.match(name)]
 
 
 def test_a_start_that_comes_too_late_leaves(tmp_path: Path) -> None:

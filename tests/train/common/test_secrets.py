@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.common.errors import UsageError
@@ -227,7 +228,7 @@ def test_a_node_without_the_grant_stops_and_may_start_again(cloud: GoogleCloud, 
     node = start(CANARY[::-1], "0")
     assert node.wait() == Exit.UNFIT
     assert "gcloud secrets add-iam-policy-binding hf --project=my-project" in node.text
-    assert not [blob for blob in cloud.objects.listed("my-bucket") if blob.name.endswith(contract.TERMINAL)]
+    assert not [blob for blob in cloud.objects.listed("my-bucket") if blob.name.endswith(runfolder.TERMINAL)]
     cloud.secrets.allow("hf")
     assert start(CANARY[::-1], "0").wait() == Exit.OK
 

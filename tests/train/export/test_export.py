@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
-from launch_train import checkpoint
+from launch_train import checkpoint, runfolder
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import multipart_writer
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
@@ -244,7 +244,7 @@ def test_a_tokenizer_is_exported_if_the_person_names_it_and_never_because_the_ch
 
 def write(folder: Path, shards: list[dict[str, Any]], **about: Any) -> None:
     """A checkpoint of step 1 whose ranks have saved `shards`."""
-    storage, where = LocalFolder(folder), contract.checkpoint_folder(1, "0001-0000")
+    storage, where = LocalFolder(folder), runfolder.checkpoint_folder(1, "0001-0000")
     parts = [
         multipart_writer.write_shard(storage, where, rank, shard, deadline=time.monotonic() + 60, cancelled=Event())
         for rank, shard in enumerate(shards)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.loggers import __main__ as process
 from launch_train.loggers.service import run_info
@@ -49,7 +50,7 @@ def test_a_line_that_a_killed_process_has_cut_off_does_not_cost_the_rows_before_
 
 def test_a_run_has_its_id_and_its_spec_without_secrets(tmp_path: Path) -> None:
     plan = {"spec": {"name": "gpt", "env": {"A": "b"}, "run": {"config": {"steps": 1}, "args": ["--token", "abc"]}}}
-    (tmp_path / contract.PLAN).write_text(json.dumps(plan))
+    (tmp_path / runfolder.PLAN).write_text(json.dumps(plan))
     found = run_info({contract.RUN_FOLDER: str(tmp_path), contract.RUN: "gpt-1a2b3c4d"})
     assert found.id == "gpt-1a2b3c4d"
     assert found.spec == {"name": "gpt", "env": {"A": "•••"}, "run": {"args": ["--token", "•••"]}}
@@ -58,6 +59,6 @@ def test_a_run_has_its_id_and_its_spec_without_secrets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"spec": 3}', '{"spec": {"run": 3}}'])
 def test_an_unreadable_spec_does_not_stop_the_loggers(tmp_path: Path, text: str | None) -> None:
     if text is not None:
-        (tmp_path / contract.PLAN).write_text(text)
+        (tmp_path / runfolder.PLAN).write_text(text)
     found = run_info({contract.RUN_FOLDER: str(tmp_path)})
     assert (found.id, found.spec) == (tmp_path.name, {})

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.node.gce_vm import VmIdentity, log_source, machine_of
-from launcher.runs.metrics.results import results
+from launch_train.runfolder.starts import parse_metrics
 from launcher.testing.googlecloud import Fault, GoogleCloud, Stalled, Status
 from launcher.testing.googlecloud.logging.entries import WRITE
 from tests.train.node.metadata import Metadata
@@ -190,17 +191,17 @@ def test_a_preempted_vm_saves_and_another_goes_on_without_a_step_lost(one: Machi
         notice = "launch: Compute Engine is preempting this VM (instance/preempted is TRUE); saving a checkpoint"
         assert first.text.count(notice) == 1
         assert notice in logged(cloud)
-        stopped = results(objects(cloud, "metrics/")).event("preempted")
+        stopped = parse_metrics(objects(cloud, "metrics/")).event("preempted")
         assert stopped
         assert 8 <= stopped["step"] < STEPS
 
         (one.folder / "slow").unlink()
-        cloud.objects.put("my-bucket", f"{RUN}/{contract.attempt_lock(2)}", b"{}")
+        cloud.objects.put("my-bucket", f"{RUN}/{runfolder.attempt_lock(2)}", b"{}")
         with Metadata().serving() as another:
             second = train(one, vm(another, cloud, instance="4343"), "disk-2", "4343")
             assert second.wait() == Exit.OK, second.text
         assert f"resumed from step {stopped['step']}" in second.text
-        assert json.loads(objects(cloud)[contract.claim(2)]) == {"job": "4343"}
+        assert json.loads(objects(cloud)[runfolder.claim(2)]) == {"job": "4343"}
         rows = [json.loads(line) for data in objects(cloud, "metrics/").values() for line in data.splitlines()]
         assert sorted(row["step"] for row in rows if "event" not in row) == list(range(1, STEPS + 1))
         for instance, node in (("4242", first), ("4343", second)):
@@ -221,8 +222,8 @@ def test_of_several_vms_the_first_claims_the_attempt(tmp_path: Path, metadata: M
             for n in (0, 1)
         ]
         assert [node.wait() for node in nodes] == [Exit.OK, Exit.OK], nodes[0].text + nodes[1].text
-        assert json.loads(objects(cloud)[contract.claim(1)]) == {"job": "70"}
-        assert [name for name in objects(cloud, "attempts/") if name.endswith(".claim")] == [contract.claim(1)]
+        assert json.loads(objects(cloud)[runfolder.claim(1)]) == {"job": "70"}
+        assert [name for name in objects(cloud, "attempts/") if name.endswith(".claim")] == [runfolder.claim(1)]
         assert {entry.task: entry.text for entry in cloud.logs.entries if entry.text.startswith("node ")} == {
             "workerpool0-0": "node 0 of attempt 1",
             "workerpool1-0": "node 1 of attempt 1",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract, heartbeat
 from launch_train.common.contract import Exit
 from launch_train.common.heartbeat import Beat, Heartbeat
@@ -53,7 +54,7 @@ def environ(**more: str) -> dict[str, str]:
 
 
 def stacks(crew: Machines, node: int = 0) -> str:
-    return (crew.run_folder / contract.stacks(1, 0, node)).read_text()
+    return (crew.run_folder / runfolder.stacks(1, 0, node)).read_text()
 
 
 @pytest.mark.slow
@@ -65,7 +66,7 @@ def test_a_process_that_hangs_is_started_again(one: Machines, how: str) -> None:
     assert "in stuck" in stacks(one)
     assert node.text.count("hung: no progress for") == 1
     assert "restarting (1 of 3" in node.text
-    assert not (one.run_folder / contract.TERMINAL).exists()
+    assert not (one.run_folder / runfolder.TERMINAL).exists()
 
 
 @pytest.mark.slow
@@ -263,7 +264,7 @@ def test_the_flight_recorder_names_the_rank_that_a_collective_waits_for(one: Mac
     node = one.start("--script", one.script(RECORDED), env=env, timing=QUICK)
     assert node.wait() == Exit.FAILED, node.text
     assert "; rank 1 has joined 3 collectives, others 4" in node.text
-    dumps = [(one.run_folder / contract.collectives(1, 0, rank)).read_bytes() for rank in (0, 1)]
+    dumps = [(one.run_folder / runfolder.collectives(1, 0, rank)).read_bytes() for rank in (0, 1)]
     assert [len(pickle.loads(dump)["entries"]) for dump in dumps] == [4, 3]
     assert "stuck" not in stacks(one)
 
@@ -276,7 +277,7 @@ def test_every_node_dumps_the_flight_recorder_before_its_ranks_are_killed(tmp_pa
         env = environ(LAUNCH_PROCESSES="1", LAUNCH_RESTARTS="0", PYTHONPATH=str(REPOSITORY / "train"))
         nodes = [two.start("--script", script, node=node, env=env, timing=QUICK) for node in (0, 1)]
         assert [node.wait() for node in nodes] == [Exit.FAILED, Exit.FAILED], nodes[0].text + nodes[1].text
-        dumps = [(two.run_folder / contract.collectives(1, 0, rank)).read_bytes() for rank in (0, 1)]
+        dumps = [(two.run_folder / runfolder.collectives(1, 0, rank)).read_bytes() for rank in (0, 1)]
         assert [len(pickle.loads(dump)["entries"]) for dump in dumps] == [4, 3]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from tests.train.nodes import Machines, machines
@@ -35,7 +36,7 @@ def test_of_ten_jobs_at_once_exactly_one_works(one: Machines) -> None:
     assert [node.wait() for node in nodes] == [Exit.OK] * 10
     workers = [number for number in range(10) if (one.folder / f"worked-{number}").exists()]
     assert len(workers) == 1
-    assert json.loads((one.run_folder / contract.claim(1)).read_text()) == {"job": str(workers[0])}
+    assert json.loads((one.run_folder / runfolder.claim(1)).read_text()) == {"job": str(workers[0])}
     line = f"launch: job {workers[0]} already runs attempt 1 of this run; exiting\n"
     assert [node.text for number, node in enumerate(nodes) if number not in workers] == [line] * 9
 
@@ -54,7 +55,7 @@ def test_a_duplicate_writes_nothing_and_a_restarted_container_goes_on(one: Machi
 
 def test_a_job_whose_run_was_taken_over_does_not_work_again(one: Machines) -> None:
     assert one.start(*WORK, env=job("old")).wait() == Exit.OK
-    (one.run_folder / contract.attempt_lock(2)).write_text("{}")
+    (one.run_folder / runfolder.attempt_lock(2)).write_text("{}")
     assert one.start(*WORK, env=job("new")).wait() == Exit.OK
     (one.folder / "worked-old").unlink()
     before = written(one)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.common.errors import UsageError
@@ -91,11 +92,11 @@ def said() -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> LocalFolder:
-    (tmp_path / contract.PLAN).write_text(json.dumps(PLAN))
+    (tmp_path / runfolder.PLAN).write_text(json.dumps(PLAN))
     storage = LocalFolder(tmp_path)
-    storage.write(contract.attempt_lock(1), json.dumps(ENTRY).encode())
+    storage.write(runfolder.attempt_lock(1), json.dumps(ENTRY).encode())
     rows = [{"step": 6, "loss": 2.5}, {"step": 7, "loss": 2.25}, {"event": "checkpoint", "step": 7}]
-    storage.write(contract.metrics_part(1, 0, 0, 0), "".join(json.dumps(row) + "\n" for row in rows).encode())
+    storage.write(runfolder.metrics_part(1, 0, 0, 0), "".join(json.dumps(row) + "\n" for row in rows).encode())
     return storage
 
 
@@ -179,7 +180,7 @@ def test_the_event_of_an_end(code: int, signum: int, event: str) -> None:
 
 
 def test_the_cost_counts_over_all_starts(run: LocalFolder) -> None:
-    run.write(contract.COST, b'{"usd": 79.9}')
+    run.write(runfolder.COST, b'{"usd": 79.9}')
     now = [1000.0]
     meter = CostMeter(run, 1, lambda: now[0])
     assert meter.update() == 79.9
@@ -190,7 +191,7 @@ def test_the_cost_counts_over_all_starts(run: LocalFolder) -> None:
 
 
 def test_an_unreadable_cost_does_not_count_as_zero(run: LocalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.write(contract.COST, b'{"usd": 79.9}')
+    run.write(runfolder.COST, b'{"usd": 79.9}')
     meter = CostMeter(run, 1, lambda: 1000.0)
     with monkeypatch.context() as patch:
         patch.setattr(LocalFolder, "read", lambda self, name: (_ for _ in ()).throw(TimeoutError(name)))
@@ -200,7 +201,7 @@ def test_an_unreadable_cost_does_not_count_as_zero(run: LocalFolder, monkeypatch
 
 @pytest.mark.parametrize(("usd", "sent"), [(79.9, 0), (80.1, 1)])
 def test_the_share_of_the_cost_limit(run: LocalFolder, said: list[str], usd: float, sent: int) -> None:
-    run.write(contract.COST, json.dumps({"usd": usd}).encode())
+    run.write(runfolder.COST, json.dumps({"usd": usd}).encode())
     with listening() as hook:
         for _ in range(2):
             notifier(run, hook.url, said, on=("cost>80%",), usd=100.0).close(None, 5.0)
@@ -208,7 +209,7 @@ def test_the_share_of_the_cost_limit(run: LocalFolder, said: list[str], usd: flo
 
 
 def test_a_price_that_is_unknown_is_not_guessed(run: LocalFolder, said: list[str]) -> None:
-    run.write(contract.PLAN, b"{}")
+    run.write(runfolder.PLAN, b"{}")
     with listening() as hook:
         one = notifier(run, hook.url, said, on=("cost>1%", "finished"), usd=0.01)
         one.close(End(Exit.OK, "done"), 5.0)
@@ -276,10 +277,10 @@ def test_the_url_comes_from_secret_manager(run: LocalFolder, said: list[str], cl
 
 def test_the_newest_row_is_that_of_a_step(run: LocalFolder) -> None:
     assert newest_row(run) == {"step": 7, "loss": 2.25}
-    run.write(contract.metrics_part(2, 0, 0, 0), b'{"event": "start"}\n')
+    run.write(runfolder.metrics_part(2, 0, 0, 0), b'{"event": "start"}\n')
     assert newest_row(run)["step"] == 7
     for damaged in (b"{cut off", b"5\n"):
-        run.write(contract.metrics_part(2, 0, 0, 1), damaged)
+        run.write(runfolder.metrics_part(2, 0, 0, 1), damaged)
         assert newest_row(run) == {}
 
 
@@ -287,7 +288,7 @@ def test_the_newest_row_of_a_run_with_many_parts_takes_one_request(
     run: LocalFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"step": 100_000, "loss": 1.5, "time": 1.75e9}
-    run.write(contract.PROGRESS, json.dumps({"attempt": 1, "steps": 200_000, "row": row}).encode())
+    run.write(runfolder.PROGRESS, json.dumps({"attempt": 1, "steps": 200_000, "row": row}).encode())
     monkeypatch.setattr(LocalFolder, "list", lambda *_: pytest.fail("a list of 100,000 parts takes 100 requests"))
     assert newest_row(run) == row
 

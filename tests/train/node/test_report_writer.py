@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.node import report_writer
 from launch_train.node.report_writer import ReportWriter
@@ -24,7 +25,7 @@ def test_the_last_report_is_written_at_the_end(folder: Path, monkeypatch: pytest
     # At the lowest priority, beside other tests, the process waits for a processor longer than a run's end allows.
     monkeypatch.setattr(report_writer, "LAST_SECONDS", 300.0)
     ReportWriter(str(folder)).close(300.0)
-    assert (folder / contract.REPORT).stat().st_size > 60_000
+    assert (folder / runfolder.REPORT).stat().st_size > 60_000
 
 
 def test_a_report_is_written_during_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,7 @@ def test_a_report_is_written_during_the_run(folder: Path, monkeypatch: pytest.Mo
 
 def test_without_time_no_report_is_written(folder: Path) -> None:
     ReportWriter(str(folder)).close(0.5)
-    assert not (folder / contract.REPORT).exists()
+    assert not (folder / runfolder.REPORT).exists()
 
 
 def test_a_report_that_takes_too_long_is_stopped(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import SupersededError
 from launch_train.common.storage import LocalFolder
@@ -19,24 +20,24 @@ def folder(tmp_path: Path) -> LocalFolder:
 
 
 def lock(folder: LocalFolder, attempt: int) -> None:
-    folder.write(contract.attempt_lock(attempt), b"{}", create=True)
+    folder.write(runfolder.attempt_lock(attempt), b"{}", create=True)
 
 
 def claim(folder: LocalFolder, attempt: int) -> str:
-    return str(json.loads(folder.read(contract.claim(attempt)))["job"])
+    return str(json.loads(folder.read(runfolder.claim(attempt)))["job"])
 
 
 def test_only_a_step_with_a_manifest_is_durable(folder: LocalFolder) -> None:
     record = RunRecord(folder)
     assert record.newest_checkpoint() == 0
-    folder.write(contract.manifest(300, "0001-0000"), b"{}")
-    folder.write(f"{contract.checkpoint_folder(400, '0001-0000')}/model-0000.part", b"x")
-    folder.write(contract.LATEST, b"{}")
+    folder.write(runfolder.manifest(300, "0001-0000"), b"{}")
+    folder.write(f"{runfolder.checkpoint_folder(400, '0001-0000')}/model-0000.part", b"x")
+    folder.write(runfolder.LATEST, b"{}")
     assert record.newest_checkpoint() == 300
-    folder.write(contract.manifest(300, "0001-0001"), b"{}")
+    folder.write(runfolder.manifest(300, "0001-0001"), b"{}")
     assert record.newest_checkpoint() == 300
-    folder.write(contract.manifest(123456789, "0002-0000"), b"{}")
-    folder.write(contract.manifest(99999999, "0002-0000"), b"{}")
+    folder.write(runfolder.manifest(123456789, "0002-0000"), b"{}")
+    folder.write(runfolder.manifest(99999999, "0002-0000"), b"{}")
     assert record.newest_checkpoint() == 123456789
 
 
@@ -65,12 +66,12 @@ def test_a_job_keeps_its_attempt_until_another_job_has_claimed_a_later_one(folde
 def test_without_a_job_id_or_a_run_folder_nothing_is_claimed(folder: LocalFolder) -> None:
     lock(folder, 3)
     assert RunRecord(folder).take(None) == RunRecord(folder).take("") == 3
-    assert folder.list() == [contract.attempt_lock(3)]
+    assert folder.list() == [runfolder.attempt_lock(3)]
     assert RunRecord(None).take("job") == 1
 
 
 def test_a_claim_that_says_nothing_is_another_jobs(folder: LocalFolder) -> None:
-    folder.write(contract.claim(1), b"[]")
+    folder.write(runfolder.claim(1), b"[]")
     with pytest.raises(DuplicateError):
         RunRecord(folder).take("job")
 

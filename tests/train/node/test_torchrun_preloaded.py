@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.node import torchrun_preloaded
@@ -74,7 +75,7 @@ def has_imported(pid: int) -> bool:
 def rows(crew: Machines) -> list[dict[int, float]]:
     """Losses by step of each generation, without those of one rank, which the survivor of a killed one writes."""
     generations: dict[str, dict[int, float]] = {}
-    for part in sorted((crew.run_folder / contract.METRICS).glob("0*.jsonl")):
+    for part in sorted((crew.run_folder / runfolder.METRICS).glob("0*.jsonl")):
         for line in part.read_text().splitlines():
             row = json.loads(line)
             if "event" not in row and "ranks" not in row:
@@ -88,7 +89,7 @@ def await_row(crew: Machines, generations: int) -> None:
 
 def kill_rank(crew: Machines, number: int) -> None:
     """Kill a rank once a step is durable: else the failures would add up."""
-    latest = crew.run_folder / contract.LATEST
+    latest = crew.run_folder / runfolder.LATEST
     before = latest.stat().st_mtime if latest.exists() else 0.0
     until(lambda: latest.exists() and latest.stat().st_mtime > before, "another checkpoint")
     until(lambda: rank(crew, number) > 0, f"rank {number}")

@@ -26,11 +26,11 @@ from launch_train.profiling import __main__, report
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import NoProfiler, Recording, open_profiler, setup_of
 from launch_train.profiling.report import ProfileReport
+from launch_train.runfolder.starts import parse_metrics
 from launch_train.telemetry.metric_sink import Null
 from launch_train.telemetry.rows import Row
 from launch_train.trainer import train as loop
 from launch_train.trainer.metrics_buffer import Recorder, StepRecord
-from launcher.runs.metrics.results import results
 
 SHORT = Profile(1, 1, 2)
 
@@ -74,7 +74,7 @@ def run(folder: Path, generation: int = 1, **config: Any) -> dict[str, list[dict
 
 def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
     storage = LocalFolder(folder)
-    found = results({name: storage.read(name) for name in storage.list("metrics/")})
+    found = parse_metrics({name: storage.read(name) for name in storage.list("metrics/")})
     events: dict[str, list[dict[str, Any]]] = {"steps": list(map(dict, found.rows))}
     for name in storage.list("metrics/"):
         for line in storage.read(name).splitlines():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launch_train.common.storage import LocalFolder
-from launch_train.report import RunData, read_run
+from launch_train.runfolder.run import RunData, read_run
 
 T = 1_750_000_000.0
 """When the runs begin, in Unix seconds."""

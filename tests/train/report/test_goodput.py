@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from launch_train.common.storage import LocalFolder
 from launch_train.report import page
 from launch_train.report.goodput import PARTS, attempt_times, goodput, total_usd
-from launch_train.report.run_data import AttemptRecord, Columns, RunData, Start
+from launch_train.runfolder.run import AttemptRecord, RunData
+from launch_train.runfolder.starts import Columns, Start
 from launcher.diagnosis import Diagnosis
 from launcher.runs.ledger import Ledger
 from tests.train.report.folders import PLACE, T, preempted, read, rows, write
@@ -85,7 +86,7 @@ def test_the_parts_add_up_to_the_paid_time(
         columns.close()
         made.append(Start((1, number), columns, [{"event": "eval", "time": time} for _, time, _ in each[:2]]))
     attempt = AttemptRecord(1, {"time": T} if begun else {}, end)
-    for one in attempt_times(RunData("a", "a", {}, (attempt,), tuple(made), {}), T + 50):
+    for one in attempt_times(RunData(tuple(made), attempts=(attempt,)), T + 50):
         assert all(seconds >= 0 for seconds in one.parts.values())
         assert one.paid == pytest.approx(sum(one.parts[part] for part in PARTS))
         spans = [span for span in one.spans if span.part != "queue"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.data.token_file import PRETOKENISED
 from launch_train.report import page
 from launch_train.report.__main__ import main
@@ -245,8 +245,8 @@ def test_gpus_and_hosts(tmp_path: Path) -> None:
 
 def test_the_nodes_command_writes_it_into_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(preempted(tmp_path))]) == 0
-    assert "run-0123abcd" in (tmp_path / contract.REPORT).read_text()
-    assert main([str(tmp_path / contract.REPORT / "below-a-file")]) == 1
+    assert "run-0123abcd" in (tmp_path / runfolder.REPORT).read_text()
+    assert main([str(tmp_path / runfolder.REPORT / "below-a-file")]) == 1
     assert "report not written" in capsys.readouterr().err
 
 
@@ -267,5 +267,5 @@ def test_what_a_script_may_log_never_fails_the_node(
 ) -> None:
     write(tmp_path, {"metrics/0001-0000-0000-000000.jsonl": [odd, *rows([1, 2], T)]})
     assert (main([str(tmp_path)]), capsys.readouterr().err) == (0, "")
-    (curve,) = data_of((tmp_path / contract.REPORT).read_text())["charts"][0]["curves"]
+    (curve,) = data_of((tmp_path / runfolder.REPORT).read_text())["charts"][0]["curves"]
     assert curve["y"] == [5.0, 2.5]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from launch_train.report import RunData, page
+from launch_train.report import page
 from launch_train.report.sweep import Axis, sweep_of
+from launch_train.runfolder.run import RunData
 from tests.train.report.folders import T, read, rows, write
 from tests.train.report.test_page import EVIL, Reader, data_of
 

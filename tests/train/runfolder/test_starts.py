@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
-from launch_train.runfolder.starts import begins_after, last_valid_steps, parts_in_order
+from launch_train.runfolder import parts_in_order
+from launch_train.runfolder.starts import Start, last_valid_steps
 
 
 @pytest.mark.parametrize(
@@ -29,10 +31,15 @@ def test_a_start_is_valid_up_to_the_step_from_which_a_later_one_resumed(
 
 
 def test_a_start_begins_after_the_step_that_it_names_or_before_its_first_row() -> None:
-    resumed = {"event": "resumed", "step": 7}
-    assert begins_after([{"event": "start"}, resumed], 9) == 7
-    assert begins_after([{"event": "resumed", "step": "7"}], 9) == 8
-    assert (begins_after([], None), begins_after([], 1)) == (None, 0)
+    def begin(*records: object) -> int | None:
+        start = Start((1, 0))
+        start.add("".join(f"{json.dumps(record)}\n" for record in records).encode())
+        start.close()
+        return start.begins_after
+
+    assert begin({"event": "start"}, {"event": "resumed", "step": 7}, {"step": 9}) == 7
+    assert begin({"event": "resumed", "step": "7"}, {"step": 9}) == 8
+    assert (begin(), begin({"step": 1})) == (None, 0)
 
 
 def test_parts_are_in_the_order_of_their_numbers_not_of_their_names() -> None:

@@ -15,10 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from launch_train import checkpoint
+from launch_train import checkpoint, runfolder
 from launch_train.checkpointing import multipart_writer
 from launch_train.checkpointing.manifest import Manifest, commit
-from launch_train.common import contract
 from launch_train.common.config import InitFrom, local_paths, parse, problems
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder, open_storage
@@ -188,7 +187,7 @@ def test_parts_of_fsdp(tmp_path: Path) -> None:
             self.a, self.b = nn.Linear(3, 5, bias=False), nn.Linear(3, 5, bias=False)
             self.b.weight = self.a.weight
 
-    matrix, storage, where = torch.randn(5, 3), LocalFolder(tmp_path), contract.checkpoint_folder(1, "0001-0000")
+    matrix, storage, where = torch.randn(5, 3), LocalFolder(tmp_path), runfolder.checkpoint_folder(1, "0001-0000")
     rest = {"model": {name: {"$tensor": "model/a.weight"} for name in ("a.weight", "b.weight")}}
     parts = []
     for rank, rows in enumerate((slice(0, 3), slice(3, 5))):

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from launch_train.common.contract import MANIFEST, Exit
+from launch_train.common.contract import Exit
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
+from launch_train.runfolder import MANIFEST
 from launch_train.trainer.replica_check import (
     ReplicaCheck,
     ReplicaDifference,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from launch_train import runfolder
 from launch_train.bench import peaks
 from launch_train.bench.figures import PARTS
 from launch_train.common import contract
@@ -124,7 +125,7 @@ def _told(options: Options, report: Report, env: Mapping[str, str]) -> None:
     if folder := env.get(contract.RUN_FOLDER):
         from launch_train.common.storage import open_storage
 
-        open_storage(folder).write(contract.BENCH, data.encode())
+        open_storage(folder).write(runfolder.BENCH, data.encode())
     if options.strict and report.unfit:
         raise UnfitError("; ".join(report.unfit))
 

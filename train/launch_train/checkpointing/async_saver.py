@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import retention
 from launch_train.checkpointing.interval import Interval
@@ -23,7 +24,6 @@ from launch_train.checkpointing.manifest import Manifest
 from launch_train.checkpointing.multipart_writer import CancelledError, CheckpointPart, time_writing, write_shard
 from launch_train.checkpointing.partition import HostCopies, State, coverage_checksum, rank_share, split
 from launch_train.checkpointing.store_messages import StoreMessages
-from launch_train.common import contract
 from launch_train.common.config import Checkpoint
 from launch_train.common.errors import OutputError, SupersededError, TrainError
 from launch_train.common.storage import Storage
@@ -264,7 +264,7 @@ class Saver:
 
     def _run(self, save: Save) -> None:
         """Write this rank's share; rank 0 then commits the checkpoint."""
-        rank, folder = self._ranks.rank, contract.checkpoint_folder(save.step, self._start)
+        rank, folder = self._ranks.rank, runfolder.checkpoint_folder(save.step, self._start)
         try:
             self._copies.ready()
             parts = write_shard(
@@ -309,7 +309,7 @@ class Saver:
             manifests.commit(self._storage.within(save.left), manifest)
         except FileExistsError as error:
             raise SupersededError(f"another process has written {manifest.folder}; exiting") from error
-        save.manifest = contract.manifest(save.step, self._start)
+        save.manifest = runfolder.manifest(save.step, self._start)
         self._lease.advance(save.step, save.manifest, self._storage.within(save.left))
         self._messages.post(f"{save.serial}/done", [])
         self.seconds = time.monotonic() - save.began
@@ -372,7 +372,7 @@ class Saver:
         _print(f"checkpoint of step {save.step} failed: {error}")
         _print(f"training continues; next checkpoint attempt in {format_duration(self._interval.seconds)}")
         try:  # the parts would fill the disk, or be billed
-            folder = contract.checkpoint_folder(save.step, self._start)
+            folder = runfolder.checkpoint_folder(save.step, self._start)
             for name in [] if save.manifest else self._storage.list(f"{folder}/"):
                 if not save.cancelled.is_set():
                     self._storage.delete(name)

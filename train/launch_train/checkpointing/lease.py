@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import SupersededError
 from launch_train.common.storage import Storage
@@ -46,7 +47,7 @@ class Lease:
         for _ in range(TRIES):
             content = {**self._pointer, "step": step, "manifest": manifest}
             try:
-                self._version = folder.swap(contract.LATEST, _encode(content), self._version)
+                self._version = folder.swap(runfolder.LATEST, _encode(content), self._version)
             except FileExistsError:
                 self.check(folder)
             else:
@@ -61,7 +62,7 @@ class Lease:
                 raise _superseded(pointer, self.start)
             self._pointer = {**pointer, "start": self.start, "nonce": self._nonce}
             with suppress(FileExistsError):
-                return self._storage.swap(contract.LATEST, _encode(self._pointer), version)
+                return self._storage.swap(runfolder.LATEST, _encode(self._pointer), version)
         raise _superseded(read(self._storage)[0], self.start)
 
 
@@ -71,7 +72,7 @@ def acquire(storage: Storage, env: Mapping[str, str]) -> Lease:
     Raises SupersededError if this or a later start has it.
     """
     attempt, generation = env.get(contract.ATTEMPT), env.get(contract.GENERATION)
-    numbered = contract.start_name(int(attempt), int(generation)) if attempt and generation else ""
+    numbered = runfolder.start_name(int(attempt), int(generation)) if attempt and generation else ""
     return Lease(storage, numbered or next_start(storage))
 
 
@@ -81,7 +82,7 @@ def read(storage: Storage) -> tuple[dict[str, Any], str]:
     Empty if it doesn't exist or can't be parsed: readers trust manifests only, so nothing is lost with it.
     """
     try:
-        text, version = storage.read_version(contract.LATEST)
+        text, version = storage.read_version(runfolder.LATEST)
     except FileNotFoundError:
         return {}, ""
     try:
@@ -95,7 +96,7 @@ def next_start(storage: Storage) -> str:
     """Return the name after that of the start that has the pointer, for a process without a node."""
     start = read(storage)[0].get("start", "0001-0000")
     attempt, _, generation = start.partition("-")
-    return contract.start_name(int(attempt), int(generation) + 1)
+    return runfolder.start_name(int(attempt), int(generation) + 1)
 
 
 def _encode(content: Mapping[str, Any]) -> bytes:

@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from launch_train import runfolder
 from launch_train.checkpointing.multipart_writer import CheckpointPart
-from launch_train.common import contract
 from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.storage import Storage
 
@@ -42,7 +42,7 @@ class Manifest(NamedTuple):
 
     @property
     def folder(self) -> str:
-        return contract.checkpoint_folder(self.step, self.start)
+        return runfolder.checkpoint_folder(self.step, self.start)
 
     @property
     def bytes(self) -> int:
@@ -55,7 +55,7 @@ class Manifest(NamedTuple):
 def commit(storage: Storage, manifest: Manifest) -> None:
     """Make a checkpoint valid, once all of its parts are stored. Raises FileExistsError if another one exists in its
     place."""
-    name = contract.manifest(manifest.step, manifest.start)
+    name = runfolder.manifest(manifest.step, manifest.start)
     storage.write(name, encode(manifest), create=True)
 
 
@@ -78,7 +78,7 @@ def manifest_names(names: Iterable[str]) -> list[str]:
 
     Raises UsageError if the only checkpoints are in the format before manifests had a start.
     """
-    found = [(match["step"], match["start"], name) for name in names if (match := contract.MANIFEST.match(name))]
+    found = [(match["step"], match["start"], name) for name in names if (match := runfolder.MANIFEST.match(name))]
     if not found and (old := [name for name in names if name.endswith(OLD_MANIFEST)]):
         raise UsageError(_other_version(old[0], 0))
     return [name for _, _, name in sorted(found, reverse=True)]
@@ -104,7 +104,7 @@ def metrics(storage: Storage, metric: str) -> dict[int, float]:
     """
     found: dict[int, float] = {}
     seen: set[int] = set()
-    for name in manifest_names(storage.list(f"{contract.CHECKPOINTS}/")):
+    for name in manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")):
         try:
             manifest = read(storage, name)
         except CheckpointError:
@@ -133,7 +133,7 @@ def read(storage: Storage, name: str) -> Manifest:
     try:
         shards = tuple(tuple(CheckpointPart(**part) for part in shard) for shard in data["shards"])
         manifest = Manifest(data["step"], data["start"], shards, data["about"])
-        wanted = contract.manifest(manifest.step, manifest.start)
+        wanted = runfolder.manifest(manifest.step, manifest.start)
         parts = [part for shard in shards for part in shard]
         if not (isinstance(manifest.about, dict) and all(shards) and all(map(_is_part, parts))):
             raise ValueError("it has no parts or no description, or a part that is not a file of its folder")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.errors import TrainError
 from launch_train.common.storage import Storage, UnreachableError
 from launch_train.common.storage.sources import checksum
@@ -60,7 +60,7 @@ def time_writing(storage: Storage, rank: int, size: int, *, deadline: float, can
     What a killed process leaves is removed like an unfinished checkpoint. Raises as `write_shard`, but at the deadline
     it returns what the size takes at least.
     """
-    folder = f"{contract.checkpoint_folder(0, WRITE_TEST)}-{rank:05d}"
+    folder = f"{runfolder.checkpoint_folder(0, WRITE_TEST)}-{rank:05d}"
     tested, began = min(size, WORKERS * PART_BYTES), time.monotonic()
     with _workers() as pool:
         writer = _PartWriter(storage, f"{folder}/rank-{rank:05d}", pool, deadline, cancelled)

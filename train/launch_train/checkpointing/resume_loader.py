@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from launch_train import runfolder
 from launch_train.checkpointing import lease as leases
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import reader as shards
@@ -84,7 +85,7 @@ def take_over(ranks: Ranks, storage: Storage, about: Mapping[str, Any], env: Map
 
 def newest_manifest(storage: Storage) -> Manifest | None:
     """Return the newest readable manifest, or None."""
-    for name in manifests.manifest_names(storage.list(f"{contract.CHECKPOINTS}/")):
+    for name in manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")):
         with suppress(CheckpointError):
             return manifests.read(storage, name)
     return None
@@ -106,7 +107,7 @@ def resume(
     if the storage can't be read, and a TrainError that `use` raises on one of them.
     """
     patient = storage.within(PATIENT_SECONDS)
-    names = run_on_rank_0(ranks, lambda: manifests.manifest_names(patient.list(f"{contract.CHECKPOINTS}/")))
+    names = run_on_rank_0(ranks, lambda: manifests.manifest_names(patient.list(f"{runfolder.CHECKPOINTS}/")))
     for name in names:
         fetched = run_once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
         try:

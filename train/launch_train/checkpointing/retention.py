@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from launch_train import runfolder
 from launch_train.checkpointing.multipart_writer import WORKERS
-from launch_train.common import contract
 from launch_train.common.storage import Storage
 
 
@@ -28,7 +28,7 @@ def prune(
     those of `start` itself stay: other ranks may already be writing the next checkpoint. A manifest is deleted before
     its parts.
     """
-    names = storage.list(f"{contract.CHECKPOINTS}/")
+    names = storage.list(f"{runfolder.CHECKPOINTS}/")
     folders = folders_to_remove(names, step, start, last=last, every=every, best=best)
 
     def delete(name: str) -> None:
@@ -47,7 +47,7 @@ def folders_to_remove(
     names: Sequence[str], step: int, start: str, *, last: int, every: int, best: Collection[int] = ()
 ) -> list[str]:
     """Return the folders, of one start and step each, that `prune` removes. Pure."""
-    complete = {name.rpartition("/")[0] for name in names if contract.MANIFEST.match(name)}
+    complete = {name.rpartition("/")[0] for name in names if runfolder.MANIFEST.match(name)}
     complete = {folder for folder in complete if folder.rpartition("/")[2] <= start}
     newest: dict[int, str] = {}
     for folder in sorted(folder for folder in complete if _step(folder) <= step):

@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import reader, retention
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
-from launch_train.common import contract
 from launch_train.common.errors import OutputError, TrainError, UsageError
 from launch_train.common.scratch import temporary_folder
 from launch_train.common.storage import LocalFolder, Storage, open_storage
@@ -56,7 +56,7 @@ def find_checkpoint(storage: Storage, step: int | Literal["best"] | None = None)
 
     Raises CheckpointError: there is none (the text names the steps that exist), or it is damaged.
     """
-    names = manifests.manifest_names(storage.list(f"{contract.CHECKPOINTS}/"))
+    names = manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/"))
     if not names:
         raise CheckpointError(f"{storage.url} has no checkpoint yet; use a run that has saved one")
     if step == "best":
@@ -74,7 +74,7 @@ def find_checkpoint(storage: Storage, step: int | Literal["best"] | None = None)
 
 
 def _step(name: str) -> int:
-    match = contract.MANIFEST.match(name)
+    match = runfolder.MANIFEST.match(name)
     return int(match["step"]) if match else 0
 
 

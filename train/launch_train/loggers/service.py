@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.masking import mask
@@ -59,7 +60,7 @@ def run_info(env: Mapping[str, str]) -> RunInfo:
     folder = env[contract.RUN_FOLDER]
     name = env.get(contract.RUN) or folder.rstrip("/").rpartition("/")[2]
     try:
-        spec = json.loads(open_storage(folder).within(READ_SECONDS).read(contract.PLAN))["spec"]
+        spec = json.loads(open_storage(folder).within(READ_SECONDS).read(runfolder.PLAN))["spec"]
         spec.get("run", {}).pop("config", None)  # the trainer reports it with its defaults
     except (OutputError, OSError, ValueError, KeyError, TypeError, AttributeError):
         spec = {}

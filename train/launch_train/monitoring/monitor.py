@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, Final, Protocol
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
 from launch_train.monitoring.alerts import Alerts
@@ -81,7 +82,7 @@ def open_monitor(seconds: float, ranks: ProcessRank, env: Mapping[str, str], eve
     node = int(env.get(contract.NODE) or 0)
     host = BoundedCall(_lazily(partial(_open_host, env)), "host")
     gpus = BoundedCall(_lazily(partial(_open_gpus, env)), "gpus")
-    rows, own = LazySink(partial(_parts, env, contract.monitor_part, PART_SECONDS)), LazySink(partial(_parts, env))
+    rows, own = LazySink(partial(_parts, env, runfolder.monitor_part, PART_SECONDS)), LazySink(partial(_parts, env))
     return NodeMonitor(seconds, node, host, gpus, rows, events if events and ranks.rank == 0 else own)
 
 
@@ -125,7 +126,7 @@ def _root(env: Mapping[str, str]) -> int:
 
 def _parts(
     env: Mapping[str, str],
-    name: Callable[[int, int, int, int], str] = contract.metrics_part,
+    name: Callable[[int, int, int, int], str] = runfolder.metrics_part,
     seconds: float | None = None,
 ) -> Sink:
     if not env.get(contract.RUN_FOLDER):

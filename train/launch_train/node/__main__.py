@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from launch_train import runfolder
 from launch_train.common import contract, faults
 from launch_train.common.errors import OutputError, TrainError, UnfitError, UsageError
 from launch_train.common.secrets import UnavailableError, read_secrets
@@ -327,9 +328,9 @@ class Node:
         return self._outcome
 
     def _keep_stacks(self, order: GenerationSpec, stacks: bytes, dumps: Mapping[int, bytes]) -> None:
-        where = contract.stacks(order.attempt, order.generation, self._cluster.node)
+        where = runfolder.stacks(order.attempt, order.generation, self._cluster.node)
         files = {where: stacks} if stacks else {}
-        files |= {contract.collectives(order.attempt, order.generation, rank): dump for rank, dump in dumps.items()}
+        files |= {runfolder.collectives(order.attempt, order.generation, rank): dump for rank, dump in dumps.items()}
         try:
             for name, content in files.items():
                 self._record.within(self._timing.ask).write_stacks(name, content)

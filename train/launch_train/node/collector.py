@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from launch_train import runfolder
 from launch_train.common import contract, faults
 from launch_train.common.errors import OutputError
 from launch_train.common.heartbeat import Heartbeat
@@ -62,13 +63,13 @@ def main(started: float, env: Mapping[str, str] = os.environ) -> None:
     """Collect until stdin ends."""
     settings = json.loads(env.get(contract.SCRIPT_METRICS) or "{}")
     storage = open_storage(env[contract.RUN_FOLDER])
-    logs = storage.folder / contract.LOGS if isinstance(storage, LocalFolder) else None
+    logs = storage.folder / runfolder.LOGS if isinstance(storage, LocalFolder) else None
     folder = Path(settings["tensorboard"]).absolute() if "tensorboard" in settings else None
     run = Path(env[contract.RUN_PATH]) if contract.RUN_PATH in env else None
     files = None
     # In a run folder on this machine TensorBoard finds them anywhere; in a bucket it is shown logs/ alone.
     if folder and not (logs and run and folder.is_relative_to(run)):
-        files = EventFiles(folder, open_outbox(storage, env), run and run / contract.LOGS)
+        files = EventFiles(folder, open_outbox(storage, env), run and run / runfolder.LOGS)
     rows = reader = events = None
     if env.get(contract.NODE) == "0":
         loggers = wanted_loggers(env)

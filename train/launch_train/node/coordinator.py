@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.contract import Exit
 from launch_train.common.errors import OutputError, TrainError
 from launch_train.node.control_store import (
@@ -159,7 +159,7 @@ class Coordinator:
         try:
             self._retry(lambda: self._record.write_terminal(end.reason))
         except TrainError as error:
-            self._say(f"{contract.TERMINAL} could not be written ({error}): do not start this run again")
+            self._say(f"{runfolder.TERMINAL} could not be written ({error}): do not start this run again")
 
     def _gather(self) -> tuple[str, ...] | End:
         """Wait for all nodes; return their incarnations."""

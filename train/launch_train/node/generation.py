@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
+from launch_train import runfolder
 from launch_train.common import contract, faults
 from launch_train.common.config import DEFAULT
 from launch_train.common.contract import Exit
@@ -190,15 +191,15 @@ def _warn_of_missing_metrics(plan: LaunchPlan, order: GenerationSpec, seconds: f
     with suppress(OutputError, OSError):
         storage = open_storage(plan.env[contract.RUN_FOLDER]).within(timing.ask)
         names = storage.list()
-        rows = [name for name in names if name.startswith(f"{contract.METRICS}/")]
-        others = {name.partition("/")[0] for name in names} - {contract.METRICS}
+        rows = [name for name in names if name.startswith(f"{runfolder.METRICS}/")]
+        others = {name.partition("/")[0] for name in names} - {runfolder.METRICS}
         # What an earlier start left counts too: there may be nothing left to do.
-        if others & contract.WORK or others - contract.OWN_NAMES:
+        if others & runfolder.WORK or others - runfolder.OWN_NAMES:
             return
-        if any(contract.NO_STEP.encode() not in storage.read(name) for name in rows):
+        if any(runfolder.NO_STEP.encode() not in storage.read(name) for name in rows):
             return
-        event = {"event": contract.NO_STEP, "time": time.time(), "seconds": round(seconds, 1)}
-        name = contract.metrics_part(order.attempt, order.generation, 0, 0)
+        event = {"event": runfolder.NO_STEP, "time": time.time(), "seconds": round(seconds, 1)}
+        name = runfolder.metrics_part(order.attempt, order.generation, 0, 0)
         create_variant(storage, name, json.dumps(event).encode() + b"\n")
         say(
             f"warning: the script exited with 0 after {seconds:.0f} s without a step: it left no metrics, no "

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from signal import SIGINT, SIGTERM
 from typing import Any, Final
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.common.errors import TrainError, UsageError
@@ -159,7 +160,7 @@ class Notifier:
         if not self._find_url():
             return
         try:
-            self._storage.write(contract.notified(event), json.dumps(body).encode(), create=True)
+            self._storage.write(runfolder.notified(event), json.dumps(body).encode(), create=True)
         except FileExistsError:  # sent by an earlier start, or by another node
             return
         except (TrainError, OSError) as error:
@@ -230,7 +231,7 @@ class CostMeter:
         if self._before is None:
             from launch_train.report.goodput import price_per_hour  # imports the whole report
 
-            names = (contract.COST, contract.attempt_lock(self._attempt), contract.PLAN)
+            names = (runfolder.COST, runfolder.attempt_lock(self._attempt), runfolder.PLAN)
             try:
                 before, entry, plan = map(self._read, names)
             except (TrainError, OSError):
@@ -240,13 +241,13 @@ class CostMeter:
             return None
         usd = round(self._before + (self._clock() - self._began) / 3600 * self._per_hour, 4)
         with suppress(TrainError, OSError):  # the next update writes it
-            self._storage.write(contract.COST, json.dumps({"usd": usd}).encode())
+            self._storage.write(runfolder.COST, json.dumps({"usd": usd}).encode())
         return usd
 
     def read(self) -> float | None:
         """Return the cost that node 0 has recorded."""
         try:
-            found = self._read(contract.COST)
+            found = self._read(runfolder.COST)
         except (TrainError, OSError):
             return None
         return _number(found["usd"]) if "usd" in found else None
@@ -267,8 +268,8 @@ def newest_row(storage: Storage) -> dict[str, Any]:
     """
     try:
         with suppress(FileNotFoundError):  # only runs in a bucket have it
-            return dict(json.loads(storage.read(contract.PROGRESS))["row"])
-        parts = sorted(storage.list(f"{contract.METRICS}/"))[-MOST_PARTS:]
+            return dict(json.loads(storage.read(runfolder.PROGRESS))["row"])
+        parts = sorted(storage.list(f"{runfolder.METRICS}/"))[-MOST_PARTS:]
         for part in reversed(parts):
             rows = [json.loads(line) for line in storage.read(part).splitlines()]
             for row in reversed(rows):

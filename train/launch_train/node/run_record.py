@@ -8,11 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import OutputError, SupersededError, TrainError
 from launch_train.common.storage import Storage
-
-_CLAIM = re.compile(rf"^{contract.ATTEMPTS}/(\d{{4,}})\.claim$")
 
 
 class DuplicateError(TrainError):
@@ -40,7 +39,7 @@ class RunRecord:
 
     def terminal(self) -> str | None:
         """Return why the run must not be started again, or None."""
-        text = self._read(contract.TERMINAL)
+        text = self._read(runfolder.TERMINAL)
         return None if text is None else text.strip() or "no reason given"
 
     def take(self, job: str | None, ended: Collection[str] | None = None) -> int:
@@ -52,19 +51,19 @@ class RunRecord:
 
         Raises DuplicateError if another job has it, and SupersededError if another one has claimed a later attempt.
         """
-        names = self.storage.list(f"{contract.ATTEMPTS}/") if self.storage else []
-        newest = max(_numbers(contract.ATTEMPT_LOCK, names), default=1)
+        names = self.storage.list(f"{runfolder.ATTEMPTS}/") if self.storage else []
+        newest = max(_numbers(runfolder.ATTEMPT_LOCK, names), default=1)
         if not self.storage or not job:
             return newest
-        for attempt in sorted(_numbers(_CLAIM, names), reverse=True):
+        for attempt in sorted(_numbers(runfolder.CLAIM, names), reverse=True):
             if self._holder(attempt) == job:
                 return self._check_not_superseded(attempt, names)
         if ended is not None:
-            newest = max([newest, *_numbers(_CLAIM, names)])
+            newest = max([newest, *_numbers(runfolder.CLAIM, names)])
             newest += self._holder(newest) in ended
         try:
             # The content is unique to the job: its other nodes write the same, and recognise the claim as theirs.
-            self.storage.write(contract.claim(newest), json.dumps({"job": job}).encode(), create=True)
+            self.storage.write(runfolder.claim(newest), json.dumps({"job": job}).encode(), create=True)
         except FileExistsError as error:
             if (holder := self._holder(newest)) != job:
                 kind = DuplicateError if ended is None else UnlockedDuplicateError
@@ -72,21 +71,21 @@ class RunRecord:
         return newest
 
     def _check_not_superseded(self, attempt: int, names: list[str]) -> int:
-        if later := [number for number in _numbers(_CLAIM, names) if number > attempt]:
+        if later := [number for number in _numbers(runfolder.CLAIM, names) if number > attempt]:
             raise SupersededError(f"job {self._holder(max(later))} has taken over with attempt {max(later)}")
         return attempt
 
     def _holder(self, attempt: int) -> str:
         """Return the job id in a claim; empty if it can't be parsed."""
         try:
-            claim = json.loads(self._read(contract.claim(attempt)) or "")
+            claim = json.loads(self._read(runfolder.claim(attempt)) or "")
         except ValueError:
             return ""
         return str(claim.get("job", "")) if isinstance(claim, dict) else ""
 
     def next_generation(self, attempt: int) -> int:
         """Return the number after the attempt's newest generation, whichever container started that; from 0."""
-        text = (self._read(contract.generation_record(attempt)) or "").strip()
+        text = (self._read(runfolder.generation_record(attempt)) or "").strip()
         return int(text) + 1 if text.isdecimal() else 0
 
     def newest_checkpoint(self) -> int:
@@ -94,35 +93,35 @@ class RunRecord:
 
         Only the step counts: processes that fail each time after saving the same step make no progress.
         """
-        names = self.storage.list(f"{contract.CHECKPOINTS}/") if self.storage else []
-        return max((int(found["step"]) for found in map(contract.MANIFEST.match, names) if found), default=0)
+        names = self.storage.list(f"{runfolder.CHECKPOINTS}/") if self.storage else []
+        return max(runfolder.checkpoint_steps(names), default=0)
 
     def has_steps(self, attempt: int, generation: int) -> bool:
         """Return whether this generation has a row of any step. It reads all parts, so call it for short
         generations."""
-        prefix = contract.metrics_part(attempt, generation, 0, 0).rsplit("-", 2)[0]
+        prefix = runfolder.metrics_part(attempt, generation, 0, 0).rsplit("-", 2)[0]
         parts = self.storage.list(f"{prefix}-") if self.storage else []
         rows = (json.loads(line) for part in parts for line in (self._read(part) or "").splitlines())
         return any("event" not in row for row in rows)
 
     def write_terminal(self, reason: str) -> None:
         """Forbid every further start of the run."""
-        self._write(contract.TERMINAL, f"{reason}\n")
+        self._write(runfolder.TERMINAL, f"{reason}\n")
 
     def write_generation(self, attempt: int, generation: int) -> None:
         """Record that a generation starts."""
-        self._write(contract.generation_record(attempt), f"{generation}\n")
+        self._write(runfolder.generation_record(attempt), f"{generation}\n")
 
     def write_node(self, node: int, facts: Mapping[str, Any]) -> None:
         """Record the facts of this node, which also proves that the folder is writable."""
-        self._write(contract.node_record(node), json.dumps(facts) + "\n")
+        self._write(runfolder.node_record(node), json.dumps(facts) + "\n")
 
     def write_bench(self, node: int, report: bytes) -> None:
         """Record the benchmark of this node's GPUs (train/launch_train/bench/report.py)."""
-        self._write(contract.node_bench(node), report.decode())
+        self._write(runfolder.node_bench(node), report.decode())
 
     def write_stacks(self, name: str, stacks: bytes) -> None:
-        """Record the stacks of hung processes (contract.stacks), or a rank's collectives (contract.collectives)."""
+        """Record the stacks of hung processes (runfolder.stacks), or a rank's collectives (runfolder.collectives)."""
         if self.storage:
             self.storage.write(name, stacks)
 

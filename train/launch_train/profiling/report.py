@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.scratch import temporary_folder
@@ -60,9 +61,9 @@ class ProfileReport:
 
     def _send(self, recorded: Recorded, folder: Path) -> None:
         env = self._env
-        start = contract.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
+        start = runfolder.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
         # Named as TensorBoard's profiler plugin expects (torch.profiler.tensorboard_trace_handler).
-        name = f"{contract.PROFILE}/{start}/rank0.{int(recorded.seconds * 1e9)}.pt.trace.json.gz"
+        name = f"{runfolder.PROFILE}/{start}/rank0.{int(recorded.seconds * 1e9)}.pt.trace.json.gz"
         trace = folder / Path(name).name.removesuffix(".gz")
         recorded.export(str(trace))
         steps = f"{recorded.last - recorded.steps + 1}-{recorded.last}" if recorded.steps > 1 else f"{recorded.last}"
@@ -76,7 +77,7 @@ class ProfileReport:
             }
             for file, content in contents.items():  # a later start overwrites them
                 (folder / file).write_text(f"{content}\n", encoding="utf-8")
-                files[f"{contract.PROFILE}/{file}"] = folder / file
+                files[f"{runfolder.PROFILE}/{file}"] = folder / file
         except ValueError as error:
             event, text = {"error": str(error)}, _wrapped(f"profile of steps {steps}: {error}")
         if trace.exists():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import open_storage
-from launch_train.report import page, read_run
+from launch_train.report import page
+from launch_train.runfolder.run import read_run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     (folder,) = arguments
     try:
         storage = open_storage(folder)
-        storage.write(contract.REPORT, page([read_run(storage)]).encode())
+        storage.write(runfolder.REPORT, page([read_run(storage)]).encode())
     except Exception as error:  # noqa: BLE001 - a script's metrics may hold anything, and the run must not suffer
         print(f"launch: report not written: {error}", file=sys.stderr)
         return 1

@@ -11,7 +11,8 @@ from operator import mul
 from typing import Any, Final
 
 from launch_train.report.downsampling import downsample
-from launch_train.report.run_data import Columns, RunData, is_number
+from launch_train.runfolder.run import RunData
+from launch_train.runfolder.starts import Columns, is_number
 
 POINTS: Final = 2000
 """About so many points a curve: more than a screen has columns."""

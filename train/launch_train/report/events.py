@@ -6,8 +6,8 @@ import time
 from collections.abc import Container, Iterator
 from typing import Any, NamedTuple
 
-from launch_train.report.run_data import RunData
 from launch_train.report.settings import shown_text
+from launch_train.runfolder.run import RunData
 
 MOST_DETAILS = 300
 """Most characters of an event's details."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, Final
 
-from launch_train.report.run_data import AttemptRecord, RunData, Start
+from launch_train.runfolder.run import AttemptRecord, RunData
+from launch_train.runfolder.starts import Start
 
 QUEUE: Final = "queue"
 PARTS: Final = ("train", "lost", "evaluate", "checkpoint", "startup", "restart", "other")

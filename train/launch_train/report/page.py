@@ -13,15 +13,16 @@ from importlib.resources import files
 from itertools import islice
 from typing import Any, Final
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.text import elapsed, plural
 from launch_train.report import samples, svg, sweep, tables
 from launch_train.report.chart_data import Chart, charts
 from launch_train.report.events import clock_text, event_rows
 from launch_train.report.goodput import PARTS, AttemptTime, attempt_times
-from launch_train.report.run_data import Record, RunData, is_number
 from launch_train.report.settings import differences, flat_settings, machine_text
 from launch_train.report.summary import summarize
+from launch_train.runfolder.run import RunData
+from launch_train.runfolder.starts import Record, is_number
 
 MOST_EVENTS: Final = 300
 QUIET: Final = frozenset({"start", "eval", "samples", "checkpoint", "end"})
@@ -76,7 +77,7 @@ def _document(title: str, body: str, data: str) -> str:
     policy += "form-action 'none'"
     return (
         '<!doctype html><html lang=en><head><meta charset="utf-8">'
-        f"{contract.PAGE_MARK}"
+        f"{runfolder.PAGE_MARK}"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>{body}"

@@ -12,8 +12,9 @@ from html import escape
 from typing import Any, Final, NamedTuple
 
 from launch_train.common.masking import HIDDEN, INLINE, LIKE_SECRET
-from launch_train.report.run_data import LARGEST_STEP, Record, RunData, is_number
 from launch_train.report.tables import table
+from launch_train.runfolder.run import RunData
+from launch_train.runfolder.starts import LARGEST_STEP, Record, is_number
 
 KINDS: Final = ("text", "tokens", "images")
 """Of samples: texts, texts as the numbers of their tokens, images."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch_train.common.masking import mask
-from launch_train.report.run_data import RunData
+from launch_train.runfolder.run import RunData
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from random import Random
 from typing import Final, Literal
 
 from launch_train.report.goodput import AttemptTime, goodput, total_usd
-from launch_train.report.run_data import Columns, Record, RunData, is_number
 from launch_train.report.settings import first_event
+from launch_train.runfolder.run import RunData
+from launch_train.runfolder.starts import Columns, Record, is_number
 
 MEAN_ROWS: Final = 10
 """The loss of a step is the mean of so many rows up to it: single ones vary too much to be compared."""

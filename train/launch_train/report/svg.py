@@ -11,7 +11,7 @@ from typing import Final
 from launch_train.report.chart_data import Chart, Curve
 from launch_train.report.downsampling import downsample
 from launch_train.report.goodput import PARTS, AttemptTime
-from launch_train.report.run_data import RunData
+from launch_train.runfolder.run import RunData
 
 WIDTH, HEIGHT = 560, 220
 LEFT, BOTTOM, TOP = 60, 24, 10

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-from launch_train.report.run_data import RunData
 from launch_train.report.settings import spec_settings
 from launch_train.report.summary import MEAN_ROWS, held_out, mean
+from launch_train.runfolder.run import RunData
 
 LABEL: Final = "launch-sweep"
 """The label of a run's spec that names its sweep."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.telemetry.upload_queue import Outbox
@@ -62,6 +63,6 @@ class EventFiles:
         if early or state == self._sent.get(path) or not path.is_file():
             return
         name = path.relative_to(self.folder).as_posix().replace("\\", "_")
-        self.outbox.put_file(f"{contract.LOGS}/script/{name}", path)
+        self.outbox.put_file(f"{runfolder.LOGS}/script/{name}", path)
         self._sent[path] = state
         self._due[path] = time.monotonic() + max(LEAST_SECONDS, found.st_size / BYTES_PER_SECOND)

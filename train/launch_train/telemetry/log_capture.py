@@ -1,4 +1,4 @@
-"""Capture the output of a node and its processes as create-only parts in the run folder (contract.text_part).
+"""Capture the output of a node and its processes as create-only parts in the run folder (runfolder.text_part).
 
 Log text is best effort. The tee (train/launch_train/telemetry/tee.py) reads it from pipes into a bounded buffer, which
 a separate thread empties. A slow bucket, a broken network or a full disk never blocks or ends a run, and some disk
@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import Storage
@@ -222,14 +223,14 @@ class LogWriter:
 
     def _open(self) -> Outbox:
         """Open the outbox. Part numbers continue after those of an earlier container of this node."""
-        begin = contract.text_part(self._attempt, self._node, 0).rpartition("-")[0]
+        begin = runfolder.text_part(self._attempt, self._node, 0).rpartition("-")[0]
         numbers = (name.removeprefix(f"{begin}-").split(".")[0].split("-")[0] for name in self._storage.list(begin))
         self._part = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
         return open_outbox(self._storage, {contract.SPOOL: str(self._spool)} if self._spool else {})
 
     def _put(self, outbox: Outbox, block: bytes) -> None:
         _make_sure_of_room(self._spool or Path(self._storage.url))
-        outbox.put(contract.text_part(self._attempt, self._node, self._part), block)
+        outbox.put(runfolder.text_part(self._attempt, self._node, self._part), block)
         self._part += 1
 
     def _complain(self, error: Exception) -> bool:

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Protocol
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, UnreachableError, open_storage
@@ -90,7 +91,7 @@ def open_sink(env: Mapping[str, str], loggers: Sequence[str] | None = None) -> S
     outbox, (attempt, generation, _) = open_outbox(storage, env), _numbers(env)
     board = None
     if not {"tensorboard", "vertex"}.isdisjoint(names):
-        board = open_board(storage, outbox, contract.start_name(attempt, generation))
+        board = open_board(storage, outbox, runfolder.start_name(attempt, generation))
     newest = None if isinstance(storage, LocalFolder) else NewestRow(outbox, attempt)
     return MetricsWriter(storage, outbox, part_names(env), board, newest=newest, loggers=_open_loggers(names, env))
 
@@ -110,7 +111,7 @@ def _open_loggers(names: Sequence[str], env: Mapping[str, str]) -> LoggerProcess
         return None
 
 
-def part_names(env: Mapping[str, str], name: Callable[..., str] = contract.metrics_part) -> PartName:
+def part_names(env: Mapping[str, str], name: Callable[..., str] = runfolder.metrics_part) -> PartName:
     """Return a function from the number of a part to its name, for this node and start."""
     attempt, generation, node = _numbers(env)
     return lambda part: name(attempt, generation, node, part)

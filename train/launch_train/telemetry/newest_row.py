@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.errors import OutputError
 from launch_train.telemetry.rows import Row, plain
 from launch_train.telemetry.upload_queue import Outbox
@@ -46,4 +46,4 @@ class NewestRow:
         self._due = time.monotonic() + EVERY_SECONDS
         record = {"attempt": self._attempt, "steps": self._steps, "row": plain(row)}
         with suppress(OutputError):
-            self._outbox.replace(contract.PROGRESS, json.dumps(record, allow_nan=False).encode())
+            self._outbox.replace(runfolder.PROGRESS, json.dumps(record, allow_nan=False).encode())

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from launch_train.common import contract
+from launch_train import runfolder
 
 Row = dict[str, Any]
 
@@ -42,7 +42,7 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
         return {}
     group = row.get("event", "train")
     numbers = {key: value for key, value in row.items() if type(value) in (int, float)}
-    numbers |= {key: float(text) for key, text in contract.nonfinite(row).items()}
+    numbers |= {key: float(text) for key, text in runfolder.nonfinite(row).items()}
     return {f"{group}/{key}": float(value) for key, value in numbers.items() if key not in ("step", "time")}
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launch_train.common import contract
+from launch_train import runfolder
 from launch_train.common.storage import LocalFolder, Storage
 from launch_train.telemetry.rows import scalars
 from launch_train.telemetry.upload_queue import Outbox
@@ -52,7 +52,7 @@ def _opened(storage: Storage, outbox: Outbox, stem: str) -> Board:
     import tensorboard.summary.writer.record_writer  # noqa: F401 - an ImportError must occur here, where it is handled
 
     if isinstance(storage, LocalFolder):
-        folder = storage.folder / contract.LOGS
+        folder = storage.folder / runfolder.LOGS
         folder.mkdir(parents=True, exist_ok=True)
         return Board(folder, stem)
     folder = Path(tempfile.mkdtemp(prefix="launch-logs-", dir=outbox.folder))  # removed with the outbox after a kill
@@ -60,7 +60,7 @@ def _opened(storage: Storage, outbox: Outbox, stem: str) -> Board:
 
 
 def _push(outbox: Outbox, path: Path) -> None:
-    outbox.put_file(f"{contract.LOGS}/{path.name}", path)
+    outbox.put_file(f"{runfolder.LOGS}/{path.name}", path)
 
 
 class Board:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import reader
 from launch_train.checkpointing.manifest import CheckpointError
@@ -97,7 +98,7 @@ def _find(settings: InitFrom, env: Mapping[str, str]) -> Found:
         return Found(path, (_weights_file(Path(path).expanduser()),))
     storage = open_storage(path).within(PATIENT_SECONDS)
     scratch = scratch_folder(env)
-    if names := manifests.manifest_names(storage.list(f"{contract.CHECKPOINTS}/")):
+    if names := manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")):
         return _of_checkpoint(storage, names, settings.step, scratch)
     if kind == "run":
         raise UsageError(f"init_from: {path} has no checkpoint")

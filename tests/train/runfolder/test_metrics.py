@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.metrics.results import Results, Resumption, results
+from launch_train.runfolder.starts import Resumption, RunMetrics, parse_metrics
 
 
 def rows(first: int, last: int, loss: float = 0.0) -> list[dict[str, Any]]:
@@ -19,23 +19,23 @@ def event(kind: str, **more: Any) -> dict[str, Any]:
     return {"event": kind, **more}
 
 
-def read(*starts: tuple[str, list[dict[str, Any]]]) -> Results:
-    """Results of starts: `<attempt>-<generation>`, and its records."""
+def read(*starts: tuple[str, list[dict[str, Any]]]) -> RunMetrics:
+    """RunMetrics of starts: `<attempt>-<generation>`, and its records."""
     parts = {}
     for start, records in starts:
         attempt, generation = map(int, start.split("-"))
         name = f"metrics/{attempt:04d}-{generation:04d}-0000-000001.jsonl"
         parts[name] = "".join(f"{json.dumps(record)}\n" for record in records).encode()
-    return results(parts)
+    return parse_metrics(parts)
 
 
-def losses(found: Results) -> dict[int, float]:
+def losses(found: RunMetrics) -> dict[int, float]:
     assert [row["step"] for row in found.rows] == sorted({row["step"] for row in found.rows})
     return {row["step"]: row["loss"] for row in found.rows}
 
 
 def test_the_newest_attempt_and_generation_of_each_step_wins() -> None:
-    found = results(
+    found = parse_metrics(
         {
             "metrics/0002-0000-0000-000001.jsonl": b'{"step": 2, "loss": 1.0}\n{"step": 3, "loss": 0.5}\n',
             "metrics/0001-0000-0000-000001.jsonl": b'{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n',
@@ -58,16 +58,16 @@ def test_a_part_whose_name_was_taken_is_read_behind_the_one_that_has_it() -> Non
             f"metrics/0001-0000-0000-{number}.jsonl": b'{"step": 1, "loss": %d}\n{"step": %d, "loss": 0}\n' % (n, n + 2)
             for n, number in reversed(list(enumerate(order[:upto])))
         }
-        assert losses(results(parts)) == {1: upto - 1, **dict.fromkeys(range(2, upto + 2), 0)}
+        assert losses(parse_metrics(parts)) == {1: upto - 1, **dict.fromkeys(range(2, upto + 2), 0)}
 
 
 def test_other_names_are_passed_over() -> None:
-    assert results({"metrics/readme.jsonl": b'{"step": 1, "loss": 1.0}\n'}).rows == ()
+    assert parse_metrics({"metrics/readme.jsonl": b'{"step": 1, "loss": 1.0}\n'}).rows == ()
 
 
 def test_a_line_that_no_parser_can_read_is_passed_over() -> None:
     text = b"[" * 200_000 + b'\n{"step": 1, "loss": 1.0}\n{"step": 2'
-    assert losses(results({"metrics/0001-0000-0000-000001.jsonl": text})) == {1: 1.0}
+    assert losses(parse_metrics({"metrics/0001-0000-0000-000001.jsonl": text})) == {1: 1.0}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_event_is_that_of_the_newest_start_and_all_are_kept() -> None:
 
 
 def test_a_line_cut_off_by_a_crash_is_passed_over() -> None:
-    found = results({"metrics/0001-0000-0000-000001.jsonl": b'{"step": 1, "loss": 1.0}\n[1]\n{"step": 2, "lo'})
+    found = parse_metrics({"metrics/0001-0000-0000-000001.jsonl": b'{"step": 1, "loss": 1.0}\n[1]\n{"step": 2, "lo'})
     assert [row["step"] for row in found.rows] == [1]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder
-from launch_train.report import page, run_data
-from launch_train.report.run_data import Columns
-from launcher.runs.metrics.results import results
+from launch_train.report import page
+from launch_train.runfolder import starts
+from launch_train.runfolder.starts import Columns, parse_metrics
 from tests.train.report.folders import T, preempted, read, rows, write
 
 
@@ -28,7 +28,7 @@ def test_the_newest_start_that_ran_a_step_counts(tmp_path: Path) -> None:
 def test_it_reads_as_launch_metrics_does(tmp_path: Path) -> None:
     folder = preempted(tmp_path)
     parts = {f"metrics/{path.name}": path.read_bytes() for path in (folder / "metrics").iterdir()}
-    theirs = {row["step"]: row["loss"] for row in results(parts).rows}
+    theirs = {row["step"]: row["loss"] for row in parse_metrics(parts).rows}
     ours = read(folder).series()
     assert dict(zip(ours.steps, ours.values["loss"], strict=True)) == theirs
 
@@ -97,15 +97,15 @@ def lines(*records: object) -> bytes:
 )
 def test_rows_are_read_alike_with_and_without_msgspec(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_part() -> object:
-        start = run_data.Start((1, 0))
-        run_data._add_part(start, part)
-        start.rows.close()
+        start = starts.Start((1, 0))
+        start.add(part)
+        start.close()
         return repr((start.rows.steps, start.rows.times, sorted(start.rows.values.items()), start.events))
 
     fast = read_part()
-    monkeypatch.setattr(run_data, "_alike", lambda _text: None)
+    monkeypatch.setattr(starts, "_alike", lambda _text: None)
     assert fast == read_part()
-    monkeypatch.setattr(run_data, "_columns", lambda rows: rows[10**9])
+    monkeypatch.setattr(starts, "_columns", lambda rows: rows[10**9])
     assert fast == read_part()
 
 
