@@ -155,9 +155,9 @@ def load_command(name: str, function: str, cls: type[Command] | None = None) -> 
     called: Callable[..., Any] = getattr(import_module(f"launcher.cli.commands.{module}"), own)
     if cls is None and function in WITH_FLAGS:
         from launcher.cli.options import FlagsCommand as cls  # noqa: N813 -- `cls` is a variable; a slow import
-    made = typer.Typer(**PLAIN)
-    made.command(name, cls=cls or Command)(called)
-    return typer.main.get_command(made)
+    group = typer.Typer(**PLAIN)
+    group.command(name, cls=cls or Command)(called)
+    return typer.main.get_command(group)
 
 
 def refuse_empty(args: Sequence[str]) -> None:
@@ -243,7 +243,7 @@ def make_command() -> type[Command]:
             """Write the options, then the group's other commands."""
             super().format_options(ctx, formatter)
             with formatter.section(styled("Commands (launch vm COMMAND --help)", "1")):
-                made = [load_command(name, f"vm-{name}") for name in VM_COMMANDS]
-                formatter.write_dl([(each.name, each.get_short_help_str(66)) for each in made])
+                commands = [load_command(name, f"vm-{name}") for name in VM_COMMANDS]
+                formatter.write_dl([(each.name, each.get_short_help_str(66)) for each in commands])
 
     return Make

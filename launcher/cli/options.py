@@ -215,9 +215,9 @@ class FlagsCommand(Command):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        made = typer.Typer(rich_markup_mode=None, add_completion=False)
-        made.command()(Flags)  # Typer makes options of any callable's parameters
-        self._flags = typer.main.get_command(made)
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        app.command()(Flags)  # Typer makes options of any callable's parameters
+        self._flags = typer.main.get_command(app)
         self.params = [*self._flags.params, *self.params]
 
     def invoke(self, ctx: Any) -> Any:
@@ -232,5 +232,5 @@ FLAGS = "launcher.flags"
 
 def flags_of(ctx: typer.Context) -> Flags:
     """Return the flags of the command line."""
-    found: Flags = ctx.meta[FLAGS]
-    return found
+    flags: Flags = ctx.meta[FLAGS]
+    return flags

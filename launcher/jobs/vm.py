@@ -137,10 +137,10 @@ def provisioning_of(instance: Mapping[str, Any]) -> str:
 def parameters(text: str) -> Mapping[str, Any]:
     """Return the startup script's parameters. Empty if the text is invalid."""
     try:
-        found = json.loads(text or "{}")
+        data = json.loads(text or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def last_url_part(link: str) -> str:

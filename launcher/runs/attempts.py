@@ -129,17 +129,17 @@ def next_attempt(plan: Plan, tries: Sequence[AttemptEntry], jitter: float = 1.0)
     A preempted try had machines, so failures before it no longer count. `jitter` (0 to 1) is the fraction of the
     backoff that is waited: full jitter spreads out concurrent launches.
     """
-    ended = [one for one in tries if one.end is not None]
+    ended = [entry for entry in tries if entry.end is not None]
     last = ended[-1] if ended else None
     of_type = last and last.end and last.end.kind == "machine" and len(plan.machines) > 1
     if (last and last.end and last.end.stops and not of_type) or is_wait_used_up(plan, tries):
         return NextAttempt(None)
-    since = max((n + 1 for n, one in enumerate(ended) if one.end and one.end.kind == "preempted"), default=0)
+    since = max((n + 1 for n, entry in enumerate(ended) if entry.end and entry.end.kind == "preempted"), default=0)
     left = []
     for attempt in plan.attempts:
         place, tried = place_of(attempt), ended[since:]
-        retries = sum(one.place == place for one in tried if one.end and one.end.is_transient)
-        if retries <= RETRIES and not any(applies_to(one, attempt) for one in tried):
+        retries = sum(entry.place == place for entry in tried if entry.end and entry.end.is_transient)
+        if retries <= RETRIES and not any(applies_to(entry, attempt) for entry in tried):
             left.append(attempt)
     chosen = next((attempt for attempt in left if is_preferred(attempt, ended)), None) or next(iter(left), None)
     return NextAttempt(chosen, pause(chosen, ended, jitter) if chosen else 0.0)
@@ -148,7 +148,7 @@ def next_attempt(plan: Plan, tries: Sequence[AttemptEntry], jitter: float = 1.0)
 def wait_left(plan: Plan, tries: Sequence[AttemptEntry]) -> float | None:
     """Return the seconds of `limits.wait_total` that a round's tries have left; None: there is no such limit."""
     total = plan.limits.wait_total_seconds
-    return None if total is None else total - sum(one.end.waited for one in tries if one.end)
+    return None if total is None else total - sum(entry.end.waited for entry in tries if entry.end)
 
 
 def is_wait_used_up(plan: Plan, tries: Sequence[AttemptEntry]) -> bool:
@@ -193,11 +193,11 @@ def place_of(attempt: Attempt) -> tuple[str, str | None, str, str]:
     return attempt.region, attempt.zone, attempt.provisioning, attempt.machine_type
 
 
-def pause(found: Attempt, ended: Sequence[AttemptEntry], jitter: float) -> float:
+def pause(attempt: Attempt, ended: Sequence[AttemptEntry], jitter: float) -> float:
     """Return the seconds of backoff before a placement is retried after a transient error; 0 for another placement."""
     failures = 0
-    for one in reversed(ended):
-        if one.end is None or not one.end.is_transient or one.place != place_of(found):
+    for entry in reversed(ended):
+        if entry.end is None or not entry.end.is_transient or entry.place != place_of(attempt):
             break
         failures += 1
     if not failures or ended[-1].end is None:
@@ -208,8 +208,11 @@ def pause(found: Attempt, ended: Sequence[AttemptEntry], jitter: float) -> float
 
 def attempts_summary(tries: Sequence[AttemptEntry]) -> tuple[str, str]:
     """Return the ended attempts, a line each with its cause; and the fixes, a line each."""
-    ended = [(one, one.end) for one in tries if one.end is not None]
-    lines = (f"  {one.number}. {place_text(one.region, one.zone, one.provisioning)}: {end.cause}" for one, end in ended)
+    ended = [(entry, entry.end) for entry in tries if entry.end is not None]
+    lines = (
+        f"  {entry.number}. {place_text(entry.region, entry.zone, entry.provisioning)}: {end.cause}"
+        for entry, end in ended
+    )
     fixes = dict.fromkeys(end.fix for _, end in ended if end.fix)
     return "\n".join(lines), "\n".join(fixes)
 

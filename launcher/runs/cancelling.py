@@ -37,29 +37,27 @@ class Cancellation(Struct, frozen=True, kw_only=True):
     """Failures, because of which jobs may still run or cost money."""
 
 
-def cancel_run(found: FoundRun, say: Callable[[str], None]) -> Cancellation:
+def cancel_run(run: FoundRun, say: Callable[[str], None]) -> Cancellation:
     """Cancel a run and wait for confirmation; failures are in the result. Its checkpoints stay in its folder.
 
     Raises KeyboardInterrupt with a note that the run may still be cancelled.
     """
-    service = found.context.of_run(found.storage)
-    active = [job for job in found.jobs if not job.is_over] or jobs_being_created(service, found, say)
-    ended, errors = cancel_jobs(service, found.context.clock, active, say)
+    service = run.context.of_run(run.storage)
+    active = [job for job in run.jobs if not job.is_over] or jobs_being_created(service, run, say)
+    ended, errors = cancel_jobs(service, run.context.clock, active, say)
     for job in ended:
-        record_end(found.context, job, say)
-    errors += release_ended(service, [job for job in found.jobs if job.is_over])
-    done = bool(active) or block_next(found, say)
-    if found.unread:
+        record_end(run.context, job, say)
+    errors += release_ended(service, [job for job in run.jobs if job.is_over])
+    done = bool(active) or block_next(run, say)
+    if run.unread:
         errors.append(
             UnreachableError(
-                f"{', '.join(found.unread)} could not be read; {found.id} may have a job there",
-                f"Run launch cancel {found.id} again later.",
+                f"{', '.join(run.unread)} could not be read; {run.id} may have a job there",
+                f"Run launch cancel {run.id} again later.",
             )
         )
-    jobs = ended or ([] if active else [found.job])
-    return Cancellation(
-        run=found.id, jobs=tuple(jobs), done=done, only_blocked=done and not active, errors=tuple(errors)
-    )
+    jobs = ended or ([] if active else [run.job])
+    return Cancellation(run=run.id, jobs=tuple(jobs), done=done, only_blocked=done and not active, errors=tuple(errors))
 
 
 def jobs_being_created(service: Jobs, run: FoundRun, say: Callable[[str], None]) -> list[Job]:

@@ -268,7 +268,9 @@ class RunDriver:
         """Return how many seconds the attempt may wait for machines: its own limit, or what earlier attempts left of
         `limits.wait_total` if that is less. None: no limit."""
         kind = provisioning(job.request).partition(":")[0]
-        same_kind = (one.wait_seconds for one in self.plan.attempts if one.provisioning.partition(":")[0] == kind)
+        same_kind = (
+            attempt.wait_seconds for attempt in self.plan.attempts if attempt.provisioning.partition(":")[0] == kind
+        )
         own, left = next(same_kind, self.plan.limits.wait_seconds), self.wait_total_left(number)
         limits = [limit for limit in (own, left) if limit is not None]
         if not limits:
@@ -282,8 +284,10 @@ class RunDriver:
             entries = self.ledger.entries() if self.plan.limits.wait_total_seconds else ()
         except LaunchError:
             entries = ()
-        rounds = {one.number: one.round for one in entries}
-        return wait_left(self.plan, [one for one in entries if one.number < number and one.round == rounds.get(number)])
+        rounds = {entry.number: entry.round for entry in entries}
+        return wait_left(
+            self.plan, [entry for entry in entries if entry.number < number and entry.round == rounds.get(number)]
+        )
 
     def cancel_waiting_job(self, job: Job, number: int, wait: float) -> tuple[Job, Diagnosis]:
         """Cancel a job that waited too long. Raises StillRunning: the reason can't be recorded or the end can't be
@@ -496,14 +500,14 @@ class RunDriver:
         but not act as the plan's account.
         """
         requests = (job.request for job in reversed(snapshot.jobs) if not job.zone)
-        if found := next(filter(self.differs_in_image_alone, requests), None):
-            return found
+        if first := next(filter(self.differs_in_image_alone, requests), None):
+            return first
         stored = self.ledger.stored() if any(entry.job for entry in snapshot.entries) else None
         if not stored or not stored.plan.attempts:
             return None
-        found = stored.plan.attempts[0].request
+        first = stored.plan.attempts[0].request
         is_trusted = is_bound(stored, snapshot.jobs, snapshot.entries, self.service)
-        return found if is_trusted and self.differs_in_image_alone(found) else None
+        return first if is_trusted and self.differs_in_image_alone(first) else None
 
     def differs_in_image_alone(self, body: Mapping[str, Any]) -> bool:
         """Return whether a request names its image by digest and differs from the plan's request in nothing else but
@@ -522,7 +526,7 @@ class RunDriver:
 
         Raises JobFailed: the run's hours are used up.
         """
-        attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
+        attempt = next(planned for planned in self.plan.attempts if place_of(planned) == place_of(attempt))
         body = request.within_hours(attempt.request, snapshot.used_seconds(attempt.shutdown_seconds), self.plan.run)
         if attempt.ends:
             body = request.until(body, datetime.fromisoformat(attempt.ends).timestamp() - self.wall_clock())
@@ -584,9 +588,9 @@ class RunDriver:
                         f"unknown whether attempt {entry.number} created a job: {trouble.problem}", hint
                     ) from error
                 jobs = None
-            found = [job for job in jobs or () if job.place == entry.where and snapshot.is_new(job)]
-            if found:
-                return self.record_job(entry, found[0], snapshot) if len(found) == 1 else None
+            created = [job for job in jobs or () if job.place == entry.where and snapshot.is_new(job)]
+            if created:
+                return self.record_job(entry, created[0], snapshot) if len(created) == 1 else None
             if jobs is not None and begun >= until:
                 self.ledger.note_end(entry.number, LOST, None)
                 return None
@@ -631,7 +635,7 @@ def is_created(job: Job) -> bool:
 def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:
     """Return the error, with its exit code, for a run that ended without success."""
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
-    kind = next((one for one in kinds if one.exit_code == exit_code(diagnosis)), LaunchError)
+    kind = next((error for error in kinds if error.exit_code == exit_code(diagnosis)), LaunchError)
     if job.is_workplace:  # it has no logs and no checkpoint
         return kind(f"{job.run}: {diagnosis.cause}", diagnosis.fix)
     logs = f"launch logs {job.handle}"

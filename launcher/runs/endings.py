@@ -138,7 +138,7 @@ def no_attempt_left_error(plan: Plan, tries: Sequence[AttemptEntry]) -> LaunchEr
         return NoCapacity(f"no capacity for run {run} in any placement of the plan; attempts:\n{lines}", fixes)
     code = exit_code(last)
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
-    kind = next((one for one in kinds if one.exit_code == code), LaunchError)
+    kind = next((error for error in kinds if error.exit_code == code), LaunchError)
     return kind(f"run {run} was refused: {last.cause}" + (f"\n{lines}" if len(tries) > 1 else ""), fixes)
 
 

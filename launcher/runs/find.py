@@ -211,8 +211,8 @@ def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str], *, all_
     """
     from launcher.services.base import Listing
 
-    found = cloud.vertex.find(filter_, regions, partly=True)
-    vms, unread = found.jobs[:0], dict(found.unread)
+    listing = cloud.vertex.find(filter_, regions, partly=True)
+    vms, unread = listing.jobs[:0], dict(listing.unread)
     whole = all_vms or set(regions) >= set(catalog.load().training_regions)  # VMs may be in others too
     try:
         trains = (job for job in cloud.vms.find(filter_, ()).jobs if IDENTITY_LABEL in job.labels)
@@ -221,14 +221,14 @@ def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str], *, all_
         if "is disabled" not in error.problem:  # without that API there are no VMs
             unread[ENGINE] = error
     report_unread(cloud, unread, [*regions, ENGINE] if ENGINE in unread else regions)
-    return Listing(tuple(sorted((*found.jobs, *vms), key=lambda job: (-job.created, job.name))), unread)
+    return Listing(tuple(sorted((*listing.jobs, *vms), key=lambda job: (-job.created, job.name))), unread)
 
 
 def one_run(cloud: CloudContext, text: str, regions: Sequence[str]) -> FoundRun:
     """Return the only matching run, or the only active one. Raises UsageError: several match."""
     runs = look_up(cloud, text, regions)
-    if found := only_one(runs):
-        return found
+    if run := only_one(runs):
+        return run
     listed = "\n".join(f"  {run.id}  {run.job.state}  {run.job.place}" for run in runs[:10])
     raise UsageError(f"{text} matches {len(runs)} runs", f"Use a run ID:\n{listed}")
 
@@ -267,11 +267,13 @@ def in_folder(cloud: CloudContext, folder: str) -> FoundRun | None:
 
     ledger = Ledger.open(folder)
     stored = ledger.stored()
-    entry = next((one for one in reversed(ledger.entries()) if one.job), None)
+    entry = next((recorded for recorded in reversed(ledger.entries()) if recorded.job), None)
     if stored is None or entry is None or entry.job is None:
         return None
     plan = stored.plan
-    if any(one != folder for one in (plan.run_folder, *(request.run_folder(each.request) for each in plan.attempts))):
+    if any(
+        place != folder for place in (plan.run_folder, *(request.run_folder(each.request) for each in plan.attempts))
+    ):
         return None
     try:
         job = with_request(cloud.of_run(open_folder(folder)).get(entry.job), entry, plan)
@@ -285,7 +287,7 @@ def grouped(jobs: Sequence[Job], context: RunContext) -> tuple[FoundRun, ...]:
     runs: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda job: -job.created):
         runs.setdefault(job.run, []).append(job)
-    return tuple(FoundRun(id=name, jobs=tuple(found), context=context) for name, found in runs.items())
+    return tuple(FoundRun(id=name, jobs=tuple(own_jobs), context=context) for name, own_jobs in runs.items())
 
 
 def has_name(run: FoundRun, text: str) -> bool:

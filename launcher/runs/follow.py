@@ -46,15 +46,15 @@ def watch_job(
 def stored_plan(cloud: CloudContext, run: FoundRun) -> Plan:
     """Return the plan that a run was launched with. Raises UsageError: none exists; NotAuthorised: it isn't the
     run's."""
-    made, refused = checked_plan(cloud, run)
+    plan, refused = checked_plan(cloud, run)
     if refused:
         raise refused
-    if made is None:
+    if plan is None:
         raise UsageError(
             f"the folder of {run.id} ({run.folder or 'none'}) has no readable plan",
             f"Add the spec: {run.job.command} --resume {run.id}",
         )
-    return made
+    return plan
 
 
 def checked_plan(cloud: CloudContext, run: FoundRun) -> tuple[Plan | None, NotAuthorised | None]:
@@ -69,11 +69,11 @@ def checked_plan(cloud: CloudContext, run: FoundRun) -> tuple[Plan | None, NotAu
         return None, None
     if ledger is None or stored is None or stored.plan.run != run.id:
         return None, None
-    made = stored.plan
+    plan = stored.plan
     if refused := refusal(stored, run.jobs, ledger, cloud.service):
-        return made, refused
+        return plan, refused
     try:
-        check_output(made, cloud)
+        check_output(plan, cloud)
     except NotAuthorised as error:
-        return made, error
-    return made, None
+        return plan, error
+    return plan, None

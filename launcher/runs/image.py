@@ -25,13 +25,13 @@ def image_build_request(inputs: Inputs, builder: str = "auto") -> ImageBuildRequ
     from launcher.images.dependency_image import BUILDERS, ImageBuildRequest
     from launcher.inputs.planning import planned_image
 
-    known = next((one for one in BUILDERS if one == builder), None)
+    known = next((name for name in BUILDERS if name == builder), None)
     if known is None:
         raise UsageError(f"unknown builder {builder!r} in --builder", f"Use one of {', '.join(BUILDERS)}.")
-    made = planned_image(inputs)
+    image = planned_image(inputs)
     return ImageBuildRequest(
-        image=made,
-        source=replace(inputs.source, dockerfile=made.dockerfile or ""),
+        image=image,
+        source=replace(inputs.source, dockerfile=image.dockerfile or ""),
         stamp=stamp(inputs),
         builder=known,
         project=inputs.context.project,
@@ -50,11 +50,13 @@ def stamp(inputs: Inputs) -> Stamp:
     from launcher.images.dependency_image import NO_TIME
     from launcher.inputs.git import commit
 
-    found = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
+    revision = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
     known = {"title": TITLE, "version": inputs.context.version}
-    if found:
-        known |= {"revision": found.revision, "source": found.source, "created": found.time}
-    return Stamp({f"{OCI}.{key}": value for key, value in known.items() if value}, found.time if found else NO_TIME)
+    if revision:
+        known |= {"revision": revision.revision, "source": revision.source, "created": revision.time}
+    return Stamp(
+        {f"{OCI}.{key}": value for key, value in known.items() if value}, revision.time if revision else NO_TIME
+    )
 
 
 def create(job: ImageBuildRequest, say: Callable[[str], None]) -> None:
@@ -62,8 +64,8 @@ def create(job: ImageBuildRequest, say: Callable[[str], None]) -> None:
     from launcher.images import artifact_registry
 
     repository = job.image.uri.rpartition("/")[0]
-    made = artifact_registry.create(repository, os.environ, launcher.clock.REAL)
-    say(f"repository {repository} {'created' if made else 'already exists'}")
+    is_new = artifact_registry.create(repository, os.environ, launcher.clock.REAL)
+    say(f"repository {repository} {'created' if is_new else 'already exists'}")
 
 
 def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -83,10 +85,10 @@ def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say
     try:
         where = parse(name)
         with Registry(where.host, environ) as registry:
-            found = contents(registry, where, image.platform)
+            inside = contents(registry, where, image.platform)
     except LaunchError as error:
         say(f"cannot read what {name} contains: {error.problem}")
         return
     with inputs.located.naming_places():
         for chosen in choose(inputs.spec, load(), inputs.context.target):
-            check_image_contents(inputs.spec, load(), chosen, image, found, inputs.context.packages)
+            check_image_contents(inputs.spec, load(), chosen, image, inside, inputs.context.packages)

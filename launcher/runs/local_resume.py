@@ -36,18 +36,18 @@ def stored_plan(path: Path) -> Plan | None:
     return None
 
 
-def find_unfinished(made: Plan, files: Sequence[File]) -> str:
+def find_unfinished(plan: Plan, files: Sequence[File]) -> str:
     """Return `train.py changed since ck-1929f104 (step 127); --resume ck-1929f104 continues it with the new code`.
 
     That is the newest run of the same name beside the plan's, if it differs in its code alone, has not succeeded, and
     the plan's own has not begun. Empty: there is none.
     """
-    folder = Path(made.run_folder or "gs://")
-    if (made.run_folder or "gs://").startswith("gs://") or (folder / runfolder.attempt_lock(1)).exists():
+    folder = Path(plan.run_folder or "gs://")
+    if (plan.run_folder or "gs://").startswith("gs://") or (folder / runfolder.attempt_lock(1)).exists():
         return ""
     for other in run_folders(folder.parent)[:CANDIDATES]:
-        before = stored_plan(other / runfolder.PLAN) if is_named(other.name, str(made.spec.get("name"))) else None
-        if before is None or request.differences(request_of(before), request_of(made)):
+        before = stored_plan(other / runfolder.PLAN) if is_named(other.name, str(plan.spec.get("name"))) else None
+        if before is None or request.differences(request_of(before), request_of(plan)):
             continue
         job = read_job(other)
         return resume_hint(other, files) if job and job.state not in ("SUCCEEDED", "RUNNING") else ""
@@ -78,33 +78,33 @@ def modification_time(path: Path) -> float:
     return 0.0
 
 
-def check_repeated(made: Plan, *, is_builtin: bool) -> None:
+def check_repeated(plan: Plan, *, is_builtin: bool) -> None:
     """Check a plan that continues the run with its ID, if there is one. Raises UsageError: that run was resumed with
     settings with which the built-in trainer would have computed other steps."""
-    folder = made.run_folder or "gs://"
+    folder = plan.run_folder or "gs://"
     if not folder.startswith("gs://"):
-        fix = f"--resume {made.run} with its newest spec continues it; --new starts a fresh run."
-        changed_settings(made.run, stored_plan(Path(folder) / runfolder.PLAN), made, is_builtin=is_builtin, fix=fix)
+        fix = f"--resume {plan.run} with its newest spec continues it; --new starts a fresh run."
+        changed_settings(plan.run, stored_plan(Path(folder) / runfolder.PLAN), plan, is_builtin=is_builtin, fix=fix)
 
 
-def changed_settings(run: str, before: Plan | None, made: Plan, *, is_builtin: bool, fix: str) -> tuple[str, ...]:
+def changed_settings(run: str, before: Plan | None, plan: Plan, *, is_builtin: bool, fix: str) -> tuple[str, ...]:
     """Return a line for each setting in which a plan differs from the plan of the run that it resumes.
 
     Raises UsageError, with `fix`: with these settings the built-in trainer would have computed other steps.
     """
     if before is None:
         return ()
-    lines = request.differences(request_of(before), request_of(made))
-    was, now = (one.spec.get("run", {}).get("config", {}) for one in (before, made))
+    lines = request.differences(request_of(before), request_of(plan))
+    was, now = (one.spec.get("run", {}).get("config", {}) for one in (before, plan))
     if is_builtin and was != now and not is_resumable(was, now):
         text = "\n".join(f"  {line}" for line in lines)
         raise UsageError(f"{run} can't be resumed with these settings (its → this):\n{text}", fix)
     return lines
 
 
-def request_of(made: Plan) -> dict[str, Any]:
+def request_of(plan: Plan) -> dict[str, Any]:
     """Return the request of a local plan."""
-    return made.attempts[0].request
+    return plan.attempts[0].request
 
 
 def find_local(text: str, *, last: bool) -> Path:

@@ -126,10 +126,10 @@ def run_child(
         child.wait()
         reader.join()
     try:
-        found: dict[str, Any] = json.loads(out)
+        document: dict[str, Any] = json.loads(out)
     except ValueError:
-        found = {}
-    return found, child.returncode
+        document = {}
+    return document, child.returncode
 
 
 @contextmanager
@@ -149,8 +149,8 @@ def pass_on(stream: IO[bytes] | None, on_line: OnLine) -> None:
     """Pass on the lines of stderr, those of the replicas and of launch."""
     for raw in stream or ():
         line = raw.decode(errors="replace").rstrip("\r\n")
-        if found := LINE.fullmatch(line):
-            on_line(found["replica"] or "launch", found["text"] or found["message"] or "")
+        if match := LINE.fullmatch(line):
+            on_line(match["replica"] or "launch", match["text"] or match["message"] or "")
 
 
 def error_of(shown: dict[str, Any], code: int) -> LaunchError:

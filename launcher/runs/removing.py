@@ -41,8 +41,8 @@ class Removable(Struct, frozen=True, kw_only=True):
     @property
     def checkpoints(self) -> tuple[int, ...]:
         """Return the steps with a checkpoint."""
-        found = filter(None, map(runfolder.MANIFEST.match, self.objects))
-        return tuple(sorted({int(one["step"]) for one in found}))
+        matches = filter(None, map(runfolder.MANIFEST.match, self.objects))
+        return tuple(sorted({int(match["step"]) for match in matches}))
 
     @property
     def user_files(self) -> tuple[str, ...]:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from launcher.runs.cloud import CloudContext
 
 
-def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[[str], None]) -> Plan:
+def as_fresh_run(plan: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[[str], None]) -> Plan:
     """Return the plan under the next free run ID, or under the ID of its newest fresh run while that is active."""
-    identity = identity_of(made.attempts[0])
-    found = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
+    identity = identity_of(plan.attempts[0])
+    listing = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
     newest = {}
-    for job in reversed(found.jobs):
-        match = re.fullmatch(rf"{re.escape(made.run)}(?:-(\d+))?", job.run)
+    for job in reversed(listing.jobs):
+        match = re.fullmatch(rf"{re.escape(plan.run)}(?:-(\d+))?", job.run)
         if match and job.labels.get(IDENTITY_LABEL) == identity:
             newest[int(match[1] or 1)] = job
     newest.pop(0, None)  # set by --run-id
@@ -42,16 +42,18 @@ def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[
         beside = [job for job in newest.values() if not job.is_over]
         for job in beside:
             say(f"{job.run} is {job.state} in {job.place}; starting another run")
-        number = next(one for one in count(number + 1) if is_free(made, numbered_id(made.run, one), cloud))
-    run_id = numbered_id(made.run, number)
+        number = next(
+            candidate for candidate in count(number + 1) if is_free(plan, numbered_id(plan.run, candidate), cloud)
+        )
+    run_id = numbered_id(plan.run, number)
     return planned(replace(inputs, context=replace(inputs.context, run_id=run_id)))
 
 
-def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
+def is_free(plan: Plan, run: str, cloud: CloudContext) -> bool:
     """Return whether the folder of run `run`, beside the plan's, has no attempts."""
-    beside = (made.run_folder or "").rpartition("/")[0]
+    beside = (plan.run_folder or "").rpartition("/")[0]
     folder = f"{beside}/{run}"
-    region = made.attempts[0].region
+    region = plan.attempts[0].region
     return not beside or not Ledger.open(folder, cloud.clock, project=cloud.project, region=region).entries()
 
 
@@ -60,22 +62,22 @@ def numbered_id(run: str, number: int) -> str:
     return run if number == 1 else f"{run}-{number}"
 
 
-def check_run_exists(made: Plan, cloud: CloudContext) -> None:
+def check_run_exists(plan: Plan, cloud: CloudContext) -> None:
     """Check that the run to resume was launched before. Raises UsageError."""
-    found = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
-    if not found.jobs and is_free(made, made.run, cloud):
-        raise UsageError(f"no run {made.run} to resume", f"{here_instead(made.run)}launch runs lists the runs.")
+    listing = find_jobs(cloud, f'labels.{RUN_LABEL}="{plan.run}"', searched(None))
+    if not listing.jobs and is_free(plan, plan.run, cloud):
+        raise UsageError(f"no run {plan.run} to resume", f"{here_instead(plan.run)}launch runs lists the runs.")
 
 
-def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedChange | None:
+def allowed_change(plan: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedChange | None:
     """Return the change with which the plan may resume its run: another machine or place, more steps, or settings that
     alter no past step. Return None if there is nothing to resume, or if the submission must refuse the change.
 
     The run's earlier settings come from its newest job. With them, the spec must have the run's identity: then nothing
     else has changed.
     """
-    jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None)).jobs
-    stored = Ledger.open(made.run_folder).stored() if made.run_folder and not jobs else None
+    jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{plan.run}"', searched(None)).jobs
+    stored = Ledger.open(plan.run_folder).stored() if plan.run_folder and not jobs else None
     before = jobs[0].request if jobs else stored.plan.attempts[0].request if stored else {}
     had, spec = request.read(before), inputs.spec
     try:
@@ -90,23 +92,23 @@ def allowed_change(made: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedCh
     identity = request.labels(before).get(IDENTITY_LABEL, "")
     if identity != compute_identity(with_its_settings, inputs.context, had.gpus):
         return None
-    if identity == identity_of(made.attempts[0]) and not all(job.is_over for job in jobs):
+    if identity == identity_of(plan.attempts[0]) and not all(job.is_over for job in jobs):
         return None  # its job is followed where it is
     places = [(had.machine_type, had.provisioning, jobs[0].place)] if jobs else places_of(stored.plan) if stored else []
-    computed = request.differences(before, comparable_request(made, before))
-    return AllowedChange(identity=identity, lines=(*computed, *placement_changes(places, made)))
+    computed = request.differences(before, comparable_request(plan, before))
+    return AllowedChange(identity=identity, lines=(*computed, *placement_changes(places, plan)))
 
 
-def places_of(made: Plan) -> list[tuple[str, str, str]]:
+def places_of(plan: Plan) -> list[tuple[str, str, str]]:
     """Return machine type, provisioning model, and region or zone of each attempt."""
-    return [(one.machine_type, one.provisioning, one.where) for one in made.attempts]
+    return [(attempt.machine_type, attempt.provisioning, attempt.where) for attempt in plan.attempts]
 
 
-def placement_changes(before: Sequence[tuple[str, str, str]], made: Plan) -> Iterator[str]:
+def placement_changes(before: Sequence[tuple[str, str, str]], plan: Plan) -> Iterator[str]:
     """Yield a line for each of machine type, provisioning model and place whose earlier value no attempt of the plan
     has: `provisioning: spot → standard`."""
-    fields = ("machine type", "provisioning", "zone" if made.attempts[0].zone else "region")
-    for name, old, new in zip(fields, zip(*before, strict=True), zip(*places_of(made), strict=True), strict=True):
+    fields = ("machine type", "provisioning", "zone" if plan.attempts[0].zone else "region")
+    for name, old, new in zip(fields, zip(*before, strict=True), zip(*places_of(plan), strict=True), strict=True):
         if not {*old} & {*new}:
             yield f"{name}: {', '.join(dict.fromkeys(old))} → {', '.join(dict.fromkeys(new))}"
 

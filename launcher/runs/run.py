@@ -68,12 +68,12 @@ class RunStatus(Struct, frozen=True, kw_only=True):
         return self.job.is_over
 
 
-def status_of(found: FoundRun) -> RunStatus:
+def status_of(run: FoundRun) -> RunStatus:
     """Return the status of a run that was just looked up; reads its folder."""
-    folder = read_run_folder(found)
-    if found.job.is_here and found.job.error:  # which file is unreadable
-        folder = folder._replace(problem=found.job.error.message)
-    return RunStatus(run=found.id, job=found.job, jobs=found.jobs, **folder._asdict())
+    folder = read_run_folder(run)
+    if run.job.is_here and run.job.error:  # which file is unreadable
+        folder = folder._replace(problem=run.job.error.message)
+    return RunStatus(run=run.id, job=run.job, jobs=run.jobs, **folder._asdict())
 
 
 def submit(
@@ -124,8 +124,8 @@ def find(name: str, *, regions: Sequence[str] | None = None, on_event: OnEvent |
         NotAuthorised: no credentials, or a permission is missing.
     """
     cloud = open_cloud(project("vertex", os.environ), EventSink(on_event).say)
-    found = one_run(cloud, name, searched(regions))
-    return Run(cloud, found.id, found.folder)
+    run = one_run(cloud, name, searched(regions))
+    return Run(cloud, run.id, run.folder)
 
 
 class Run:
@@ -216,16 +216,16 @@ class Run:
             NotAuthorised: another attempt is due, but the plan in the run's folder cannot be trusted.
         """
         events = EventSink(on_event)
-        made, refused, found = self._plan, None, None
-        if made is None:
+        plan, refused, found = self._plan, None, None
+        if plan is None:
             found = self._look_up()
-            made, refused = checked_plan(self._cloud, found)
+            plan, refused = checked_plan(self._cloud, found)
         ended: Job | None
-        if made is None or refused:
+        if plan is None or refused:
             run = found or self._look_up()
             ended = watch_job(run, RunWatcher(self._cloud, events, run.storage), timeout, refused)
         else:
-            driver, _ = open_driver(self._cloud, made, events, self._ready)
+            driver, _ = open_driver(self._cloud, plan, events, self._ready)
             try:
                 ended = driver.drive(fresh=False, watch_seconds=timeout)
             except RunSucceeded as success:
@@ -238,12 +238,12 @@ class Run:
         Raises UsageError: the run belongs to another account, and `of_another` is not set; LaunchError: a job may still
         be running, or its VM still costs money.
         """
-        found = self._look_up()
-        if not of_another and found.is_active and is_of_another(found.job.labels, person(os.environ)):
+        run = self._look_up()
+        if not of_another and run.is_active and is_of_another(run.job.labels, person(os.environ)):
             raise UsageError(
                 f"{self.id} belongs to another account", "To cancel it anyway: run.cancel(of_another=True)"
             )
-        cancelled = cancel_run(found, self._cloud.notice)
+        cancelled = cancel_run(run, self._cloud.notice)
         if cancelled.errors:
             raise cancelled.errors[0]
         return cancelled
@@ -255,8 +255,8 @@ class Run:
         try:
             return one_run(self._cloud, self.id, tuple(regions) if regions else searched(None))
         except NoSuchRun:
-            if self.folder and (found := in_folder(self._cloud, self.folder)):
-                return found
+            if self.folder and (run := in_folder(self._cloud, self.folder)):
+                return run
             raise
 
 

@@ -20,10 +20,12 @@ def job_usd(job: Job, now: float) -> float | None:
 
 def usd_per_hour(job: Job) -> float | None:
     """Return the price of all nodes of a job, or None if it is unknown."""
-    asked, known = request.read(job.request), catalog.load()
-    shapes = known.machines.get(asked.machine_type, ())
-    shape = next((one for one in shapes if one.gpus == asked.gpus), None) or (shapes[0] if len(shapes) == 1 else None)
+    requested, known = request.read(job.request), catalog.load()
+    shapes = known.machines.get(requested.machine_type, ())
+    shape = next((candidate for candidate in shapes if candidate.gpus == requested.gpus), None) or (
+        shapes[0] if len(shapes) == 1 else None
+    )
     if shape is None:
         return None
-    price = known.price(shape, "compute" if job.zone else "vertex", asked.provisioning, job.place)
-    return None if price.usd is None else price.usd * asked.nodes
+    price = known.price(shape, "compute" if job.zone else "vertex", requested.provisioning, job.place)
+    return None if price.usd is None else price.usd * requested.nodes

@@ -283,8 +283,8 @@ def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:
     buckets = open_buckets({bucket_of(run.folder) for run in chosen if run.folder})
     with ThreadPoolExecutor(READERS) as threads:
         read = threads.map(lambda run: read_progress(buckets, run.folder or ""), chosen)
-        found = dict(zip((run.run for run in chosen), read, strict=True))
-    return [replace(run, progress=found.get(run.run)) for run in listed]
+        progress = dict(zip((run.run for run in chosen), read, strict=True))
+    return [replace(run, progress=progress.get(run.run)) for run in listed]
 
 
 def bucket_of(folder: str) -> str:

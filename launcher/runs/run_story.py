@@ -36,10 +36,10 @@ class RunStory(NamedTuple):
     run: RunData | None = None
 
 
-def story_of(found: FoundRun, entries: Sequence[AttemptEntry], *, whole: bool = False) -> RunStory:
+def story_of(run: FoundRun, entries: Sequence[AttemptEntry], *, whole: bool = False) -> RunStory:
     """Return the story of a run, from its folder and its job. `whole` reads all metrics."""
-    storage = found.storage
-    return story_of_job(found.context, read(storage, whole=whole), found.id, found.job, entries, storage, time.time())
+    storage = run.storage
+    return story_of_job(run.context, read(storage, whole=whole), run.id, run.job, entries, storage, time.time())
 
 
 def story_of_job(

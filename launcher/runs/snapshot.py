@@ -42,7 +42,9 @@ class RunSnapshot(NamedTuple):
     def last_outcome(self) -> AttemptEntry | None:
         """Return the newest attempt of the newest round with an end other than lost. A lost attempt, for example a
         duplicate, does not change the run's outcome."""
-        return next((one for one in reversed(self.tries(self.round)) if one.end and one.end.kind != "lost"), None)
+        return next(
+            (entry for entry in reversed(self.tries(self.round)) if entry.end and entry.end.kind != "lost"), None
+        )
 
     @property
     def next_number(self) -> int:
@@ -58,7 +60,7 @@ class RunSnapshot(NamedTuple):
         """Return the seconds that the run's jobs were billed so far: each from start to end plus its shutdown. For jobs
         that can no longer be read (mostly VMs) the recorded time counts."""
         readable = {job.name for job in self.jobs}
-        recorded = (one.end.billed for one in self.entries if one.end and one.job not in readable)
+        recorded = (entry.end.billed for entry in self.entries if entry.end and entry.job not in readable)
         times = [*(job.billed for job in self.jobs), *recorded]
         return sum(times) + shutdown * sum(time > 0 for time in times)
 
@@ -127,11 +129,11 @@ class RunObserver:
         """
         needed = dict.fromkeys([*self._places, *(entry.where for entry in entries if entry.region)])
         extra = [] if self._searched_extra or self._ledger.locks else self._regions_to_search()
-        found = self._service.find(self._filter, [*needed, *extra], partly=True)
+        listing = self._service.find(self._filter, [*needed, *extra], partly=True)
         for region in needed:
-            if region in found.unread:
-                raise found.unread[region]
-        jobs = {job.name: job for job in found.jobs if job.run == self._run}  # in case the service ignores the filter
+            if region in listing.unread:
+                raise listing.unread[region]
+        jobs = {job.name: job for job in listing.jobs if job.run == self._run}  # in case the service ignores the filter
         if extra:
             self._searched_extra = True
             self._ended_elsewhere = tuple(job for job in jobs.values() if job.place not in needed and job.is_over)
@@ -175,7 +177,7 @@ def with_request(job: Job, entry: AttemptEntry, plan: Plan) -> Job:
     """Return a job with its request, labels and folder taken from the plan, if it has no request: a deleted VM."""
     if job.request:
         return job
-    attempt = next((one for one in plan.attempts if one.where == entry.where), plan.attempts[0])
+    attempt = next((planned for planned in plan.attempts if planned.where == entry.where), plan.attempts[0])
     labels = {RUN_LABEL: plan.run, **({IDENTITY_LABEL: entry.identity} if entry.identity else {})}
     return replace(job, request=attempt.request, labels={**job.labels, **labels}, folder=plan.run_folder or "")
 
@@ -191,8 +193,8 @@ def choose_active_job(active: Sequence[Job], entries: Sequence[AttemptEntry], cl
         return jobs[0]
     claimed = {job.id: job for job in jobs}
     for entry in reversed(entries):
-        if found := claimed.get(claimed_by(entry.number)):
-            return found
+        if claimant := claimed.get(claimed_by(entry.number)):
+            return claimant
     named = {entry.job for entry in entries if entry.is_open}
     return min([job for job in jobs if job.name in named] or jobs, key=lambda job: (job.created, job.name))
 

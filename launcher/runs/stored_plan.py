@@ -63,7 +63,10 @@ def is_bound(stored: Stored, jobs: Sequence[Job], entries: Sequence[AttemptEntry
             job.labels.get(PLAN_LABEL) == mark and not job.zone and not any(requested(plan, job)) for job in jobs
         )
     vms = dict.fromkeys(
-        [*(job.name for job in jobs if job.zone), *(one.job for one in reversed(entries) if one.job and one.zone)]
+        [
+            *(job.name for job in jobs if job.zone),
+            *(entry.job for entry in reversed(entries) if entry.job and entry.zone),
+        ]
     )
     return any(
         service.request_ids(name) & {request_id(plan.run, name.split("/")[3], entry.number, mark) for entry in entries}

@@ -132,15 +132,15 @@ def with_image(plan: Plan, job: ImageBuildRequest, report: Report) -> Plan:
     from launcher.images import pipeline
 
     try:
-        found = pipeline.push(job, os.environ, report)
+        pushed = pipeline.push(job, os.environ, report)
     except NotAuthorised as error:
         if not job.image.pinned:
             raise
         report.line(f"cannot check that {job.image.uri} exists: {error.problem}")
         return plan
-    report.line(f"image {found.reference}" + (" (already exists)" if found.how == "there" else ""))
-    base = found.base or pipeline.recorded_base(job.image, found.reference, os.environ)
-    return with_digest(plan, found.reference, base)
+    report.line(f"image {pushed.reference}" + (" (already exists)" if pushed.how == "there" else ""))
+    base = pushed.base or pipeline.recorded_base(job.image, pushed.reference, os.environ)
+    return with_digest(plan, pushed.reference, base)
 
 
 def check_output(plan: Plan, cloud: CloudContext) -> None:

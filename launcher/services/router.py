@@ -39,13 +39,13 @@ class Services(OfGoogle):
         """As Service.find."""
         places = list(regions)
         zones = [place for place in places if re.fullmatch(ZONE, place)]
-        found = [
+        listings = [
             service.find(filter_, named, partly=partly)
-            for service, named in ((self.vertex, [one for one in places if one not in zones]), (self.vms, zones))
+            for service, named in ((self.vertex, [place for place in places if place not in zones]), (self.vms, zones))
             if named
         ]
-        jobs = sorted((job for one in found for job in one.jobs), key=lambda job: (-job.created, job.name))
-        return Listing(tuple(jobs), {place: error for one in found for place, error in one.unread.items()})
+        jobs = sorted((job for listing in listings for job in listing.jobs), key=lambda job: (-job.created, job.name))
+        return Listing(tuple(jobs), {place: error for listing in listings for place, error in listing.unread.items()})
 
     def request_ids(self, name: str) -> frozenset[str]:
         """As Service.request_ids."""

@@ -76,12 +76,12 @@ class Vertex(OfGoogle):
         request = {"parent": self._parent(region), "custom_job": message_of(body)}
         client = self._api(region).client
         try:
-            made = job_of(client.create_custom_job(request=request, retry=None, timeout=REQUEST_SECONDS))
+            job = job_of(client.create_custom_job(request=request, retry=None, timeout=REQUEST_SECONDS))
         except Exception as error:
             raise of_create(error, SERVICE, self.project) from error
-        if not NAME.fullmatch(made.name) or made.run != body.get("labels", {}).get(RUN_LABEL, ""):
-            raise UnreachableError(f"{SERVICE.title} answered about another job: {made.name!r}")
-        return made
+        if not NAME.fullmatch(job.name) or job.run != body.get("labels", {}).get(RUN_LABEL, ""):
+            raise UnreachableError(f"{SERVICE.title} answered about another job: {job.name!r}")
+        return job
 
     def get(self, name: str) -> Job:
         """Return a job's current state. Raises GoneError; UnreachableError: no answer for a minute."""
@@ -99,11 +99,11 @@ class Vertex(OfGoogle):
         region may have matching jobs.
         """
         apis = {region: self._api(region) for region in dict.fromkeys(regions)}
-        found = together({region: partial(self._all, api, region, filter_) for region, api in apis.items()})
-        unread = {region: answer for region, answer in found.items() if isinstance(answer, LaunchError)}
+        answers = together({region: partial(self._all, api, region, filter_) for region, api in apis.items()})
+        unread = {region: answer for region, answer in answers.items() if isinstance(answer, LaunchError)}
         if unread and not partly:
             raise next(iter(unread.values()))
-        jobs = {job.name: job for answer in found.values() if not isinstance(answer, LaunchError) for job in answer}
+        jobs = {job.name: job for answer in answers.values() if not isinstance(answer, LaunchError) for job in answer}
         return Listing(tuple(sorted(jobs.values(), key=lambda job: (-job.created, job.name))), unread)
 
     def request_ids(self, name: str) -> frozenset[str]:
@@ -146,8 +146,13 @@ class Vertex(OfGoogle):
             token = ""
             try:
                 while True:
-                    asked = {"parent": self._parent(region), "filter": filter_, "page_size": size, "page_token": token}
-                    page = api.ask("list_custom_jobs", **asked)
+                    page_request = {
+                        "parent": self._parent(region),
+                        "filter": filter_,
+                        "page_size": size,
+                        "page_token": token,
+                    }
+                    page = api.ask("list_custom_jobs", **page_request)
                     jobs += map(job_of, page.custom_jobs)
                     if not (token := page.next_page_token):
                         return jobs
@@ -241,8 +246,8 @@ def open_jobs(endpoint: str, environ: Mapping[str, str], channel: Any) -> Any:
 
 def region_of(name: str) -> str:
     """Return the region in a job's resource name. Raises LaunchError."""
-    if found := NAME.fullmatch(name):
-        return found["region"]
+    if match := NAME.fullmatch(name):
+        return match["region"]
     raise LaunchError(f"{name} is not the name of a custom job", "projects/PROJECT/locations/REGION/customJobs/NUMBER")
 
 
@@ -260,26 +265,26 @@ def message_of(body: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def job_of(made: Any) -> Job:
+def job_of(custom_job: Any) -> Job:
     """Convert a CustomJob to a Job."""
     from google.protobuf import json_format
 
-    message = type(made).pb(made)
-    asked = type(message)()
-    asked.CopyFrom(message)
+    message = type(custom_job).pb(custom_job)
+    requested = type(message)()
+    requested.CopyFrom(message)
     for field in message.DESCRIPTOR.fields:
         if field.name not in ASKED:
-            asked.ClearField(field.name)
+            requested.ClearField(field.name)
     return Job(
         name=message.name,
-        region=(found["region"] if (found := NAME.fullmatch(message.name)) else ""),
+        region=(match["region"] if (match := NAME.fullmatch(message.name)) else ""),
         state=state_of(message),
         created=seconds(message.create_time),
         started=seconds(message.start_time) if message.HasField("start_time") else None,
         ended=seconds(message.end_time) if message.HasField("end_time") else None,
         error=Failure(code=message.error.code, message=message.error.message) if message.HasField("error") else None,
         labels=dict(message.labels),
-        request=json_format.MessageToDict(asked),
+        request=json_format.MessageToDict(requested),
     )
 
 

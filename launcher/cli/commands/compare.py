@@ -34,8 +34,8 @@ def compare(
         raise UsageError(f"only one run to compare: {runs[0]}", "Name another: launch compare RUN RUN")
     folders = [folder_of(run, regions, last=last) for run in runs]
     with read_errors():
-        found = compare_page.compared([read_whole_run(storage) for _, storage in folders], time.time())
+        compared = compare_page.compared([read_whole_run(storage) for _, storage in folders], time.time())
     if output_format is Output.text:
-        print("\n".join(compare_page.lines(found)))
+        print("\n".join(compare_page.lines(compared)))
     else:
-        printed(compare_page.as_data(found), output_format)
+        printed(compare_page.as_data(compared), output_format)

@@ -21,22 +21,22 @@ def config(spec: SpecFile = None, *, output_format: OutputFormat = Output.text) 
     from launcher.cli.ui.documents import printed
     from launcher.inputs.settings import effective_settings
 
-    found = effective_settings(spec)
+    settings = effective_settings(spec)
     if output_format is not Output.text:
-        printed(msgspec.to_builtins(found), output_format)
+        printed(msgspec.to_builtins(settings), output_format)
         return
-    for line in lines(found):
+    for line in lines(settings):
         print(line)
 
 
-def lines(found: EffectiveSettings) -> list[str]:
+def lines(settings: EffectiveSettings) -> list[str]:
     """Return a line for each setting, its origin below it, and the files."""
-    width = max(len(one.name) for one in found.settings)
+    width = max(len(setting.name) for setting in settings.settings)
     rows = []
-    for one in found.settings:
-        rows.append(f"{one.name:<{width}}  {value_text(one.value)}".rstrip())
-        rows.append(f"{'':<{width}}    {one.origin}")
-    files = [f"{path}{'' if exists else ' (does not exist)'}" for path, exists in found.files.items()]
+    for setting in settings.settings:
+        rows.append(f"{setting.name:<{width}}  {value_text(setting.value)}".rstrip())
+        rows.append(f"{'':<{width}}    {setting.origin}")
+    files = [f"{path}{'' if exists else ' (does not exist)'}" for path, exists in settings.files.items()]
     return [*rows, "", "settings files:", *(f"  {file}" for file in files)]
 
 

@@ -62,17 +62,17 @@ def gpus(
     regions = live_regions(region) if live else region or []
     known = priced_catalog(offline=offline)
     query = query_of(type, memory, regions, provisioning, max_usd, sort)
-    found, total = offers(known, query)
+    shown, total = offers(known, query)
     seen: dict[tuple[str, str], LiveOffer] = {}
     if live:
         from launcher.cli.flows.find_vm import open_compute
         from launcher.project.live_offers import live_offers
 
-        seen = live_offers(open_compute(), known, found)
+        seen = live_offers(open_compute(), known, shown)
     if output_format is Output.text:
-        print("\n".join(table(known, found, total, seen, query.models)))
+        print("\n".join(table(known, shown, total, seen, query.models)))
     else:
-        printed(as_data(known, found, total, seen), output_format)
+        printed(as_data(known, shown, total, seen), output_format)
 
 
 def live_regions(named: list[str] | None) -> list[str]:
@@ -81,8 +81,8 @@ def live_regions(named: list[str] | None) -> list[str]:
 
     from launcher.inputs.gcloud_config import default_regions
 
-    if found := named or list(default_regions(os.environ)):
-        return found
+    if regions := named or list(default_regions(os.environ)):
+        return regions
     raise UsageError("--live needs a region", "Name it: launch gpus --live --region us-central1")
 
 
@@ -136,7 +136,7 @@ def gigabytes(text: str) -> float:
     """Return the GB of `40GB`, `40 GB` or `40`. Raises UsageError."""
     import re
 
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(?:GB?|GiB)?", text.strip(), re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(?:GB?|GiB)?", text.strip(), re.IGNORECASE)
+    if not match:
         raise UsageError(f"--memory: invalid size {text[:80]!r}", "For example: --memory 40GB")
-    return float(found[1])
+    return float(match[1])

@@ -131,7 +131,7 @@ def run_request(
     if dry_run:
         request_file.show(body, output_format, docker=docker)
         return
-    found = None if docker else python_of_request(body, python, {} if as_job else os.environ)
+    interpreter = None if docker else python_of_request(body, python, {} if as_job else os.environ)
     code_sent = code_files.without_secrets(code_files.collect_code(folder) if folder else [])
     job = Rehearsal(
         request=body,
@@ -139,7 +139,7 @@ def run_request(
         content=code_sent.content.digest if folder else "",
         preempt_after=preempt_after,
         docker=docker,
-        python=found,
+        python=interpreter,
         job_id=as_job,
     )
     rehearse.run(job, output_format)
@@ -241,10 +241,10 @@ def python_of_request(body: dict[str, Any], option: str | None, environ: Mapping
     if (job.run_folder or "").startswith("gs://"):
         needs.append(("google-cloud-storage", f"output: {job.run_folder}"))
     earlier = earlier_python(job.run_folder)
-    found = find_interpreter(Wanted(tuple(needs)), environ, option=option, setting=None, earlier=earlier)
-    if found.error:
-        raise found.error
-    return found
+    interpreter = find_interpreter(Wanted(tuple(needs)), environ, option=option, setting=None, earlier=earlier)
+    if interpreter.error:
+        raise interpreter.error
+    return interpreter
 
 
 def inputs_of(folder: Path | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:
@@ -313,9 +313,9 @@ def check_kernels(inputs: Inputs) -> None:
 
     run = inputs.spec.run
     for key, kinds in GPU_ONLY.items() if run.is_builtin else ():
-        if (asked := run.config.get(key)) in kinds and not visible_gpus(os.environ):
+        if (value := run.config.get(key)) in kinds and not visible_gpus(os.environ):
             raise UsageError(
-                f"run.config.{key}: {asked} needs a GPU, and this machine has none",
+                f"run.config.{key}: {value} needs a GPU, and this machine has none",
                 f"To run on the CPU: --set run.config.{key}=auto",
                 field=f"run.config.{key}",
             )
@@ -342,8 +342,8 @@ def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
     from launcher.runs.image import image_build_request
 
     with progress() as bars:
-        found = pipeline.image_in_engine(image_build_request(inputs), os.environ, report(bars))
-    return (with_digest(plan, found.reference) if "@" in found.reference else plan), found.reference
+        image = pipeline.image_in_engine(image_build_request(inputs), os.environ, report(bars))
+    return (with_digest(plan, image.reference) if "@" in image.reference else plan), image.reference
 
 
 def as_fresh_run(plan: Plan, inputs: Inputs) -> Plan:

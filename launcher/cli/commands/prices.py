@@ -59,13 +59,13 @@ def fetch() -> dict[str, Any]:
     for sku in listed.skus():
         rates.add(sku)
         count += 1
-    made = price_tables(catalog.load(), rates, listed.date)
+    tables = price_tables(catalog.load(), rates, listed.date)
     for problem in rates.problems:
         say(f"not used: {problem}")
-    if not made.found:
+    if not tables.found:
         raise LaunchError(
             f"Cloud Billing's price list has no price of any machine ({count:,} SKUs); nothing was stored",
             "Try again later. Plans use the prices that they used before.",
         )
-    store_tables(made.csv, os.environ)
-    return {"date": listed.date, "skus": count, "found": made.found, "kept": made.kept, "ignored": rates.problems}
+    store_tables(tables.csv, os.environ)
+    return {"date": listed.date, "skus": count, "found": tables.found, "kept": tables.kept, "ignored": rates.problems}

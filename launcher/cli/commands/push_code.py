@@ -48,21 +48,21 @@ def push_code(
     from launcher.ssh.sync import push
 
     here, there = source_of(folder)
-    found = without_secrets(collect_code(here), allow_secret or (), override="--allow-secret FILE")
-    if not found.files:
+    code = without_secrets(collect_code(here), allow_secret or (), override="--allow-secret FILE")
+    if not code.files:
         raise UsageError(f"{here} has no files to copy", "See its .gitignore and .dockerignore.")
     if dry_run:
-        show(found, every=True)
-        print(f"nothing was copied: {total(found)} would be copied to {name}:{there}")
+        show(code, every=True)
+        print(f"nothing was copied: {total(code)} would be copied to {name}:{there}")
         return
     compute = open_compute()
     machine = one_machine(compute, name, zone)
     vm = remote(compute, machine, user=user, port=port, tunnel=iap)
-    show(found, every=False)
-    done = push(vm, here, found.files, there, delete=delete, say=say)
+    show(code, every=False)
+    done = push(vm, here, code.files, there, delete=delete, say=say)
     for removed in done.removed:
         print(f"deleted on {machine.name}: {printable(removed)}")
-    print(f"copied {total(found)} to {machine.name}:{there}")
+    print(f"copied {total(code)} to {machine.name}:{there}")
 
 
 def source_of(text: str) -> tuple[Path, str]:
@@ -81,24 +81,24 @@ def source_of(text: str) -> tuple[Path, str]:
     return folder, parse_destination(destination or folder.name)
 
 
-def show(found: Code, *, every: bool) -> None:
+def show(code: Code, *, every: bool) -> None:
     """Print the files to copy, and the files that are not copied because they look like secrets."""
-    names = [file.name for file in found.files]
+    names = [file.name for file in code.files]
     for name in names if every else names[:SHOWN]:
         print(f"  {printable(name)}")
     if not every and len(names) > SHOWN:
         print(f"  … and {len(names) - SHOWN} more (--dry-run lists all)")
-    for name in found.secrets:
+    for name in code.secrets:
         print(f"  {printable(name)} not copied: it looks like a secret")
 
 
-def total(found: Code) -> str:
+def total(code: Code) -> str:
     """Return `12 files, 0.3 MB`."""
     from launcher.inputs.code_files import size_of
     from launcher.text import plural, size_text
 
-    size = sum(size_of(file.path) for file in found.files)
-    return f"{plural(len(found.files), 'file')}, {size_text(size)}"
+    size = sum(size_of(file.path) for file in code.files)
+    return f"{plural(len(code.files), 'file')}, {size_text(size)}"
 
 
 def printable(name: str) -> str:

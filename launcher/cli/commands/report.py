@@ -33,8 +33,8 @@ def report(
 
     if target and str(target) in [*Output]:
         raise UsageError(f"-o {target}: -o names the file here", f"For a file of that name: -o ./{target}")
-    found = dict(each for run in runs for each in folders_of(run, regions, last=last))
-    path = write_report(found, target, "-".join(runs) if len(found) > len(runs) else "")
+    folders = dict(each for run in runs for each in folders_of(run, regions, last=last))
+    path = write_report(folders, target, "-".join(runs) if len(folders) > len(runs) else "")
     print(path)
     if show:
         import webbrowser

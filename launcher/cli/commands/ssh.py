@@ -74,10 +74,10 @@ def report_ports(forwards: Sequence[Forward], name: str, *, shell: bool) -> None
 
 def check_port(wanted: Forward) -> None:
     """Check that a local port is free. Raises UsageError."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind(("127.0.0.1", wanted.local))
+            listener.bind(("127.0.0.1", wanted.local))
         except OSError as error:
             problem = f"local port {wanted.local} is not available: {error.strerror}"
             other = wanted.local + 1 if wanted.local < 65535 else 8889

@@ -65,14 +65,14 @@ def show_named(run: str, regions: list[str] | None, output_format: Output, *, ev
             show_run(found, output_format, events=events)
 
 
-def show_run(found: FoundRun, output: Output, *, events: bool = False) -> None:
+def show_run(run: FoundRun, output: Output, *, events: bool = False) -> None:
     """Print a run with its story, progress and GPUs, and what could not be read of its folder."""
     from launcher.cli.ui.story_text import event_lines, events_data
     from launcher.runs.run import status_of
     from launcher.runs.run_story import story_of
 
-    status = status_of(found)
-    story = story_of(found, status.attempts, whole=events)
+    status = status_of(run)
+    story = story_of(run, status.attempts, whole=events)
     if output is Output.text:
         print("\n".join([*lines(status, story), *(event_lines(story.run) if events else ())]))
         return

@@ -69,12 +69,12 @@ def vertex(
         return
     if dry_run:
         inputs = gather("vertex", spec, flags)
-        made = planned(inputs, offline=offline)
+        plan = planned(inputs, offline=offline)
         if cpu_machine:
             from launcher.plan.cpu import on_cpu
 
-            made = on_cpu(made, cpu_machine)
-        show(made, inputs.spec, output_format, settings=inputs.settings, explain=explain)
+            plan = on_cpu(plan, cpu_machine)
+        show(plan, inputs.spec, output_format, settings=inputs.settings, explain=explain)
         return
     from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
     from launcher.runs.submit import SubmitOptions

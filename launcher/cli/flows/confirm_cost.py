@@ -16,14 +16,14 @@ def confirmation(*, limited: bool, yes: bool, say: Callable[[str], None]) -> Cal
     """Return the function by which a driver asks just before it creates the first job of a new or resumed run. Nothing
     is asked about a run that is active or has succeeded. `yes`: never ask."""
 
-    def confirm(made: Plan) -> None:
+    def confirm(plan: Plan) -> None:
         if not yes:
-            confirm_cost(made, limited=limited, say=say)
+            confirm_cost(plan, limited=limited, say=say)
 
     return confirm
 
 
-def confirm_cost(made: Plan, *, limited: bool, say: Callable[[str], None], what: str = "run") -> None:
+def confirm_cost(plan: Plan, *, limited: bool, say: Callable[[str], None], what: str = "run") -> None:
     """Ask for confirmation if the plan could cost more than $100, and has no limit or old prices. `what` it plans.
 
     Without a terminal, old prices are only reported.
@@ -32,16 +32,16 @@ def confirm_cost(made: Plan, *, limited: bool, say: Callable[[str], None], what:
         UsageError: it has no limit, and there is no terminal.
         LaunchError: the answer is no.
     """
-    if not is_expensive(made):
+    if not is_expensive(plan):
         return
-    could, old = could_cost(made), old_prices(made)
+    could, old = could_cost(plan), old_prices(plan)
     if limited and not old:
         return
     if limited and not sys.stdin.isatty():
         say(f"this {what} {could}, at {old}\nlaunch prices --update fetches today's prices")
         return
-    why = old if limited else missing_limit(made)
-    most = made.limits.usd_at_most
+    why = old if limited else missing_limit(plan)
+    most = plan.limits.usd_at_most
     cap = (
         f"Set a limit: --usd {math.ceil(most)} or --hours H; or confirm"
         if most is not None

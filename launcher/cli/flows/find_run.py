@@ -144,8 +144,8 @@ def folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[s
         UsageError: no such run, several, or the path is not a run folder.
         LaunchError: the run has no folder, or it is unreadable.
     """
-    found = find_run(run, regions, last=last)
-    return found.id, open_run_folder(found.id, found.folder)
+    named_run = find_run(run, regions, last=last)
+    return named_run.id, open_run_folder(named_run.id, named_run.folder)
 
 
 def job_of(run: FoundRun, text: str) -> Job:

@@ -62,23 +62,23 @@ def one_machine(compute: Compute, text: str, zone: str | None = None) -> VmInsta
     name, zone = parse_name(text, zone, compute.project)
     fleet = compute.instances(OURS)
     ours = [machine for machine in fleet.machines if machine.run]
-    found = [one for one in ours if name in (one.name, one.id) and zone in (None, one.zone)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        places = ", ".join(machine.zone for machine in found)
-        raise UsageError(f"{len(found)} VMs are named {name}: in {places}", f"Choose one: --zone {found[0].zone}")
+    named = [machine for machine in ours if name in (machine.name, machine.id) and zone in (None, machine.zone)]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        places = ", ".join(machine.zone for machine in named)
+        raise UsageError(f"{len(named)} VMs are named {name}: in {places}", f"Choose one: --zone {named[0].zone}")
     raise not_found(name, zone, ours, fleet, compute)
 
 
 def parse_name(text: str, zone: str | None, project: str) -> tuple[str, str | None]:
     """Return a VM's name or number, and its zone if given. Raises UsageError: it is in another project."""
-    found = RESOURCE.fullmatch(text)
-    if not found:
+    match = RESOURCE.fullmatch(text)
+    if not match:
         return text, zone
-    if found["project"] not in (None, project):
-        raise UsageError(f"{text} is not in project {project}", f"gcloud config set project {found['project']}")
-    return found["name"], found["zone"]
+    if match["project"] not in (None, project):
+        raise UsageError(f"{text} is not in project {project}", f"gcloud config set project {match['project']}")
+    return match["name"], match["zone"]
 
 
 def not_found(name: str, zone: str | None, ours: Sequence[VmInstance], fleet: Fleet, compute: Compute) -> Exception:

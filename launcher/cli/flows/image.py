@@ -35,11 +35,11 @@ def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_reposit
         if create_repository:
             create(job, bars.line)
         try:
-            made = make(job, os.environ, report(bars))
+            result = make(job, os.environ, report(bars))
         except KeyboardInterrupt:
             bars.line("interrupted; no incomplete image was published; the same command continues")
             raise
-    show(job, made, time.monotonic() - begun, output)
+    show(job, result, time.monotonic() - begun, output)
 
 
 def warnings(inputs: Inputs) -> tuple[str, ...]:
@@ -50,20 +50,20 @@ def warnings(inputs: Inputs) -> tuple[str, ...]:
     return tuple(about_code(inputs.spec, load(), inputs.context))
 
 
-def show(job: ImageBuildRequest, made: ImageResult, seconds: float, output: Output) -> None:
+def show(job: ImageBuildRequest, result: ImageResult, seconds: float, output: Output) -> None:
     """Print the result to stdout."""
     if output is Output.text:
-        print("\n".join(lines(job, made, seconds)))
+        print("\n".join(lines(job, result, seconds)))
         return
     image = job.image
     data = {
         "image": image.uri,
-        "reference": made.reference,
-        "how": made.how,
-        "pushed": made.pushed,
-        "sent": made.sent,
+        "reference": result.reference,
+        "how": result.how,
+        "pushed": result.pushed,
+        "sent": result.sent,
         "dependencies": image.dependencies or None,
-        "base": made.base or image.base or None,
+        "base": result.base or image.base or None,
         "platform": image.platform,
         "wheel": image.wheel,
         "code": {"files": image.files, "bytes": image.size},
@@ -76,31 +76,31 @@ def show(job: ImageBuildRequest, made: ImageResult, seconds: float, output: Outp
         print(as_yaml(data))
 
 
-def lines(job: ImageBuildRequest, made: ImageResult, seconds: float) -> list[str]:
+def lines(job: ImageBuildRequest, result: ImageResult, seconds: float) -> list[str]:
     """Return the result as text."""
     image = job.image
     shown = [f"{'image':{LABEL}}{image.uri}"]
-    if "@" in made.reference and made.reference != image.uri:
-        shown.append(f"{'digest':{LABEL}}{made.reference.partition('@')[2]}")
+    if "@" in result.reference and result.reference != image.uri:
+        shown.append(f"{'digest':{LABEL}}{result.reference.partition('@')[2]}")
     if not image.pinned:
         from launcher.cli.ui.plan_page import code_text
 
         code = code_text(image) if image.files else "none"
         shown.append(f"{'code':{LABEL}}{code}; {image.platform}, {image.wheel}")
-    return [*shown, "", how(made, seconds)]
+    return [*shown, "", how(result, seconds)]
 
 
-def how(made: ImageResult, seconds: float) -> str:
+def how(result: ImageResult, seconds: float) -> str:
     """Return how the image was made, in a sentence."""
     from launcher.text import size_text
 
     took = f"{seconds:.1f} s"
-    start = "The dependency image was built and pushed; t" if made.dependencies else "T"
+    start = "The dependency image was built and pushed; t" if result.dependencies else "T"
     return {
         "own": "Nothing to do: the spec names an existing image.",
         "there": f"Nothing to do: the registry already has the image ({took}).",
-        "appended": f"{start}he code was appended in the registry: {size_text(made.sent or 0)} uploaded in {took}.",
-        "docker": f"Built by the Docker engine{' and pushed' if made.pushed else ''} in {took}."
-        + ("" if made.pushed else "\nIt is only on this machine; launch push uploads it."),
+        "appended": f"{start}he code was appended in the registry: {size_text(result.sent or 0)} uploaded in {took}.",
+        "docker": f"Built by the Docker engine{' and pushed' if result.pushed else ''} in {took}."
+        + ("" if result.pushed else "\nIt is only on this machine; launch push uploads it."),
         "pulled": f"Pulled in {took}.",
-    }[made.how]
+    }[result.how]

@@ -146,8 +146,8 @@ def run_to_resume(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -
         if may_be_sweep(name) and (sweep := find_named(name, flags.region)):
             raise not_a_run(sweep) from None
         raise
-    if found := runs[0] if last else only_one(runs):
-        return found
+    if run := runs[0] if last else only_one(runs):
+        return run
     raise several(name, (), runs, can_take_last=True)
 
 
@@ -202,7 +202,7 @@ def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = Non
 
 @contextmanager
 def report_errors(
-    watcher: RunWatcher, printer: EventPrinter, made: Plan | None, run: str, output: Output
+    watcher: RunWatcher, printer: EventPrinter, plan: Plan | None, run: str, output: Output
 ) -> Iterator[None]:
     """Print the state of the job on a failure, and what continues after Ctrl-C, SIGTERM or SIGHUP."""
     try:
@@ -212,7 +212,7 @@ def report_errors(
         close_printer(printer)
         job = error.job if isinstance(error, RunEnded) else watcher.job
         if job and isinstance(error, JobFailed | RunEnded):
-            show_end(job, made, output, error)
+            show_end(job, plan, output, error)
         elif job:
             show_job(job, output, error)
         raise

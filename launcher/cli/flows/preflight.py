@@ -29,18 +29,18 @@ def preflight_only(inputs: Inputs, output: Output, *, creates_repository: bool =
     plan = planned(inputs)
     if plan.target == "vm":
         needs = needs_of(plan, creates_repository=creates_repository)
-        found = vm_checks(plan, needs, of_project(plan.project).compute)
+        results = vm_checks(plan, needs, of_project(plan.project).compute)
     else:
-        found = check(plan, os.environ, creates_repository=creates_repository)
-    attempts = allowed(plan, found)
-    refused = None if attempts else refusal(found)
+        results = check(plan, os.environ, creates_repository=creates_repository)
+    attempts = allowed(plan, results)
+    refused = None if attempts else refusal(results)
     if output is Output.text:
-        print("\n".join(lines(one for one in found if attempts or one.status != "failed")))
-        print(summary(found) or "all checks passed")
+        print("\n".join(lines(result for result in results if attempts or result.status != "failed")))
+        print(summary(results) or "all checks passed")
     else:
         keys = ("region", "zone", "provisioning", "machine_type")
         places = [{key: getattr(attempt, key) for key in keys} for attempt in attempts]
-        printed({"checks": data(found), "placements": places}, output, refused)
+        printed({"checks": data(results), "placements": places}, output, refused)
     if refused:
         raise refused
     if plan.image:

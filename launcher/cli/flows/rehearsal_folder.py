@@ -145,4 +145,4 @@ def new_run(run: str, folder: str) -> str:
     beside = folder.rpartition("/")[0]
     with use_errors():
         ids = (run if number == 1 else f"{run}-{number}" for number in count(1))
-        return next(one for one in ids if not newest_attempt(open_folder(f"{beside}/{one}")))
+        return next(candidate for candidate in ids if not newest_attempt(open_folder(f"{beside}/{candidate}")))

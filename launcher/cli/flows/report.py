@@ -30,19 +30,19 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
     from launcher.gcp.storage import read_errors
 
     with read_errors(), ThreadPoolExecutor(READERS) as threads:
-        found = [*threads.map(read_whole_run, runs.values())]
-    empty = [run.id for run in found if not run.starts and not run.attempts]
-    if empty and (not sweep or len(empty) == len(found)):
+        records = [*threads.map(read_whole_run, runs.values())]
+    empty = [run.id for run in records if not run.starts and not run.attempts]
+    if empty and (not sweep or len(empty) == len(records)):
         raise UsageError(f"{', '.join(empty)}: the run folder has no attempts and no metrics yet", "Try again later.")
     if empty:
-        say(f"{plural(len(empty), 'point')} of {len(found)} not started yet")
-        found = [run for run in found if run.id not in empty]
+        say(f"{plural(len(empty), 'point')} of {len(records)} not started yet")
+        records = [run for run in records if run.id not in empty]
     if target is None:
         storage = next(iter(runs.values()))
         alone = len(runs) == 1 and isinstance(storage, LocalFolder)
         name = sweep or "-".join(runs)
         target = Path(storage.url, runfolder.REPORT) if alone else Path(f"{name[:100]}-{runfolder.REPORT}")
-    write(target, page(found))
+    write(target, page(records))
     return target
 
 

@@ -39,8 +39,8 @@ def show_gone(plan: Plan, output: Output) -> None:
     from launcher.cli.ui.run_summary import as_data
 
     if output is not Output.text:
-        found = results_of(plan.run_folder)
-        printed({"run": plan.run, "state": "SUCCEEDED", "job": None, "results": as_data(found)}, output)
+        results = results_of(plan.run_folder)
+        printed({"run": plan.run, "state": "SUCCEEDED", "job": None, "results": as_data(results)}, output)
 
 
 def show_begun(job: Job, output: Output) -> None:
@@ -61,7 +61,7 @@ def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | N
     from launcher.cli.ui.run_summary import as_data, lines
 
     folder = run_folder_of(job)
-    found = results_of(folder)
+    results = results_of(folder)
     count = None
     with suppress(LaunchError):  # its folder cannot be read
         count = restarts(storage) if (storage := storage_of(folder)) else None
@@ -70,12 +70,12 @@ def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | N
     if plan and planned and planned.usd_per_hour is not None and job.ended is not None:
         usd = planned.usd_per_hour * plan.machine.nodes * seconds / 3600
     if output is Output.text:
-        ended = (job.run, folder, job.state == "SUCCEEDED", seconds, found)
+        ended = (job.run, folder, job.state == "SUCCEEDED", seconds, results)
         print("\n".join(lines(*ended, how=ENDS.get(job.state, ""), restarts=count or 0)))
         if usd is not None:
             print(f"{'cost':{LABEL}}{usd_text(usd, approx=True)} for the machines of this attempt")
         return
-    data = {"seconds": seconds, "usd": usd, "restarts": count, "results": as_data(found)}
+    data = {"seconds": seconds, "usd": usd, "restarts": count, "results": as_data(results)}
     printed({**job_data(job.run, job), **data}, output, error)
 
 

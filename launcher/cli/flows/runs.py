@@ -35,17 +35,17 @@ def show_runs(
     """Print the runs that a filter asks for. Raises LaunchError: the cloud was asked for, and it cannot be listed."""
     from launcher.cli.flows.cloud import here, say_not_searched
 
-    found = list_runs(here, wanted, only_target(local, cloud, folder, regions), folder or Path(RUNS), regions)
+    run_list = list_runs(here, wanted, only_target(local, cloud, folder, regions), folder or Path(RUNS), regions)
     if output is not Output.text:
         from launcher.cli.ui.documents import printed
 
-        printed(run_table.as_data(found), output)
+        printed(run_table.as_data(run_list), output)
         return
     width = max(run_table.WIDTH, shutil.get_terminal_size().columns)
     fold = SWEEP_LABEL not in wanted.labels
-    print("\n".join(run_table.lines(found, everything=everything, fold=fold, width=width)))
-    if found.unlisted:
-        say_not_searched(found.unlisted)
+    print("\n".join(run_table.lines(run_list, everything=everything, fold=fold, width=width)))
+    if run_list.unlisted:
+        say_not_searched(run_list.unlisted)
 
 
 def only_target(
@@ -54,10 +54,10 @@ def only_target(
     """Return where to list runs; None: everywhere. Raises UsageError: flags that cannot be combined."""
     here = {"--local": local, "--folder": folder is not None}
     there = {"--cloud": cloud, "--region": bool(regions)}
-    if (one := next((flag for flag, given in here.items() if given), "")) and (
-        other := next((flag for flag, given in there.items() if given), "")
+    if (flag := next((flag for flag, is_given in here.items() if is_given), "")) and (
+        other := next((flag for flag, is_given in there.items() if is_given), "")
     ):
-        raise UsageError(f"{one} cannot be combined with {other}", "Remove one of them.")
+        raise UsageError(f"{flag} cannot be combined with {other}", "Remove one of them.")
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--folder: {folder} is not a folder", "launch runs without --folder lists those in ./runs.")
     return "local" if any(here.values()) else "cloud" if any(there.values()) else None
@@ -73,13 +73,13 @@ def check_states(names: Sequence[str]) -> tuple[str, ...]:
 
 def label_filter(texts: Sequence[str]) -> dict[str, str | None]:
     """Return the labels of --label KEY=VALUE, or KEY for any value. Raises UsageError: the key is missing."""
-    found: dict[str, str | None] = {}
+    labels: dict[str, str | None] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not key:
             raise UsageError(f"--label {text} has no key", "Use --label KEY=VALUE or --label KEY.")
-        found[key] = value if equals else None
-    return found
+        labels[key] = value if equals else None
+    return labels
 
 
 def start_time(text: str | None) -> float | None:

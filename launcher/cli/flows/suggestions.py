@@ -65,10 +65,10 @@ def is_planned(target: Target, spec: Path | None, flags: Flags, *, nodes: int | 
 
     try:
         inputs = gather(target, spec, flags, stand_in=PROJECT)
-        made = planned(inputs)
+        plan = planned(inputs)
     except LaunchError:
         return False
-    return nodes in (None, made.machine.nodes)
+    return nodes in (None, plan.machine.nodes)
 
 
 def line(spec: Path | None, flags: Flags) -> list[str]:

@@ -43,16 +43,16 @@ def run_sweep(
     for warning in sweep.warnings:
         printer.say(warning)
     printer.say(f"{sweep.name}: {plural(len(sweep.points), 'point')}")
-    one: LocalSweep | CloudSweep
+    running: LocalSweep | CloudSweep
     if sweep.target == "local":
-        one = LocalSweep(sweep, printer, max_parallel=max_parallel, retry_failed=retry_failed)
-        start = one.run
+        running = LocalSweep(sweep, printer, max_parallel=max_parallel, retry_failed=retry_failed)
+        start = running.run
     else:
         cloud = of_project(sweep.project)
         prepare = point_preparer(sweep, cloud, EventPrinter(None), options.submit)
         confirm = cost_question(sweep, options, printer)
-        one = CloudSweep(sweep, cloud, prepare, printer, printer.say, max_parallel, retry_failed, confirm)
-        start = partial(one.run, detach=options.detach, seconds=options.seconds)
+        running = CloudSweep(sweep, cloud, prepare, printer, printer.say, max_parallel, retry_failed, confirm)
+        start = partial(running.run, detach=options.detach, seconds=options.seconds)
     error: LaunchError | None = None
     try:
         with signals_stop():
@@ -60,12 +60,12 @@ def run_sweep(
     except StillRunning as still:
         error = still
     except KeyboardInterrupt as stop:
-        text = interrupted_text(sweep, one.runs)
+        text = interrupted_text(sweep, running.runs)
         stop.add_note(text)
         printer.say(text)
         raise
-    error = error or common_error(sweep, one.runs)
-    show_result(sweep, one.runs, output, error)
+    error = error or common_error(sweep, running.runs)
+    show_result(sweep, running.runs, output, error)
     if error:
         raise error
 

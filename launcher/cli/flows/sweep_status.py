@@ -32,34 +32,34 @@ def show_sweep(sweep: Sweep, output: Output) -> None:
     others, errors = runs_without_jobs(sweep.cloud) if sweep.cloud else ([], [])
     for error in errors:
         say(error.problem)
-    found, waiting = listed_points(sweep, others, person(os.environ), time.time())
+    points_begun, waiting = listed_points(sweep, others, person(os.environ), time.time())
     if output is Output.text:
-        print("\n".join(page(sweep, found, waiting, max(run_table.WIDTH, shutil.get_terminal_size().columns))))
+        print("\n".join(page(sweep, points_begun, waiting, max(run_table.WIDTH, shutil.get_terminal_size().columns))))
         return
     from launcher.cli.ui.documents import printed
 
-    points = [{"set": sweep.values.get(one.run), **run_table.run_data(one)} for one in found]
+    points = [{"set": sweep.values.get(point.run), **run_table.run_data(point)} for point in points_begun]
     printed({"sweep": sweep.name, "points": points, "not_started": waiting}, output)
 
 
-def page(sweep: Sweep, found: Sequence[ListedRun], waiting: Sequence[str], width: int) -> Iterator[str]:
+def page(sweep: Sweep, begun: Sequence[ListedRun], waiting: Sequence[str], width: int) -> Iterator[str]:
     """Yield the table of the points, what could not be read, and a footer."""
-    done = sum(one.state == "SUCCEEDED" for one in found)
-    yield clean_text(f"{sweep.name}  {done} of {plural(len(found) + len(waiting), 'point')} succeeded")
+    done = sum(point.state == "SUCCEEDED" for point in begun)
+    yield clean_text(f"{sweep.name}  {done} of {plural(len(begun) + len(waiting), 'point')} succeeded")
     yield ""
     now, settings = time.time(), dict(zip(sweep.values, point_settings([*sweep.values.values()]), strict=True))
-    rows = [{**run_table.row(one, now), "SETTINGS": text_of(settings.get(one.run, {}))} for one in found]
+    rows = [{**run_table.row(point, now), "SETTINGS": text_of(settings.get(point.run, {}))} for point in begun]
     empty = dict.fromkeys(COLUMNS, "")
     rows += [
         {**empty, "NAME": clean_text(run), "STATE": "not started", "SETTINGS": text_of(settings.get(run, {}))}
         for run in waiting
     ]
     yield from run_table.aligned(cut([{name: row[name] for name in COLUMNS} for row in rows], width))
-    for one in found:
-        if one.problem:
-            yield clean_text(f"{one.run}: {one.problem}")
-    yield run_table.footer(found, 0)
-    if found:
+    for point in begun:
+        if point.problem:
+            yield clean_text(f"{point.run}: {point.problem}")
+    yield run_table.footer(begun, 0)
+    if begun:
         yield f"launch report {sweep.name} compares the points"
 
 

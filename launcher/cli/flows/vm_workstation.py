@@ -76,10 +76,10 @@ def create_workstation(
 ) -> None:
     """Create a VM to work on; unless `detach`, return when it is ready for SSH. `limited`: the user limited its cost;
     `yes`: no question about it. Raises LaunchError."""
-    made = planned(inputs, offline=offline)
+    plan = planned(inputs, offline=offline)
     cloud = of_project(inputs.context.project)
-    printer = EventPrinter(made)
-    for warning in made.warnings:
+    printer = EventPrinter(plan)
+    for warning in plan.warnings:
         printer.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))
     service = cloud.service
     watcher = VmWatcher(service, printer)
@@ -88,7 +88,7 @@ def create_workstation(
         return after_preflight(one, cloud, printer, detach=detach) if preflight else one
 
     driver = RunDriver(
-        plan=made,
+        plan=plan,
         service=service,
         ledger=Ledger(None, cloud.clock),
         watcher=watcher,
@@ -100,18 +100,18 @@ def create_workstation(
     try:
         with signals_stop():
             job, is_new = driver.drive_until_running(fresh=True)
-            machine = created_or_found(cloud, job, made, printer, is_new=is_new)
+            machine = created_or_found(cloud, job, plan, printer, is_new=is_new)
             machine = machine if detach else wait_for_driver(cloud, machine, printer)
     except KeyboardInterrupt as stop:
-        stop.add_note(interrupted_text(watcher.job, made.run))
-        launch.close_printer(printer, interrupted_text(watcher.job, made.run))
+        stop.add_note(interrupted_text(watcher.job, plan.run))
+        launch.close_printer(printer, interrupted_text(watcher.job, plan.run))
         raise
     finally:
         launch.close_printer(printer)
     show(machine, price_of(machine, inputs.spec.limits.price), output, display_time(cloud.compute), is_ready=not detach)
 
 
-def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bool) -> Plan:
+def after_preflight(plan: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bool) -> Plan:
     """Return the plan after the preflight checks.
 
     Raises:
@@ -123,19 +123,19 @@ def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, d
     from launcher.services.compute.preflight_checks import has_external_ip
     from launcher.ssh.route import missing_gcloud
 
-    if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
-        raise missing_gcloud(made.run, external_ip=False)
+    if not has_external_ip(plan.attempts[0].request) and shutil.which("gcloud") is None:
+        raise missing_gcloud(plan.run, external_ip=False)
     if not detach:
         check_access(cloud.compute)
-    return preflight(made, cloud, printer)
+    return preflight(plan, cloud, printer)
 
 
-def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> VmInstance:
+def created_or_found(cloud: CloudContext, job: Job, plan: Plan, printer: EventPrinter, *, is_new: bool) -> VmInstance:
     """Return the new VM, or the existing one. Raises UsageError: the existing VM has another type, or is stopped."""
     machine = cloud.compute.instance(job.place, job.id)
     if is_new:
         return machine
-    planned = made.attempts[0].machine_type
+    planned = plan.attempts[0].machine_type
     if machine.machine_type != planned:
         raise UsageError(
             f"VM {machine.name} already exists, with machine type {machine.machine_type}, not {planned}",
@@ -156,9 +156,7 @@ def wait_for_driver(cloud: CloudContext, machine: VmInstance, printer: EventPrin
     from launcher.services.compute.wait_ready import wait_ready
 
     try:
-        ready, gpus = wait_ready(
-            machine, cloud.compute, lambda one: check(cloud.compute, one), printer.say, cloud.clock
-        )
+        ready, gpus = wait_ready(machine, cloud.compute, lambda vm: check(cloud.compute, vm), printer.say, cloud.clock)
     except LaunchError as error:
         if not isinstance(error.__cause__, GoneError):
             name = machine.name

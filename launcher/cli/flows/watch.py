@@ -43,14 +43,14 @@ def watch_runs(
     messages = Messages(are_printed=plain or not is_terminal())
     watched = sources(names, regions, messages, last)
     watches = [RunWatch(source, messages.printer(source, len(names))) for source in watched]
-    for one in watches:
-        one.start()
+    for watch in watches:
+        watch.start()
     until = time.monotonic() + watch_seconds if watch_seconds is not None else float("inf")
     screen = Screen(watches, messages)
     try:
         with signals_stop():
             if messages.are_printed:
-                while (left := [one for one in watches if not one.view.is_over]) and time.monotonic() < until:
+                while (left := [watch for watch in watches if not watch.view.is_over]) and time.monotonic() < until:
                     left[0].join(0.2)
                 has_quit = False
             else:
@@ -61,13 +61,13 @@ def watch_runs(
                         thread.join()
     except KeyboardInterrupt:
         messages.close()
-        EventPrinter(None).say(interrupted_text([one.view for one in watches], screen.cancelling))
+        EventPrinter(None).say(interrupted_text([watch.view for watch in watches], screen.cancelling))
         raise
     finally:
         messages.close()
-    print("\n\n".join(last_lines(one.view) for one in watches))
+    print("\n\n".join(last_lines(watch.view) for watch in watches))
     if not has_quit:
-        raise_end([one.view for one in watches])
+        raise_end([watch.view for watch in watches])
 
 
 def sources(
@@ -175,7 +175,7 @@ class Screen:
         with single_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             while not all(watch.view.is_over for watch in self._watches) and time.monotonic() < until:
                 width, height = console.size
-                views = [one.view for one in self._watches]
+                views = [watch.view for watch in self._watches]
                 footer, message = self._footer(keys), self._message
                 live.update(page(views, self._chosen, width, height, footer=footer, message=message), refresh=True)
                 if self._pressed(keys.read(REFRESH_SECONDS)[:1]):  # arrows and pasted text have more
@@ -190,13 +190,13 @@ class Screen:
         """Do what a key means; return whether it is to quit."""
         if not key:
             return False
-        asked, self._asks, self._message = self._asks, None, ""
-        if asked and key.lower() == "y":
-            asked()
+        confirmed, self._asks, self._message = self._asks, None, ""
+        if confirmed and key.lower() == "y":
+            confirmed()
             return False
         match key.lower():
             case "q":
-                return not asked
+                return not confirmed
             case "c":
                 self._ask_to_cancel()
             case "r":
@@ -208,17 +208,17 @@ class Screen:
         return False
 
     def _ask_to_cancel(self) -> None:
-        one = self._one
-        view, source = one.view, one.source
+        watch = self._one
+        view, source = watch.view, watch.source
         if view.job is None or view.job.is_over:
             self._message = f"{view.id} is not running."
         else:
             owner = other_owner(view.job.labels)
             self._message = f"Cancel {view.id}{f', which {owner}' if owner else ''}? Press y to cancel it."
-            self._asks = lambda: self._start_to_cancel(source, one)
+            self._asks = lambda: self._start_to_cancel(source, watch)
 
-    def _start_to_cancel(self, source: WatchedRun, one: RunWatch) -> None:
-        thread = self._in_background(f"cancelling {source.id} …", lambda: self._cancel(source, one.view))
+    def _start_to_cancel(self, source: WatchedRun, watch: RunWatch) -> None:
+        thread = self._in_background(f"cancelling {source.id} …", lambda: self._cancel(source, watch.view))
         self.cancelling[source.id] = thread
 
     def _cancel(self, source: WatchedRun, view: RunView) -> str:

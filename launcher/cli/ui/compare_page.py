@@ -46,69 +46,75 @@ def compared(runs: Sequence[RunData], now: float) -> Compared:
     return Compared(names, summaries, differences(runs), (*metric_figures(runs), *run_figures(summaries)))
 
 
-def as_data(found: Compared) -> dict[str, Any]:
+def as_data(compared: Compared) -> dict[str, Any]:
     """Return the comparison for scripts."""
     runs = [
         {"run": run, "folder": folder, "state": each.state, "step": each.step, "steps": each.steps}
-        for (run, folder), each in zip(found.runs, found.summaries, strict=True)
+        for (run, folder), each in zip(compared.runs, compared.summaries, strict=True)
     ]
     figures = [
         {
-            "name": one.name,
-            "kind": one.kind,
-            "step": one.step,
-            "values": [*one.values],
-            "deltas": [*one.deltas],
+            "name": figure.name,
+            "kind": figure.kind,
+            "step": figure.step,
+            "values": [*figure.values],
+            "deltas": [*figure.deltas],
         }
-        for one in found.figures
+        for figure in compared.figures
     ]
-    different = [{"name": one.name, "values": [*one.values]} for one in found.differences]
+    different = [{"name": difference.name, "values": [*difference.values]} for difference in compared.differences]
     return {"runs": runs, "differences": different, "figures": figures}
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def lines(found: Compared) -> Iterator[str]:
+def lines(compared: Compared) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
-    letters = [ascii_uppercase[place] if place < 26 else str(place + 1) for place in range(len(found.runs))]
-    for letter, (run, _), each in zip(letters, found.runs, found.summaries, strict=True):
+    letters = [ascii_uppercase[place] if place < 26 else str(place + 1) for place in range(len(compared.runs))]
+    for letter, (run, _), each in zip(letters, compared.runs, compared.summaries, strict=True):
         step = "" if each.step is None else f", step {each.step:,}" + (f" of {each.steps:,}" if each.steps else "")
         yield from wrapped(f"{letter}  {run}  {each.state}{step}", WIDTH)
     yield ""
-    if found.differences:
-        yield from table("what differs", letters, [(one.name, one.values) for one in found.differences])
+    if compared.differences:
+        yield from table(
+            "what differs", letters, [(difference.name, difference.values) for difference in compared.differences]
+        )
     else:
         yield "Spec, code, image and machine are the same."
     yield ""
-    finals = {(one.name, one.values) for one in found.figures if one.kind == "final"}
-    shown = (one for one in found.figures if one.kind != "at_step" or (one.name, one.values) not in finals)
-    figures = [(name_of(one), cells(one)) for one in shown]
+    finals = {(figure.name, figure.values) for figure in compared.figures if figure.kind == "final"}
+    shown = (
+        figure for figure in compared.figures if figure.kind != "at_step" or (figure.name, figure.values) not in finals
+    )
+    figures = [(name_of(figure), cells(figure)) for figure in shown]
     if figures:
         yield from table("figures", letters, figures)
-        if rows := max(each.loss_rows for each in found.summaries):
+        if rows := max(each.loss_rows for each in compared.summaries):
             yield f"loss: mean of the last {plural(rows, 'row')} up to each step; other metrics are as logged"
     else:
         yield "No run has written metrics yet."
 
 
-def name_of(one: Figure) -> str:
+def name_of(figure: Figure) -> str:
     """Return `held-out loss, at step 2,000`."""
-    match one.kind:
+    match figure.kind:
         case "at_step":
-            return f"{one.name}, at step {one.step:,}"
+            return f"{figure.name}, at step {figure.step:,}"
         case None:
-            return one.name
+            return figure.name
         case kind:
-            return f"{one.name}, {kind}"
+            return f"{figure.name}, {kind}"
 
 
-def cells(one: Figure) -> tuple[str, ...]:
+def cells(figure: Figure) -> tuple[str, ...]:
     """Return each run's value with its difference from the first run's: `2.5612 (-0.0531)`, `11,210 (+2.1%)`."""
-    value, delta = FORMATS.get(one.name, FORMATS["tokens/s"] if one.name.endswith("/s") else (_number, _difference))
+    value, delta = FORMATS.get(
+        figure.name, FORMATS["tokens/s"] if figure.name.endswith("/s") else (_number, _difference)
+    )
     texts = []
-    for place, (each, more) in enumerate(zip(one.values, one.deltas, strict=True)):
-        first, difference = one.values[0], more if more is not None and math.isfinite(more) else None
+    for place, (each, more) in enumerate(zip(figure.values, figure.deltas, strict=True)):
+        first, difference = figure.values[0], more if more is not None and math.isfinite(more) else None
         against = "" if not place or first is None or difference is None else f" ({delta(difference, first)})"
         texts.append(UNKNOWN if each is None else f"{value(each)}{against}")
     return tuple(texts)

@@ -21,11 +21,11 @@ FORMAT = re.compile(r"-[A-Za-z]*?o(json|yaml|text)?")
 def output_of(argv: Sequence[str]) -> Output:
     """Return the output format that a command line asks for; the command line may be invalid."""
     own = list(argv[: argv.index("--")] if "--" in argv else argv)
-    found = Output.text
+    chosen = Output.text
     for word, after in pairwise([*own, ""]):
         if (match := FORMAT.fullmatch(word)) and (match[1] or after) in [*Output]:
-            found = Output(match[1] or after)
-    return found
+            chosen = Output(match[1] or after)
+    return chosen
 
 
 def printed(data: Any, output: Output, error: LaunchError | None = None) -> None:

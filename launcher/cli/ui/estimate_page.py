@@ -16,86 +16,88 @@ if TYPE_CHECKING:
     from launcher.plan.memory.largest import Largest
 
 
-def page(found: Estimate) -> Iterator[str]:
+def page(estimate: Estimate) -> Iterator[str]:
     """Yield the page of an estimate."""
-    machine = found.machine
+    machine = estimate.machine
     cards = f"{machine.gpus} × {machine.gpu}"
     yield from labelled(
-        "machine", f"{machine.nodes} × {machine.machine_type} ({cards}, {found.gpu_memory_gb:g} GB each)"
+        "machine", f"{machine.nodes} × {machine.machine_type} ({cards}, {estimate.gpu_memory_gb:g} GB each)"
     )
-    if found.bytes is None:
-        yield from labelled("model", found.note or "unknown: the program is not the built-in trainer")
+    if estimate.bytes is None:
+        yield from labelled("model", estimate.note or "unknown: the program is not the built-in trainer")
         return
-    yield from labelled("model", f"{found.model}, {count_text(found.parameters or 0)} parameters")
-    if found.note:
-        yield from labelled("", found.note)
+    yield from labelled("model", f"{estimate.model}, {count_text(estimate.parameters or 0)} parameters")
+    if estimate.note:
+        yield from labelled("", estimate.note)
     yield ""
-    yield from memory(found)
+    yield from memory(estimate)
     yield ""
-    yield from fit_options(found)
+    yield from fit_options(estimate)
     yield ""
-    yield from time_and_cost(found)
+    yield from time_and_cost(estimate)
 
 
-def memory(found: Estimate) -> Iterator[str]:
+def memory(estimate: Estimate) -> Iterator[str]:
     """Yield the table of parts."""
-    yield f"memory of one GPU, micro-batch {found.micro_batch}"
-    rows = [(f"  {part.name}", signed(part.bytes), part.what) for part in found.parts]
-    verdict = "fits" if found.fits else "does not fit"
-    limit = f"{verdict} into {found.gpu_memory_gb:g} GB"
+    yield f"memory of one GPU, micro-batch {estimate.micro_batch}"
+    rows = [(f"  {part.name}", signed(part.bytes), part.what) for part in estimate.parts]
+    verdict = "fits" if estimate.fits else "does not fit"
+    limit = f"{verdict} into {estimate.gpu_memory_gb:g} GB"
     widths = [max(len(row[0]) for row in rows), max(9, *(len(row[1]) for row in rows))]
-    if found.compiles:
+    if estimate.compiles:
         limit += "; compiled code needs less"
-    for name, size, what in [*rows, ("  total", signed(found.bytes or 0), limit)]:
+    for name, size, what in [*rows, ("  total", signed(estimate.bytes or 0), limit)]:
         yield f"{name:<{widths[0]}}  {size:>{widths[1]}}  {what}"
 
 
-def fit_options(found: Estimate) -> Iterator[str]:
+def fit_options(estimate: Estimate) -> Iterator[str]:
     """Yield the largest micro-batch with each technique, and the smallest machine that fits."""
     rows = [("largest micro-batch on this machine", "")]
-    for choice in found.choices:
+    for choice in estimate.choices:
         flags = choice.flags.replace("--set run.config.", "").replace("=", ": ") or "as in the spec"
         limit = " (limit: batch_size)" if choice.limited_by == "batch_size" else ""
         rows.append((f"  {flags}", f"{choice.micro_batch or 'none fits'}{limit}"))
     yield from columns(rows)
-    if found.smallest:
-        one = found.smallest
-        flags = f", {one.flags}" if one.flags else ""
-        yield from labelled("smallest", f"{found.machine.nodes} × {one.machine_type} ({one.gpus} × {one.gpu}){flags}")
+    if estimate.smallest:
+        smallest = estimate.smallest
+        flags = f", {smallest.flags}" if smallest.flags else ""
+        yield from labelled(
+            "smallest", f"{estimate.machine.nodes} × {smallest.machine_type} ({smallest.gpus} × {smallest.gpu}){flags}"
+        )
     else:
         yield from labelled("smallest", "no machine of the catalog holds this model")
 
 
-def time_and_cost(found: Estimate) -> Iterator[str]:
+def time_and_cost(estimate: Estimate) -> Iterator[str]:
     """Yield speed, time and cost by provisioning model."""
-    if found.speed is None:
-        yield from labelled("speed", f"unknown: {no_speed(found.parameters, fits=found.fits)}")
+    if estimate.speed is None:
+        yield from labelled("speed", f"unknown: {no_speed(estimate.parameters, fits=estimate.fits)}")
         return
-    speed = found.speed
+    speed = estimate.speed
     yield from labelled("speed", f"{speed.per_second:,.0f} {speed.unit}/s; {speed.basis}")
-    samples = plural(found.batch_size or 0, "sample")
-    units = f" of {found.sample_units:,} {speed.unit}" if (found.sample_units or 0) > 1 else ""
-    yield from labelled("work", f"{found.steps or 0:,} steps of {samples}{units}")
+    samples = plural(estimate.batch_size or 0, "sample")
+    units = f" of {estimate.sample_units:,} {speed.unit}" if (estimate.sample_units or 0) > 1 else ""
+    yield from labelled("work", f"{estimate.steps or 0:,} steps of {samples}{units}")
     yield ""
     header = ("provisioning", "region", "USD/h", "time", "cost", "interruptions")
-    yield from columns([header, *map(row, found.offers)])
+    yield from columns([header, *map(row, estimate.offers)])
     yield "Time and cost include 15 min for each interruption (assumed)."
 
 
-def row(one: Offer) -> tuple[str, ...]:
+def row(offer: Offer) -> tuple[str, ...]:
     """Return the cells of an offer."""
-    rate = "unknown" if one.interruptions is None else f"{one.interruptions:.2f}"
-    price = "unknown" if one.usd_per_hour is None else f"{one.usd_per_hour:,.2f}"
-    time = "unknown" if one.hours is None else elapsed(one.hours * 3600)
-    cost = "unknown" if one.usd is None else usd_text(one.usd)
-    return one.provisioning.partition(":")[0], one.region, price, time, cost, rate
+    rate = "unknown" if offer.interruptions is None else f"{offer.interruptions:.2f}"
+    price = "unknown" if offer.usd_per_hour is None else f"{offer.usd_per_hour:,.2f}"
+    time = "unknown" if offer.hours is None else elapsed(offer.hours * 3600)
+    cost = "unknown" if offer.usd is None else usd_text(offer.usd)
+    return offer.provisioning.partition(":")[0], offer.region, price, time, cost, rate
 
 
 def largest_page(memory: str, rows: Sequence[Largest]) -> Iterator[str]:
     """Yield the largest models for an amount of memory."""
     yield f"largest model on one GPU with {memory}, 10 % left for activations"
     header = ("use", "parameters", "bytes each", "built-in")
-    cells = [(one.use, count_text(one.parameters), f"{one.bytes_per_parameter:g}", one.model or "-") for one in rows]
+    cells = [(row.use, count_text(row.parameters), f"{row.bytes_per_parameter:g}", row.model or "-") for row in rows]
     yield from columns([header, *cells])
 
 

@@ -14,29 +14,29 @@ SHOWN = 4
 """Most nodes to show: those with problems first, then the least busy ones."""
 
 
-def lines(found: Sequence[Node], reported: Container[int] = ()) -> Iterator[tuple[str, str]]:
+def lines(nodes: Sequence[Node], reported: Container[int] = ()) -> Iterator[tuple[str, str]]:
     """Yield what a sentence is about (GPUs, memory or disk), and the sentence: one for each node with GPUs (at most
     SHOWN), and the problems of all nodes.
 
     Errors of the nodes in `reported` are omitted.
     """
     seen = sorted(
-        (node for node in found if node.gpus),
+        (node for node in nodes if node.gpus),
         key=lambda node: (not (node.wrong or node.errors), node.facts.get("gpu_util_mean", 1.0)),
     )
     for node in seen[:SHOWN]:
         yield "GPUs", sentence(node)
     if len(seen) > SHOWN:
         yield "GPUs", f"and {plural(len(seen) - SHOWN, 'more node')}"
-    for node in found:
+    for node in nodes:
         yield from ((alert.about, alert.line) for alert in node.wrong)
         yield from (("GPUs", error) for error in node.errors if node.number not in reported)
 
 
-def labelled_lines(found: Sequence[Node]) -> Iterator[tuple[str, str]]:
+def labelled_lines(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
     """Yield a label and a sentence; an empty label where the one above still holds."""
     above = ""
-    for label, text in lines(found):
+    for label, text in lines(nodes):
         yield ("" if label == above else label), text
         above = label
 

@@ -13,9 +13,9 @@ def provisioning_of(job: Job) -> str:
 
 def machine_of(job: Job) -> str:
     """Return `2 × a3-highgpu-8g`, without a number for one node."""
-    found = request.read(job.request)
-    name = found.machine_type or "a machine"
-    return f"{found.nodes} × {name}" if found.nodes > 1 else name
+    requested = request.read(job.request)
+    name = requested.machine_type or "a machine"
+    return f"{requested.nodes} × {name}" if requested.nodes > 1 else name
 
 
 def image_of(job: Job) -> str:

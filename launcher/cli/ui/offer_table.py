@@ -26,13 +26,15 @@ def table(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live, mod
     row, and what is known of it in the project."""
     import textwrap
 
-    rows = [(*HEAD, *models), *(row(one, models) for one in offers)]
+    rows = [(*HEAD, *models), *(row(offer, models) for offer in offers)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    each_region = len({one.region for one in offers}) > 3
+    each_region = len({offer.region for offer in offers}) > 3
     for number, cells in enumerate(rows):
         yield line(cells, widths)
         if number and not each_region:
-            shown = ", ".join(f"{one.name}\u00a0×{one.share or one.gpus}" for one in offers[number - 1].machines)
+            shown = ", ".join(
+                f"{machine.name}\u00a0×{machine.share or machine.gpus}" for machine in offers[number - 1].machines
+            )
             for text in textwrap.wrap(shown, WIDTH - 2, break_on_hyphens=False):
                 yield f"  {text}".replace("\u00a0", " ")
             models_by_region: dict[str, list[str]] = {}
@@ -40,8 +42,8 @@ def table(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live, mod
                 models_by_region.setdefault(region, []).append(model)
             cheapest = (f"{', '.join(names)} cheapest in {region}" for region, names in models_by_region.items())
             yield from indented("; ".join(cheapest))
-        if number and (found := live.get((cells[0], cells[3]))):
-            yield from live_lines(found)
+        if number and (offer_now := live.get((cells[0], cells[3]))):
+            yield from live_lines(offer_now)
     yield ""
     yield from notes(catalog)
     yield f"{len(offers)} of {plural(total, 'offer')}; prices of {catalog.price_table.date}"
@@ -72,28 +74,28 @@ def price_text(price: PriceRange | None) -> str:
     return ("≤" if price.bound else "") + (low if low == high else f"{low}-{high}")
 
 
-def live_lines(found: LiveOffer) -> Iterator[str]:
+def live_lines(live: LiveOffer) -> Iterator[str]:
     """Yield the quotas, the capacity and its history, and what could not be read."""
-    yield from quota_lines("VMs", found.quotas)
-    yield from quota_lines("Vertex AI", found.vertex_quotas)
-    if one := found.capacity:
-        score = UNKNOWN if one.obtainability is None else f"{one.obtainability:.2g} of 1"
-        runs = "" if one.uptime_seconds is None else f", expected to run {rough_duration(one.uptime_seconds)}"
-        yield from indented(f"Spot capacity: {score}{runs} ({found.machine_type}, {one.api} API)")
-    if past := found.history:
+    yield from quota_lines("VMs", live.quotas)
+    yield from quota_lines("Vertex AI", live.vertex_quotas)
+    if capacity := live.capacity:
+        score = UNKNOWN if capacity.obtainability is None else f"{capacity.obtainability:.2g} of 1"
+        runs = "" if capacity.uptime_seconds is None else f", expected to run {rough_duration(capacity.uptime_seconds)}"
+        yield from indented(f"Spot capacity: {score}{runs} ({live.machine_type}, {capacity.api} API)")
+    if past := live.history:
         rate = UNKNOWN if past.preemption_rate is None else f"{past.preemption_rate:.0%} in {plural(past.days, 'day')}"
         prices = ", ".join(f"${usd:.2f}/h from {day}" for day, usd in past.prices[-2:])
         yield from indented(f"Spot preemptions: {rate}; price {prices or UNKNOWN} ({past.api} API)")
-    for problem in found.problems:
+    for problem in live.problems:
         yield from indented(f"unknown: {problem}")
 
 
 def quota_lines(service: str, quotas: Mapping[str, QuotaUse | None]) -> Iterator[str]:
     """Yield `VM quota (used/limit): standard 0/8, spot ?/4`."""
     cells = []
-    for model, one in quotas.items():
-        limit = UNKNOWN if one is None else "no limit" if one.limit < 0 else f"{one.limit:g}"
-        used = "" if one is None or one.limit < 0 else "?/" if one.used is None else f"{one.used:g}/"
+    for model, quota in quotas.items():
+        limit = UNKNOWN if quota is None else "no limit" if quota.limit < 0 else f"{quota.limit:g}"
+        used = "" if quota is None or quota.limit < 0 else "?/" if quota.used is None else f"{quota.used:g}/"
         cells.append(f"{model} {used}{limit}")
     yield from indented(f"quota of {service} (used/limit): {', '.join(cells)}" if cells else "")
 
@@ -111,8 +113,8 @@ def notes(catalog: Catalog) -> Iterator[str]:
     fee = catalog.rates["vertex-fee"].usd
     yield "USD per GPU and hour on Compute Engine, with vCPUs, memory and local SSDs."
     yield f"Vertex AI adds {fee:.0%} of the list price. ≤: upper bound. bf16: dense TFLOP/s."
-    if found := catalog.interruptions("spot"):
-        yield f"Spot: about {found.hours:g} h between interruptions of a node, for any GPU (assumed)."
+    if interruptions := catalog.interruptions("spot"):
+        yield f"Spot: about {interruptions.hours:g} h between interruptions of a node, for any GPU (assumed)."
 
 
 def as_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -> dict[str, Any]:
@@ -124,20 +126,20 @@ def as_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -
     return {
         "offers": [
             {
-                "gpu": one.gpu.name,
-                "title": one.gpu.title,
-                "memory_gb": one.gpu.memory_gb,
-                "bf16_tflops": one.gpu.peak_tflops["bf16"],
-                "region": one.region,
-                "regions": list(one.regions),
-                "cheapest_region": one.cheapest,
+                "gpu": offer.gpu.name,
+                "title": offer.gpu.title,
+                "memory_gb": offer.gpu.memory_gb,
+                "bf16_tflops": offer.gpu.peak_tflops["bf16"],
+                "region": offer.region,
+                "regions": list(offer.regions),
+                "cheapest_region": offer.cheapest,
                 "machines": [
-                    {"machine_type": each.name, "gpus": each.gpus, "share": each.share} for each in one.machines
+                    {"machine_type": each.name, "gpus": each.gpus, "share": each.share} for each in offer.machines
                 ],
-                "usd_per_gpu_hour": {model: msgspec.to_builtins(price) for model, price in one.prices.items()},
-                **live_data(live, one),
+                "usd_per_gpu_hour": {model: msgspec.to_builtins(price) for model, price in offer.prices.items()},
+                **live_data(live, offer),
             }
-            for one in offers
+            for offer in offers
         ],
         "total": total,
         "spot_interruptions": msgspec.to_builtins(interruptions) if interruptions else None,
@@ -149,5 +151,5 @@ def live_data(live: Live, offer: Offer) -> dict[str, Any]:
     """Return the key `live` of an offer, or no key if nothing was read."""
     import msgspec
 
-    found = live.get((offer.gpu.name, offer.region or ""))
-    return {"live": msgspec.to_builtins(found)} if found else {}
+    offer_now = live.get((offer.gpu.name, offer.region or ""))
+    return {"live": msgspec.to_builtins(offer_now)} if offer_now else {}

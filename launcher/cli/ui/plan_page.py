@@ -251,17 +251,17 @@ def time_lines(plan: Plan, explain: bool) -> Iterator[str]:
         longest = exact_duration(limits.wait_at_most_seconds)
         yield f"plus the wait for a machine, unbilled: at most {longest} in {plural(len(plan.attempts), 'attempt')}"
     if explain:
-        waits = {one.provisioning.partition(":")[0]: one.wait_seconds for one in plan.attempts}
+        waits = {attempt.provisioning.partition(":")[0]: attempt.wait_seconds for attempt in plan.attempts}
         each = ", ".join(f"{kind} {exact_duration(wait)}" for kind, wait in waits.items() if wait)
         yield f"({each} per attempt; {'' if limits.wait_total_seconds else 'no '}limits.wait_total)"
 
 
 def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the events that are sent to a webhook; its URL is a secret."""
-    if given := plan.spec.get("notify"):
+    if notify := plan.spec.get("notify"):
         from launcher.spec.models import Notify
 
-        wanted = msgspec.convert(given, Notify)
+        wanted = msgspec.convert(notify, Notify)
         form = " as Slack text" if wanted.format == "slack" else ""
         yield "notify", f"{', '.join(wanted.on)}: sent to the webhook{form}"
 
@@ -270,7 +270,7 @@ def mount_lines(plan: Plan) -> Iterator[str]:
     """Yield what is mounted at each folder of the container, and what happens to it after the job."""
     from launcher.spec.mounts import Mount
 
-    for mount in (msgspec.convert(one, Mount) for one in plan.spec.get("mounts", ())):
+    for mount in (msgspec.convert(mount, Mount) for mount in plan.spec.get("mounts", ())):
         name = f"gs://{mount.bucket}" if mount.bucket else mount.source
         end = ", deleted with its VM" if mount.new_disk_gb else ", read-only" if mount.read_only else ""
         yield f"{mount.folder}: {name}{end}"
@@ -303,7 +303,7 @@ def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
         yield f"{here}, instead of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
         return
     if len(plan.machines) > 1 and not explain:
-        named = either(f"{one.machine_type} ({one.gpu.removeprefix('NVIDIA ')})" for one in plan.machines)
+        named = either(f"{shape.machine_type} ({shape.gpu.removeprefix('NVIDIA ')})" for shape in plan.machines)
         yield f"{plan.machine.nodes} × {named}, {plural(plan.machine.gpus, 'GPU')} each"
         return
     for machine in plan.machines:

@@ -21,7 +21,7 @@ def lines(
     folder: str | None,
     succeeded: bool,
     seconds: float,
-    found: RunMetrics | None,
+    results: RunMetrics | None,
     preempted: str = "",
     image: str = "",
     how: str = "",
@@ -42,16 +42,16 @@ def lines(
         yield from labelled("preempted", preempted)
     if restarts:
         yield from labelled("restarts", str(restarts))
-    end = found.event("end") if found else None
+    end = results.event("end") if results else None
     if end:
         for label, text in training(end):
             yield from labelled(label, text)
-    elif found and found.rows:
-        yield from labelled("metrics", last_row(found))
-    if found and not found.rows and (idle := found.event(runfolder.NO_STEP)):
+    elif results and results.rows:
+        yield from labelled("metrics", last_row(results))
+    if results and not results.rows and (idle := results.event(runfolder.NO_STEP)):
         lasted = f"exited with 0 after {figure(idle, 'seconds') or 0:.0f} s without a step or a checkpoint"
         yield from labelled("warning", f"{lasted}; its output may say why: launch logs {run}")
-    for text in nonfinite(found) if found else ():
+    for text in nonfinite(results) if results else ():
         yield from labelled("warning", text)
     if folder:
         yield from labelled("folder", relative(folder))
@@ -80,18 +80,18 @@ def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "speed", speed
 
 
-def last_row(found: RunMetrics) -> str:
+def last_row(results: RunMetrics) -> str:
     """Return the last row of a script's metrics: `3 steps; last (step 3): loss 0.3333`."""
-    row = found.rows[-1]
+    row = results.rows[-1]
     named = {name: figure(row, name) for name in row if name not in ("step", "time")}
     values = [f"{name} {value:.4g}" for name, value in named.items() if value is not None]
-    return f"{plural(len(found.rows), 'step')}; last (step {row['step']}): {', '.join(values) or 'no values'}"
+    return f"{plural(len(results.rows), 'step')}; last (step {row['step']}): {', '.join(values) or 'no values'}"
 
 
-def nonfinite(found: RunMetrics) -> Iterator[str]:
+def nonfinite(results: RunMetrics) -> Iterator[str]:
     """Yield `loss was nan or infinite in 3 of 9 steps, first in step 4` for each such metric."""
-    for name, where in found.nonfinite.items():
-        count = f"{where['steps']} of {plural(len(found.rows), 'step')}"
+    for name, where in results.nonfinite.items():
+        count = f"{where['steps']} of {plural(len(results.rows), 'step')}"
         yield f"{name} was nan or infinite in {count}, first in step {where['first_step']}"
 
 
@@ -107,14 +107,14 @@ def speed_text(end: Mapping[str, Any]) -> str:
     return ""
 
 
-def as_data(found: RunMetrics | None, time: float | None = None) -> dict[str, Any]:
+def as_data(results: RunMetrics | None, time: float | None = None) -> dict[str, Any]:
     """Return the number of steps and the end of the run for `-o json`.
 
     `end` is the trainer's `end` event. Without one (a script, or a failed run) it is the last row of the metrics with
     `time`, when the run ended in Unix seconds; None if there is neither.
     """
-    rows = found.rows if found else ()
-    end = found.event("end") if found else None
+    rows = results.rows if results else ()
+    end = results.event("end") if results else None
     if end is None and (rows or time is not None):
         end = {"step": None, **(rows[-1] if rows else {}), **({"time": time} if time is not None else {})}
-    return {"steps": len(rows), "end": dict(end) if end else None, "nonfinite": found.nonfinite if found else {}}
+    return {"steps": len(rows), "end": dict(end) if end else None, "nonfinite": results.nonfinite if results else {}}

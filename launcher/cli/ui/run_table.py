@@ -25,25 +25,27 @@ DROPPED: Final = ("OWNER", "STEP", "MACHINE", "TARGET", "AGE")
 """Columns that are dropped from a table that is too wide, in this order; of STEP only the total."""
 
 
-def lines(found: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
+def lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
     """Yield the table, what could not be read, and a footer. `fold`: the runs of a sweep are one row."""
     from launcher.runs.run_list import ListedSweep, group_sweeps
 
-    entries = group_sweeps(found.runs) if fold else [*found.runs]
+    entries = group_sweeps(run_list.runs) if fold else [*run_list.runs]
     shown = entries if everything else entries[:SHOWN]
-    unsearched = "; the cloud was not searched" if found.unlisted else ""
+    unsearched = "; the cloud was not searched" if run_list.unlisted else ""
     if not shown:
         yield f"No runs{unsearched}."
         return
     now = time.time()
     yield from aligned(
-        fitting([sweep_row(one, now) if isinstance(one, ListedSweep) else row(one, now) for one in shown], width)
+        fitting(
+            [sweep_row(entry, now) if isinstance(entry, ListedSweep) else row(entry, now) for entry in shown], width
+        )
     )
-    for one in shown:
-        if not isinstance(one, ListedSweep) and one.problem:
-            yield clean_text(f"{one.run}: {one.problem}")
-    yield f"{footer(found.runs, len(entries) - len(shown))}{unsearched}"
-    if any(isinstance(one, ListedSweep) for one in shown):
+    for entry in shown:
+        if not isinstance(entry, ListedSweep) and entry.problem:
+            yield clean_text(f"{entry.run}: {entry.problem}")
+    yield f"{footer(run_list.runs, len(entries) - len(shown))}{unsearched}"
+    if any(isinstance(entry, ListedSweep) for entry in shown):
         yield "The points of a sweep: launch status NAME"
 
 
@@ -86,15 +88,15 @@ def loss_text(loss: float) -> str:
 def fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[dict[str, str]]:
     """Return the rows without columns that are empty, and without those that would make them too wide."""
     kept = [name for name in rows[0] if any(row[name] for row in rows)]
-    found = [{name: row[name] for name in kept} for row in rows]
+    fitted = [{name: row[name] for name in kept} for row in rows]
     for dropped in DROPPED:
-        if table_width(found) <= width:
+        if table_width(fitted) <= width:
             break
         if dropped == "STEP":
-            found = [{**row, "STEP": row.get("STEP", "").partition("/")[0]} for row in found]
+            fitted = [{**row, "STEP": row.get("STEP", "").partition("/")[0]} for row in fitted]
         else:
-            found = [{name: cell for name, cell in row.items() if name != dropped} for row in found]
-    return found
+            fitted = [{name: cell for name, cell in row.items() if name != dropped} for row in fitted]
+    return fitted
 
 
 def table_width(rows: Sequence[Mapping[str, str]]) -> int:
@@ -124,14 +126,14 @@ def footer(runs: Sequence[ListedRun], older: int) -> str:
 # --- For scripts -----------------------------------------------------------------------------------------------------
 
 
-def as_data(found: RunList) -> dict[str, Any]:
+def as_data(run_list: RunList) -> dict[str, Any]:
     """Return the list for scripts; `unlisted` says why the runs in the cloud are missing."""
     from launcher.runs.run_list import ListedSweep, group_sweeps
 
-    problem = found.unlisted
+    problem = run_list.unlisted
     unlisted = {"problem": problem.problem, "hint": problem.hint} if problem else None
-    sweeps = [sweep_data(one) for one in group_sweeps(found.runs) if isinstance(one, ListedSweep)]
-    return {"runs": [run_data(run) for run in found.runs], "sweeps": sweeps, "unlisted": unlisted}
+    sweeps = [sweep_data(entry) for entry in group_sweeps(run_list.runs) if isinstance(entry, ListedSweep)]
+    return {"runs": [run_data(run) for run in run_list.runs], "sweeps": sweeps, "unlisted": unlisted}
 
 
 def sweep_data(sweep: ListedSweep) -> dict[str, Any]:

@@ -25,47 +25,51 @@ MOST_SHOWN = 120
 """Maximum number of characters of a value."""
 
 
-def markdown(found: Sequence[SpecChange], ref: str) -> Iterator[str]:
+def markdown(changes: Sequence[SpecChange], ref: str) -> Iterator[str]:
     """Yield Markdown: a table of the specs that changed, the fields of each, and one line on those whose image alone
     changed."""
-    changed = [one for one in found if (one.kind != "unchanged" or one.renamed_from) and not is_image_only(one)]
-    images = [one for one in found if is_image_only(one)]
-    yield f"### Specs: {len(changed)} of {len(found)} changed since {code(ref)}"
+    changed = [
+        change
+        for change in changes
+        if (change.kind != "unchanged" or change.renamed_from) and not is_image_only(change)
+    ]
+    images = [change for change in changes if is_image_only(change)]
+    yield f"### Specs: {len(changed)} of {len(changes)} changed since {code(ref)}"
     if changed:
         yield from ("", "| spec | change | cost at most |", "|---|---|---:|")
-        for one in changed:
-            before, after = (cost_text(side) if side and side.plan else "" for side in (one.before, one.after))
+        for change in changed:
+            before, after = (cost_text(side) if side and side.plan else "" for side in (change.before, change.after))
             cost = " → ".join(filter(None, (before, after or ("–" if before else ""))))
-            yield f"| {code(one.path)} | {kind_text(one)} | {after if before == after else cost} |"
-    for one in changed:
-        if lines := [*details(one, ref)]:
-            yield from ("", f"#### {code(one.path)}", "", *lines)
+            yield f"| {code(change.path)} | {kind_text(change)} | {after if before == after else cost} |"
+    for change in changed:
+        if lines := [*details(change, ref)]:
+            yield from ("", f"#### {code(change.path)}", "", *lines)
 
     if images:
-        names = listed([code(one.path) for one in images], MOST_NAMED)
+        names = listed([code(change.path) for change in images], MOST_NAMED)
         yield from ("", f"New image and run ID, because code changed, in {plural(len(images), 'other spec')}: {names}")
 
 
-def is_image_only(one: SpecChange) -> bool:
+def is_image_only(change: SpecChange) -> bool:
     """Return whether only the image's content and the run ID changed, as with each change of the code."""
-    both = one.changes
-    return bool(both.image) and not one.renamed_from and both == PlanChanges(run=both.run, image=both.image)
+    both = change.changes
+    return bool(both.image) and not change.renamed_from and both == PlanChanges(run=both.run, image=both.image)
 
 
-def kind_text(one: SpecChange) -> str:
+def kind_text(change: SpecChange) -> str:
     """Return new, removed, changed, renamed, or refused."""
-    if one.after and one.after.plan is None:
+    if change.after and change.after.plan is None:
         return "refused"
-    renamed = f"renamed from {code(one.renamed_from)}" if one.renamed_from else ""
-    return ", ".join(filter(None, (renamed, one.kind if one.kind != "unchanged" else "")))
+    renamed = f"renamed from {code(change.renamed_from)}" if change.renamed_from else ""
+    return ", ".join(filter(None, (renamed, change.kind if change.kind != "unchanged" else "")))
 
 
-def details(one: SpecChange, ref: str) -> Iterator[str]:
+def details(change: SpecChange, ref: str) -> Iterator[str]:
     """Yield problems, the run ID and the image, a line each, and the table of fields."""
-    yield from problem_lines(one.after, "")
-    if one.after:
-        yield from problem_lines(one.before, f"refused at {code(ref)}: ")
-    both = one.changes
+    yield from problem_lines(change.after, "")
+    if change.after:
+        yield from problem_lines(change.before, f"refused at {code(ref)}: ")
+    both = change.changes
     if both.run:
         yield f"- run ID: {code(both.run[0])} → {code(both.run[1])}: a launch starts a new run"
     if both.image:
@@ -107,19 +111,19 @@ def escaped(text: str) -> str:
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in " ".join(text.split()))
 
 
-def changes_data(found: Sequence[SpecChange], ref: str) -> dict[str, Any]:
+def changes_data(changes: Sequence[SpecChange], ref: str) -> dict[str, Any]:
     """Return the changes for scripts (docs/ci.md)."""
     return {
         "against": ref,
         "specs": [
             {
-                "spec": one.path,
-                "kind": one.kind,
-                "renamed_from": one.renamed_from or None,
-                "before": spec_data(one.before) if one.before else None,
-                "after": spec_data(one.after) if one.after else None,
-                "changes": msgspec.to_builtins(one.changes),
+                "spec": change.path,
+                "kind": change.kind,
+                "renamed_from": change.renamed_from or None,
+                "before": spec_data(change.before) if change.before else None,
+                "after": spec_data(change.after) if change.after else None,
+                "changes": msgspec.to_builtins(change.changes),
             }
-            for one in found
+            for change in changes
         ],
     }

@@ -23,62 +23,62 @@ LEAST_WAIT = 10.0
 """Waits shorter than this, in seconds, are not mentioned."""
 
 
-def attempt_text(one: AttemptSummary) -> str:
+def attempt_text(attempt: AttemptSummary) -> str:
     """Return an attempt in one sentence.
 
     `queued 14 min 3 s, ran 2 h 10 min on 2 × a3-highgpu-8g (spot in us-central1), preempted at step 4,200`.
     """
-    resumed = [resumed_text(one.resumed, one.lost_usd)] if one.resumed else []
+    resumed = [resumed_text(attempt.resumed, attempt.lost_usd)] if attempt.resumed else []
     restarts = [
         f"{'preempted' if each.was_preempted else 'restarted'} at step {each.stopped_at:,}, {resumed_text(each)}"
-        for each in one.restarts
+        for each in attempt.restarts
     ]
-    ran = [*restarts, *_running(one)] if one.state == "running" else [*_running(one), *restarts]
-    parts = [*_waiting(one), *resumed, *ran, *_end(one)]
+    ran = [*restarts, *_running(attempt)] if attempt.state == "running" else [*_running(attempt), *restarts]
+    parts = [*_waiting(attempt), *resumed, *ran, *_end(attempt)]
     text = ", ".join(parts)
     return text[:1].upper() + text[1:]
 
 
-def _waiting(one: AttemptSummary) -> Iterator[str]:
-    if one.state == "waiting":
-        yield f"waiting for {_machines(one)} for {elapsed(one.waited)}"
-    elif one.waited >= LEAST_WAIT:
-        yield f"queued {elapsed(one.waited)}" + ("" if one.ran else f" for {_machines(one)}")
+def _waiting(attempt: AttemptSummary) -> Iterator[str]:
+    if attempt.state == "waiting":
+        yield f"waiting for {_machines(attempt)} for {elapsed(attempt.waited)}"
+    elif attempt.waited >= LEAST_WAIT:
+        yield f"queued {elapsed(attempt.waited)}" + ("" if attempt.ran else f" for {_machines(attempt)}")
 
 
-def _running(one: AttemptSummary) -> Iterator[str]:
-    where = f" on {_machines(one)}" if one.place else ""
-    if one.state == "running":
-        yield f"running for {elapsed(one.ran)}{where}"
-    elif one.ran:
-        yield f"ran {elapsed(one.ran)}{where}"
+def _running(attempt: AttemptSummary) -> Iterator[str]:
+    where = f" on {_machines(attempt)}" if attempt.place else ""
+    if attempt.state == "running":
+        yield f"running for {elapsed(attempt.ran)}{where}"
+    elif attempt.ran:
+        yield f"ran {elapsed(attempt.ran)}{where}"
 
 
-def _end(one: AttemptSummary) -> Iterator[str]:
-    at = f" at step {one.reached:,}" if one.reached is not None else ""
-    match one.kind:
+def _end(attempt: AttemptSummary) -> Iterator[str]:
+    at = f" at step {attempt.reached:,}" if attempt.reached is not None else ""
+    match attempt.kind:
         case "preempted":
             yield f"preempted{at}"
         case "succeeded":
-            yield "exited with 0 without a step or a checkpoint" if one.left_nothing else f"succeeded{at}"
-        case "cancelled" if one.cause == "it was cancelled":
+            yield "exited with 0 without a step or a checkpoint" if attempt.left_nothing else f"succeeded{at}"
+        case "cancelled" if attempt.cause == "it was cancelled":
             yield f"cancelled{at}"
-        case "cancelled" if not one.ran:
-            yield (one.cause or "cancelled") + (f" ({one.place})" if one.place else "")
-        case "" if one.state == "interrupted":
-            asked = one.place and not one.ran and not one.waited
-            yield f"requested ({one.place}), no job is recorded" if asked else f"interrupted{at}"
+        case "cancelled" if not attempt.ran:
+            yield (attempt.cause or "cancelled") + (f" ({attempt.place})" if attempt.place else "")
+        case "" if attempt.state == "interrupted":
+            was_requested = attempt.place and not attempt.ran and not attempt.waited
+            yield f"requested ({attempt.place}), no job is recorded" if was_requested else f"interrupted{at}"
         case "":
-            yield from (f"ended{at}",) if one.state == "ended" else ()
-        case _ if one.ran:
-            yield f"ended{at}: {one.cause or one.kind}"
+            yield from (f"ended{at}",) if attempt.state == "ended" else ()
+        case _ if attempt.ran:
+            yield f"ended{at}: {attempt.cause or attempt.kind}"
         case _:
-            where = "" if one.waited >= LEAST_WAIT or not one.place else f" ({one.place})"
-            yield f"refused{where}: {one.cause or one.kind}"
+            where = "" if attempt.waited >= LEAST_WAIT or not attempt.place else f" ({attempt.place})"
+            yield f"refused{where}: {attempt.cause or attempt.kind}"
 
 
-def _machines(one: AttemptSummary) -> str:
-    return f"{one.machine or 'a machine'} ({one.place})" if one.place else one.machine or "machines"
+def _machines(attempt: AttemptSummary) -> str:
+    return f"{attempt.machine or 'a machine'} ({attempt.place})" if attempt.place else attempt.machine or "machines"
 
 
 def resumed_text(resumed: Resumed, usd: float | None = None) -> str:
@@ -90,13 +90,13 @@ def resumed_text(resumed: Resumed, usd: float | None = None) -> str:
     return f"resumed from step {resumed.resumed_from:,} ({lost})"
 
 
-def cost_text(found: Sequence[AttemptSummary], cap: float | None) -> str:
+def cost_text(attempts: Sequence[AttemptSummary], cap: float | None) -> str:
     """Return `≈$31.00 so far, at most $60.00`; empty: nothing was paid for, or on this machine."""
-    if not any(one.ran and one.place for one in found):
+    if not any(attempt.ran and attempt.place for attempt in attempts):
         return ""
-    usd = total_usd(found)
+    usd = total_usd(attempts)
     spent = "price unknown" if usd is None else usd_text(usd, approx=True)
-    so_far = " so far" if found[-1].state in ("waiting", "running") else ""
+    so_far = " so far" if attempts[-1].state in ("waiting", "running") else ""
     return f"{spent}{so_far}" + (f" of at most {usd_text(cap)}" if cap else "")
 
 
@@ -105,9 +105,9 @@ def story_lines(
 ) -> Iterator[str]:
     """Yield the attempts, the progress, the cost and what to do next, in at most 80 columns."""
     label = "attempts" if len(story) > 1 else "attempt"
-    for number, one in enumerate(story):
-        count = f"{one.number}. " if len(story) > 1 else ""
-        yield from labelled("" if number else label, f"{count}{attempt_text(one)}")
+    for number, attempt in enumerate(story):
+        count = f"{attempt.number}. " if len(story) > 1 else ""
+        yield from labelled("" if number else label, f"{count}{attempt_text(attempt)}")
     if progress and story and story[-1].state not in ("waiting", "running"):
         progress = replace(progress, eta_seconds=None)
     if progress:
@@ -120,7 +120,7 @@ def story_lines(
 
 def story_data(story: Sequence[AttemptSummary], cap: float | None, advice: str) -> dict[str, Any]:
     """Return the story for scripts: a sentence for each attempt, cost and upper bound in USD, what to do next."""
-    usd = total_usd(story) if any(one.place for one in story) else None
+    usd = total_usd(story) if any(attempt.place for attempt in story) else None
     return {"story": [*map(attempt_text, story)], "usd": usd, "usd_at_most": cap, "to_do": advice}
 
 

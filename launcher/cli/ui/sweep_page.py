@@ -49,9 +49,9 @@ def total_text(sweep: SweepPlan) -> str:
 
 def table(sweep: SweepPlan) -> Iterator[str]:
     """Yield a line for each point: its settings in columns, or in one column if the columns are too wide."""
-    bounds = ["" if (usd := one.plan.limits.usd_at_most) is None else usd_text(usd) for one in sweep.points]
+    bounds = ["" if (usd := point.plan.limits.usd_at_most) is None else usd_text(usd) for point in sweep.points]
     cost = sweep.target != "local"
-    ends = [[one.run, *([bound] if cost else [])] for one, bound in zip(sweep.points, bounds, strict=True)]
+    ends = [[point.run, *([bound] if cost else [])] for point, bound in zip(sweep.points, bounds, strict=True)]
     settings = point_settings([point.values for point in sweep.points])
     head = ["point", *settings[0], "run", *(["at most"] if cost else [])]
     rows = [

@@ -70,9 +70,9 @@ def block(view: RunView, width: int, now: float, number: int | None = None) -> I
     if cost := cost_text(view.story.chapters, view.story.cap):
         spent, cap = total_usd(view.story.chapters), view.story.cap
         yield labelled("cost", f"{cost}  {bar(spent / cap)}" if spent is not None and cap else cost, width)
-    for place, one in enumerate(view.story.chapters[-3:]):
-        count = f"{one.number}. " if len(view.story.chapters) > 1 else ""
-        yield from several("" if place else "attempt", f"{count}{attempt_text(one)}", width)
+    for place, attempt in enumerate(view.story.chapters[-3:]):
+        count = f"{attempt.number}. " if len(view.story.chapters) > 1 else ""
+        yield from several("" if place else "attempt", f"{count}{attempt_text(attempt)}", width)
     for label, text, style in (
         ("trouble", view.trouble and f"{view.trouble} Retrying; the run continues.", "yellow"),
         ("note", view.note, "yellow"),

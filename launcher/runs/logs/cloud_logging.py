@@ -119,18 +119,18 @@ class CloudLogReader:
 
     def read_new(self) -> list[Line]:
         """Return the next lines, of at most `PAGES_PER_POLL` pages. Raises LaunchError if none could be read."""
-        found: list[Line] = []
+        new_lines: list[Line] = []
         for _ in range(PAGES_PER_POLL):
             try:
                 lines, more = self._read_page(retry=False)
             except LaunchError:
-                if found:
+                if new_lines:
                     break
                 raise
-            found += lines
+            new_lines += lines
             if not more:
                 break
-        return found
+        return new_lines
 
     def read_existing(self) -> Iterator[Line]:
         """Yield all lines written so far. Raises LaunchError: no answer for a minute, or a refusal."""
@@ -141,24 +141,24 @@ class CloudLogReader:
 
     def read_tail(self, count: int) -> list[Line]:
         """Return the last `count` lines; `read_new` continues after them. Raises as `read_existing` does."""
-        found: list[Line] = []
+        new_lines: list[Line] = []
         token, began = "", None
-        while len(found) < max(count, 1):
+        while len(new_lines) < max(count, 1):
             body = self._request("desc", self._floor, token, min(PAGE_SIZE, max(count, 1)))
             answer, date = self._api.ask("list_log_entries", **body)
             began = began or (to_nanoseconds(date) if date else None)
             for entry in parse_entries(answer):
                 self._seen.add((entry.time, entry.id))
-                found += reversed(list(lines_in(entry)))
+                new_lines += reversed(list(lines_in(entry)))
                 self._first = (entry.time, entry.id)
             if not (token := next_page_token(answer)):
                 break
-        if len(found) < max(count, 1):
+        if len(new_lines) < max(count, 1):
             self._first = (self._floor, "")  # all entries were read, so older ones that arrive late are new
         self._floor, self._began = self._first[0], began
         self._position = max((time for time, _ in self._seen), default=self._position)
         self._end_pass()
-        return found[:count][::-1]
+        return new_lines[:count][::-1]
 
     def _read_page(self, *, retry: bool) -> tuple[list[Line], bool]:
         """Return the new lines of the next page, and whether more pages follow."""
@@ -235,8 +235,8 @@ def entry_filter(job: Job, project: str) -> str:
 
 def parse_entries(answer: Any) -> Iterator[LogEntry]:
     """Yield the entries of a response; skip malformed ones."""
-    found = answer.get("entries") if isinstance(answer, Mapping) else None
-    for raw in found if isinstance(found, list) else ():
+    entries = answer.get("entries") if isinstance(answer, Mapping) else None
+    for raw in entries if isinstance(entries, list) else ():
         if isinstance(raw, Mapping) and (entry := parse_entry(raw)):
             yield entry
 
@@ -248,7 +248,7 @@ def parse_entry(raw: Mapping[str, Any]) -> LogEntry | None:
         return None
     resource_labels = as_mapping(as_mapping(raw.get("resource")).get("labels"))  # Vertex AI's; a VM's are the entry's
     labels = (resource_labels, as_mapping(raw.get("labels")))
-    task = next((str(found[contract.LOG_TASK]) for found in labels if contract.LOG_TASK in found), "")
+    task = next((str(label[contract.LOG_TASK]) for label in labels if contract.LOG_TASK in label), "")
     text = raw.get("textPayload")
     if not isinstance(text, str):  # Vertex AI writes jsonPayload.message
         payload = as_mapping(raw.get("jsonPayload") or raw.get("protoPayload"))
@@ -279,14 +279,14 @@ RFC3339: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z
 
 def parse_rfc3339(text: Any) -> int | None:
     """Return an RFC 3339 time in Unix nanoseconds; None if it is malformed."""
-    found = RFC3339.fullmatch(text) if isinstance(text, str) else None
-    if not found:
+    match = RFC3339.fullmatch(text) if isinstance(text, str) else None
+    if not match:
         return None
     try:
-        second = datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00"))
+        second = datetime.fromisoformat(match[1] + match[3].replace("Z", "+00:00"))
     except ValueError:
         return None
-    return to_nanoseconds(second.timestamp()) + int((found[2] or "0").ljust(9, "0"))
+    return to_nanoseconds(second.timestamp()) + int((match[2] or "0").ljust(9, "0"))
 
 
 def to_nanoseconds(seconds: float) -> int:

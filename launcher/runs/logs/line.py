@@ -32,7 +32,7 @@ def clean_text(text: str) -> str:
     if text.isprintable():
         return text
     text = SURROGATE.sub("\ufffd", COLOUR.sub("", text))
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def split_lines(text: str) -> Iterator[str]:

@@ -127,19 +127,19 @@ def runs_without_jobs(sweep: FoundSweep) -> tuple[list[FoundRun], list[LaunchErr
 
     Their job is another sweep's, their VM is deleted, or they were started meanwhile.
     """
-    found: list[FoundRun] = []
+    runs: list[FoundRun] = []
     errors: list[LaunchError] = []
 
     def look_up(folder: str) -> None:
         try:
             if run := in_folder(sweep.context, folder):
-                found.append(run)
+                runs.append(run)
         except LaunchError as error:
             errors.append(error)
 
     known = {run.id for run in sweep.runs}
     in_pool([partial(look_up, folder) for run, folder in sweep.folders.items() if run not in known], AT_A_TIME)
-    return found, errors
+    return runs, errors
 
 
 def default_output(cloud: CloudContext) -> Storage:

@@ -164,7 +164,7 @@ class CloudSweep:
     def poll(self) -> None:
         """Read the state of all jobs, and mark the points whose driver must decide."""
         wanted = f'labels.{SWEEP_LABEL}="{self.plan.name}"'
-        places = dict.fromkeys(one.where for run in self.runs for one in run.point.plan.attempts)
+        places = dict.fromkeys(attempt.where for run in self.runs for attempt in run.point.plan.attempts)
         listing = self.cloud.service.find(wanted, places, partly=True)
         trouble = next((error.problem for error in listing.unread.values()), "")
         if trouble and trouble != self._trouble:
@@ -192,10 +192,10 @@ class CloudSweep:
         together need one answer, so without `read_now` it may be a moment old."""
         from launch_train.common.storage import OutputError
 
-        asked = self.cloud.clock.now()  # those that wait for the lock share the answer, however long it takes
+        called_at = self.cloud.clock.now()  # those that wait for the lock share the answer, however long it takes
         with self._cancel_lock:
             cancelled, read_at = self._cancel_state
-            if not cancelled and (read_now or asked - read_at > CURRENT_SECONDS):
+            if not cancelled and (read_now or called_at - read_at > CURRENT_SECONDS):
                 begun = self.cloud.clock.now()
                 with suppress(OutputError):
                     mark = mark_version(self.storage(self.plan.output), self.plan.name)
@@ -381,16 +381,20 @@ class CloudSweep:
             if self._failure:
                 raise self._failure
             try:
-                made = self._prepared[key] = self._prepared.get(key) or self._prepare(plan)
+                prepared = self._prepared[key] = self._prepared.get(key) or self._prepare(plan)
             except LaunchError as error:
                 self._failure = error
                 raise
         if self._is_cancelled():  # building the image may have taken long
             raise RunEnded("the sweep was cancelled", "", None, CANCELLED)
-        places = [place_of(one) for one in made.attempts]  # the preflight checks may have removed some
-        kept = {place_of(one): one for one in plan.attempts}
+        places = [place_of(attempt) for attempt in prepared.attempts]  # the preflight checks may have removed some
+        kept = {place_of(attempt): attempt for attempt in plan.attempts}
         plan = replace(plan, attempts=tuple(kept[place] for place in places))
-        return with_digest(plan, made.image.uri, made.image.base) if made.image and made.image.pinned else plan
+        return (
+            with_digest(plan, prepared.image.uri, prepared.image.base)
+            if prepared.image and prepared.image.pinned
+            else plan
+        )
 
     def _still_running(self) -> StillRunning:
         counts = Counter(run.state for run in self.runs)

@@ -78,12 +78,12 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     @property
     def usd_limit(self) -> float | None:
         """Return `limits.usd`, which holds for the sum of all points."""
-        return min((usd for one in self.points if (usd := one.plan.limits.usd) is not None), default=None)
+        return min((usd for point in self.points if (usd := point.plan.limits.usd) is not None), default=None)
 
     @property
     def usd_at_most(self) -> float | None:
         """Return the sum of the points' upper bounds; None: a price is unknown."""
-        bounds = [one.plan.limits.usd_at_most for one in self.points]
+        bounds = [point.plan.limits.usd_at_most for point in self.points]
         return None if None in bounds else sum(usd for usd in bounds if usd is not None)
 
     @property
@@ -99,7 +99,7 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return the notes and the warnings of all points, each once."""
-        return tuple(dict.fromkeys([*self.notes, *(text for one in self.points for text in one.plan.warnings)]))
+        return tuple(dict.fromkeys([*self.notes, *(text for point in self.points for text in point.plan.warnings)]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as `launch sweep --dry-run -o json` prints it."""
@@ -108,8 +108,8 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
             "target": self.target,
             "project": self.project,
             "points": [
-                {"number": one.number, "set": one.values, "run": one.run, "plan": msgspec.to_builtins(one.plan)}
-                for one in self.points
+                {"number": point.number, "set": point.values, "run": point.run, "plan": msgspec.to_builtins(point.plan)}
+                for point in self.points
             ],
             "limits": {"usd": self.usd_limit, "usd_at_most": self.usd_at_most},
             "warnings": list(self.warnings),
@@ -131,17 +131,17 @@ def plan_sweep(
     if random is not None and len(chosen) < random:
         notes.append(f"the values allow only {plural(len(chosen), 'different point')}, not {random}")
     what = json.dumps([[[axis.path, axis.text] for axis in axes], None if random is None else seed])
-    found = plan_points(gather, chosen, name, what, offline=offline)
-    check_runs(found)
-    label = found[0].inputs.spec.labels[SWEEP_LABEL]
-    sweep = SweepPlan(name=label, points=tuple(found), is_named=bool(name), notes=tuple(notes))
+    planned_points = plan_points(gather, chosen, name, what, offline=offline)
+    check_runs(planned_points)
+    label = planned_points[0].inputs.spec.labels[SWEEP_LABEL]
+    sweep = SweepPlan(name=label, points=tuple(planned_points), is_named=bool(name), notes=tuple(notes))
     check_budget(sweep)
     return sweep
 
 
 def plan_points(gather: Gather, chosen: Sequence[Point], name: str, what: str, *, offline: bool) -> list[SweepPoint]:
     """Plan each point, with the sweep's label. Raises UsageError: points are refused, or the name cannot be used."""
-    found: list[SweepPoint] = []
+    planned_points: list[SweepPoint] = []
     refused: list[tuple[int, LaunchError]] = []
     label = ""
     for number, point in enumerate(chosen, 1):
@@ -154,11 +154,11 @@ def plan_points(gather: Gather, chosen: Sequence[Point], name: str, what: str, *
         except LaunchError as error:
             refused.append((number, error))
             continue
-        values = {one.path: one.value for one in point}
-        found.append(SweepPoint(number=number, values=values, plan=plan, inputs=inputs))
+        values = {override.path: override.value for override in point}
+        planned_points.append(SweepPoint(number=number, values=values, plan=plan, inputs=inputs))
     if refused:
         raise refusal(refused, chosen)
-    return found
+    return planned_points
 
 
 def refusal(refused: Sequence[tuple[int, LaunchError]], chosen: Sequence[Point]) -> LaunchError:
@@ -167,7 +167,7 @@ def refusal(refused: Sequence[tuple[int, LaunchError]], chosen: Sequence[Point])
         return refused[0][1]
     lines = []
     for number, error in refused[:SHOWN]:
-        settings = " ".join(f"{one.path}={value_text(one.value)}" for one in chosen[number - 1])
+        settings = " ".join(f"{override.path}={value_text(override.value)}" for override in chosen[number - 1])
         lines.append(f"point {number} ({settings}): {error}")
     if len(refused) > SHOWN:
         lines.append(f"… and {plural(len(refused) - SHOWN, 'more point')}")
@@ -175,37 +175,37 @@ def refusal(refused: Sequence[tuple[int, LaunchError]], chosen: Sequence[Point])
     return UsageError(problem + "\n".join(lines), "Correct the values, or leave these out.")
 
 
-def check_runs(found: Sequence[SweepPoint]) -> None:
+def check_runs(planned_points: Sequence[SweepPoint]) -> None:
     """Check that no two points are the same run. Raises UsageError."""
     first: dict[str, SweepPoint] = {}
-    for one in found:
-        if (other := first.setdefault(one.run, one)) is not one:
-            differs = [path for path, value in one.values.items() if other.values[path] != value]
+    for point in planned_points:
+        if (other := first.setdefault(point.run, point)) is not point:
+            differs = [path for path, value in point.values.items() if other.values[path] != value]
             raise UsageError(
-                f"points {other.number} and {one.number} are the same run ({one.run}): "
+                f"points {other.number} and {point.number} are the same run ({point.run}): "
                 f"{', '.join(differs)} does not change what is computed",
                 "Sweep settings of the computation: run.config, run.args, env, machine.gpus, machine.nodes.",
             )
 
 
-def sweep_name(given: str, spec_name: str, run: str, what: str) -> str:
+def sweep_name(name: str, spec_name: str, run: str, what: str) -> str:
     """Return the name given with --name, else `<spec's name>-<6 hex>`: a hash of the first point's run and of what is
     swept. The number of random points does not count, so that more can be added.
 
     Raises UsageError: the given name is not valid, or is that of runs.
     """
-    if not given:
+    if not name:
         return f"{spec_name}-{hashlib.sha256(f'{run} {what}'.encode()).hexdigest()[:DIGEST]}"
-    if not NAME.fullmatch(given):
+    if not NAME.fullmatch(name):
         raise UsageError(
-            f"--name {given}: invalid name of a sweep", "Use a-z, 0-9 and -, starting with a letter, at most 63."
+            f"--name {name}: invalid name of a sweep", "Use a-z, 0-9 and -, starting with a letter, at most 63."
         )
-    if given == spec_name or RUN_ID.fullmatch(given):
+    if name == spec_name or RUN_ID.fullmatch(name):
         raise UsageError(
-            f"--name {given} is the name of its runs, so commands could not tell them apart",
+            f"--name {name} is the name of its runs, so commands could not tell them apart",
             f"Use another name: --name {spec_name}-sweep",
         )
-    return given
+    return name
 
 
 def check_budget(sweep: SweepPlan) -> None:
@@ -222,10 +222,10 @@ def check_budget(sweep: SweepPlan) -> None:
 
 def budget_hints(sweep: SweepPlan, limit: float, total: float) -> Iterator[str]:
     """Yield hints for staying within the limit."""
-    hours = int(min(one.plan.limits.hours for one in sweep.points) * limit / total * 100) / 100
+    hours = int(min(point.plan.limits.hours for point in sweep.points) * limit / total * 100) / 100
     if hours >= 0.1:
         yield f"Shorter runs: --hours {hours:g}"
-    dearest = max(one.plan.limits.usd_at_most or 0.0 for one in sweep.points)
+    dearest = max(point.plan.limits.usd_at_most or 0.0 for point in sweep.points)
     if fit := int(limit / dearest):
         yield f"Fewer points: at most {fit}, or draw some: --random {fit}"
     yield f"A higher limit for the whole sweep: --usd {int(total) + 1}"
@@ -233,13 +233,13 @@ def budget_hints(sweep: SweepPlan, limit: float, total: float) -> Iterator[str]:
 
 def short_names(paths: Sequence[str]) -> list[str]:
     """Return the shortest ends of dotted names that differ from each other."""
-    found = []
+    names = []
     for path in paths:
         parts = path.split(".")
         ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
         others = [other for other in paths if other != path]
-        found.append(next((end for end in ends if not any(f".{one}".endswith(f".{end}") for one in others)), path))
-    return found
+        names.append(next((end for end in ends if not any(f".{name}".endswith(f".{end}") for name in others)), path))
+    return names
 
 
 def point_settings(points: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

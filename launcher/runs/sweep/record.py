@@ -31,7 +31,7 @@ def write_record(output: Storage, sweep: SweepPlan) -> None:
 
     Raises UsageError: another sweep has this name; OutputError: the output cannot be used.
     """
-    own = {one.run: one.values for one in sweep.points}
+    own = {point.run: point.values for point in sweep.points}
     known, version = dict[str, Any](), ""  # a new sweep has no record, and its submission waits for no read
     for _ in range(TRIES):
         points = [{"run": run, "set": values} for run, values in {**known, **own}.items()]
@@ -63,7 +63,7 @@ def read_version(output: Storage, sweep: str) -> tuple[dict[str, Any], str]:
     except FileNotFoundError:
         return {}, ""
     try:
-        return {str(one["run"]): dict(one["set"]) for one in json.loads(text)["points"]}, version
+        return {str(point["run"]): dict(point["set"]) for point in json.loads(text)["points"]}, version
     except (ValueError, KeyError, TypeError):
         return {}, version
 

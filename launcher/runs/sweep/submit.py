@@ -61,16 +61,16 @@ def sweep(
             return gather_data(target, msgspec.to_builtins(spec), SPEC, [*own, *point], folder=base)
         return gather(target, Path(spec) if spec else None, [*own, *point], GatherOptions(cache=cache))
 
-    axes = [axis_of(path, found) for path, found in values.items()]
+    axes = [axis_of(path, value) for path, value in values.items()]
     return plan_sweep(inputs, axes, random=random, seed=seed, name=name, offline=False)
 
 
 def axis_of(path: str, values: Sequence[Any] | str) -> Axis:
     """Return the axis of a setting. Raises UsageError: a text is no range, or there are no values."""
     if isinstance(values, str):
-        if (found := distribution(path, values)) is None:
+        if (axis := distribution(path, values)) is None:
             raise UsageError(f"values[{path!r}]: {values!r} is not a range", "For example: log(1e-5,1e-2)")
-        return found
+        return axis
     if not values:
         raise UsageError(f"values[{path!r}] is empty", f"List its values, as in {EXAMPLE}")
     choices = tuple(Override(path, value, f"values[{path!r}]") for value in values)

@@ -79,10 +79,10 @@ def count_restarts(storage: Storage) -> int:
 def read_facts(storage: Storage, attempt: int) -> Mapping[str, Any]:
     """Return the content of an attempt's lock; empty if it is missing or malformed."""
     try:
-        found = json.loads(storage.read(runfolder.attempt_lock(attempt)))
+        data = json.loads(storage.read(runfolder.attempt_lock(attempt)))
     except (FileNotFoundError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def earlier_python(run_folder: str | None) -> str:

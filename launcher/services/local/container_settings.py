@@ -100,21 +100,21 @@ def settings(
     each replica's own."""
     return [
         Settings(
-            name=one.name,
+            name=replica.name,
             job=job_id,
-            image=images[one.image].id,
-            platform=images[one.image].platform,
-            argv=one.argv,
+            image=images[replica.image].id,
+            platform=images[replica.image].platform,
+            argv=replica.argv,
             # Some runtimes give all GPUs to every container: hide them from a replica without a share.
-            env={**endpoints, **one.env, **({} if share else {"CUDA_VISIBLE_DEVICES": ""})},
+            env={**endpoints, **replica.env, **({} if share else {"CUDA_VISIBLE_DEVICES": ""})},
             network=network,
             shm=min(SHM, machine.memory // 2),
             user=machine.user if mounts else "",
-            group=images[one.image].group,
+            group=images[replica.image].group,
             gpus=share,
             mounts=mounts,
         )
-        for one, share in zip(replicas, gpu_shares(replicas, machine.gpus), strict=True)
+        for replica, share in zip(replicas, gpu_shares(replicas, machine.gpus), strict=True)
     ]
 
 
@@ -161,13 +161,13 @@ def output_folders(job: ParsedJob) -> list[str]:
         UsageError: a path is relative, which means another folder in a container.
     """
     paths = {place.removeprefix("file://").rstrip("/") for place in (job.run_folder, job.base) if is_local(place)}
-    for one in paths:
-        if not PurePath(one).is_absolute():
+    for path in paths:
+        if not PurePath(path).is_absolute():
             raise UsageError(
-                f"the job writes to {one}, a relative path: in a container that is another folder",
+                f"the job writes to {path}, a relative path: in a container that is another folder",
                 "Use an absolute path, or choose the run folder: --output DIR",
             )
-    return sorted(one for one in paths if not any(PurePath(other) in PurePath(one).parents for other in paths))
+    return sorted(path for path in paths if not any(PurePath(other) in PurePath(path).parents for other in paths))
 
 
 def is_local(place: str | None) -> TypeGuard[str]:

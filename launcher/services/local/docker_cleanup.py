@@ -62,9 +62,9 @@ def end(api: Any, job: str) -> None:
     """Send SIGTERM to the running containers and give them time to save, as in a preemption."""
     from docker.errors import APIError
 
-    for one in containers(api, job):
+    for container in containers(api, job):
         with suppress(APIError):  # it has ended meanwhile
-            api.kill(one, "SIGTERM")
+            api.kill(container, "SIGTERM")
     until(lambda: not containers(api, job, status="running"), GRACE_SECONDS)
 
 
@@ -73,15 +73,15 @@ def clear(api: Any, job: str) -> bool:
     from docker.errors import APIError, NotFound
 
     def gone() -> bool:
-        for one in containers(api, job):
+        for container in containers(api, job):
             with suppress(APIError):  # gone, or being removed: checked below
-                api.remove_container(one, force=True, v=True)
+                api.remove_container(container, force=True, v=True)
         return not containers(api, job)
 
     cleared = until(gone, REMOVAL_SECONDS)
-    for one in api.networks(filters={"label": f"{LABEL}={job}"}):
+    for network in api.networks(filters={"label": f"{LABEL}={job}"}):
         try:
-            api.remove_network(one["Id"])
+            api.remove_network(network["Id"])
         except NotFound:  # removed by another process
             continue
         except APIError:
@@ -91,7 +91,7 @@ def clear(api: Any, job: str) -> bool:
 
 def containers(api: Any, job: str, **filters: str) -> list[str]:
     """Return the ids of the job's containers."""
-    return [one["Id"] for one in api.containers(all=True, filters={"label": f"{LABEL}={job}", **filters})]
+    return [container["Id"] for container in api.containers(all=True, filters={"label": f"{LABEL}={job}", **filters})]
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -128,15 +128,15 @@ def render(job: ParsedJob, job_id: str, environ: Mapping[str, str], engine: Engi
     machine = EngineHost(memory=info["MemTotal"], user=user_of(info), gpus=gpus_of(job, info, environ, say))
     user = machine.user if mounts else ""
     images = {uri: container_settings.image(inspect_image(engine, uri, say), user) for uri in job.images}
-    for uri, one in images.items():
-        if not container_settings.is_native(one.platform, info["Architecture"]):
-            say(f"{uri} is for {one.platform}, but this machine is {info['Architecture']}; an emulator is needed")
+    for uri, image in images.items():
+        if not container_settings.is_native(image.platform, info["Architecture"]):
+            say(f"{uri} is for {image.platform}, but this machine is {info['Architecture']}; an emulator is needed")
     known_endpoints = (*host_endpoints.values(), *container_settings.endpoint_values(job))
     network = container_settings.network(job_id, known_endpoints)
     addresses = local_addresses(job) if network == HOST else [f"{name}:{PORT}" for name in replica_names(job.pools)]
-    found = replicas(job, addresses=addresses, job_id=job_id, image_defaults=lambda uri: images[uri].defaults)
+    planned = replicas(job, addresses=addresses, job_id=job_id, image_defaults=lambda uri: images[uri].defaults)
     return container_settings.settings(
-        found, images, job_id=job_id, network=network, machine=machine, endpoints=host_endpoints, mounts=mounts
+        planned, images, job_id=job_id, network=network, machine=machine, endpoints=host_endpoints, mounts=mounts
     )
 
 
@@ -145,10 +145,11 @@ def endpoints_with_credentials(environ: Mapping[str, str]) -> dict[str, str]:
     (`gcloud auth application-default login`), whose usual path does not exist in the container."""
     folder = Path(environ.get("CLOUDSDK_CONFIG") or Path(environ.get("HOME", "/"), ".config", "gcloud"))
     default_file = folder / "application_default_credentials.json"
-    found = {CREDENTIALS[0]: str(default_file)} if default_file.is_file() else {}
-    found |= endpoints(environ)
+    variables = {CREDENTIALS[0]: str(default_file)} if default_file.is_file() else {}
+    variables |= endpoints(environ)
     return {
-        name: str(Path(value).absolute()) if name in CREDENTIALS and value else value for name, value in found.items()
+        name: str(Path(value).absolute()) if name in CREDENTIALS and value else value
+        for name, value in variables.items()
     }
 
 
@@ -156,15 +157,15 @@ def make_mounts(job: ParsedJob, host_endpoints: Mapping[str, str]) -> tuple[Moun
     """Create the job's output folders on this machine, and return them and the credential files as mounts. Raises
     UsageError."""
     folders = container_settings.output_folders(job)
-    for one in folders:
+    for folder in folders:
         try:
-            Path(one).mkdir(parents=True, exist_ok=True)
+            Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"can't create the job's folder {one}: {error.strerror}"
+            problem = f"can't create the job's folder {folder}: {error.strerror}"
             raise UsageError(problem, "Choose another folder: --output DIR") from error
     values = (host_endpoints[name] for name in CREDENTIALS if name in host_endpoints)
     files = {value for value in values if Path(value).is_file()}
-    return (*(Mount(one, True) for one in folders), *(Mount(one, False) for one in sorted(files)))
+    return (*(Mount(file, True) for file in folders), *(Mount(file, False) for file in sorted(files)))
 
 
 def user_of(info: Mapping[str, Any]) -> str:
@@ -190,8 +191,8 @@ def inspect_image(engine: Engine, uri: str, say: Say) -> Mapping[str, Any]:
         say(f"pulling {uri}")
         engine.pull(uri)
     with docker_errors(f"can't inspect the image {uri}"):
-        found: Mapping[str, Any] = engine.api.inspect_image(uri)
-    return found
+        description: Mapping[str, Any] = engine.api.inspect_image(uri)
+    return description
 
 
 # --- Containers and network -----------------------------------------------------------------------------------------
@@ -226,7 +227,11 @@ def written_files(api: Any, container: str) -> Iterator[tuple[str, int]]:
     """Yield name and size of the files that were created or changed below a stopped container's working directory."""
     with docker_errors("can't read which files a container wrote"):
         top = (api.inspect_container(container)["Config"].get("WorkingDir") or "/").rstrip("/")
-        changes = [one["Path"] for one in api.diff(container) or () if one["Kind"] in (MODIFIED, ADDED)] if top else []
+        changes = (
+            [change["Path"] for change in api.diff(container) or () if change["Kind"] in (MODIFIED, ADDED)]
+            if top
+            else []
+        )
         for path in changes[:MAX_CHANGES]:
             if path.startswith(f"{top}/") and "/__pycache__" not in path:
                 url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
@@ -265,69 +270,71 @@ def start_cleanup_process(job: str, environ: Mapping[str, str]) -> subprocess.Po
     )
 
 
-def create(api: Any, one: Settings, name: str) -> str:
+def create(api: Any, settings: Settings, name: str) -> str:
     """Create a container without starting it; return its id. `name`: of the replica's start."""
-    if not one.argv:
+    if not settings.argv:
         raise LaunchError(
-            f"{one.name}: neither the request nor the image has a command", "Give the containerSpec a command."
+            f"{settings.name}: neither the request nor the image has a command", "Give the containerSpec a command."
         )
-    own_network = one.network != HOST
-    with docker_errors(f"can't create the container of {one.name}"):
+    own_network = settings.network != HOST
+    with docker_errors(f"can't create the container of {settings.name}"):
         created = api.create_container(
-            one.image,
-            name=f"launch-{one.job}-{name}",  # unique in the engine: several jobs may run at the same time
-            hostname=one.name if own_network else None,
-            entrypoint=list(one.argv),
-            environment=one.env,
-            user=one.user or None,
-            labels={LABEL: one.job},
+            settings.image,
+            name=f"launch-{settings.job}-{name}",  # unique in the engine: several jobs may run at the same time
+            hostname=settings.name if own_network else None,
+            entrypoint=list(settings.argv),
+            environment=settings.env,
+            user=settings.user or None,
+            labels={LABEL: settings.job},
             healthcheck={"test": ["NONE"]},  # Kubernetes ignores the image's
             use_config_proxy=False,  # only the request and the endpoints set the environment
-            host_config=host_config(api, one),
+            host_config=host_config(api, settings),
             networking_config=api.create_networking_config(
-                {one.network: api.create_endpoint_config(aliases=[one.name])} if own_network else {}
+                {settings.network: api.create_endpoint_config(aliases=[settings.name])} if own_network else {}
             ),
         )
     return str(created["Id"])
 
 
-def host_config(api: Any, one: Settings) -> Any:
+def host_config(api: Any, settings: Settings) -> Any:
     """Return memory, network, mounts and GPUs of a container. The engine keeps no log: launch reads the output."""
     from docker.types import DeviceRequest, LogConfig
     from docker.types import Mount as Bound
 
     return api.create_host_config(
-        network_mode=one.network,
-        group_add=[one.group] if one.group else None,
-        shm_size=one.shm,
-        mounts=[Bound(path, path, type="bind", read_only=not writable) for path, writable in one.mounts],
-        device_requests=[DeviceRequest(device_ids=list(one.gpus), capabilities=[["gpu"]])] if one.gpus else None,
+        network_mode=settings.network,
+        group_add=[settings.group] if settings.group else None,
+        shm_size=settings.shm,
+        mounts=[Bound(path, path, type="bind", read_only=not writable) for path, writable in settings.mounts],
+        device_requests=[DeviceRequest(device_ids=list(settings.gpus), capabilities=[["gpu"]])]
+        if settings.gpus
+        else None,
         log_config=LogConfig(type="none"),
         init=False,  # PID 1 is launch_train.node, which acts as init
     )
 
 
-def start(api: Any, one: Settings, container: str, on_line: OnLine) -> ContainerReplica:
+def start(api: Any, settings: Settings, container: str, on_line: OnLine) -> ContainerReplica:
     """Start a created container and read its output from the first line on. Raises LaunchError."""
     from docker.errors import APIError
 
-    with docker_errors(f"can't start {one.name}"):
+    with docker_errors(f"can't start {settings.name}"):
         output = api.attach(container, stdout=True, stderr=True, stream=True, demux=True)
         try:
             api.start(container)
         except APIError as error:
             output.close()
-            raise start_error(one, str(error.explanation)) from error
-        return ContainerReplica(one.name, api, container, output, on_line)
+            raise start_error(settings, str(error.explanation)) from error
+        return ContainerReplica(settings.name, api, container, output, on_line)
 
 
-def start_error(one: Settings, message: str) -> LaunchError:
+def start_error(settings: Settings, message: str) -> LaunchError:
     """Return the error for a container that the engine did not start, from the engine's message."""
-    program = one.argv[0]
+    program = settings.argv[0]
     if "exec format error" in message:
-        return wrong_platform_error(one)
+        return wrong_platform_error(settings)
     if "device driver" in message or "nvidia" in message:
-        return LaunchError(f"can't give GPUs to {one.name}: {message}", "To run on CPU: set CUDA_VISIBLE_DEVICES=")
+        return LaunchError(f"can't give GPUs to {settings.name}: {message}", "To run on CPU: set CUDA_VISIBLE_DEVICES=")
     reasons = {
         "executable file not found": "no such command",
         "no such file": "no such file",
@@ -335,16 +342,17 @@ def start_error(one: Settings, message: str) -> LaunchError:
     }
     reason = next((text for sign, text in reasons.items() if sign in message and "exec: " in message), "")
     if not reason:
-        return LaunchError(f"can't start {one.name}: {message}")
+        return LaunchError(f"can't start {settings.name}: {message}")
     return LaunchError(
-        f"can't start {one.name}: {program}: {reason} in the image",
+        f"can't start {settings.name}: {program}: {reason} in the image",
         "Name a program of the image in the request's command, or leave it out to run the image's own.",
     )
 
 
-def wrong_platform_error(one: Settings) -> LaunchError:
+def wrong_platform_error(settings: Settings) -> LaunchError:
     """Return the error for an image or program of another platform."""
     return LaunchError(
-        f"can't start {one.name}: exec format error: its image is for {one.platform}, or its command is not a program",
+        f"can't start {settings.name}: exec format error: its image is for {settings.platform}, "
+        "or its command is not a program",
         "Build it for this machine, or let the engine emulate the other one (binfmt, qemu-user-static).",
     )

@@ -184,8 +184,10 @@ def with_threads(all_replicas: Sequence[Replica], count: int) -> tuple[Replica, 
     share = {"OMP_NUM_THREADS": str(max(1, count // len(all_replicas)))}
     is_shared = len(all_replicas) > 1
     return tuple(
-        replace(one, env={**share, **one.env}) if is_shared and one.env.get(contract.PROCESSES) in (None, "1") else one
-        for one in all_replicas
+        replace(replica, env={**share, **replica.env})
+        if is_shared and replica.env.get(contract.PROCESSES) in (None, "1")
+        else replica
+        for replica in all_replicas
     )
 
 
@@ -195,15 +197,17 @@ def with_gpus(all_replicas: Sequence[Replica], visible: Sequence[str]) -> tuple[
     CUDA orders GPUs by speed by default, nvidia-smi by bus id; CUDA_DEVICE_ORDER makes CUDA do the same.
     """
     return tuple(
-        replace(one, env={**one.env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(share)})
-        for one, share in zip(all_replicas, gpu_shares(all_replicas, visible), strict=True)
+        replace(
+            replica, env={**replica.env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(share)}
+        )
+        for replica, share in zip(all_replicas, gpu_shares(all_replicas, visible), strict=True)
     )
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return this machine's NVIDIA GPUs that may be used: those in CUDA_VISIBLE_DEVICES if it is set, else all."""
     if "CUDA_VISIBLE_DEVICES" in environ:
-        entries = (one.strip() for one in environ["CUDA_VISIBLE_DEVICES"].split(","))
+        entries = (part.strip() for part in environ["CUDA_VISIBLE_DEVICES"].split(","))
         return tuple(takewhile(GPU.fullmatch, entries))
     if not shutil.which("nvidia-smi"):
         return ()
@@ -225,12 +229,12 @@ def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         try:
             sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
+            for listener in sockets:
+                listener.bind(("127.0.0.1", 0))
         except OSError as error:
             problem = f"no free ports for {count} replicas: {error.strerror}"
             raise LaunchError(problem, "Run fewer replicas: --nodes 1") from error
-        return [int(one.getsockname()[1]) for one in sockets]
+        return [int(listener.getsockname()[1]) for listener in sockets]
 
 
 def make_folder(folder: Path) -> Path:

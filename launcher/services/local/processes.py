@@ -132,7 +132,7 @@ def start(replica: Replica, env: Mapping[str, str], workdir: Callable[[str], Pat
 
 def program(name: str, env: Mapping[str, str], folder: Path) -> str:
     """Return the path of a program, looked up from `folder` with `env`'s PATH. Raises FileNotFoundError."""
-    found = shutil.which(str(folder / name) if "/" in name else name, path=env.get("PATH", os.defpath))
-    if not found:
+    path = shutil.which(str(folder / name) if "/" in name else name, path=env.get("PATH", os.defpath))
+    if not path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-    return found
+    return path

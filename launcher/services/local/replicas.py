@@ -129,4 +129,4 @@ def cluster_spec(raw: Mapping[str, Any], seat: Seat, seats: Sequence[Seat]) -> d
 def gpu_shares(all_replicas: Sequence[Replica], visible: Sequence[str]) -> list[tuple[str, ...]]:
     """Return each replica's share of the visible GPUs; all empty if there are too few for all."""
     left = iter(visible if sum(replica.gpus for replica in all_replicas) <= len(visible) else ())
-    return [tuple(islice(left, one.gpus)) for one in all_replicas]
+    return [tuple(islice(left, replica.gpus)) for replica in all_replicas]

@@ -217,10 +217,10 @@ def with_image(request: Mapping[str, Any], image: str) -> dict[str, Any]:
 
 def required_section(parent: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
     """Return a field that must exist and not be empty. Raises UsageError."""
-    found = parent.get(key)
-    if not isinstance(found, kind) or not found:
+    section = parent.get(key)
+    if not isinstance(section, kind) or not section:
         raise UsageError(f"the request has no {where}", HINT)
-    return found
+    return section
 
 
 def read(value: Any, kind: Any, where: str) -> Any:

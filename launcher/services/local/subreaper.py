@@ -36,12 +36,12 @@ def set_subreaper(value: int) -> None:
 
 def children() -> list[int]:
     """Return the ids of this process's children; empty without /proc."""
-    found: list[int] = []
+    pids: list[int] = []
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
             with suppress(OSError):  # the thread has ended meanwhile
-                found += map(int, (task / "children").read_text().split())
-    return found
+                pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 def kill_children(is_left: Callable[[int], bool]) -> None:

@@ -100,8 +100,8 @@ def run(
             finally:
                 stop(started, clock)
     finally:
-        for one in started:  # no leftover process holds the pipes open any more
-            one.drain()
+        for replica in started:  # no leftover process holds the pipes open any more
+            replica.drain()
     codes = {replica.name: replica.poll() for replica in started}
     return Ended({name: -signal.SIGKILL if code is None else code for name, code in codes.items()}, seconds)
 
@@ -161,8 +161,8 @@ def preempt(started: Sequence[RunningReplica], clock: Clock, preemption: Preempt
     preemption.begins()
     begun = clock.now()
     terminate_all(started, clock)
-    for one in started:
-        one.kill()
+    for replica in started:
+        replica.kill()
     return clock.now() - begun
 
 
@@ -170,14 +170,14 @@ def stop(started: Sequence[RunningReplica], clock: Clock) -> None:
     """Stop all replicas: SIGTERM, up to `GRACE_SECONDS`, SIGKILL. A second Ctrl-C sends SIGKILL at once."""
     with suppress(KeyboardInterrupt):
         terminate_all(started, clock)
-    for one in started:
-        one.kill()
+    for replica in started:
+        replica.kill()
 
 
 def terminate_all(started: Sequence[RunningReplica], clock: Clock) -> None:
     """Send SIGTERM to the replicas that run, and wait up to `GRACE_SECONDS` for their end."""
-    for one in started:
-        one.terminate()
+    for replica in started:
+        replica.terminate()
     deadline = clock.now() + GRACE_SECONDS
-    while any(one.poll() is None for one in started) and clock.now() < deadline:
+    while any(replica.poll() is None for replica in started) and clock.now() < deadline:
         clock.sleep(POLL_SECONDS)

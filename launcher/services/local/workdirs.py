@@ -71,13 +71,13 @@ def working_directories(
     try:
         yield make_workdir
     finally:
-        found = {
+        files = {
             f"{name}/{path}": size
             for name, folder in workdirs.items()
             for path, size in written_files(code.files, folder)
         }
-        if found:
-            on_left(move_files(found, workdirs, code.keep) if code.keep else WrittenFiles(None, found))
+        if files:
+            on_left(move_files(files, workdirs, code.keep) if code.keep else WrittenFiles(None, files))
 
 
 def start_name(replica: str, known: Container[str]) -> str:

@@ -39,23 +39,23 @@ def is_vm(request: Mapping[str, Any]) -> bool:
 
 def read(request: Mapping[str, Any]) -> JobRequest:
     """Parse a request."""
-    found: JobRequest = service(request).read(request)
-    return found
+    parsed: JobRequest = service(request).read(request)
+    return parsed
 
 
 def request_context(project: str, region: str, request: Mapping[str, Any], zone: str | None = None) -> RequestContext:
     """Return a request's properties for causes and fixes: of a plan's attempt, or of a job without a known plan."""
-    found = read(request)
+    parsed = read(request)
     return RequestContext(
         project=project,
         region=region,
         zone=zone,
-        provisioning=found.provisioning,
-        machine_type=found.machine_type,
-        gpus=found.gpus * found.nodes,
-        account=found.account,
-        image=found.image,
-        output=found.output,
+        provisioning=parsed.provisioning,
+        machine_type=parsed.machine_type,
+        gpus=parsed.gpus * parsed.nodes,
+        account=parsed.account,
+        image=parsed.image,
+        output=parsed.output,
     )
 
 
@@ -138,14 +138,14 @@ def gpu(request: Mapping[str, Any]) -> str:
 
 def labels(request: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the request's labels."""
-    found: Mapping[str, str] = (vm.properties(request) if is_vm(request) else request).get("labels", {})
-    return found
+    own_labels: Mapping[str, str] = (vm.properties(request) if is_vm(request) else request).get("labels", {})
+    return own_labels
 
 
 def run_folder(request: Mapping[str, Any]) -> str | None:
     """Return the run folder from the environment, or else the base output directory. None if it has neither."""
-    found = read(request)
-    return (found.env.get(contract.RUN_FOLDER, "") or found.output).rstrip("/") or None
+    parsed = read(request)
+    return (parsed.env.get(contract.RUN_FOLDER, "") or parsed.output).rstrip("/") or None
 
 
 def differences(
@@ -170,7 +170,7 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields that define the computation."""
     read_back = read(request)
     output = run_folder(request) or ""
-    found = {
+    fields = {
         "command": " ".join(with_current_package(read_back.words)),
         "gpus": str(read_back.gpus),
         "nodes": str(read_back.nodes),
@@ -178,10 +178,10 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
     }
     for name, value in read_back.env.items():
         if name == contract.CONFIG:
-            found |= config(value)
+            fields |= config(value)
         elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the others are derived
-            found[f"env.{name}"] = value
-    return found
+            fields[f"env.{name}"] = value
+    return fields
 
 
 OLD_NODE, NODE = "train.node", "launch_train.node"
@@ -225,8 +225,8 @@ def with_package(words: Sequence[str], nodes: Mapping[str, str], old: str, new: 
 
 def submitted(request: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields that define the computation, and the account and the image."""
-    found = read(request)
-    return {"serviceAccount": found.account, "image": found.image, **computed(request)}
+    parsed = read(request)
+    return {"serviceAccount": parsed.account, "image": parsed.image, **computed(request)}
 
 
 def config(text: str) -> dict[str, str]:

@@ -40,8 +40,8 @@ def provisioning(request: Mapping[str, Any]) -> str:
 def first_pool(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the primary node's worker pool. Empty if there is none."""
     pools = request.get("jobSpec", {}).get("workerPoolSpecs") or [{}]
-    found: Mapping[str, Any] = pools[0]
-    return found
+    pool: Mapping[str, Any] = pools[0]
+    return pool
 
 
 def limit(request: Mapping[str, Any]) -> int:
@@ -71,14 +71,14 @@ def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
 def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], list[str]]) -> Mapping[str, Any]:
     """Return the request with each container's command line replaced. `edit` must keep its length."""
 
-    def pool(one: Mapping[str, Any]) -> Mapping[str, Any]:
-        container = one.get("containerSpec")
+    def pool(pool_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        container = pool_spec.get("containerSpec")
         if not container:
-            return one
+            return pool_spec
         command = container.get("command", ())
         words = edit((*command, *container.get("args", ())))
         return {
-            **one,
+            **pool_spec,
             "containerSpec": {**container, "command": words[: len(command)], "args": words[len(command) :]},
         }
 
@@ -90,10 +90,12 @@ def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, 
     """Return the request with one more environment variable in every container."""
     variable = {"name": name, "value": value}
 
-    def pool(one: Mapping[str, Any]) -> Mapping[str, Any]:
-        container = one.get("containerSpec")
+    def pool(pool_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        container = pool_spec.get("containerSpec")
         return (
-            {**one, "containerSpec": {**container, "env": [*container.get("env", ()), variable]}} if container else one
+            {**pool_spec, "containerSpec": {**container, "env": [*container.get("env", ()), variable]}}
+            if container
+            else pool_spec
         )
 
     spec = request["jobSpec"]

@@ -17,7 +17,7 @@ def read(request: Mapping[str, Any]) -> JobRequest:
     sent = startup_parameters(request)
     env = {str(name): str(value) for name, value in sent.get("env", {}).items()}
     accounts = instance.get("serviceAccounts") or [{}]
-    listed = sum(int(one.get("acceleratorCount", 0)) for one in instance.get("guestAccelerators", ()))
+    listed = sum(int(accelerator.get("acceleratorCount", 0)) for accelerator in instance.get("guestAccelerators", ()))
     return JobRequest(
         provisioning=reservation(instance) or provisioning_of(instance),
         machine_type=last_url_part(instance.get("machineType", "")),
@@ -39,8 +39,8 @@ def reservation(instance: Mapping[str, Any]) -> str:
 
 def properties(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the Instance, or the properties that all VMs of the request share."""
-    found: Mapping[str, Any] = request.get("instanceProperties", request)
-    return found
+    instance_properties: Mapping[str, Any] = request.get("instanceProperties", request)
+    return instance_properties
 
 
 def startup_parameters(request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -98,21 +98,21 @@ def moment(text: str, now: float) -> tuple[float, str]:
     except ValueError:
         raise UsageError(f"--until: invalid time {text!r}; use for example 22:40 or 2026-11-22T06:40") from None
     today = local(now).replace(hour=parsed.hour, minute=parsed.minute, second=0, microsecond=0, fold=0)
-    found = first(today, now)
-    return found if found[0] > now else first(today + timedelta(days=1), now)
+    end = first(today, now)
+    return end if end[0] > now else first(today + timedelta(days=1), now)
 
 
 def first(wanted: datetime, now: float) -> tuple[float, str]:
     """Return the first moment after `now`, if any, at which the local clock shows a time, and a note."""
     at, again = wanted.timestamp(), wanted.replace(fold=1).timestamp()
-    found = again if at <= now < again else at
-    shown = local(found)
-    name = time.strftime("%Z", time.localtime(found))
+    end = again if at <= now < again else at
+    shown = local(end)
+    name = time.strftime("%Z", time.localtime(end))
     if again > at:
-        return found, f"{wanted:%H:%M} happens twice on {wanted:%Y-%m-%d}: taken as {shown:%H:%M} {name}"
+        return end, f"{wanted:%H:%M} happens twice on {wanted:%Y-%m-%d}: taken as {shown:%H:%M} {name}"
     if shown.replace(fold=0) != wanted:
-        return found, f"{wanted:%H:%M} does not exist on {wanted:%Y-%m-%d}: taken as {shown:%H:%M} {name}"
-    return found, ""
+        return end, f"{wanted:%H:%M} does not exist on {wanted:%Y-%m-%d}: taken as {shown:%H:%M} {name}"
+    return end, ""
 
 
 def local(at: float) -> datetime:

@@ -72,8 +72,8 @@ def read_inventory(compute: Compute) -> tuple[Sequence[VmInstance], Sequence[Dis
         "stock": lambda: list_disks(compute, OURS),
         "now": lambda: google_now(compute),
     }
-    found = together(calls)
-    fleet, kept, now = found["fleet"], found["stock"], found["now"]
+    answers = together(calls)
+    fleet, kept, now = answers["fleet"], answers["stock"], answers["now"]
     if isinstance(fleet, LaunchError):
         raise fleet
     if isinstance(kept, LaunchError):

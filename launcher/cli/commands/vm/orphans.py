@@ -42,11 +42,11 @@ def show_orphans(
     from launcher.cli.ui.documents import printed
 
     ends = ends_of(machines)
-    found = [*of_machines(machines, disks, now, ends), *of_disks(disks, machines, compute.project)]
+    idle = [*of_machines(machines, disks, now, ends), *of_disks(disks, machines, compute.project)]
     if output is Output.text:
-        print("\n".join(lines(found)))
+        print("\n".join(lines(idle)))
     else:
-        printed({"orphans": [dict(msgspec.to_builtins(one)) for one in found]}, output)
+        printed({"orphans": [dict(msgspec.to_builtins(orphan)) for orphan in idle]}, output)
 
 
 def ends_of(machines: Sequence[VmInstance]) -> dict[str, Record]:
@@ -57,13 +57,15 @@ def ends_of(machines: Sequence[VmInstance]) -> dict[str, Record]:
     from launcher.services.compute.lifecycle import training_end
 
     training = {machine.id: machine for machine in machines if machine.trains}
-    found = {}
-    for number, answer in together({number: partial(training_end, one) for number, one in training.items()}).items():
+    ends = {}
+    for number, answer in together(
+        {number: partial(training_end, machine) for number, machine in training.items()}
+    ).items():
         if isinstance(answer, LaunchError):
             say(f"cannot check whether {training[number].name} has ended: {answer.problem}")
         elif answer is not None:
-            found[number] = answer
-    return found
+            ends[number] = answer
+    return ends
 
 
 def of_machines(
@@ -113,20 +115,24 @@ def of_disks(disks: Sequence[Disk], machines: Sequence[VmInstance], project: str
         )
 
 
-def lines(found: Sequence[Orphan]) -> Iterator[str]:
+def lines(orphans: Sequence[Orphan]) -> Iterator[str]:
     """Yield the page: three lines per orphan; commands are not wrapped, to be copied."""
     from launcher.cli.ui.plan_page import wrapped
     from launcher.text import usd_text
 
-    if not found:
+    if not orphans:
         yield "No orphaned resources found."
         return
-    for one in found:
-        costs = "price unknown" if one.usd_per_month is None else f"{usd_text(one.usd_per_month, approx=True)} a month"
-        yield f"{one.name}  {one.about} in {one.zone}"
-        yield f"    {one.why}; {costs}"
-        yield from (f"    {wrapped(line, 9 * len(line))[0]}" for line in one.because.splitlines() if line)
-        yield f"    {one.remove}"
-    known = [one.usd_per_month for one in found if one.usd_per_month is not None]
+    for orphan in orphans:
+        costs = (
+            "price unknown"
+            if orphan.usd_per_month is None
+            else f"{usd_text(orphan.usd_per_month, approx=True)} a month"
+        )
+        yield f"{orphan.name}  {orphan.about} in {orphan.zone}"
+        yield f"    {orphan.why}; {costs}"
+        yield from (f"    {wrapped(line, 9 * len(line))[0]}" for line in orphan.because.splitlines() if line)
+        yield f"    {orphan.remove}"
+    known = [orphan.usd_per_month for orphan in orphans if orphan.usd_per_month is not None]
     if len(known) > 1:
         yield f"total {usd_text(sum(known), approx=True)} a month"

@@ -50,7 +50,10 @@ def vm_status(
         print("\n".join(lines(snapshot)))
         return
     data = machine_data(snapshot.machine, snapshot.disks, snapshot.now)
-    operations = [{"kind": one.kind, "time": one.inserted, "error": error_text(one)} for one in snapshot.operations]
+    operations = [
+        {"kind": operation.kind, "time": operation.inserted, "error": error_text(operation)}
+        for operation in snapshot.operations
+    ]
     printed({**data, "says": dict(snapshot.says), "operations": operations}, output_format)
 
 
@@ -64,7 +67,7 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
     from launcher.services.compute.lifecycle import DiskList, google_now, list_disks
     from launcher.services.compute.vm_cost import disks_of, price_of
 
-    found = together(
+    answers = together(
         {
             "now": lambda: google_now(compute),
             "disks": lambda: list_disks(compute, f'labels.launch-run="{machine.run}"'),
@@ -73,10 +76,11 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
         }
     )
     for what in ("disks", "says", "operations"):
-        if isinstance(error := found[what], LaunchError):
+        if isinstance(error := answers[what], LaunchError):
             say(f"cannot read its {'guest attributes' if what == 'says' else what}: {error.problem}")
     now, disks, says, operations = (
-        None if isinstance(found[what], LaunchError) else found[what] for what in ("now", "disks", "says", "operations")
+        None if isinstance(answers[what], LaunchError) else answers[what]
+        for what in ("now", "disks", "says", "operations")
     )
     # Those that failed or that Google started: compute.instances.preempted, .hostError …
     known = operations if isinstance(operations, tuple) else ()
