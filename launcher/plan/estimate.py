@@ -16,6 +16,7 @@ from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.plan.memory.need import Setup, largest_micro_batch
 from launcher.plan.model import Chosen, Context, Frozen, Gpus
 from launcher.plan.placement import RESTART_HOURS, SERVICE, choose, chosen_regions, figures
+from launcher.spec.checks import config_of
 from launcher.spec.models import JobSpec
 
 MFU = {"tokens": 0.4, "images": 0.2}
@@ -118,7 +119,7 @@ def estimate(
     plain = Estimate(name=spec.name, machine=machine, gpu_memory_gb=gpu_memory_gb(chosen), note=note)
     if not spec.run.is_builtin:
         return plain
-    config = parse(spec.run.config)
+    config = config_of(spec.run)
     model = measured or sizes_of(config)
     if model is None:
         return plain
@@ -188,7 +189,7 @@ def training_time(spec: JobSpec, chosen: Chosen, catalog: Catalog) -> TrainingTi
     memory = fit_of(spec, chosen)
     if memory is None:
         return None, "no formula for this model"
-    config = parse(spec.run.config)
+    config = config_of(spec.run)
     speed = speed_of(memory.model, config, memory.setup, chosen.gpu, catalog) if memory.fits else None
     if speed is None:
         return None, no_speed(memory.model.parameters, fits=memory.fits)
@@ -199,7 +200,7 @@ def relative_hours(spec: JobSpec, machines: Sequence[Chosen], times: Mapping[str
     """Return the hours of the run on each machine type: by the estimate or, where that is unknown, figures in
     proportion to them, by the GPUs' peaks. Empty: nothing is known."""
     hours = {name: START_HOURS + training for name, (training, _) in times.items() if training is not None}
-    config = parse(spec.run.config)
+    config = config_of(spec.run)
     peaks = {chosen.name: chosen.gpu.peak_tflops.get(precision(config, chosen.gpu)) for chosen in machines}
     by_peak = {name: 1 / peak for name, peak in peaks.items() if peak}
     return next((known for known in (hours, by_peak) if len(known) == len(machines)), {})

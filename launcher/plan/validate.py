@@ -14,7 +14,7 @@ from launcher.plan.model import Chosen, Container, Context, Placement
 from launcher.plan.placement import MIN_WAIT, SERVICE
 from launcher.plan.recipe import recipe_of
 from launcher.plan.torch_build import cuda_problem, torch_of
-from launcher.spec.checks import custom_functions
+from launcher.spec.checks import config_of, custom_functions
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near, parse_duration
 
@@ -198,9 +198,7 @@ def check_processes(spec: JobSpec, chosen: Chosen) -> None:
     paid machine. Raises PlanRefused."""
     if not spec.run.is_builtin:
         return
-    from launch_train.common.config import parse
-
-    config = parse(spec.run.config)
+    config = config_of(spec.run)
     processes = chosen.gpus * spec.machine.nodes
     micro = config.micro_batch_size or 1
     if config.batch_size % (processes * micro):
@@ -417,9 +415,9 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
     """
     if not spec.run.is_builtin:
         return
-    from launch_train.common.config import ExternalModel, parse
+    from launch_train.common.config import ExternalModel
 
-    config = parse(spec.run.config)
+    config = config_of(spec.run)
     model = config.model
     if not isinstance(model, ExternalModel):
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launch_train.common.config import parse
 from launcher.catalog import Catalog
 from launcher.plan import names
 from launcher.plan.estimate import precision
@@ -15,6 +14,7 @@ from launcher.plan.placement import SERVICE, clamp_flex_start_vm_wait, has_many_
 from launcher.plan.torch_build import uses_base_torch
 from launcher.plan.validate import loggers_of
 from launcher.plan.vm_request import has_local_ssd, on_stop
+from launcher.spec.checks import config_of
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.services import Vertex
 from launcher.text import parse_duration, size_text
@@ -75,7 +75,7 @@ def about_mounts(spec: JobSpec, context: Context) -> Iterator[str]:
 def about_types(spec: JobSpec, machines: Sequence[Chosen]) -> Iterator[str]:
     """Yield how the machine types differ in what they compute."""
     if spec.run.is_builtin and len(machines) > 1:
-        config = parse(spec.run.config)
+        config = config_of(spec.run)
         kinds = {chosen.gpu.name: precision(config, chosen.gpu) for chosen in machines}
         if len({*kinds.values()}) > 1:
             shown = ", ".join(f"{kind} on {name}" for name, kind in kinds.items())

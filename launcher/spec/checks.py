@@ -10,7 +10,10 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 
 from launcher.jobs.job import SWEEP_LABEL
@@ -18,6 +21,9 @@ from launcher.spec.kinds import BUCKET, ZONE
 from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec, Run
 from launcher.spec.mounts import OCCUPIED, SOURCES, SYSTEM
 from launcher.spec.nodes import Path, clipped
+
+if TYPE_CHECKING:
+    from launch_train.common.config import Config
 
 
 class Finding(Struct, frozen=True):
@@ -142,6 +148,18 @@ def regex_problem(regex: str) -> str:
     if taken := sorted(names & {"time", "event", "nonfinite"}):
         return f"the group name {taken[0]} is reserved"
     return "" if len(names) > 1 else f"{clipped(regex)} has no named group beside step, so its rows would be empty"
+
+
+def config_of(run: Run) -> Config:
+    """Return the built-in trainer's settings with their defaults; parsed once, as many parts of a plan ask for them."""
+    return _parsed(msgspec.json.encode(run.config))
+
+
+@lru_cache(maxsize=64)
+def _parsed(config: bytes) -> Config:
+    from launch_train.common.config import parse
+
+    return parse(msgspec.json.decode(config))
 
 
 def custom_functions(run: Run) -> dict[str, str]:
@@ -356,12 +374,11 @@ def output(spec: JobSpec) -> Iterator[Finding]:
     if where is None:
         return
     shown = masked(where) if known_secret(where) else repr(clipped(where))
-    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", where)
     if where.startswith("gs://"):
         if not re.fullmatch(BUCKET, where):
             fix = "use gs://BUCKET/PATH; a bucket name has a-z, 0-9, '-', '_' and '.', and 3 or more characters"
             yield Finding(("output",), f"invalid bucket name in {shown}", fix)
-    elif scheme or not where.strip():
+    elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", where) or not where.strip():
         fix = "use gs://BUCKET/PATH; `launch local` also takes a folder"
         yield Finding(("output",), f"unsupported location {shown}", fix)
 

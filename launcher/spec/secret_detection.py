@@ -76,12 +76,16 @@ REFERENCE: Final = r"\$\(\w+\)|\$\{\w+\}|^\$[A-Z_][A-Z0-9_]*$"
 RANDOM: Final = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.]{16,}"
 LONG: Final = 20
 """Minimum characters of a secret whose first four may be shown."""
+SHORTEST_TOKEN: Final = 13
+"""Characters of the shortest token in SHAPES: ya29. and 8 more."""
 SHORTEST: Final = 4
 """Minimum characters of a password; anything shorter is a switch or a count."""
 
 
 def known_secret(text: str) -> bool:
     """Return whether the text contains a well-known kind of secret, whatever its name."""
+    if len(text) < SHORTEST_TOKEN and "://" not in text:  # most values; the patterns need not be compiled for them
+        return False
     return bool(re.search(SHAPES, re.sub(REFERENCE, "", text)))
 
 

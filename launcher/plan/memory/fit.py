@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launch_train.common.config import Checkpointing, Config, parse
+from launch_train.common.config import Checkpointing, Config
 from launcher.catalog import Catalog, MachineType
 from launcher.errors import PlanRefused
 from launcher.plan.memory.config_sizes import sizes_of
@@ -15,6 +15,7 @@ from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.plan.memory.need import MemoryItem, Need, Setup, largest_micro_batch, need, setup_of
 from launcher.plan.model import Chosen, Context
 from launcher.plan.placement import SERVICE
+from launcher.spec.checks import config_of
 from launcher.spec.models import JobSpec
 from launcher.text import either, size_text
 
@@ -41,7 +42,7 @@ def fit_of(spec: JobSpec, chosen: Chosen) -> Fit | None:
     """Return how the built-in trainer's model fits; None if it runs another program, or the model is unknown."""
     if not spec.run.is_builtin or chosen.gpus < 1:
         return None
-    config = parse(spec.run.config)
+    config = config_of(spec.run)
     model = sizes_of(config)
     return fit(model, setup_on(spec, config, chosen)) if model else None
 
@@ -105,7 +106,7 @@ def hint(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, mode
 def fixes(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, model: ModelSizes) -> Iterator[str]:
     """Yield the flags that make a model fit: first on this machine, then the smallest GPU that holds it, then more
     GPUs."""
-    config = parse(spec.run.config)
+    config = config_of(spec.run)
     setup = setup_on(spec, config, chosen)
     here = next((flags for flags, changed in variants(setup) if fits(model, changed)), None)
     if here is not None:
