@@ -10,7 +10,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -63,12 +63,6 @@ def conflicting_programs(spec: JobSpec) -> Iterator[Finding]:
     if len(named) > 1:
         fix = "keep one of run.module, run.script and run.command"
         yield Finding(("run", named[1]), f"cannot be combined with run.{named[0]}", fix)
-
-
-def launcher_of_command(spec: JobSpec) -> Iterator[Finding]:
-    if spec.run.launcher and spec.run.command is not None:
-        fix = "remove run.launcher; to use torchrun, start it in the command itself"
-        yield Finding(("run", "launcher"), "has no effect on run.command, which is started once per node", fix)
 
 
 def trainer_config(spec: JobSpec) -> Iterator[Finding]:
@@ -228,11 +222,6 @@ def conflicting_image_settings(spec: JobSpec) -> Iterator[Finding]:
                 yield Finding(("image", name), "cannot be combined with image.uri", fix)
 
 
-def one_base(spec: JobSpec) -> Iterator[Finding]:
-    if spec.image.base and spec.image.dockerfile:
-        yield Finding(("image", "dockerfile"), "cannot be combined with image.base", "name the base in its FROM")
-
-
 def node_of_existing_image(spec: JobSpec) -> Iterator[Finding]:
     """The node is in every image that launch builds; only an existing image may lack it, or be started without it."""
     run = spec.run
@@ -350,22 +339,6 @@ def persistent_resource(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(("vertex", "persistent_resource"), f"cannot be combined with provisioning {unsupported[0]}", fix)
 
 
-def experiment(spec: JobSpec) -> Iterator[Finding]:
-    if spec.vertex.experiment_run and not spec.vertex.experiment:
-        fix = "name the experiment in vertex.experiment"
-        yield Finding(("vertex", "experiment_run"), "needs vertex.experiment", fix)
-
-
-def network(spec: JobSpec) -> Iterator[Finding]:
-    """A job uses either a peered network or a Private Service Connect interface."""
-    identity = spec.identity
-    if identity.network and identity.psc:
-        yield Finding(("identity", "psc"), "cannot be combined with identity.network", "remove one of the two")
-    if identity.reserved_ip_ranges and not identity.network:
-        fix = "name the peered network in identity.network"
-        yield Finding(("identity", "reserved_ip_ranges"), "needs identity.network", fix)
-
-
 def output(spec: JobSpec) -> Iterator[Finding]:
     """The output is a folder in a bucket, or a local path."""
     from launcher.spec.secret_detection import known_secret, masked
@@ -413,11 +386,6 @@ def mounts(spec: JobSpec) -> Iterator[Finding]:
     yield from duplicates(("mounts",), folders, "use a different path for each mount")
 
 
-def vm_image(spec: JobSpec) -> Iterator[Finding]:
-    if spec.vm.image and spec.vm.image_family:
-        yield Finding(("vm", "image"), "cannot be combined with vm.image_family", "remove one of the two")
-
-
 def labels(spec: JobSpec) -> Iterator[Finding]:
     for key in spec.labels:
         if key.startswith("launch-") and key != SWEEP_LABEL:  # the spec in the folder of a sweep's run has that one
@@ -463,14 +431,44 @@ def secrets_in_program(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(at, what, "name a variable of this shell in image.build_secrets, and write $NAME in the line")
 
 
+def pairs(spec: JobSpec, setting: Path, other: Path, what: str, fix: str) -> Iterator[Finding]:
+    """Check a rule of PAIRS."""
+    values = [getattr(getattr(spec, str(path[0])), str(path[1])) for path in (setting, other)]
+    is_set, is_other_set = (value is not None and value != () for value in values)
+    if is_set and is_other_set != what.startswith("needs "):
+        yield Finding(setting, what, fix)
+
+
+PAIRS: tuple[tuple[Path, Path, str, str], ...] = (
+    (
+        ("run", "launcher"),
+        ("run", "command"),
+        "has no effect on run.command, which is started once per node",
+        "remove run.launcher; to use torchrun, start it in the command itself",
+    ),
+    (("image", "dockerfile"), ("image", "base"), "cannot be combined with image.base", "name the base in its FROM"),
+    (("vm", "image"), ("vm", "image_family"), "cannot be combined with vm.image_family", "remove one of the two"),
+    (("identity", "psc"), ("identity", "network"), "cannot be combined with identity.network", "remove one of the two"),
+    (
+        ("identity", "reserved_ip_ranges"),
+        ("identity", "network"),
+        "needs identity.network",
+        "name the peered network in identity.network",
+    ),
+    (
+        ("vertex", "experiment_run"),
+        ("vertex", "experiment"),
+        "needs vertex.experiment",
+        "name the experiment in vertex.experiment",
+    ),
+)
+"""Settings that need another one, or that another one rules out: both, what is wrong, what to do."""
 CHECKS = (
     Check(conflicting_programs, (("run", "module"), ("run", "script"), ("run", "command"))),
-    Check(launcher_of_command, (("run", "launcher"), ("run", "command"))),
     Check(trainer_config, (("run", "config"), ("run", "module"), ("run", "script"), ("run", "command"))),
     Check(settings_of_scripts, (("run",),)),
     Check(script_resume, (("run", "resume_glob"), ("run", "resume_args"))),
     Check(conflicting_image_settings, (("image",), ("run", "node"))),
-    Check(one_base, (("image", "base"), ("image", "dockerfile"))),
     Check(node_of_existing_image, (("image", "uri"), ("run",), ("secrets",))),
     Check(script_metrics, (("run", "metrics"), ("run", "module"), ("run", "script"), ("run", "command"))),
     Check(webhook, (("notify",), ("limits", "usd"), ("run", "node"))),
@@ -481,14 +479,15 @@ CHECKS = (
     Check(reservation_outside_places, (("provisioning",), ("regions",), ("zones",), ("vm", "dense_reservation"))),
     Check(reduction_server, (("vertex", "reduction_server"), ("machine",), ("provisioning",))),
     Check(persistent_resource, (("vertex", "persistent_resource"), ("provisioning",))),
-    Check(experiment, (("vertex", "experiment"), ("vertex", "experiment_run"))),
-    Check(network, (("identity",),)),
     Check(output, (("output",),)),
     Check(mount_points, (("vertex", "nfs"), ("vertex", "lustre"))),
     Check(mounts, (("mounts",),)),
-    Check(vm_image, (("vm",),)),
     Check(labels, (("labels",),)),
     Check(environment, (("env",), ("secrets",))),
     Check(secrets_in_env, (("env",),)),
     Check(secrets_in_program, (("run",), ("image", "setup"))),
+    *(
+        Check(partial(pairs, setting=setting, other=other, what=what, fix=fix), (setting, other))
+        for setting, other, what, fix in PAIRS
+    ),
 )

@@ -135,7 +135,9 @@ class Decoder:
 
     def scalar(self, node: Node, shape: Shape, at: Path) -> Any:
         """Decode a single value: check its type, then its range or pattern."""
-        if not isinstance(node, Scalar) or not has_type(node.value, shape):
+        types = ACCEPTED_TYPES[shape.kind]
+        is_bool = isinstance(node, Scalar) and isinstance(node.value, bool)  # true is an int to Python, but no number
+        if not isinstance(node, Scalar) or not isinstance(node.value, types) or is_bool != (shape.kind == "bool"):
             return self.mistyped(node, shape, at)
         if isinstance(node.value, str) and len(node.value) > MAX_TEXT:
             length = f"is too long ({len(node.value):,} characters; the maximum is {MAX_TEXT:,})"
@@ -147,7 +149,7 @@ class Decoder:
         try:
             value = msgspec.convert(node.value, shape.hint, strict=True)
         except (msgspec.ValidationError, OverflowError):
-            return self.rejected(node, shape, at, "is invalid" if is_text(shape) else "is out of range")
+            return self.rejected(node, shape, at, "is invalid" if types == (str,) else "is out of range")
         matches = not shape.pattern or re.search(shape.pattern, value)
         return value if matches else self.rejected(node, shape, at, "is invalid")
 
@@ -157,24 +159,18 @@ class Decoder:
         return self.refuse(node, at, *type_mismatch(node, shape, at))
 
     def rejected(self, node: Node, shape: Shape, at: Path, why: str) -> Any:
-        from launcher.spec.wording import show, similar_word, wanted
+        from launcher.spec.wording import show, wanted
+        from launcher.text import near
 
-        fix = similar_word(node, shape) or f"use {wanted(shape)}"
+        words = (*shape.choices, *(shape.bound("extra") or {}).get("words", ()))
+        close = near(node.value, words) if isinstance(node, Scalar) and isinstance(node.value, str) else []
+        fix = f"did you mean {close[0]}?" if close else f"use {wanted(shape)}"
         return self.refuse(node, at, f"{show(node, at)} {why}", fix)
 
     def refuse(self, node: Node, at: Path, what: str, fix: str) -> Any:
         self.problems.append(Problem(node.where, f"{dotted(at) or 'the spec'}: {what}", fix))
         self.invalid.append(at)
         return INVALID
-
-
-def has_type(value: Any, shape: Shape) -> bool:
-    """Return whether a value has the type that a setting takes. true is not a number, 2.0 is not a whole number."""
-    return isinstance(value, ACCEPTED_TYPES[shape.kind]) and (shape.kind == "bool" or not isinstance(value, bool))
-
-
-def is_text(shape: Shape) -> bool:
-    return ACCEPTED_TYPES[shape.kind] == (str,)
 
 
 def scalars(node: Node, at: Path) -> list[tuple[Path, Scalar]]:

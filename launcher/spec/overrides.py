@@ -37,8 +37,12 @@ def parse_set(text: str) -> Override:
     path = path.strip()
     where = f"--set {clipped(path)}"
     if not sign or not all(part.strip() == part != "" for part in path.split(".")):
+        from launcher.spec.secret_detection import known_secret, masked
+
+        field = re.match(r"[\w.-]*", text)[0]  # type: ignore[index]  # it matches everything
+        start = masked(field) if known_secret(field) else clipped(field) + ("…" if field != text else "")  # no value
         what = "expected SETTING=VALUE"
-        raise SpecError((Problem(f"--set {shown_start(text)}", what, "for example --set machine.gpus=8"),))
+        raise SpecError((Problem(f"--set {start}", what, "for example --set machine.gpus=8"),))
     if not value.strip():
         fix = f"""use --set {clipped(path)}=VALUE, or --set {clipped(path)}='""' for an empty text"""
         raise SpecError((Problem(where, "the value is missing", fix),))
@@ -46,14 +50,6 @@ def parse_set(text: str) -> Override:
     if loaded.problems:
         raise SpecError(tuple(loaded.problems))
     return Override(path, plain(loaded.root), where, loaded.root)
-
-
-def shown_start(text: str) -> str:
-    """Return the part of an invalid --set that a message may show: the setting's name. The rest may be a secret."""
-    from launcher.spec.secret_detection import known_secret, masked
-
-    field = re.match(r"[\w.-]*", text)[0]  # type: ignore[index]  # it matches everything
-    return masked(field) if known_secret(field) else clipped(field) + ("…" if field != text else "")
 
 
 def apply(root: Node, overrides: Sequence[Override]) -> tuple[Node, list[Problem]]:

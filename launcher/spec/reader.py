@@ -108,8 +108,10 @@ def combined(located: Located, invalid: Sequence[tuple[str | int, ...]] = ()) ->
     """Return the problems of fields that cannot be combined; `invalid` are the paths without a valid value."""
     problems = []
     for finding in check(located.spec, invalid):
-        where = place(located.root, finding.at)
-        problems.append(Problem(where, what_and_where(finding.what, finding.at, where), finding.fix))
+        where, setting, what = place(located.root, finding.at), dotted(finding.at), finding.what
+        if not where.endswith(f" {setting}"):  # `--set run.config.steps` names the setting already
+            what = f"{what} {setting}" if what == "unknown setting" else f"{setting}: {what}"
+        problems.append(Problem(where, what, finding.fix))
     return problems
 
 
@@ -118,14 +120,6 @@ def checked(located: Located) -> Located:
     if problems := combined(located):
         raise SpecError(by_line(problems, located.source))
     return located
-
-
-def what_and_where(what: str, at: tuple[str | int, ...], where: str) -> str:
-    """Return a finding with its setting, in the order of the reader's own: `unknown setting run.config.stepz`. Where a
-    place names the setting, as `--set run.config.steps` does, that is enough."""
-    if where.endswith(f" {dotted(at)}"):
-        return what
-    return f"{what} {dotted(at)}" if what == "unknown setting" else f"{dotted(at)}: {what}"
 
 
 def newer_version(root: Node, source: str) -> Problem | None:
@@ -157,19 +151,15 @@ def content(path: Path, source: str) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise SpecError((Problem(source, "no such file", near_files(path)),)) from None
+        hint = f"the folder {clipped(str(path.parent))} does not exist"
+        if path.parent.is_dir():
+            files = {name.rpartition(".")[0]: name for name in yaml_files(path.parent)}
+            close = [files[stem] for stem in near(path.stem, files, most=3)]
+            hint = f"did you mean {either(close)}?" if close else "create a spec with `launch init`"
+        raise SpecError((Problem(source, "no such file", hint),)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SpecError((Problem(clipped(source), f"cannot be read: {reason}", "name a YAML file"),)) from None
-
-
-def near_files(path: Path) -> str:
-    """Suggest files with a similar name beside a missing one."""
-    if not path.parent.is_dir():
-        return f"the folder {clipped(str(path.parent))} does not exist"
-    names = {name.rpartition(".")[0]: name for name in yaml_files(path.parent)}
-    close = [names[stem] for stem in near(path.stem, names, most=3)]
-    return f"did you mean {either(close)}?" if close else "create a spec with `launch init`"
 
 
 def yaml_files(folder: Path) -> list[str]:

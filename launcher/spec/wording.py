@@ -80,24 +80,13 @@ def wanted(shape: Shape) -> str:
     elif shape.pattern:
         what = ""
     else:
-        what = TYPE_NAMES[shape.kind] + value_range(shape)
+        above, least, most = shape.bound("gt"), shape.bound("ge"), shape.bound("le")
+        bounds = [f"above {above:g}"] if above is not None else []
+        bounds += [f"at most {most:g}"] if most is not None else []
+        if least is not None and most is not None:
+            bounds = [f"from {least:g} to {most:g}"]
+        what = " ".join(filter(None, (TYPE_NAMES[shape.kind], ", ".join(bounds))))
     return ": ".join(filter(None, (what, shape.meaning)))
-
-
-def similar_word(node: Node, shape: Shape) -> str:
-    """Return `did you mean spot?` if the setting takes a word like this one, else an empty text."""
-    words = (*shape.choices, *(shape.bound("extra") or {}).get("words", ()))
-    close = near(node.value, words) if isinstance(node, Scalar) and isinstance(node.value, str) else []
-    return f"did you mean {close[0]}?" if close else ""
-
-
-def value_range(shape: Shape) -> str:
-    """Describe the bounds: ` from 1 to 16`, ` above 0, at most 168`."""
-    above, least, most = shape.bound("gt"), shape.bound("ge"), shape.bound("le")
-    if least is not None and most is not None:
-        return f" from {least:g} to {most:g}"
-    words = [f"above {above:g}" if above is not None else "", f"at most {most:g}" if most is not None else ""]
-    return (" " + ", ".join(filter(None, words))).rstrip()
 
 
 def unknown_key(key: str, at: Path, model: type[Struct], root: type[Struct]) -> str:

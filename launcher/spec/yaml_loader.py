@@ -35,7 +35,6 @@ from yaml.scanner import Scanner
 
 from launcher.errors import Problem, SpecError
 from launcher.spec.nodes import Broken, List, Map, Node, Scalar, clipped
-from launcher.spec.scalars import resolve
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
@@ -213,3 +212,41 @@ class Composer:
 
     def stop(self, event: Event, what: str, fix: str) -> None:
         raise SpecError((*self.problems, Problem(self.where(event), what, fix)))
+
+
+# --- Plain scalars ----------------------------------------------------------------------------------------------------
+
+
+CONSTANTS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+    **{sign + name: float(sign + "inf") for sign in ("", "+", "-") for name in (".inf", ".Inf", ".INF")},
+}
+NUMBER = re.compile(
+    r"(?P<dec>[-+]?[0-9]+)|0o(?P<oct>[0-7]+)|0x(?P<hex>[0-9a-fA-F]+)|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+)
+BASES = {"dec": 10, "oct": 8, "hex": 16}
+MAX_DIGITS = 4000
+"""Python refuses to parse integers above 4,300 digits."""
+
+
+def resolve(text: str) -> bool | int | float | str | None:
+    """Return the value of a plain (unquoted) scalar by YAML 1.2's core schema (https://yaml.org/spec/1.2.2/, 10.3.2);
+    infinity for an integer with more than MAX_DIGITS digits.
+
+    PyYAML follows YAML 1.1, where `1e-4` is text, `no` is false, `017` is 15, `1:30` is 90 and a date is an object.
+    """
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    match = NUMBER.fullmatch(text)
+    if not match:
+        return text
+    base = BASES.get(match.lastgroup or "")
+    if base is None:
+        return float(text)
+    digits = match[match.lastgroup or ""]
+    if len(digits) > MAX_DIGITS:
+        return float("-inf" if digits[0] == "-" else "inf")
+    return int(digits, base)

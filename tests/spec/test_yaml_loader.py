@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.spec.nodes import Map, plain
-from launcher.spec.scalars import resolve
-from launcher.spec.yaml_loader import load
+from launcher.spec.yaml_loader import load, resolve
 from tests.spec.helpers import SMALL, lines, spec
 
 
