@@ -65,7 +65,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     projects/NUMBER/locations/REGION/customJobs/ID on Vertex AI, or projects/PROJECT/zones/ZONE/instances/NUMBER for a
     training VM. With several VMs it is the first one's. VMs are identified by number, because a later VM may reuse the
-    name. On this machine it is the path of the run folder.
+    name. On this machine it is the path of the run folder. Elsewhere it is TARGET/ID.
     """
     region: str
     state: str
@@ -116,9 +116,17 @@ class Job(Struct, frozen=True, kw_only=True):
         return self.started or self.created if self.is_here else self.created
 
     @property
+    def target(self) -> str:
+        """Return where it runs: local, vertex, vm, or another target, with which its name begins."""
+        if self.is_here:
+            return LOCAL
+        first = self.name.partition("/")[0]
+        return first if first != "projects" else "vm" if self.zone else "vertex"
+
+    @property
     def command(self) -> str:
         """Return the command that launches its run."""
-        return "launch local SPEC" if self.is_here else command(vm=self.zone is not None)
+        return command(vm=True) if self.target == "vm" else f"launch {self.target} SPEC"
 
     @property
     def run(self) -> str:

@@ -46,7 +46,8 @@ class ListedRun(Struct, frozen=True, kw_only=True):
     """A run in a list. Times are Unix seconds; None: unknown."""
 
     run: str
-    target: Literal["local", "vertex", "vm"]
+    target: str
+    """local, vertex, vm, …"""
     state: str
     """As `launch status` has it (docs/output.md)."""
     created: float
@@ -210,7 +211,7 @@ def entry_of(run: FoundRun, account: str, now: float) -> ListedRun:
     owner = "me" if is_owned_by(job.labels, account) else job.labels.get(OWNER_LABEL, "")
     return ListedRun(
         run=run.id,
-        target="local" if job.is_here else "vm" if job.zone else "vertex",
+        target=job.target,
         state=job.state,
         created=job.begun,
         owner=user_name(job.request["user"]) if job.is_here else owner,

@@ -118,9 +118,11 @@ def facts(job: Job) -> Iterator[tuple[str, str]]:
         yield "folder", relative(folder)
     else:
         yield "job", job.name
-        yield "", console_url(job)
+        if url := console_url(job):
+            yield "", url
         yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {place_of(job)}"
-        yield "image", image_of(job)
+        if image := image_of(job):
+            yield "image", image
         yield "output", folder
         yield "created", stamp(job.created)
     if job.started:

@@ -111,7 +111,8 @@ class EventPrinter:
         for line in labelled("attempt", f"{number}{place_text(event.job, planned)}{there}"):
             self._print(line)
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
-        self._print(f"{'':{LABEL}}{console_url(event.job)}")
+        if url := console_url(event.job):
+            self._print(f"{'':{LABEL}}{url}")
         if self._plan and self._plan.command and event.created and not self._bound_is_printed:
             self._bound_is_printed = True
             limits = self._plan.limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.jobs.job import Job
+from launcher.jobs.job import RESOURCE, Job
 from launcher.services import request
 
 
@@ -35,7 +35,7 @@ def place_of(job: Job) -> str:
 
 def console_url(job: Job) -> str:
     """Return the URL of the job's page in the console; empty: it has none."""
-    if job.is_here:
+    if not RESOURCE.fullmatch(job.name):
         return ""
     project = job.name.split("/")[1]
     if job.zone:
