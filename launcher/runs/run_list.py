@@ -174,7 +174,9 @@ def list_runs(
     """Return the runs that a filter asks for, as `runs` does."""
     if target == "cloud":
         return RunList(runs=tuple(list_cloud(open_cloud(), wanted, regions)))
-    here = [run for run in list_here(folder) if wanted.matches(run)]
+    runs_here = (FoundRun(id=job.id, jobs=(job,), context=LocalContext()) for job in jobs_below(folder))
+    entries = (with_local_progress(entry_of(run, "", 0.0)) for run in runs_here)
+    here = [entry for entry in entries if wanted.matches(entry)]
     if target == "local":
         return RunList(runs=tuple(newest_first(here)))
     from launcher.gcp.parallel import together
@@ -233,12 +235,6 @@ def user_name(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
-
-
-def list_here(folder: Path) -> list[ListedRun]:
-    """Return the runs in a folder on this machine, unsorted."""
-    runs = (FoundRun(id=job.id, jobs=(job,), context=LocalContext()) for job in jobs_below(folder))
-    return [with_local_progress(entry_of(run, "", 0.0)) for run in runs]
 
 
 def with_local_progress(run: ListedRun) -> ListedRun:

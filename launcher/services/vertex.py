@@ -120,7 +120,10 @@ class Vertex(OfGoogle):
         except LaunchError as error:
             if status_of(error) == 404:
                 raise gone(name) from error
-            if status_of(error) != 400 or not is_ending(self.get(name)):
+            if status_of(error) != 400:
+                raise
+            job = self.get(name)
+            if not (job.has_ended or job.state == "CANCELLING"):
                 raise
 
     def delete(self, name: str) -> None:
@@ -183,11 +186,6 @@ class Vertex(OfGoogle):
                 client = open_jobs(endpoint, self.environ, self._channel)
                 self._apis[endpoint] = TolerantApi(SERVICE, self.project, client, self.clock, self._tell)
             return self._apis[endpoint]
-
-
-def is_ending(job: Job) -> bool:
-    """Return whether the job has ended or is being cancelled."""
-    return job.has_ended or job.state == "CANCELLING"
 
 
 def gone(name: str) -> GoneError:

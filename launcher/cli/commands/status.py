@@ -108,11 +108,12 @@ def lines(status: RunStatus, story: RunStory) -> Iterator[str]:
 
 def facts(job: Job) -> Iterator[tuple[str, str]]:
     """Yield where the job is, the facts of its request, and its times."""
-    from launcher.cli.ui.job_text import console_url, image_of, machine_of, place_of, provisioning_of, run_folder_of
+    from launcher.cli.ui.job_text import console_url, machine_of, place_of, provisioning_of
     from launcher.cli.ui.text import stamp
+    from launcher.services import request
     from launcher.text import relative
 
-    folder = run_folder_of(job) or "none"
+    folder = request.run_folder(job.request) or "none"
     if job.is_here:
         yield "machine", place_of(job)
         yield "folder", relative(folder)
@@ -121,7 +122,7 @@ def facts(job: Job) -> Iterator[tuple[str, str]]:
         if url := console_url(job):
             yield "", url
         yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {place_of(job)}"
-        if image := image_of(job):
+        if image := request.image(job.request):
             yield "image", image
         yield "output", folder
         yield "created", stamp(job.created)

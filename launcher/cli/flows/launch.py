@@ -72,15 +72,10 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
 def launch_or_resume(
     spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, resume: str | None, new: bool
 ) -> None:
-    """Launch a spec, or resume the run `resume`. Raises LaunchError."""
+    """Plan a spec and submit it, or resume the run `resume`; follow it to its end. Raises LaunchError."""
     if resume:
         resume_run(resume, spec, flags, options, output)
-    else:
-        launch_spec(spec, flags, options, output, new=new)
-
-
-def launch_spec(spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, new: bool) -> None:
-    """Plan a spec and follow its run to its end. Raises LaunchError."""
+        return
     inputs = options.inputs(spec, flags)
     plan = planned(inputs, offline=options.offline)
     plan = on_cpu(plan, options.cpu_machine) if options.cpu_machine else plan

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
-from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
 from launcher.runs.run_folder import storage_of
 from launcher.runs.watch.loop import Event, LinesPrinted, Note, OutageEnded, OutageStarted, watch
 from launcher.runs.watch.pollers import intervals_of
+from launcher.services import request
 
 if TYPE_CHECKING:
     from launcher.runs.context import LineReader
@@ -46,7 +46,7 @@ def show(run: FoundRun, job: Job, output: Output, *, tail: int | None, follow: b
     """Print all lines, or the last `tail`; with `follow`, print new ones until the job ends. Raises LaunchError."""
     if output is Output.yaml:
         raise UsageError("-o yaml is not available for logs", "Use -o text or -o json.")
-    printer, context, folder = EventPrinter(None), run.context, storage_of(run_folder_of(job))
+    printer, context, folder = EventPrinter(None), run.context, storage_of(request.run_folder(job.request))
     lines = context.open_log(job, folder, printer.say, tail=tail)
     for line in lines.read_existing():
         print_line(line, output)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import attempt_of
-from launcher.cli.ui.job_text import run_folder_of
 from launcher.cli.ui.plan_page import LABEL
 from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
 from launcher.runs.run_folder import read_results, restarts, storage_of
+from launcher.services import request
 from launcher.text import usd_text
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | N
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.run_summary import as_data, lines
 
-    folder = run_folder_of(job)
+    folder = request.run_folder(job.request)
     results = results_of(folder)
     count = None
     with suppress(LaunchError):  # its folder cannot be read

@@ -35,16 +35,16 @@ def next_commands(typed: Typed | None, folder: str | None, *, has_metrics: bool)
     """Yield commands to try after a run that succeeded, with what each shows. `typed` is None for a request from a
     file."""
     if has_metrics and folder and not folder.startswith("gs://") and (tensorboard := found("tensorboard")):
-        yield shell(tensorboard, "--logdir", f"{relative(folder)}/logs"), "shows the curves"
+        yield shlex.join([tensorboard, "--logdir", f"{relative(folder)}/logs"]), "shows the curves"
     if typed is None or (typed.spec and not typed.spec.is_file()):  # a pipe can be read only once
         return
     if command := cloud_command(typed):
         yield command, "plans this job on Google Cloud, with its cost"
     on_two = typed.flags._replace(nodes=2, run_id=None)  # a job of one node; the run gets its own id
     if is_planned("local", typed.spec, typed.flags, nodes=1) and is_planned("local", typed.spec, on_two):
-        yield shell(program(), "local", *line(typed.spec, on_two)), "runs this job on two nodes"
+        yield shlex.join([program(), "local", *line(typed.spec, on_two)]), "runs this job on two nodes"
     if typed.spec is None and not Path("job.yaml").exists():
-        yield shell(program(), "init"), "writes a commented starter spec"
+        yield shlex.join([program(), "init"]), "writes a commented starter spec"
 
 
 def cloud_command(typed: Typed) -> str:
@@ -54,7 +54,7 @@ def cloud_command(typed: Typed) -> str:
     others = () if flags.region or flags.zone else REGIONS
     for each in (flags, *(flags._replace(region=[region]) for region in others)):
         if is_planned("vertex", typed.spec, each):
-            return in_project(shell(program(), "vertex", *line(typed.spec, each), "--dry-run"))
+            return in_project(shlex.join([program(), "vertex", *line(typed.spec, each), "--dry-run"]))
     return ""
 
 
@@ -85,11 +85,6 @@ def in_project(command: str) -> str:
     if sys.platform == "win32":  # cmd.exe and PowerShell both take this
         return f'cmd /c "set CLOUDSDK_CORE_PROJECT={PROJECT}&& {command}"'
     return f"CLOUDSDK_CORE_PROJECT={PROJECT} {command}"
-
-
-def shell(*argv: str) -> str:
-    """Return a command for a shell."""
-    return shlex.join(argv)
 
 
 def program(name: str = "launch") -> str:

@@ -65,7 +65,9 @@ def watch_runs(
         raise
     finally:
         messages.close()
-    print("\n\n".join(last_lines(watch.view) for watch in watches))
+    for number, view in enumerate(watch.view for watch in watches):  # how each stands now
+        lines = story_lines(view.story.chapters, view.story.cap, view.story.advice, view.progress)
+        print("\n".join([*[""] * (number > 0), f"{printable(view.id)}  {state_of(view)[0]}", *lines]))
     if not has_quit:
         raise_end([watch.view for watch in watches])
 
@@ -96,13 +98,6 @@ def interrupted_text(views: Sequence[RunView], cancelling: Container[str]) -> st
         return "stopped watching; nothing was cancelled"
     lines = [f"requested to cancel {view.id}; last known state: {state_of(view)[0]}" for view in cancelled]
     return "\n".join(["stopped watching", *lines, *(f"launch status {view.id}" for view in cancelled)])
-
-
-def last_lines(view: RunView) -> str:
-    """Return how a run stands at the end of the watch, in at most 80 columns."""
-    state, _ = state_of(view)
-    lines = story_lines(view.story.chapters, view.story.cap, view.story.advice, view.progress)
-    return "\n".join([f"{printable(view.id)}  {state}", *lines])
 
 
 def raise_end(views: Sequence[RunView]) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def job_data(run: str, job: Job) -> dict[str, Any]:
     """Return a job for scripts; times in Unix seconds."""
-    from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
+    from launcher.cli.ui.job_text import console_url, machine_of, provisioning_of
+    from launcher.services import request
 
     return {
         "run": run,
@@ -26,8 +27,8 @@ def job_data(run: str, job: Job) -> dict[str, Any]:
         "zone": job.zone,
         "machine": machine_of(job),
         "provisioning": provisioning_of(job) or None,
-        "image": image_of(job) or None,
-        "output": run_folder_of(job),
+        "image": request.image(job.request) or None,
+        "output": request.run_folder(job.request),
         "created": job.created,
         "started": job.started,
         "ended": job.ended,

@@ -18,16 +18,6 @@ def machine_of(job: Job) -> str:
     return f"{requested.nodes} × {name}" if requested.nodes > 1 else name
 
 
-def image_of(job: Job) -> str:
-    """Return the image of the first worker pool."""
-    return request.image(job.request)
-
-
-def run_folder_of(job: Job) -> str | None:
-    """Return the run folder that the request names, or None."""
-    return request.run_folder(job.request)
-
-
 def place_of(job: Job) -> str:
     """Return the zone or region of a job, or `this machine`."""
     return "this machine" if job.is_here else job.place

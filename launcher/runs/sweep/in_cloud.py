@@ -122,7 +122,12 @@ class CloudSweep:
         """Version of the mark of an earlier cancellation."""
         self._created: list[CloudPoint] = []
         """Points whose job was created since the mark was last read for them."""
-        self._client = None if plan.output[:5] != "gs://" else storage_client()
+        self._client: object = None
+        if plan.output.startswith("gs://"):
+            from launch_train.common.storage.client import open_client
+
+            with use_errors():
+                self._client = open_client()
 
     def run(self, *, detach: bool = False, seconds: float | None = None) -> None:
         """Run all points to their ends; with `detach`, return once each has a job.
@@ -412,11 +417,3 @@ def is_rate_limited(driver: RunDriver | None) -> bool:
         return False
     end = entries[-1].end if entries else None
     return end is not None and end.state is None and end.is_transient
-
-
-def storage_client() -> object:
-    """Return a client for Cloud Storage. Raises NotAuthorised: no credentials; UsageError: it is not installed."""
-    from launch_train.common.storage.client import open_client
-
-    with use_errors():
-        return open_client()

@@ -35,7 +35,11 @@ def lock_run_folder(folder: Path) -> Iterator[bool]:
             f"the run folder can't be used: {folder}: {error.strerror}", "Choose another folder: --output DIR"
         ) from error
     try:
-        yield _locked_soon(handle)
+        for _ in range(TRIES - 1):
+            if _locked(handle):
+                break
+            time.sleep(PROBE_SECONDS)
+        yield _locked(handle)
     finally:
         os.close(handle)
 
@@ -50,14 +54,6 @@ def is_taken(folder: Path) -> bool:
         return not _locked(handle, fcntl.LOCK_SH)
     finally:
         os.close(handle)
-
-
-def _locked_soon(handle: int) -> bool:
-    for _ in range(TRIES):
-        if _locked(handle):
-            return True
-        time.sleep(PROBE_SECONDS)
-    return False
 
 
 def _locked(handle: int, how: int = fcntl.LOCK_EX) -> bool:
