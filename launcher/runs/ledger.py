@@ -228,9 +228,11 @@ class Ledger:
         Writes only what differs: several launches may do this at once, and an object takes one write a second. A new
         run has no plan yet.
         """
+        from launcher.plan.yaml_text import as_yaml  # PyYAML, which most readers of a ledger don't need
+
         text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
         if self._is_new or self._content(runfolder.PLAN) != text:
-            self._storage.write(runfolder.SPEC, as_yaml(plan.spec))
+            self._storage.write(runfolder.SPEC, f"{as_yaml(plan.spec)}\n".encode())
             self._storage.write(runfolder.PLAN, text)
 
     @continues_in_memory
@@ -290,14 +292,3 @@ def json_field(text: bytes, field: str) -> str:
 def as_json(content: Mapping[str, Any]) -> bytes:
     """Encode as JSON with sorted keys, so that equal content gives equal bytes."""
     return json.dumps(content, sort_keys=True).encode()
-
-
-def as_yaml(spec: Mapping[str, Any]) -> bytes:
-    """Encode a spec as YAML without aliases, which launch's reader refuses."""
-    import yaml
-
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    return str(yaml.dump(dict(spec), Dumper=Plain, sort_keys=False, allow_unicode=True)).encode()

@@ -71,7 +71,7 @@ def show(job: ImageBuildRequest, result: ImageResult, seconds: float, output: Ou
     if output is Output.json:
         print(json.dumps(data, indent=2))
     else:
-        from launcher.cli.ui.plan_page import as_yaml
+        from launcher.plan.yaml_text import as_yaml
 
         print(as_yaml(data))
 

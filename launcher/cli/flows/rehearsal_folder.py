@@ -93,7 +93,7 @@ def prepare(
         if attempt > 1:
             say(f"attempt {attempt} of this run; {start_text(storage, request)}")
         if plan:
-            from launcher.cli.ui.plan_page import as_yaml
+            from launcher.plan.yaml_text import as_yaml
 
             storage.write(runfolder.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=2))
             storage.write(runfolder.SPEC, f"{as_yaml(plan.spec)}\n".encode())

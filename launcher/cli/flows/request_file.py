@@ -60,7 +60,7 @@ def folder(code: Path | None) -> Path | None:
 
 def show(request: dict[str, Any], output: Output, *, docker: bool = False) -> None:
     """Print the request."""
-    from launcher.cli.ui.plan_page import as_yaml
+    from launcher.plan.yaml_text import as_yaml
 
     if output is Output.json:
         print(json.dumps({"request": request}, indent=2, ensure_ascii=False))

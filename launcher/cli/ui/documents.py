@@ -30,7 +30,7 @@ def output_of(argv: Sequence[str]) -> Output:
 
 def printed(data: Any, output: Output, error: LaunchError | None = None) -> None:
     """Print a document as JSON or YAML. With `error`, which ends the command, it is printed later with the error."""
-    from launcher.cli.ui.plan_page import as_yaml
+    from launcher.plan.yaml_text import as_yaml
 
     if error is not None:
         error.data = data

@@ -27,7 +27,6 @@ WIDTH = 80
 LABEL = 10
 ATTEMPTS_SHOWN = 5
 NO_IMAGE = "not used: runs in the local Python environment"
-NOT_PLAIN = {"yes", "no", "on", "off", "true", "false", "null"}
 TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
@@ -60,6 +59,8 @@ def show(
 
 def yaml_lines(plan: Plan) -> Iterator[str]:
     """Yield the first attempt's request; for Vertex AI the CustomJobSpec, with the gcloud command as a comment."""
+    from launcher.plan.yaml_text import as_yaml
+
     first = plan.attempts[0]
     if plan.target != "vertex":
         method = "bulkInsert" if "instanceProperties" in first.request else "insert"
@@ -77,33 +78,6 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
         yield f"# {line} \\"
     yield f"#   {flags[-1]}"
     yield as_yaml(first.request["jobSpec"])
-
-
-def as_yaml(data: Any) -> str:
-    """Return YAML that every loader reads as the same data.
-
-    gcloud's loader reads plain `n`, `y` and `1e3` as booleans and a float, so a string is quoted unless it is
-    unambiguous. No aliases; a script is a block.
-    """
-    import yaml
-
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style_of(value))
-
-    Plain.add_representer(str, text)
-    return str(yaml.dump(data, Dumper=Plain, sort_keys=False, width=10**9)).rstrip()
-
-
-def style_of(value: str) -> str | None:
-    """Return the YAML style of a string: a block, plain (None), or double quotes."""
-    if value.startswith("#!") and value.isascii():
-        return "|"
-    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_./@-]*[A-Za-z0-9_/]", value)
-    return None if plain and value.lower() not in NOT_PLAIN else '"'
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
