@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import tarfile
 import urllib.request
 from collections.abc import Iterator
@@ -177,20 +176,6 @@ def run(
     return str(said)
 
 
-def test_it_can_be_pulled_by_its_digest(built: Built) -> None:
-    engine, image = built.engine, built.image
-    pinned = f"{image.uri.rpartition(':')[0]}@{built.digest}"
-    known = engine.has(image.uri)
-    engine.tag(image.uri, f"{image.uri}-kept")
-    engine.api.remove_image(image.uri)
-    engine.api.remove_image(pinned)
-    assert (engine.has(image.uri), engine.has(pinned)) == (None, None)
-    engine.pull(pinned)
-    assert engine.has(pinned) == known
-    engine.tag(pinned, image.uri)
-    assert engine.has(image.uri) == known
-
-
 def test_the_dependency_image_is_what_the_train_image_stands_upon(built: Built) -> None:
     engine, image = built.engine, built.image
     said: list[str] = []
@@ -237,12 +222,6 @@ def test_requirements_that_cannot_be_met(built: Built) -> None:
     assert "image.requirements" in error.value.hint
     assert "torch==2.12.0" in error.value.problem  # pip's own words
     assert built.engine.has(f"{built.image.dependencies}-bad") is None
-
-
-def test_a_base_that_is_not_there(containers: Running, built: Built) -> None:
-    image = wanted(containers, "baseless", base=f"{containers.registry}/no/such:base")
-    with pytest.raises(EngineError, match=r"the base image localhost:\d+/no/such:base can't be pulled: .*unknown"):
-        built.engine.build(built.source, image, target="train", tag=image.uri, labels={})
 
 
 def test_a_base_for_another_machine(containers: Running, built: Built) -> None:
@@ -292,8 +271,3 @@ def test_a_registry_that_has_gone(built: Built) -> None:
     built.engine.tag(built.image.uri, name)
     with pytest.raises(EngineError, match=r"localhost:9/team/train:gone can't be pushed: .*connection refused"):
         built.engine.push(name)
-
-
-def test_no_engine(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="no Docker engine is running at unix://"):
-        Engine.connect({"DOCKER_HOST": f"unix://{tmp_path}/none.sock", "PATH": os.environ["PATH"]})

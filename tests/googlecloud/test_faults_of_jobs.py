@@ -27,8 +27,8 @@ from launcher.testing.googlecloud import (
     parse_custom_job,
 )
 from launcher.testing.googlecloud.faults import Effect
-from launcher.testing.googlecloud.waiting import patience, until
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
+from tests.googlecloud.waiting import patience, until
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from launcher.testing.googlecloud import (
 from launcher.testing.googlecloud.faults import Effect
 from launcher.testing.googlecloud.logging import entries as logging
 from launcher.testing.googlecloud.project import secrets as secretmanager
-from launcher.testing.googlecloud.waiting import patience, until
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
+from tests.googlecloud.waiting import patience, until
 
 LIST = "aiplatform.projects.locations.customJobs.list"
 REGION = f"/v1/{PARENT}/customJobs"

@@ -36,8 +36,8 @@ from launcher.testing.googlecloud import (
 )
 from launcher.testing.googlecloud.faults import Effect
 from launcher.testing.googlecloud.vertex.rpc import serve_grpc
-from launcher.testing.googlecloud.waiting import patience, until
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
+from tests.googlecloud.waiting import patience, until
 
 CREATE = "aiplatform.projects.locations.customJobs.create"
 State = aiplatform_v1.JobState

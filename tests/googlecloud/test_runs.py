@@ -19,9 +19,9 @@ import requests
 from launcher.testing.googlecloud import GoogleCloud, Runner
 from launcher.testing.googlecloud.vertex.jobs import Job, shown
 from launcher.testing.googlecloud.vertex.processes import failed
-from launcher.testing.googlecloud.waiting import until
 from tests.googlecloud.test_custom_jobs import GOOD
 from tests.googlecloud.test_logs import ask, message
+from tests.googlecloud.waiting import until
 
 REGION = "us-central1"
 

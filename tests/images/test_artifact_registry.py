@@ -15,8 +15,8 @@ from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api
 from launcher.images.artifact_registry import SERVICE, client, create, find, listed
 from launcher.images.registry.reference import ArtifactRepository
+from launcher.testing.clock import FakeClock
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
-from launcher.testing.googlecloud.clock import FakeClock
 from launcher.testing.googlecloud.faults import Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -28,8 +26,8 @@ from launcher.images.cloud_build import Options, build, build_request
 from launcher.images.cloud_build_bucket import Sent, send
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
+from launcher.testing.clock import FakeClock
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
-from launcher.testing.googlecloud.clock import FakeClock
 from launcher.testing.googlecloud.images.cloud_build import Outcome
 from launcher.testing.googlecloud.protobufs import parse, to_json
 from launcher.testing.googlecloud.storage import objects as cloud_objects
@@ -142,13 +140,6 @@ def test_the_dockerfile_of_the_request_has_the_setup_lines(cloud: GoogleCloud, l
     )
 
 
-def test_the_source_is_named_by_its_content(cloud: GoogleCloud, launch: Launch) -> None:
-    launch.build()
-    [name] = [name for name in cloud.objects.buckets[BUCKET] if name.startswith("source/")]
-    content = gzip.decompress(cloud.objects.buckets[BUCKET][name].data)
-    assert name == f"source/{hashlib.sha256(content).hexdigest()}.tgz"
-
-
 @pytest.mark.parametrize("same_size", [True, False])
 def test_a_planted_source_is_not_built(cloud: GoogleCloud, launch: Launch, same_size: bool) -> None:
     """Its name is no secret, and others can write to the bucket."""
@@ -233,17 +224,6 @@ def test_the_request_with_options() -> None:
     assert made["options"] == {"logging": "GCS_ONLY", "machineType": "E2_HIGHCPU_8"}
     assert made["serviceAccount"] == "projects/my-project/serviceAccounts/b@my-project.iam.gserviceaccount.com"
     assert "--build-arg=BASE=localhost/$$BASE" in made["steps"][0]["args"], "Cloud Build would substitute $BASE"
-
-
-def test_options_travel(cloud: GoogleCloud, launch: Launch) -> None:
-    options = Options(
-        location="europe-west4", machine_type="E2_HIGHCPU_8", service_account="b@c.iam.gserviceaccount.com"
-    )
-    launch.build(options=options)
-    [made] = cloud.builds.builds.values()
-    assert "/locations/europe-west4/" in made.message.name
-    assert made.message.options.machine_type == 5  # E2_HIGHCPU_8
-    assert made.message.service_account.endswith("/b@c.iam.gserviceaccount.com")
 
 
 @pytest.mark.parametrize(("when", "tries"), [("before", 2), ("after", 1)])
@@ -448,17 +428,6 @@ def test_gcloud_sees_the_build_and_its_tag(gcloud: str, cloud: GoogleCloud, laun
     listed = json.loads(run(gcloud, "builds", "list", f"--filter=tags={TAG}", "--format=json"))
     assert [one["id"] for one in listed] == [build_id]
     assert json.loads(run(gcloud, "builds", "list", "--filter=tags=other", "--format=json")) == []
-
-
-@pytest.mark.gcloud
-def test_one_that_gcloud_cancels_has_failed(gcloud: str, cloud: GoogleCloud, launch: Launch) -> None:
-    def cancel(line: str) -> None:
-        if line.endswith(": working"):
-            run(gcloud, "builds", "cancel", *cloud.builds.builds)
-
-    launch.on_line = cancel  # type: ignore[method-assign]  # as above
-    with pytest.raises(LaunchError, match="ended as CANCELLED"):
-        launch.build()
 
 
 def run(*command: str) -> str:

@@ -11,10 +11,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 
+from launcher.testing.clock import FakeClock
 from launcher.testing.registry import (
     Bearer,
     CutOff,
-    FakeTime,
     Fault,
     LoseResponse,
     OciRegistry,
@@ -162,8 +162,8 @@ def token(registry: OciRegistry, *scopes: str, headers: Mapping[str, str] | None
 
 
 def test_tokens_are_for_their_scopes_and_die() -> None:
-    time = FakeTime()
-    with OciRegistry(access=Bearer({"me": "x"}, lifetime=60, clock=time.now)) as registry:
+    time = FakeClock()
+    with OciRegistry(access=Bearer({"me": "x"}, lifetime=60, clock=time)) as registry:
         post = ("POST", "/v2/a/blobs/uploads/")
         refused = ask(registry, *post)
         assert refused.status == 401
@@ -192,4 +192,4 @@ def test_a_token_service_knows_who_asks() -> None:
         for value, status in (("1d", 200), ("2d", 401)):
             form = urlencode({"grant_type": "refresh_token", "refresh_token": value, "scope": "repository:a:pull"})
             assert ask(registry, "POST", "/token", form.encode()).status == status
-        assert access.asked[-1] == ("me", ("repository:a:pull",))
+        assert access.issued[-1] == ("me", ("repository:a:pull",))

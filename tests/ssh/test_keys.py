@@ -152,12 +152,6 @@ def test_40_vms_that_8_processes_register_at_once(tmp_path: Path) -> None:
     assert keys.public_key(tmp_path / ".ssh" / keys.KEY)
 
 
-def test_a_folder_that_cant_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match="can't create"):
-        keys.store_host_keys(tmp_path / "file" / "launch", "compute.1", ("ssh-rsa AAAA",))
-
-
 def test_where_settings_are(tmp_path: Path) -> None:
     assert keys.settings_folder({"HOME": "/home/me"}) == Path("/home/me/.config/launch")
     assert keys.settings_folder({"HOME": "/home/me", "XDG_CONFIG_HOME": "/x"}) == Path("/x/launch")

@@ -8,7 +8,7 @@ on its own.
 
 from __future__ import annotations
 
-from launcher.testing.googlecloud.clock import FakeClock
+from launcher.testing.clock import FakeClock
 from launcher.testing.googlecloud.compute.metadata import MetadataServer
 from launcher.testing.googlecloud.compute.service import Pace, parse_bulk, parse_instance
 from launcher.testing.googlecloud.faults import (

@@ -1,4 +1,4 @@
-"""A clock that only tests move, and actions that are due by it."""
+"""Times in UTC, and actions that are due by the cloud's clock."""
 
 from __future__ import annotations
 
@@ -6,20 +6,6 @@ import heapq
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
-
-
-class FakeClock:
-    """Returns Unix seconds when called."""
-
-    def __init__(self, now: float = 1_700_000_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        """Move forward by `seconds`."""
-        self.now += seconds
 
 
 def utc(seconds: float) -> datetime:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from launcher.testing.registry.access import Basic, Bearer
 from launcher.testing.registry.faults import AlterHeader, CutOff, Fault, ForgetUpload, LoseResponse, Refuse, Reset, Torn
-from launcher.testing.registry.server import FakeTime, OciRegistry, put_image
+from launcher.testing.registry.server import OciRegistry, put_image
 from launcher.testing.registry.wire import Recorded, digest
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "Basic",
     "Bearer",
     "CutOff",
-    "FakeTime",
     "Fault",
     "ForgetUpload",
     "LoseResponse",

@@ -80,7 +80,7 @@ class Bearer:
     clock: Callable[[], float] = time.monotonic
     denies: Literal[401, 403] = 401
     realm: str = ""
-    asked: list[tuple[str | None, tuple[str, ...]]] = field(default_factory=list)
+    issued: list[tuple[str | None, tuple[str, ...]]] = field(default_factory=list)
     """User name (None: anonymous) and scopes of each issued token."""
     tokens: dict[str, _Token] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class Bearer:
             user, scopes = named.get(form["refresh_token"][0]), tuple(form["scope"][0].split())
         if user is None and (request.method == "POST" or "authorization" in request.headers):
             return error(401, "UNAUTHORIZED", "incorrect username or password")
-        self.asked.append((user, scopes))
+        self.issued.append((user, scopes))
         value = secrets.token_hex(8)
         self.tokens[value] = _Token(user, self._granted(user, scopes), self.clock() + self.lifetime)
         answer = {"access_token" if request.method == "POST" else "token": value}

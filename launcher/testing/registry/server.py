@@ -1,4 +1,4 @@
-"""The registry's HTTP server, an image for it, and a clock for its clients."""
+"""The registry's HTTP server, and an image for it."""
 
 from __future__ import annotations
 
@@ -169,22 +169,3 @@ def put_image(
         "layers": [blob(LAYERS[media_type], data) for data in blobs],
     }
     return registry.store.put(name, tag, media_type, json.dumps(body).encode())
-
-
-class FakeTime:
-    """A clock in seconds. `waited` has the durations of all sleeps, in order."""
-
-    def __init__(self, now: float = 1000.0) -> None:
-        self.waited: list[float] = []
-        self._now = now
-
-    def now(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self.waited.append(seconds)
-        self._now += seconds
-
-    def advance(self, seconds: float) -> None:
-        """Advance the clock without recording a sleep."""
-        self._now += seconds

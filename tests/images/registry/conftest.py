@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.images.registry import Registry
-from launcher.testing.registry import FakeTime, OciRegistry
+from launcher.testing.clock import FakeClock
+from launcher.testing.registry import OciRegistry
 from tests.images.registry.helpers import client
 
 
 @pytest.fixture
-def time() -> FakeTime:
+def time() -> FakeClock:
     """The client's clock."""
-    return FakeTime()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def registry() -> Iterator[OciRegistry]:
 
 
 @pytest.fixture
-def made(registry: OciRegistry, time: FakeTime) -> Iterator[Registry]:
+def made(registry: OciRegistry, time: FakeClock) -> Iterator[Registry]:
     """A client of it."""
     with client(registry, time) as made:
         yield made

@@ -12,7 +12,8 @@ from typing import BinaryIO
 from launcher.clock import Clock
 from launcher.images.registry import Registry
 from launcher.images.registry.transport import RetryPolicy
-from launcher.testing.registry import FakeTime, OciRegistry, digest
+from launcher.testing.clock import FakeClock
+from launcher.testing.registry import OciRegistry, digest
 
 REPOSITORY = "my-project/launch/train"
 OCI = "application/vnd.oci.image.manifest.v1+json"
@@ -21,10 +22,10 @@ MIB = 1 << 20
 
 @contextmanager
 def client(
-    registry: OciRegistry, time: FakeTime, environ: Mapping[str, str] | None = None, chunk: int | None = 4 * MIB
+    registry: OciRegistry, time: FakeClock, environ: Mapping[str, str] | None = None, chunk: int | None = 4 * MIB
 ) -> Iterator[Registry]:
     """A client whose waits take no time and have no jitter."""
-    policy = RetryPolicy(Clock(time.now, time.sleep), jitter=lambda: 1.0)
+    policy = RetryPolicy(Clock(time, time.sleep), jitter=lambda: 1.0)
     with Registry(registry.host, environ or {}, policy=policy, chunk=chunk) as made:
         yield made
 

@@ -122,24 +122,11 @@ def test_dockers_configuration_in_the_home_folder(tmp_path: Path) -> None:
     assert from_docker(OTHER, {}) is None
 
 
-@pytest.mark.parametrize(
-    "content", [{}, {"auths": {}}, {"auths": {OTHER: {}}}, {"proxies": {"default": {"httpProxy": "x"}}}]
-)
-def test_a_configuration_without_logins(config: Config, content: object) -> None:
-    assert from_docker(OTHER, config(content)) is None
-
-
 @pytest.mark.parametrize("key", ["credHelpers", "credsStore"])
 def test_a_credential_helper_is_asked(config: Config, command: Command, key: str) -> None:
     command("docker-credential-mine", f'read host; echo "{{\\"Username\\": \\"$host\\", \\"Secret\\": \\"{key}\\"}}"')
     environ = {**config({key: {OTHER: "mine"} if key == "credHelpers" else "mine"}), "PATH": os.environ["PATH"]}
     assert from_docker(OTHER, environ) == Credentials(OTHER, key)
-
-
-def test_a_helpers_identity_token(config: Config, command: Command) -> None:
-    command("docker-credential-mine", """echo '{"Username": "<token>", "Secret": "1dentity"}'""")
-    environ = {**config({"credsStore": "mine"}), "PATH": os.environ["PATH"]}
-    assert from_docker(OTHER, environ) == Credentials("<token>", identity_token="1dentity")
 
 
 def test_a_helper_that_knows_nothing(config: Config, command: Command) -> None:
@@ -192,12 +179,6 @@ def test_a_broken_configuration(config: Config, content: object, says: str) -> N
     with pytest.raises(SourceError, match=says) as caught:
         from_docker(OTHER, environ)
     assert environ["DOCKER_CONFIG"] in str(caught.value) or "PATH" in str(caught.value)
-
-
-def test_a_configuration_that_may_not_be_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").mkdir()
-    with pytest.raises(SourceError, match="Is a directory"):
-        from_docker(OTHER, {"DOCKER_CONFIG": str(tmp_path)})
 
 
 def test_gclouds_login(command: Command, tmp_path: Path) -> None:

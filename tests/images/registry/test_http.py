@@ -18,7 +18,8 @@ from launcher.errors import NotAuthorised
 from launcher.images.registry import Registry, RegistryError, RepositoryMissing
 from launcher.images.registry.client import Wire
 from launcher.images.registry.transport import Http, HttpRequest, RetryPolicy
-from launcher.testing.registry import AlterHeader, Bearer, FakeTime, Fault, OciRegistry, Refuse, digest
+from launcher.testing.clock import FakeClock
+from launcher.testing.registry import AlterHeader, Bearer, Fault, OciRegistry, Refuse, digest
 from launcher.testing.registry.faults import Serve
 from launcher.testing.registry.wire import Request, Response
 from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, send, some
@@ -78,7 +79,7 @@ def test_a_digest_that_is_none_is_made_of_the_bytes(made: Registry, registry: Oc
     assert made.head(REPOSITORY, "t") == digest_of
 
 
-def test_what_is_stopped_ends_at_its_next_piece(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_what_is_stopped_ends_at_its_next_piece(made: Registry, registry: OciRegistry, time: FakeClock) -> None:
     class Stops(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             if self.tell() > MIB:
@@ -121,7 +122,7 @@ def test_a_registry_may_be_silent_in_the_midst_of_a_body(monkeypatch: pytest.Mon
         thread.join()
 
 
-def test_where_a_registry_leads_its_readers_nobody_gets_its_password(time: FakeTime, tmp_path: Path) -> None:
+def test_where_a_registry_leads_its_readers_nobody_gets_its_password(time: FakeClock, tmp_path: Path) -> None:
     access = Bearer({"me": "s3cret"})
     with OciRegistry(access=access) as other, OciRegistry(access=access, redirects=True) as registry:
         auth = base64.b64encode(b"me:s3cret").decode()
@@ -135,8 +136,8 @@ def test_where_a_registry_leads_its_readers_nobody_gets_its_password(time: FakeT
         assert "authorization" not in other.requests[0].headers
 
 
-def test_an_address_that_a_registry_gives_is_reached_with_tls(time: FakeTime) -> None:
-    wire = Wire("registry.example.com", {}, RetryPolicy(Clock(time.now, time.sleep)))
+def test_an_address_that_a_registry_gives_is_reached_with_tls(time: FakeClock) -> None:
+    wire = Wire("registry.example.com", {}, RetryPolicy(Clock(time, time.sleep)))
     assert wire.url("http://registry.example.com/v2/u?a=1") == "https://registry.example.com/v2/u?a=1"
     assert wire.url("https://storage.example.com/u") == "https://storage.example.com/u"
     for elsewhere in ("http://storage.example.com/u", "http://localhost@storage.example.com/u", "ftp://x/y"):

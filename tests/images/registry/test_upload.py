@@ -10,10 +10,10 @@ import pytest
 
 from launcher.images.registry import Registry, RegistryError
 from launcher.images.registry.client import BLOCK
+from launcher.testing.clock import FakeClock
 from launcher.testing.registry import (
     AlterHeader,
     CutOff,
-    FakeTime,
     Fault,
     ForgetUpload,
     LoseResponse,
@@ -56,7 +56,7 @@ def test_a_large_blob_is_sent_in_chunks(made: Registry, registry: OciRegistry) -
     assert made.sent == registry.received == len(LARGE)
 
 
-def test_a_blob_can_be_sent_in_one_request(registry: OciRegistry, time: FakeTime) -> None:
+def test_a_blob_can_be_sent_in_one_request(registry: OciRegistry, time: FakeClock) -> None:
     with client(registry, time, chunk=None) as made:
         send(made, LARGE)
     assert stored(registry, LARGE)
@@ -69,7 +69,7 @@ def test_googles_registries_take_no_pieces() -> None:
         assert (made._chunk, other._chunk) == (None, MIB)
 
 
-def test_a_registry_that_takes_no_pieces_gets_it_whole(time: FakeTime) -> None:
+def test_a_registry_that_takes_no_pieces_gets_it_whole(time: FakeClock) -> None:
     with OciRegistry(pieces=False) as registry, client(registry, time) as made:
         send(made, LARGE)
         assert stored(registry, LARGE)
@@ -88,7 +88,7 @@ def test_a_blob_is_never_whole_in_memory(made: Registry) -> None:
     assert 0 <= min(asked) <= max(asked) <= BLOCK
 
 
-def test_a_piece_that_is_cut_off_goes_on_at_its_byte(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_a_piece_that_is_cut_off_goes_on_at_its_byte(made: Registry, registry: OciRegistry, time: FakeClock) -> None:
     cut = registry.faults.add(Fault("upload.chunk", CutOff(MIB + 5), after=1))
     assert send(made, LARGE) == [0, 4 * MIB, 5 * MIB + 5, 9 * MIB + 5, 10 * MIB, 10 * MIB]
     assert stored(registry, LARGE)
@@ -107,7 +107,7 @@ def test_an_upload_cut_off_after_one_byte_starts_from_scratch(made: Registry, re
     assert registry.steps[4:] == PIECES
 
 
-def test_a_lost_broken_upload_starts_from_scratch(time: FakeTime) -> None:
+def test_a_lost_broken_upload_starts_from_scratch(time: FakeClock) -> None:
     """As Docker's registry 2.8, in which a broken piece makes the upload's own address invalid."""
     with OciRegistry(resumes=False) as registry, client(registry, time) as made:
         registry.faults.add(Fault("upload.chunk", CutOff(5), after=1))
@@ -117,7 +117,7 @@ def test_a_lost_broken_upload_starts_from_scratch(time: FakeTime) -> None:
 
 @pytest.mark.parametrize("resumes", [True, False])
 @pytest.mark.parametrize("effect", [Reset(), Refuse(503), Refuse(429, retry_after=3)], ids=repr)
-def test_a_piece_that_never_came_is_sent_again(time: FakeTime, effect: Reset | Refuse, resumes: bool) -> None:
+def test_a_piece_that_never_came_is_sent_again(time: FakeClock, effect: Reset | Refuse, resumes: bool) -> None:
     with OciRegistry(resumes=resumes) as registry, client(registry, time) as made:
         registry.faults.add(Fault("upload.chunk", effect, after=1, times=2))
         assert send(made, LARGE)[-1] == len(LARGE)
@@ -163,19 +163,19 @@ def test_damage_on_the_way_is_sent_again(made: Registry, registry: OciRegistry, 
     assert made.sent == 2 * len(data)
 
 
-def test_bytes_that_are_not_what_their_digest_says(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_bytes_that_are_not_what_their_digest_says(made: Registry, registry: OciRegistry, time: FakeClock) -> None:
     with pytest.raises(RegistryError, match=rf"send {digest(b'what it was')}: HTTP 400 DIGEST_INVALID"):
         made.upload(REPOSITORY, digest(b"what it was"), 5, opens(b"other"))
     assert len(time.waited) == 1, "once it may have been damaged, twice it was not"
 
 
-def test_a_file_that_becomes_shorter_ends_it(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_a_file_that_becomes_shorter_ends_it(made: Registry, registry: OciRegistry, time: FakeClock) -> None:
     with pytest.raises(RegistryError, match="become shorter"):
         made.upload(REPOSITORY, digest(b"long"), 1000, opens(b"short"))
     assert not time.waited
 
 
-def test_a_file_that_cant_be_read_ends_it(made: Registry, time: FakeTime, tmp_path: Path) -> None:
+def test_a_file_that_cant_be_read_ends_it(made: Registry, time: FakeClock, tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"a layer's file can't be read: .*No such file"):
         made.upload(REPOSITORY, digest(b"x"), 1, (tmp_path / "gone").open)  # type: ignore[arg-type]  # the file does not exist
 
@@ -196,27 +196,21 @@ def test_a_registry_that_counts_wrongly_is_asked_again(made: Registry, registry:
     assert registry.steps == [*PIECES[:3], "blob.head", "upload.status", *PIECES[3:]]
 
 
-def test_a_registry_that_stores_something_else(made: Registry, registry: OciRegistry) -> None:
-    registry.faults.add(Fault("upload.finish", AlterHeader("Docker-Content-Digest", digest(b"other"))))
-    with pytest.raises(RegistryError, match=rf"the registry stored {digest(b'other')}"):
-        send(made, b"x")
-
-
-def test_five_tries_without_a_new_byte_are_enough(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_five_tries_without_a_new_byte_are_enough(made: Registry, registry: OciRegistry, time: FakeClock) -> None:
     registry.faults.add(Fault("upload.chunk", CutOff(0), after=1, times=None))
     with pytest.raises(RegistryError, match=rf"send {digest(LARGE)}: .* \(tried 5 times\)"):
         send(made, LARGE)
     assert time.waited == [0.5, 1.0, 2.0, 4.0]
 
 
-def test_tries_with_new_bytes_are_not_counted(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_tries_with_new_bytes_are_not_counted(made: Registry, registry: OciRegistry, time: FakeClock) -> None:
     registry.faults.add(Fault("upload.chunk", CutOff(MIB), times=8))
     send(made, LARGE)
     assert stored(registry, LARGE)
     assert time.waited == [0.5] * 8
 
 
-def test_an_upload_that_always_loses_all_has_an_end(time: FakeTime) -> None:
+def test_an_upload_that_always_loses_all_has_an_end(time: FakeClock) -> None:
     with OciRegistry(resumes=False) as registry, client(registry, time) as made:
         registry.faults.add(Fault("upload.finish", ForgetUpload(), times=None))
         with pytest.raises(RegistryError, match=r"BLOB_UPLOAD_UNKNOWN.* \(tried 5 times\)"):
@@ -224,7 +218,7 @@ def test_an_upload_that_always_loses_all_has_an_end(time: FakeTime) -> None:
         assert registry.steps.count("upload.begin") == 5
 
 
-def test_two_send_the_same_at_once(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+def test_two_send_the_same_at_once(made: Registry, registry: OciRegistry, time: FakeClock) -> None:
     with client(registry, time) as other:
         threads = [threading.Thread(target=send, args=(one, LARGE)) for one in (made, other, made)]
         for thread in threads:
@@ -234,10 +228,3 @@ def test_two_send_the_same_at_once(made: Registry, registry: OciRegistry, time: 
     assert stored(registry, LARGE)
     assert made.sent == 2 * len(LARGE), "no byte of two threads is lost from the count"
     assert not registry.api.uploads
-
-
-def test_a_denied_upload_is_not_retried(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
-    registry.faults.add(Fault("upload.begin", Refuse(405, "UNSUPPORTED")))
-    with pytest.raises(RegistryError, match="HTTP 405 UNSUPPORTED"):
-        send(made, b"x")
-    assert not time.waited

@@ -48,7 +48,7 @@ class Vm:
     number: str
     body: Json
     era: int = 0
-    asked: Json = field(default_factory=dict)
+    request: Json = field(default_factory=dict)
     guest: dict[tuple[str, str], str] = field(default_factory=dict)
     serial: str = ""
     ends: str = ""
@@ -118,7 +118,7 @@ class Park:
                 raise already_exists(f"projects/{self.project}/zones/{zone}/{kind}/{name}")
         for disk in body["disks"]:
             self._check_source(zone, disk)
-        vm = Vm(zone, name, str(next(self._numbers)), {}, asked=body)
+        vm = Vm(zone, name, str(next(self._numbers)), {}, request=body)
         vm.body = self._instance(vm)
         self.vms[zone, name] = vm
         self._add_disks(vm)
@@ -166,7 +166,7 @@ class Park:
         return f"{link}/{kind}/{name}" if kind else link
 
     def _instance(self, vm: Vm) -> Json:
-        body, zone = vm.asked, vm.zone
+        body, zone = vm.request, vm.zone
         kept = {name: body[name] for name in (*GIVEN, *MORE) if name in body}
         scheduling = {"onHostMaintenance": "MIGRATE", "automaticRestart": True, "preemptible": False}
         return {
@@ -194,8 +194,8 @@ class Park:
 
     def _attached(self, vm: Vm) -> list[Json]:
         """Return the disks as the API shows them: without initializeParams, with the machine type's local SSDs."""
-        shown = [self._disk(vm, n, disk) for n, disk in enumerate(vm.asked["disks"])]
-        machine = shapes().get(last(vm.asked["machineType"]))
+        shown = [self._disk(vm, n, disk) for n, disk in enumerate(vm.request["disks"])]
+        machine = shapes().get(last(vm.request["machineType"]))
         bundled = machine.local_ssds if machine else 0
         scratch: Json = {"kind": "compute#attachedDisk", "type": "SCRATCH", "mode": "READ_WRITE", "interface": "NVME"}
         ssds = [{**scratch, "autoDelete": True, "boot": False, "diskSizeGb": "375"} for _ in range(bundled)]
@@ -212,7 +212,7 @@ class Park:
         return {**first, "deviceName": f"persistent-disk-{n}", **kept, "source": source, "diskSizeGb": str(size or 10)}
 
     def _add_disks(self, vm: Vm) -> None:
-        for shown, disk in zip(vm.body["disks"], vm.asked["disks"], strict=False):
+        for shown, disk in zip(vm.body["disks"], vm.request["disks"], strict=False):
             if "source" not in shown:
                 continue
             name, params = last(shown["source"]), disk.get("initializeParams", {})
@@ -409,7 +409,7 @@ class Life:
 
     def _wait(self, vm: Vm, shortage: Shortage) -> None:
         vm.body["status"] = "PENDING"
-        seconds = vm.asked.get("params", {}).get("requestValidForDuration", {}).get("seconds", 0)
+        seconds = vm.request.get("params", {}).get("requestValidForDuration", {}).get("seconds", 0)
         self._later(vm, float(seconds), lambda: self._not_come(vm, shortage))
 
     def _staging(self, vm: Vm) -> None:

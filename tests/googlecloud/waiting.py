@@ -1,4 +1,4 @@
-"""How long tests wait for the loopback cloud."""
+"""How long these tests wait for the loopback cloud."""
 
 from __future__ import annotations
 
