@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from launch_train.common.text import plural as plural  # noqa: PLC0414 - one form of counts, on both sides
+
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> list[str]:
     """Return the known words that are most like `word`, best first. Case does not count, nor does `_` against `-`."""
@@ -35,11 +37,6 @@ def listed(words: Sequence[str], most: int) -> str:
     """Return the first words and the number of the others: `a, b and 3 more`."""
     more = len(words) - most
     return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a number with its noun: `1 node`, `2,000 nodes`, `2 processes`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("ss") else "s")
 
 
 def parse_duration(text: str) -> int:

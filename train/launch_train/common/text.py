@@ -14,8 +14,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with its noun: `1 rank`, `2 ranks`, `2 processes`."""
-    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("ss") else "s")
+    """Return a number with its noun: `1 rank`, `2,000 ranks`, `2 processes`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("ss") else "s")
 
 
 def si(value: float | None) -> str:

@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from launch_train.loggers.feed import LoggerFeed
-from launch_train.loggers.service import RunInfo, Service, State, run_info
+from launch_train.loggers.service import Service, State, run_info
 from launch_train.telemetry.rows import Row
 
 ORPHAN_SECONDS: Final = 5.0
@@ -81,20 +81,13 @@ class Progress:
 
 def _open(name: str, env: Mapping[str, str]) -> Service:
     """Open a service; its package is imported here, in its own thread. Raises ImportError."""
-    services: dict[str, Callable[[RunInfo], Service]] = {"wandb": _wandb, "mlflow": _mlflow}
-    return services[name](run_info(env))
+    if name == "wandb":
+        from launch_train.loggers.wandb_run import WandbRun
 
-
-def _wandb(run: RunInfo) -> Service:
-    from launch_train.loggers.wandb_run import WandbRun
-
-    return WandbRun(run)
-
-
-def _mlflow(run: RunInfo) -> Service:
+        return WandbRun(run_info(env))
     from launch_train.loggers.mlflow_run import MlflowRun
 
-    return MlflowRun(run)
+    return MlflowRun(run_info(env))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from functools import partial
 from math import inf
 from typing import Final, TypeVar
 
+from launch_train.common.backoff import Backoff
 from launch_train.common.masking import mask, mask_message
 from launch_train.common.text import plural
 from launch_train.loggers.service import RefusedError, Service, State
@@ -41,7 +42,7 @@ class LoggerFeed:
         self._ended: State | None = None
         self._refused = False
         self._lost = 0
-        self._wait = FIRST_WAIT
+        self._backoff = Backoff(FIRST_WAIT, LONGEST_WAIT)
         self._last_tries = LAST_TRIES
         self._warned = -inf
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -112,7 +113,7 @@ class LoggerFeed:
                 if not self._pause():
                     break
             else:
-                self._wait = FIRST_WAIT
+                self._backoff.reset()
                 return done
         with self._news:
             self._lost += rows
@@ -121,8 +122,7 @@ class LoggerFeed:
     def _pause(self) -> bool:
         """Wait before the next try, at the end of the run only briefly. Return False if none is left."""
         with self._news:
-            ended = self._news.wait_for(lambda: self._ended, 0.0 if self._ended else self._wait)
-        self._wait = min(2 * self._wait, LONGEST_WAIT)
+            ended = self._news.wait_for(lambda: self._ended, 0.0 if self._ended else self._backoff.wait())
         if ended:
             self._last_tries -= 1
             time.sleep(LAST_WAIT)

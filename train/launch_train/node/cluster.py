@@ -65,7 +65,10 @@ def parse(cluster_spec: str | None, environ: Mapping[str, str]) -> Cluster:
     """
     if not cluster_spec:
         return _from_environ(environ)
-    spec = _mapping(_json(cluster_spec), "CLUSTER_SPEC")
+    try:
+        spec = _mapping(json.loads(cluster_spec), "CLUSTER_SPEC")
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(f"CLUSTER_SPEC is not JSON: {error}") from error
     pools = _mapping(spec.get("cluster"), "CLUSTER_SPEC's cluster")
     primary, workers = (_hosts(pools, pool) for pool in _NODE_POOLS)
     if len(primary) != 1:
@@ -96,13 +99,6 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ClusterError(f"CLUSTER_SPEC is not JSON: {error}") from error
-
-
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ClusterError(f"{what} must be an object, not {json.dumps(value)[:60]}")
@@ -115,14 +111,10 @@ def _hosts(pools: Mapping[str, Any], pool: str) -> tuple[str, ...]:
     if not isinstance(hosts, list):
         raise ClusterError(f"CLUSTER_SPEC: {pool} must be a list of host:port, not {json.dumps(hosts)[:60]}")
     for host in hosts:
-        if not isinstance(host, str) or not _is_address(host):
+        name, _, port = host.rpartition(":") if isinstance(host, str) else ("", "", "")
+        if not (name and port.isdecimal() and 0 < int(port) < 65536):
             raise ClusterError(f"CLUSTER_SPEC: {pool} has {json.dumps(host)[:60]}, which is not host:port")
     return tuple(hosts)
-
-
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
 
 def _index(task: Mapping[str, Any], pools: Mapping[str, tuple[str, ...]]) -> int:

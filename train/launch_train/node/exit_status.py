@@ -129,7 +129,9 @@ def own_failure(outcomes: Sequence[Outcome]) -> int | None:
     and the failures of the others are its consequence.
     """
     codes = [outcome.code for outcome in outcomes if not outcome.ok and not outcome.note]
-    return None if any(map(_is_signal, codes)) else next(iter(codes), None)
+    # A signal is negative, or 128 + the signal of a subprocess, as torchrun and shells report it.
+    has_signal = any(code < 0 or 128 < code <= 128 + _LAST_SIGNAL for code in codes)
+    return None if has_signal else next(iter(codes), None)
 
 
 def _stopped(bad: Sequence[Outcome]) -> End | None:
@@ -159,12 +161,6 @@ def _unloadable(bad: Sequence[Outcome]) -> End | None:
 def _main_failure(bad: Iterable[Outcome]) -> Outcome:
     """Return the most telling outcome: a command that exited by itself before one that was stopped."""
     return min(bad, key=lambda outcome: outcome.note != "")
-
-
-def _is_signal(code: int) -> bool:
-    """Return whether a code means a signal: negative, or 128 + the signal of a subprocess, as torchrun and shells
-    report it."""
-    return code < 0 or 128 < code <= 128 + _LAST_SIGNAL
 
 
 def _signal_name(signum: int) -> str:

@@ -165,8 +165,10 @@ def run_generation(
         has_stepped = (failed / faults.STEPPED).exists()
         if code == 0 and not stop.signum and not note and not has_stepped and plan.env.get(contract.RUN_FOLDER):
             _warn_of_missing_metrics(plan, order, stop.exited - began, timing)
-        is_other_reason = stop.signum or note or has_stepped
-        if not is_other_reason and is_usage(plan.task, code, stop.exited - began, timing):
+        # argparse, click and Python exit with 2 if they reject the arguments. Other programs (make) do so for other
+        # reasons, so for a command it only counts at the start.
+        soon = timing.quick if plan.task.kind == "command" else ARGUMENTS_SECONDS
+        if code == Exit.USAGE and stop.exited - began < soon and not (stop.signum or note or has_stepped):
             marks += (Exit.USAGE,)
         return Outcome(node, code, marks, stop.signum, note, _faults(plan.task, child.pid, failed) if code else ())
 
@@ -205,15 +207,6 @@ def _warn_of_missing_metrics(plan: LaunchPlan, order: GenerationSpec, seconds: f
             f"warning: the script exited with 0 after {seconds:.0f} s without a step: it left no metrics, no "
             "checkpoint and no other file in the run folder. If it should have trained, see its lines above."
         )
-
-
-def is_usage(task: Task, code: int, seconds: float, timing: Timing) -> bool:
-    """Return whether an exit code means that the arguments were rejected.
-
-    argparse, click and Python exit with 2. Other programs (make) do so for other reasons, so for a command it only
-    counts at the start.
-    """
-    return code == Exit.USAGE and seconds < (timing.quick if task.kind == "command" else ARGUMENTS_SECONDS)
 
 
 def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:

@@ -89,18 +89,15 @@ def run_bench(
         )
         single = Cluster(("localhost:0",), 0)
         argv = command(task, single, GenerationSpec(0, 1, 0, ()), processes=processes, run="preflight", grace=GRACE)
-        code = _wait(Child(argv, _bench_env(env, node, gpus)), stopped, limit)
+        # Nothing may make it write into the run folder or pass for one of the run's processes, and the user's folder is
+        # not imported from, as its modules could hide the library's.
+        excluded = (contract.RUN_FOLDER, contract.EXIT_FILE, contract.NOTICE, contract.SPOOL)
+        variables = {name: value for name, value in env.items() if name not in excluded}
+        variables |= {contract.NODE: str(node), contract.VISIBLE_GPUS: str(gpus)}
+        variables |= {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+        code = _wait(Child(argv, variables), stopped, limit)
         report = file.read_bytes() if file.is_file() else b""
     return Result("" if code == 0 or stopped() else _describe_problem(code, report, limit), report)
-
-
-def _bench_env(env: Mapping[str, str], node: int, gpus: int) -> dict[str, str]:
-    """Return the benchmark's environment: nothing that makes it write into the run folder or pass for one of the run's
-    processes, and without the user's folder, whose modules could hide the library's."""
-    excluded = (contract.RUN_FOLDER, contract.EXIT_FILE, contract.NOTICE, contract.SPOOL)
-    kept = {name: value for name, value in env.items() if name not in excluded}
-    ours = {contract.NODE: str(node), contract.VISIBLE_GPUS: str(gpus)}
-    return {**kept, **ours, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
 def _wait(child: Child, stopped: Callable[[], bool], limit: float) -> int | None:

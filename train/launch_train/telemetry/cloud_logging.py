@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from launch_train.common.backoff import Backoff
 from launch_train.common.errors import TrainError
 from launch_train.common.secrets import RETRYABLE, message_and_reason, one_line, session
 from launch_train.telemetry.log_entry import REST, SECOND, Chunk, Entries, LogSource, batches
@@ -121,7 +122,7 @@ class LogUploader:
 
     def _deliver(self, batch: list[bytes]) -> None:
         """Retry until the batch is delivered or rejected. Raises _ClosedError."""
-        began, again = time.monotonic(), AGAIN_S
+        began, backoff = time.monotonic(), Backoff(AGAIN_S, LONGEST_AGAIN_S)
         while True:
             try:
                 self._client.send(batch)
@@ -133,8 +134,7 @@ class LogUploader:
                 if time.monotonic() - began > PATIENCE_S:
                     self._complain(f"{error}: lines come to Cloud Logging late, or not at all")
             with self._news:
-                closed = self._news.wait_for(lambda: self._closed, again)
-            again = min(2 * again, LONGEST_AGAIN_S)
+                closed = self._news.wait_for(lambda: self._closed, backoff.wait())
             if closed:
                 time.sleep(AGAIN_CLOSED_S)
 

@@ -12,12 +12,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Protocol
 
 from launch_train.common import contract
+from launch_train.common.backoff import Backoff
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, UnreachableError, create_variant
 from launch_train.common.storage.names import check_name
@@ -222,9 +222,9 @@ class Spool:
             if not entry.create and self._files.get(entry.name) != entry:
                 self._drop(entry)
             elif isinstance(error, UnreachableError):
-                self._all = self._all.after_another()
+                self._all.begin()
             else:
-                self._others = self._others.after_another()
+                self._others.begin()
                 self._refused[entry.number] = entry
                 self._refused.move_to_end(entry.number)
                 self._fresh.pop(entry.number, None)
@@ -238,19 +238,19 @@ class Spool:
         self._news.notify_all()
 
 
-@dataclass(frozen=True)
 class Pause:
-    """No uploads before `until` (monotonic clock); the next pause takes `following` seconds."""
+    """A pause of uploads that is longer after each failure."""
 
-    until: float = 0.0
-    following: float = field(default_factory=lambda: FIRST_WAIT)
+    def __init__(self) -> None:
+        self._backoff = Backoff(FIRST_WAIT, LONGEST_WAIT)
+        self._until = 0.0
 
     def left(self) -> float:
-        return self.until - time.monotonic()
+        return self._until - time.monotonic()
 
-    def after_another(self) -> Pause:
-        """Return the pause after one more failure."""
-        return Pause(time.monotonic() + self.following, min(2 * self.following, LONGEST_WAIT))
+    def begin(self) -> None:
+        """Begin the pause after one more failure."""
+        self._until = time.monotonic() + self._backoff.wait()
 
 
 def sweep(folder: Path, storage: Storage, seconds: float) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
+from launch_train.common.backoff import Backoff
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import errors
 
@@ -59,7 +60,7 @@ class RetryBudget:
         """An attempt has failed that may have taken effect."""
         self._world = world
         self._until = world.clock() + seconds
-        self._failed = 0
+        self._backoff = Backoff(FIRST_WAIT, LONGEST_WAIT)
 
     def left(self) -> float:
         return self._until - self._world.clock()
@@ -86,9 +87,7 @@ class RetryBudget:
 
     def _wait(self, error: Exception) -> None:
         requested = errors.retry_after(error)
-        wait = self._world.random() * min(LONGEST_WAIT, FIRST_WAIT * 2**self._failed)
-        wait = max(requested, min(wait, self.left() / 2))
-        self._failed += 1
+        wait = max(requested, min(self._world.random() * self._backoff.wait(), self.left() / 2))
         if self.left() - wait < TOO_LATE:
             raise BudgetSpentError(f"tried for {self.seconds:.3g} s") from error
         self._world.sleep(wait)

@@ -15,16 +15,10 @@ import io
 import os
 import sys
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import TracebackType
-
-
-def _write_whole_lines() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _add_code_to_path() -> None:
@@ -83,21 +77,19 @@ def _write_stacks_on_signal() -> None:
             faulthandler.register(getattr(signal, "SIGRTMAX", signal.SIGUSR2), file)
 
 
-def _find_hidden() -> ModuleSpec | None:
-    """Return the sitecustomize that ours hides: Python imports only one."""
-    here = Path(__file__).resolve().parent
-    return PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if Path(entry).resolve() != here])
-
-
 def prepare_rank() -> None:
     """Do what depends on the variables of a rank, once they are set."""
     _record_failures()
     _write_stacks_on_signal()
 
 
-_write_whole_lines()
+for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):  # whole lines, so that those of several processes don't mix
+        stream.reconfigure(line_buffering=True, write_through=False)
 _add_code_to_path()
 prepare_rank()
-hidden = _find_hidden()
+# The sitecustomize that this one hides: Python imports only one.
+here = Path(__file__).resolve().parent
+hidden = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if Path(entry).resolve() != here])
 if hidden and hidden.loader:
     hidden.loader.exec_module(module_from_spec(hidden))
