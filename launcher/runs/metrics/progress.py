@@ -83,8 +83,8 @@ class ProgressReader:
         """Return the progress; None: nothing new since the last call. Raises LaunchError: the run folder can't be
         read."""
         with read_errors():
-            found = self._read_next_parts() or self._list_and_read()
-        if not found or not (self._rows or self._resumed_from is not None):
+            has_new = self._read_next_parts() or self._list_and_read()
+        if not has_new or not (self._rows or self._resumed_from is not None):
             return None
         return summarize_rows(tuple(self._rows), self._steps, self._resumed_from)
 
@@ -211,8 +211,8 @@ def logged_steps(event: Record) -> int | None:
 
 def as_positive_int(value: Any) -> int | None:
     """Return `value` if it is an int above 0, else None."""
-    found = as_int(value)
-    return found if found and found > 0 else None
+    number = as_int(value)
+    return number if number and number > 0 else None
 
 
 def as_int(value: Any) -> int | None:
@@ -223,7 +223,7 @@ def as_int(value: Any) -> int | None:
 def as_float(value: Any) -> float | None:
     """Return `value` as a float if it is a finite number, else None."""
     try:
-        found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None

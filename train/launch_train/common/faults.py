@@ -167,17 +167,17 @@ def _was_printed(folder: Path, fault: Fault) -> bool:
 
 def _was_printed_elsewhere(name: str) -> bool:
     """Return whether a rank on another node has printed it, if the ranks' store answers within STORE_SECONDS."""
-    found: list[bool] = []
+    has_shown: list[bool] = []
 
     def ask() -> None:
         with suppress(Exception):  # no process group, or its store has exited
             store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
-            found.append(store.add(f"launch/{name}", 1) > 1)
+            has_shown.append(store.add(f"launch/{name}", 1) > 1)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(STORE_SECONDS)
-    return any(found)
+    return any(has_shown)
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -208,11 +208,11 @@ def fault_of(error: BaseException) -> Fault:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes and contexts."""
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    cause: BaseException | None = error
+    while cause and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -266,10 +266,10 @@ def read(folder: Path) -> Iterator[tuple[float, Fault]]:
             yield file.stat().st_mtime, Fault(*json.loads(file.read_text()))
 
 
-def lines(found: Iterable[Fault]) -> Iterator[str]:
+def lines(recorded: Iterable[Fault]) -> Iterator[str]:
     """Yield one line for all ranks that failed alike. Peers' errors count only if nothing else is known."""
     alike: dict[str, list[Fault]] = {}
-    for fault in sorted(found, key=lambda fault: fault.rank or 0):
+    for fault in sorted(recorded, key=lambda fault: fault.rank or 0):
         alike.setdefault(fault.kind, []).append(fault)
     for faults in alike.values():
         if not faults[0].peer or all(fault.peer for others in alike.values() for fault in others):

@@ -15,10 +15,10 @@ def is_loopback(address: str) -> bool:
 
     Names are not resolved, so other names of this machine, such as a.localhost, don't count.
     """
-    found = re.fullmatch(_ADDRESS, address)
-    if not found:
+    match = re.fullmatch(_ADDRESS, address)
+    if not match:
         return False
-    host = found[1].strip("[]").lower()
+    host = match[1].strip("[]").lower()
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

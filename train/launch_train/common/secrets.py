@@ -40,13 +40,13 @@ def read_secrets(
 
     Raises UsageError, SecretError, and what `retry` raises.
     """
-    found = retry(SecretReader(environ, seconds).read)
-    for name, value in found.items():
+    values = retry(SecretReader(environ, seconds).read)
+    for name, value in values.items():
         if value.endswith("\n"):
             say(f"warning: the secret {name} ends with a newline, which is part of its value")
-    if found:
-        say(f"read from Secret Manager: {', '.join(found)}")
-    return found
+    if values:
+        say(f"read from Secret Manager: {', '.join(values)}")
+    return values
 
 
 class SecretReader:

@@ -78,10 +78,10 @@ def _shadowed_by(top: str, folder: Path) -> str:
     """Return an error if another module shadows the user's file or package of that name; empty if none does."""
     mine = [path for path in (folder / top, folder / f"{top}.py") if path.exists()]
     module = sys.modules.get(top)
-    found = module.__spec__ if module else importlib.util.find_spec(top)
-    if not mine or found is None:
+    module_spec = module.__spec__ if module else importlib.util.find_spec(top)
+    if not mine or module_spec is None:
         return ""
-    places = [Path(place) for place in (found.origin, *(found.submodule_search_locations or ())) if place]
+    places = [Path(place) for place in (module_spec.origin, *(module_spec.submodule_search_locations or ())) if place]
     if any(place.resolve().is_relative_to(path.resolve()) for place in places for path in mine):
         return ""
     whose = "Python's" if top in sys.stdlib_module_names else "launch's" if top == OWN_PACKAGE else "the installed"

@@ -44,12 +44,12 @@ class MlflowRun:
             raise ImportError("the image has no package mlflow; add mlflow-skinny to image.requirements") from error
 
         self._client = MlflowClient()
-        found = self._find(run)
-        self._id: str = found.info.run_id
-        self._done = {group: int(found.data.tags.get(STEP_TAG.format(group), -1)) for group in ("train", "eval")}
+        stored_run = self._find(run)
+        self._id: str = stored_run.info.run_id
+        self._done = {group: int(stored_run.data.tags.get(STEP_TAG.format(group), -1)) for group in ("train", "eval")}
         self._before = dict(self._done)
         """The steps that earlier starts have logged, which a resumed run repeats."""
-        self._params = set(found.data.params)
+        self._params = set(stored_run.data.params)
         if run.spec:
             self.configure({"spec": run.spec})
         say(f"mlflow: run {self._id} at {re.sub('://[^/@]+@', '://', self._client.tracking_uri)}")
@@ -85,25 +85,25 @@ class MlflowRun:
 
     def _find(self, run: RunInfo) -> Any:
         """Return the run of an earlier start, or a new one."""
-        if given := os.environ.get("MLFLOW_RUN_ID"):
-            found = self._client.get_run(given)
+        if run_id := os.environ.get("MLFLOW_RUN_ID"):
+            stored = self._client.get_run(run_id)
         else:
             experiment = self._experiment()
             runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1)
             if not runs:
                 name = os.environ.get("MLFLOW_RUN_NAME") or run.id
                 return self._client.create_run(experiment, run_name=name, tags={RUN_TAG: run.id})
-            found = runs[0]
-        self._client.update_run(found.info.run_id, status="RUNNING")
-        return found
+            stored = runs[0]
+        self._client.update_run(stored.info.run_id, status="RUNNING")
+        return stored
 
     def _experiment(self) -> str:
         """Return the id of the experiment that the environment names; it is created if it does not exist."""
         if number := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return number
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
     def _send(self, **batch: Any) -> None:
         from mlflow.exceptions import MlflowException

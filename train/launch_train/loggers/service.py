@@ -51,8 +51,8 @@ class RunInfo:
 
 def time_of(row: Row) -> float:
     """Return the Unix time of a row; the current time if a script's event has another value under that name."""
-    found = row.get("time")
-    return float(found) if isinstance(found, (int, float)) else time.time()
+    moment = row.get("time")
+    return float(moment) if isinstance(moment, (int, float)) else time.time()
 
 
 def run_info(env: Mapping[str, str]) -> RunInfo:

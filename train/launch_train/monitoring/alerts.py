@@ -91,10 +91,10 @@ class Alerts:
 
     def check(self, row: Row) -> list[Alert]:
         """Return the new alerts in one sample (a row of launch_train.monitoring.monitor)."""
-        found = [*self._of_host(row.get("host", {}))]
+        alerts = [*self._of_host(row.get("host", {}))]
         for gpu in row.get("gpus", ()):
-            found += [*self._errors(gpu), *self._heat(gpu), *self._idle(gpu, row["time"])]
-        return found
+            alerts += [*self._errors(gpu), *self._heat(gpu), *self._idle(gpu, row["time"])]
+        return alerts
 
     def check_driver(self, seconds: float) -> list[Alert]:
         """Return an alert if a driver call has been blocked for SILENT_SECONDS."""

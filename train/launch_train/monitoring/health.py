@@ -30,11 +30,11 @@ class GpuFault(NamedTuple):
 
 def faults(cards: Sequence[Card], links: Sequence[Sequence[str]] = ()) -> list[GpuFault]:
     """Return the faults of these GPUs, each once with the GPUs that have it."""
-    found: dict[GpuFault, list[int]] = {}
+    numbers: dict[GpuFault, list[int]] = {}
     for card in cards:
         for fault in (*_memory_faults(card), *_use_faults(card), *_speed_faults(card)):
-            found.setdefault(fault, []).append(card.number)
-    named = [GpuFault(f"{_gpus(indices)}: {fault.text}", fault.is_fatal) for fault, indices in found.items()]
+            numbers.setdefault(fault, []).append(card.number)
+    named = [GpuFault(f"{_gpus(indices)}: {fault.text}", fault.is_fatal) for fault, indices in numbers.items()]
     return [*named, *_slow_links(cards, links)]
 
 
@@ -121,9 +121,9 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-def is_gpu(asked: str, device: str) -> bool:
+def is_gpu(requested: str, device: str) -> bool:
     """Return whether a device name ("NVIDIA H100 80GB HBM3", "Tesla T4") is of the requested model ("h100-mega")."""
-    model, words = (re.findall(r"[A-Z0-9]+", name.upper()) for name in (asked, device))
+    model, words = (re.findall(r"[A-Z0-9]+", name.upper()) for name in (requested, device))
     model = [word for word in model if word not in _NO_MODEL and not re.fullmatch(r"\d+GB", word)]
     return bool(model) and set(model) <= set(words)
 

@@ -119,8 +119,8 @@ def _text(element: Element, path: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    found = re.match(r"\d+(\.\d+)?", text)
-    return float(found[0]) if found else None
+    match = re.match(r"\d+(\.\d+)?", text)
+    return float(match[0]) if match else None
 
 
 def _gigabytes(text: str) -> float | None:
@@ -156,10 +156,10 @@ def _uncorrectable(errors: Element | None) -> int:
 
 def _processes(gpu: Element) -> Iterator[GpuProcess]:
     """Yield the compute processes, without graphics ones (type G)."""
-    for one in gpu.findall("processes/process_info"):
-        if "C" in _text(one, "type"):
-            name = _text(one, "process_name") or "a process"
-            yield GpuProcess(int(_number(_text(one, "pid")) or 0), name, _gigabytes(_text(one, "used_memory")))
+    for process in gpu.findall("processes/process_info"):
+        if "C" in _text(process, "type"):
+            name = _text(process, "process_name") or "a process"
+            yield GpuProcess(int(_number(_text(process, "pid")) or 0), name, _gigabytes(_text(process, "used_memory")))
 
 
 def links(text: str) -> tuple[tuple[str, ...], ...]:

@@ -63,8 +63,8 @@ def shown(uuids: Sequence[str], visible: str | None) -> list[int]:
     """
     if visible is None or "MIG" in visible:
         return list(range(len(uuids)))
-    found = (_place(uuids, entry.strip()) for entry in visible.split(","))
-    return sorted({place for place in takewhile(lambda place: place is not None, found) if place is not None})
+    places = (_place(uuids, entry.strip()) for entry in visible.split(","))
+    return sorted({place for place in takewhile(lambda place: place is not None, places) if place is not None})
 
 
 def _place(uuids: Sequence[str], entry: str) -> int | None:

@@ -80,10 +80,10 @@ def _missing_module(module: str, path: Sequence[str]) -> str:
     for count, part in enumerate(parts, start=1):
         if where is None:
             return f"{module} ({'.'.join(parts[: count - 1])} is not a package)"
-        found = PathFinder.find_spec(part, where) or (find_spec(part) if count == 1 else None)
-        if found is None:
+        module_spec = PathFinder.find_spec(part, where) or (find_spec(part) if count == 1 else None)
+        if module_spec is None:
             return ".".join(parts[:count])
-        inside = found.submodule_search_locations
+        inside = module_spec.submodule_search_locations
         where = getattr(inside, "_path", inside)  # iterating a namespace path would import its parent
     return ""
 

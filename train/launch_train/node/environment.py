@@ -132,15 +132,15 @@ def framework_env(task: Task, cluster: Cluster, order: GenerationSpec, environ: 
         return {}
     host = cluster.nodes[0].rpartition(":")[0] if cluster.size > 1 else "localhost"
     first = f"{host}:{order.port}"
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if "JAX_COORDINATOR_ADDRESS" not in environ:
-        found["JAX_COORDINATOR_ADDRESS"] = first
-        found |= {"JAX_NUM_PROCESSES": str(cluster.size), "JAX_PROCESS_ID": str(cluster.node)}
+        variables["JAX_COORDINATOR_ADDRESS"] = first
+        variables |= {"JAX_NUM_PROCESSES": str(cluster.size), "JAX_PROCESS_ID": str(cluster.node)}
     if cluster.size > 1:
         workers = [first, *cluster.nodes[1:]]
         config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": cluster.node}}
-        found["TF_CONFIG"] = json.dumps(config)
-    return found
+        variables["TF_CONFIG"] = json.dumps(config)
+    return variables
 
 
 def rehearsal_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:

@@ -215,11 +215,11 @@ def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:
     Of the other processes of a command, only the last fault counts, if it may be the reason why the command failed. It
     isn't permanent, as a shell may continue after a failure.
     """
-    found = [*faults.read(folder)]
-    own = tuple(fault for _, fault in found if fault.rank is not None or fault.pid == pid)
-    if own or task.kind != "command" or not found:
+    recorded = [*faults.read(folder)]
+    own = tuple(fault for _, fault in recorded if fault.rank is not None or fault.pid == pid)
+    if own or task.kind != "command" or not recorded:
         return own
-    when, last = max(found, key=lambda timed: timed[0])
+    when, last = max(recorded, key=lambda timed: timed[0])
     return (last._replace(permanent=False),) if time.time() - when < LATELY_SECONDS else ()
 
 

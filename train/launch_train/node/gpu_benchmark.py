@@ -115,5 +115,5 @@ def _wait(child: Child, stopped: Callable[[], bool], limit: float) -> int | None
 def _describe_problem(code: int | None, report: bytes, limit: float) -> str:
     if code is None:
         return f"the benchmark did not finish within {limit:.0f} s"
-    found = [finding["text"] for finding in json.loads(report)["findings"] if finding["unfit"]] if report else []
-    return "; ".join(found) or f"the benchmark failed with exit code {code}; see the output above"
+    problems = [finding["text"] for finding in json.loads(report)["findings"] if finding["unfit"]] if report else []
+    return "; ".join(problems) or f"the benchmark failed with exit code {code}; see the output above"

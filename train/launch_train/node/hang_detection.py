@@ -155,15 +155,15 @@ def behind(dumps: Mapping[int, bytes]) -> str:
         with suppress(Exception):  # another version of torch may write something else
             for group, status in pickle.loads(dump)["pg_status"].items():  # noqa: S301 - of this run's own processes
                 enqueued.setdefault(group, {})[rank] = int(status["last_enqueued_collective"])
-    found = []
+    names = []
     for counts in enqueued.values():
         most = max(counts.values())
-        found += [
+        names += [
             f"rank {rank} has joined {count} collectives, others {most}"
             for rank, count in counts.items()
             if count < most
         ]
-    return "; ".join(found[:4])
+    return "; ".join(names[:4])
 
 
 def _number(name: str) -> int | None:

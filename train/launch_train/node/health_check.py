@@ -111,14 +111,14 @@ def assess(facts: Facts, *, processes: int | None, wanted: Mapping[str, Any], cl
 
     In a rehearsal all of it warns, and the run continues, on the CPU if necessary.
     """
-    found = [
+    gpu_faults = [
         *_gpu_count_faults(facts, processes, wanted),
         *_driver_faults(facts, wanted),
         *_gpu_type_faults(facts, wanted),
     ]
-    found += [*health.faults(facts.cards, facts.links), *_shm_faults(facts)]
-    serious = [fault.text for fault in found if fault.is_fatal]
-    warnings = [fault.text for fault in found if not fault.is_fatal]
+    gpu_faults += [*health.faults(facts.cards, facts.links), *_shm_faults(facts)]
+    serious = [fault.text for fault in gpu_faults if fault.is_fatal]
+    warnings = [fault.text for fault in gpu_faults if not fault.is_fatal]
     if cloud and serious:
         return Findings("; ".join(serious), tuple(warnings))
     how = "continuing" if facts.gpus else "continuing on CPU"
@@ -227,8 +227,8 @@ def _image_cuda() -> str:
     spec = find_spec("torch")
     with suppress(OSError):
         text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8") if spec and spec.origin else ""
-        if found := re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE):
-            return found[1]
+        if match := re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE):
+            return match[1]
     return ""
 
 

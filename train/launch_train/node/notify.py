@@ -70,8 +70,8 @@ class Settings:
     @property
     def share(self) -> float | None:
         """The share of the cost limit at which `cost>80%` is sent: 0.8."""
-        found = next((event for event in self.on if event.startswith("cost>")), None)
-        return None if found is None else float(found.removeprefix("cost>").rstrip("%")) / 100
+        limit = next((event for event in self.on if event.startswith("cost>")), None)
+        return None if limit is None else float(limit.removeprefix("cost>").rstrip("%")) / 100
 
 
 def settings(environ: Mapping[str, str]) -> Settings | None:
@@ -247,18 +247,18 @@ class CostMeter:
     def read(self) -> float | None:
         """Return the cost that node 0 has recorded."""
         try:
-            found = self._read(runfolder.COST)
+            recorded = self._read(runfolder.COST)
         except (TrainError, OSError):
             return None
-        return _number(found["usd"]) if "usd" in found else None
+        return _number(recorded["usd"]) if "usd" in recorded else None
 
     def _read(self, name: str) -> dict[str, Any]:
         """Return a file of the run folder; empty if there is none. Raises OSError, TrainError: it can't be read."""
         try:
-            found = json.loads(self._storage.read(name))
+            data = json.loads(self._storage.read(name))
         except (FileNotFoundError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return data if isinstance(data, dict) else {}
 
 
 def newest_row(storage: Storage) -> dict[str, Any]:

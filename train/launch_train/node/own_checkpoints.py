@@ -49,7 +49,7 @@ def newest(pattern: str, *, needs_step: bool = False) -> OwnCheckpoint | None:
     before, marker, after = pattern.partition("{step}")
     level = -1 - after.count("/")
     marked = fnmatch.translate(f"{before}\0{after}".split("/")[level]).replace("\0", r"(?P<step>\d+)")
-    found: list[OwnCheckpoint] = []
+    checkpoints: list[OwnCheckpoint] = []
     for name in glob.glob(pattern.replace("{step}", "*"), recursive=True):  # noqa: PTH207 - the pattern may be absolute
         path, part = Path(name).absolute(), name.split("/")[level]
         if marker:
@@ -58,8 +58,8 @@ def newest(pattern: str, *, needs_step: bool = False) -> OwnCheckpoint | None:
             steps = re.findall(r"\d+", re.sub(r"\.[A-Za-z]\w*$", "", part))  # without an extension such as .h5
         with suppress(FileNotFoundError):  # deleted meanwhile, or a broken link
             if (steps or not (marker or needs_step)) and _is_complete(path):
-                found.append(OwnCheckpoint(int(steps[-1]) if steps else -1, path.stat().st_mtime_ns, str(path)))
-    return max(found, default=None)
+                checkpoints.append(OwnCheckpoint(int(steps[-1]) if steps else -1, path.stat().st_mtime_ns, str(path)))
+    return max(checkpoints, default=None)
 
 
 def _is_complete(path: Path) -> bool:

@@ -194,10 +194,10 @@ def descendants(root: int) -> set[int]:
             # pid (name) state ppid …: the name may contain spaces and parentheses. proc_pid_stat(5)
             parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry.parent.name))
-    found: set[int] = set()
+    pids: set[int] = set()
     todo = [root]
     while todo:
         new = children.get(todo.pop(), [])
-        found.update(new)
+        pids.update(new)
         todo.extend(new)
-    return found
+    return pids

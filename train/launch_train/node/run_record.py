@@ -141,11 +141,11 @@ class RunRecord:
 def ended_jobs(environ: Mapping[str, str]) -> frozenset[str] | None:
     """Return the ended jobs (contract.ENDED); None if the request doesn't list them, or not readably."""
     try:
-        found = json.loads(environ.get(contract.ENDED, ""))
+        jobs = json.loads(environ.get(contract.ENDED, ""))
     except ValueError:
         return None
-    return frozenset(map(str, found)) if isinstance(found, list) else None
+    return frozenset(map(str, jobs)) if isinstance(jobs, list) else None
 
 
 def _numbers(pattern: re.Pattern[str], names: list[str]) -> list[int]:
-    return [int(found[1]) for found in map(pattern.match, names) if found]
+    return [int(match[1]) for match in map(pattern.match, names) if match]

@@ -76,9 +76,9 @@ def charts(runs: Sequence[RunData]) -> tuple[Chart, ...]:
     names = [name for name in KNOWN if any(name in each.values for each in series)]
     besides = {more for name in names for more in WITH.get(name, ())} | NO_CHART
     others = sorted({name for each in series for name in each.values} - {*KNOWN} - besides)
-    found = [_chart_of(name, runs, series, tokens) for name in [*names, *others[:MOST_OTHERS]]]
+    by_metric = [_chart_of(name, runs, series, tokens) for name in [*names, *others[:MOST_OTHERS]]]
     accuracy = _accuracy(runs, series, tokens)
-    every = (*(chart for chart in (*found[:1], accuracy, *found[1:]) if chart.curves), *_machine_charts(runs))
+    every = (*(chart for chart in (*by_metric[:1], accuracy, *by_metric[1:]) if chart.curves), *_machine_charts(runs))
     return every if len(runs) <= MANY else tuple(_thinned(chart, POINTS * MANY // len(runs)) for chart in every)
 
 
@@ -110,10 +110,10 @@ def _chart_of(
 def _accuracy(runs: Sequence[RunData], series: Sequence[Columns], tokens: Sequence[Sequence[float] | None]) -> Chart:
     """Return the accuracy of the evaluations; it has no curves if they have none."""
     curves = [
-        Curve(place, label, *found)
+        Curve(place, label, *evaluations)
         for place, (run, rows, seen) in enumerate(zip(runs, series, tokens, strict=True))
         for name, label in {"accuracy": "first guess", "accuracy_top5": "first five"}.items()
-        if (found := _evaluations(run, rows, seen, name))
+        if (evaluations := _evaluations(run, rows, seen, name))
     ]
     return Chart("Accuracy of evaluations", tuple(curves), share=True)
 
@@ -136,7 +136,7 @@ def _tokens(rows: Columns) -> Sequence[float] | None:
     first = rows.steps[0] - 1
     mean = next(filter(math.isfinite, each), 0.0)
     if not math.isfinite(sum(each)):
-        each = array("d", (one if math.isfinite(one) else mean for one in each))
+        each = array("d", (value if math.isfinite(value) else mean for value in each))
     return array("d", accumulate(each, initial=first * mean))[1:]
 
 

@@ -62,24 +62,24 @@ def attempt_times(run: RunData, now: float) -> tuple[AttemptTime, ...]:
     kept = {start.key: count for start, count in run.kept()}
     recorded = {attempt.number: attempt for attempt in run.attempts}
     numbers = sorted({*recorded, *(start.key[0] for start in run.starts)})
-    found = []
+    times = []
     for number in numbers:
         starts = [start for start in run.starts if start.key[0] == number]
         attempt = recorded.get(number, AttemptRecord(number, {}, {}))
-        found.append(_time_of(run, attempt, starts, kept, now))
-    return tuple(found)
+        times.append(_time_of(run, attempt, starts, kept, now))
+    return tuple(times)
 
 
 def goodput(times: Sequence[AttemptTime]) -> float | None:
     """Return the productive share of paid time; None: no step was timed, as in a script without metrics."""
-    paid = sum(one.paid for one in times)
-    is_known = any(one.parts["train"] + one.parts["lost"] > 0 for one in times)
-    return sum(one.parts["train"] for one in times) / paid if paid > 0 and is_known else None
+    paid = sum(attempt.paid for attempt in times)
+    is_known = any(attempt.parts["train"] + attempt.parts["lost"] > 0 for attempt in times)
+    return sum(attempt.parts["train"] for attempt in times) / paid if paid > 0 and is_known else None
 
 
 def total_usd(times: Sequence[AttemptTime]) -> float | None:
     """Return the cost of all attempts; None: the price of one with paid time is unknown."""
-    costs = [one.usd for one in times if one.paid > 0]
+    costs = [attempt.usd for attempt in times if attempt.paid > 0]
     return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 

@@ -38,23 +38,23 @@ COUNTED: Final = " of the time on steps that count"
 
 def page(runs: Sequence[RunData], now: float | None = None) -> str:
     """Return the report as HTML. `now`: Unix seconds at which it is made."""
-    made = time.time() if now is None else now
-    times = [attempt_times(run, made) for run in runs]
+    created = time.time() if now is None else now
+    times = [attempt_times(run, created) for run in runs]
     points = sweep.sweep_of(runs, [flat_settings(run) for run in runs])
     title = points.name if points else ", ".join(run.id for run in runs)
-    found = charts(runs)
+    drawn = charts(runs)
     rows = sum(len(start.rows.steps) for run in runs for start in run.starts)
     detailed = runs if len(runs) <= MOST_DETAILED else ()
     body = "".join(
         [
             f"<h1>{escape(title)}</h1>",
-            f"<p class=made>Made {clock_text(made)} UTC by launch. {rows:,} rows of metrics; "
+            f"<p class=made>Made {clock_text(created)} UTC by launch. {rows:,} rows of metrics; "
             "curves keep their lowest and highest points.</p>",
             _summary(runs, times),
             _sweep(points) if points and points.settings else "",
             _differences(runs) if 1 < len(runs) <= MOST_DETAILED else "",
             "<div id=controls></div><div id=charts></div>",
-            f"<noscript><div class=grid>{''.join(svg.draw_chart(chart, runs) for chart in found)}</div></noscript>",
+            f"<noscript><div class=grid>{''.join(svg.draw_chart(chart, runs) for chart in drawn)}</div></noscript>",
             *map(samples.section, detailed),
             *(_money(run, each) for run, each in zip(detailed, times, strict=False)),
             *map(_profile, detailed),
@@ -63,7 +63,7 @@ def page(runs: Sequence[RunData], now: float | None = None) -> str:
             *map(_problems, runs),
         ]
     )
-    text = _document(title, body, _data(runs, found))
+    text = _document(title, body, _data(runs, drawn))
     return text.encode(errors="replace").decode()  # a script may log half of a surrogate pair
 
 
@@ -92,7 +92,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _data(runs: Sequence[RunData], found: Sequence[Chart]) -> str:
+def _data(runs: Sequence[RunData], drawn: Sequence[Chart]) -> str:
     """Return what page.js draws, as JSON that can't end its script element."""
     curves = [
         {
@@ -110,7 +110,7 @@ def _data(runs: Sequence[RunData], found: Sequence[Chart]) -> str:
                 for curve in chart.curves
             ],
         }
-        for chart in found
+        for chart in drawn
     ]
     marks = [[*_marks(run)] for run in runs]
     data = {"runs": [run.id for run in runs], "charts": curves, "marks": marks}
@@ -155,29 +155,31 @@ def _summary(runs: Sequence[RunData], times: Sequence[Sequence[AttemptTime]]) ->
 
 
 def _facts(run: RunData, times: Sequence[AttemptTime]) -> dict[str, str]:
-    found = summarize(run, times)
-    start, image = found.start, run.plan.get("image") or {}
+    summary = summarize(run, times)
+    start, image = summary.start, run.plan.get("image") or {}
     return {
-        "state": found.state,
+        "state": summary.state,
         "machine": machine_text(run),
         "computed on": ", ".join(str(start[key]) for key in ("device", "precision") if start.get(key))
         + (f", {start['world_size']} processes" if start.get("world_size") else ""),
         "parameters": f"{start['parameters']:,}" if is_number(start.get("parameters")) else "",
-        "steps": f"{found.step:,}{f' of {found.steps:,}' if found.steps else ''}" if found.step is not None else "",
-        "loss": f"{found.loss:.4f} (mean of the last {plural(found.loss_rows, 'row')})"
-        if found.loss is not None
+        "steps": f"{summary.step:,}{f' of {summary.steps:,}' if summary.steps else ''}"
+        if summary.step is not None
         else "",
-        "held-out loss": f"{found.held_out:.4f} (lowest {found.lowest_held_out:.4f})"
-        if found.held_out is not None
+        "loss": f"{summary.loss:.4f} (mean of the last {plural(summary.loss_rows, 'row')})"
+        if summary.loss is not None
         else "",
-        **(_of_text(found.held_out, start) if found.held_out is not None else {}),
-        "speed": f"{found.speed:,.0f} {found.unit}/s (median)" if found.speed is not None else "",
-        "starts": str(found.starts) if found.starts > 1 else "",
-        "time": f"{elapsed(found.paid)}{f' in {found.attempts} attempts' if found.attempts > 1 else ''}"
-        if found.paid
+        "held-out loss": f"{summary.held_out:.4f} (lowest {summary.lowest_held_out:.4f})"
+        if summary.held_out is not None
         else "",
-        "goodput": f"{found.goodput:.1%}{COUNTED}" if found.goodput is not None else "",
-        "cost": "" if found.is_local else f"≈${found.usd:,.2f}" if found.usd is not None else "unknown price",
+        **(_of_text(summary.held_out, start) if summary.held_out is not None else {}),
+        "speed": f"{summary.speed:,.0f} {summary.unit}/s (median)" if summary.speed is not None else "",
+        "starts": str(summary.starts) if summary.starts > 1 else "",
+        "time": f"{elapsed(summary.paid)}{f' in {summary.attempts} attempts' if summary.attempts > 1 else ''}"
+        if summary.paid
+        else "",
+        "goodput": f"{summary.goodput:.1%}{COUNTED}" if summary.goodput is not None else "",
+        "cost": "" if summary.is_local else f"≈${summary.usd:,.2f}" if summary.usd is not None else "unknown price",
         "image": str(image.get("uri", "")),
         "torch": str(start.get("torch", "")),
         "folder": run.folder,
@@ -198,25 +200,25 @@ def _of_text(loss: float, start: Record) -> dict[str, str]:
     return perplexity
 
 
-def _sweep(found: sweep.Sweep) -> str:
+def _sweep(points: sweep.Sweep) -> str:
     """Return the comparison of a sweep's points."""
-    best, words = found.best, ""
+    best, words = points.best, ""
     if best is not None:
-        settings = ", ".join(f"{name} {text}" for name, text in zip(found.settings, best.settings, strict=True))
+        settings = ", ".join(f"{name} {text}" for name, text in zip(points.settings, best.settings, strict=True))
         words = f"<p>Best point: <strong>{escape(best.run)}</strong> with {escape(settings)}: "
-        words += f"{escape(found.measure)} {best.result:.4f}</p>"
-    title = f"Sweep: {escape(found.name)}"
-    head = ["run", *found.settings, *([found.measure] if found.measure else [])]
+        words += f"{escape(points.measure)} {best.result:.4f}</p>"
+    title = f"Sweep: {escape(points.name)}"
+    head = ["run", *points.settings, *([points.measure] if points.measure else [])]
     rows = [
         [
             point.run,
             *point.settings,
-            *(["" if point.result is None else f"{point.result:.4f}"] if found.measure else []),
+            *(["" if point.result is None else f"{point.result:.4f}"] if points.measure else []),
         ]
-        for point in found.points
+        for point in points.points
     ]
     table = tables.section("Points, the best first", head, rows)
-    return f"<section><h2>{title}</h2>{words}{sweep.picture(found)}</section>{table}"
+    return f"<section><h2>{title}</h2>{words}{sweep.picture(points)}</section>{table}"
 
 
 def _money(run: RunData, times: Sequence[AttemptTime]) -> str:
@@ -225,20 +227,22 @@ def _money(run: RunData, times: Sequence[AttemptTime]) -> str:
         return ""
     name = f": {escape(run.id)}"
     rows = []
-    for one in times:
+    for attempt in times:
         for part in ("queue", *PARTS):
-            if seconds := one.parts[part]:
-                share = f"{seconds / one.paid:.1%}" if part != "queue" and one.paid else "not paid"
-                cost = f"${seconds / 3600 * one.usd_per_hour:,.2f}" if part != "queue" and one.usd_per_hour else ""
-                rows.append([str(one.number), one.place, part, elapsed(seconds), share, cost])
-        if one.end:
-            rows.append([str(one.number), one.place, f"ended: {one.end}", "", "", ""])
+            if seconds := attempt.parts[part]:
+                share = f"{seconds / attempt.paid:.1%}" if part != "queue" and attempt.paid else "not paid"
+                cost = (
+                    f"${seconds / 3600 * attempt.usd_per_hour:,.2f}" if part != "queue" and attempt.usd_per_hour else ""
+                )
+                rows.append([str(attempt.number), attempt.place, part, elapsed(seconds), share, cost])
+        if attempt.end:
+            rows.append([str(attempt.number), attempt.place, f"ended: {attempt.end}", "", "", ""])
     table = tables.section(f"Where the time went{name}", ["attempt", "machine", "part", "time", "share", "cost"], rows)
     return f"<section><h2>Timeline{name}</h2>{svg.draw_timeline(times)}</section>{table}"
 
 
 def _differences(runs: Sequence[RunData]) -> str:
-    rows = [[one.name, *one.values] for one in differences(runs)]
+    rows = [[difference.name, *difference.values] for difference in differences(runs)]
     if not rows:
         return "<section><h2>What differs</h2><p>Nothing in the settings.</p></section>"
     return tables.section("What differs", ["setting", *(run.id for run in runs)], rows)
@@ -256,19 +260,19 @@ def _profile(run: RunData) -> str:
     profiles = [*filter(_has_verdict, run.events)]
     if not profiles:
         return ""
-    found = profiles[-1]
-    lines = [*map(str, found["sentences"]), str(found.get("advice") or "")]
+    profile = profiles[-1]
+    lines = [*map(str, profile["sentences"]), str(profile.get("advice") or "")]
     text = "".join(f"<li>{escape(line)}" for line in lines if line)
-    step, kernels = found.get("step_s"), found.get("kernels")
+    step, kernels = profile.get("step_s"), profile.get("kernels")
     rows = [
         [
-            str(one.get("name", "")),
-            f"{one['ms']:.3f}",
-            f"{one['ms'] / step / 10:.1f}%" if is_number(step) and step else "",
-            f"{one['calls']:g}" if is_number(one.get("calls")) else "",
+            str(kernel.get("name", "")),
+            f"{kernel['ms']:.3f}",
+            f"{kernel['ms'] / step / 10:.1f}%" if is_number(step) and step else "",
+            f"{kernel['calls']:g}" if is_number(kernel.get("calls")) else "",
         ]
-        for one in (kernels if isinstance(kernels, list) else ())
-        if isinstance(one, Mapping) and is_number(one.get("ms"))
+        for kernel in (kernels if isinstance(kernels, list) else ())
+        if isinstance(kernel, Mapping) and is_number(kernel.get("ms"))
     ]
     head = ["kernel or operator", "ms per step", "of the step", "calls per step"]
     table = tables.section(f"Kernels: {escape(run.id)}", head, rows, folded=True) if rows else ""

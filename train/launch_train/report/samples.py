@@ -82,19 +82,21 @@ def _is_sample_event(event: Record) -> bool:
 
 def evaluation(event: Record) -> Evaluation | None:
     """Return the samples of an event, without what is damaged; None if nothing is left."""
-    samples = [one for one in _list(event, "samples") if isinstance(one, Mapping)]
+    samples = [sample for sample in _list(event, "samples") if isinstance(sample, Mapping)]
     if not _is_sample_event(event) or not samples:
         return None
     if event["kind"] == "images":
-        images = tuple(Prediction(_name(one, "predicted"), _share(one), _name(one, "true")) for one in samples)
+        images = tuple(
+            Prediction(_name(sample, "predicted"), _share(sample), _name(sample, "true")) for sample in samples
+        )
         return Evaluation(event["step"], "images", (), images, tuple(map(_picture, _list(event, "thumbnails"))))
-    texts = tuple(harmless(_text(one, "prompt"), _text(one, "text")) for one in samples)
+    texts = tuple(harmless(_text(sample, "prompt"), _text(sample, "text")) for sample in samples)
     return Evaluation(event["step"], event["kind"], texts)
 
 
 def _list(event: Record, name: str) -> Sequence[Any]:
-    found = event.get(name)
-    return found[:MOST_SAMPLES] if isinstance(found, list) else ()
+    items = event.get(name)
+    return items[:MOST_SAMPLES] if isinstance(items, list) else ()
 
 
 def _picture(value: Any) -> str:
@@ -137,8 +139,8 @@ def _secrets(text: str) -> Iterator[tuple[int, int]]:
     if "PRIVATE KEY" in text:
         yield 0, len(text)
         return
-    spans = [found.span(1)[1:] + found.span()[1:] for found in INLINE.finditer(text)]
-    spans += [found.span() for found in re.finditer(r"\S+", text) if LIKE_SECRET.fullmatch(found[0])]
+    spans = [match.span(1)[1:] + match.span()[1:] for match in INLINE.finditer(text)]
+    spans += [match.span() for match in re.finditer(r"\S+", text) if LIKE_SECRET.fullmatch(match[0])]
     last = 0
     for begin, end in sorted(spans):
         if end > last:
@@ -149,8 +151,8 @@ def _secrets(text: str) -> Iterator[tuple[int, int]]:
 def _visible(text: str) -> str:
     chars = text.replace("\r\n", "\n")
     return "".join(
-        "\ufffd" if unicodedata.category(one) in CONTROL_CATEGORIES and one not in KEPT_CONTROLS else one
-        for one in chars
+        "\ufffd" if unicodedata.category(char) in CONTROL_CATEGORIES and char not in KEPT_CONTROLS else char
+        for char in chars
     )
 
 
@@ -160,12 +162,12 @@ def _visible(text: str) -> str:
 def section(run: RunData) -> str:
     """Return the section of a run's samples, the newest first; nothing if it has none."""
     events = [*sample_events(run).values()]
-    found = [one for event in _spread(events, MOST_EVALUATIONS) if (one := evaluation(event))]
-    if not found:
+    evaluations = [one for event in _spread(events, MOST_EVALUATIONS) if (one := evaluation(event))]
+    if not evaluations:
         return ""
-    *older, newest = found
+    *older, newest = evaluations
     about = ABOUT[newest.kind].format(f"{newest.step:,}")
-    some = f" {len(found)} of {len(events):,} evaluations are shown." if len(found) < len(events) else ""
+    some = f" {len(evaluations)} of {len(events):,} evaluations are shown." if len(evaluations) < len(events) else ""
     texts = (f"<details><summary>step {each.step:,}</summary>{_texts(each)}</details>" for each in reversed(older))
     shown = _pictures(newest) + _older_images(older) if newest.images else _texts(newest) + "".join(texts)
     return f"<section><h2>Samples: {escape(run.id)}</h2><p>{about}{some}</p>{shown}</section>"
@@ -186,22 +188,22 @@ def _spread(events: Sequence[Record], most: int) -> Sequence[Record]:
     return [events[round(number * (len(events) - 1) / (most - 1))] for number in range(most)]
 
 
-def _texts(found: Evaluation) -> str:
+def _texts(evaluation: Evaluation) -> str:
     return "".join(
         f"<pre class=sample dir=auto><span class=prompt>{escape(prompt)}</span>{escape(text)}</pre>"
-        for prompt, text in found.texts
+        for prompt, text in evaluation.texts
     )
 
 
-def _pictures(found: Evaluation) -> str:
+def _pictures(evaluation: Evaluation) -> str:
     items = []
-    for number, one in enumerate(found.images):
-        picture = found.pictures[number] if number < len(found.pictures) else ""
+    for number, prediction in enumerate(evaluation.images):
+        picture = evaluation.pictures[number] if number < len(evaluation.pictures) else ""
         image = f'<img src="data:image/png;base64,{picture}" alt="image {number + 1}" width=64>' if picture else ""
-        right = one.predicted == one.true
-        sure = "" if one.probability is None else f" {one.probability:.1%}"
-        words = f"{'✓' if right else '✗'} {one.predicted}{sure}"
-        about = f"image {number + 1}" + ("" if right else f", true: {one.true}")
+        right = prediction.predicted == prediction.true
+        sure = "" if prediction.probability is None else f" {prediction.probability:.1%}"
+        words = f"{'✓' if right else '✗'} {prediction.predicted}{sure}"
+        about = f"image {number + 1}" + ("" if right else f", true: {prediction.true}")
         shown = f"<span class={'right' if right else 'wrong'}>{escape(words)}</span><small>{escape(about)}</small>"
         items.append(f"<li>{image}{shown}")
     return f"<ol class=images>{''.join(items)}</ol>"
@@ -211,7 +213,7 @@ def _older_images(older: Sequence[Evaluation]) -> str:
     """Return a table: the images are the same in each evaluation."""
     if not older:
         return ""
-    most = max(len(found.images) for found in older)
+    most = max(len(evaluation.images) for evaluation in older)
     head = ["step", *(f"image {number + 1}" for number in range(most))]
-    rows = [[f"{found.step:,}", *(one.text for one in found.images)] for found in reversed(older)]
+    rows = [[f"{evaluation.step:,}", *(image.text for image in evaluation.images)] for evaluation in reversed(older)]
     return f"<details><summary>earlier evaluations</summary>{table(head, rows)}</details>"

@@ -26,7 +26,8 @@ def differences(runs: Sequence[RunData]) -> tuple[Difference, ...]:
     names = [*dict.fromkeys(name for each in origins for name in each)]
     names += sorted({name for each in settings for name in each})
     rows = (
-        (name, tuple((one | more).get(name, "") for one, more in zip(origins, settings, strict=True))) for name in names
+        (name, tuple((run_origin | more).get(name, "") for run_origin, more in zip(origins, settings, strict=True)))
+        for name in names
     )
     return tuple(Difference(name, values) for name, values in rows if len({*values}) > 1)
 
@@ -39,8 +40,10 @@ def origin(run: RunData) -> dict[str, str]:
     """
     image, plan = run.plan.get("image") or {}, run.plan
     requests = (attempt.get("request") or {} for attempt in plan.get("attempts") or ())
-    labels: Mapping[str, Any] = next((found for request in requests if (found := request.get("labels"))), {})
-    found = {
+    labels: Mapping[str, Any] = next(
+        (request_labels for request in requests if (request_labels := request.get("labels"))), {}
+    )
+    texts = {
         "image": image.get("uri"),
         "image: dependencies": image.get("dependencies"),
         "image: code": f"{image['files']} files, {image.get('size', 0):,} bytes" if image.get("files") else "",
@@ -48,7 +51,7 @@ def origin(run: RunData) -> dict[str, str]:
         "torch": first_event(run, "start").get("torch"),
         "machine": machine_text(run),
     }
-    return {name: str(text) for name, text in found.items() if text}
+    return {name: str(text) for name, text in texts.items() if text}
 
 
 def machine_text(run: RunData) -> str:
@@ -62,26 +65,26 @@ def machine_text(run: RunData) -> str:
 
 def first_event(run: RunData, kind: str) -> Mapping[str, Any]:
     """Return the event of a kind in the newest start that has one, else an empty one."""
-    return next((found for each in reversed(run.starts) if (found := each.event(kind))), {})
+    return next((event for each in reversed(run.starts) if (event := each.event(kind))), {})
 
 
 def flat_settings(run: RunData) -> dict[str, str]:
     """Return the spec's and the trainer's settings by dotted name, without what may be a secret."""
-    found = spec_settings(run)
+    settings = spec_settings(run)
     config = mask(first_event(run, "start").get("config"))
-    return found | {f"run.config.{name}": text for name, text in _flat(config, "") if name} if config else found
+    return settings | {f"run.config.{name}": text for name, text in _flat(config, "") if name} if config else settings
 
 
 def spec_settings(run: RunData) -> dict[str, str]:
     """Return the spec's settings by dotted name, each argument of the program on its own, without what may be a
     secret."""
     spec = mask(run.plan.get("spec") or {})
-    found = dict(_flat(spec, ""))
+    settings = dict(_flat(spec, ""))
     program = spec.get("run")
     if isinstance(program, Mapping) and isinstance(arguments := program.get("args"), list):
-        found.pop("run.args", None)
-        found |= argument_settings([_text(argument) for argument in arguments])
-    return found
+        settings.pop("run.args", None)
+        settings |= argument_settings([_text(argument) for argument in arguments])
+    return settings
 
 
 def argument_settings(arguments: Sequence[str]) -> dict[str, str]:

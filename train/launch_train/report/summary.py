@@ -136,8 +136,8 @@ def metric_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
 
 def held_out(run: RunData) -> Curve:
     """Return the loss of each evaluated step."""
-    found = run.evaluations()
-    return [*found], [float(event["loss"]) for event in found.values()]
+    evaluations = run.evaluations()
+    return [*evaluations], [float(event["loss"]) for event in evaluations.values()]
 
 
 def smooth(rows: Columns) -> Curve:
@@ -149,18 +149,18 @@ def smooth(rows: Columns) -> Curve:
 
 
 def _figures(name: str, curves: Sequence[Curve]) -> list[Figure]:
-    found = [Figure(name, "final", None, tuple(_last(curve) for curve in curves))]
+    figures = [Figure(name, "final", None, tuple(_last(curve) for curve in curves))]
     if choose := best_of(name):
         finite = [[value for value in values if math.isfinite(value)] for _, values in curves]
-        found.append(Figure(name, "best", None, tuple(choose(each) if each else None for each in finite)))
+        figures.append(Figure(name, "best", None, tuple(choose(each) if each else None for each in finite)))
     common = set.intersection(
         *({step for step, value in zip(*curve, strict=False) if not math.isnan(value)} for curve in curves)
     )
     if common:
         step = max(common)
         values = tuple(values[bisect_right(steps, step) - 1] for steps, values in curves)
-        found.append(Figure(name, "at_step", step, values))
-    return found
+        figures.append(Figure(name, "at_step", step, values))
+    return figures
 
 
 def best_of(name: str) -> Callable[[Sequence[float]], float] | None:
@@ -175,15 +175,15 @@ def _last(curve: Curve) -> float | None:
     return curve[1][-1] if len(curve[1]) else None
 
 
-def run_figures(found: Sequence[Summary]) -> tuple[Figure, ...]:
+def run_figures(summaries: Sequence[Summary]) -> tuple[Figure, ...]:
     """Return the figures that each run has once: speed, time, goodput, cost."""
-    units = {each.unit for each in found if each.unit}
-    speed = [(f"{unit}/s", [each.speed if each.unit == unit else None for each in found]) for unit in sorted(units)]
+    units = {each.unit for each in summaries if each.unit}
+    speed = [(f"{unit}/s", [each.speed if each.unit == unit else None for each in summaries]) for unit in sorted(units)]
     rows: list[tuple[str, list[float | None]]] = [
         *speed,
-        ("time", [each.paid or None for each in found]),
-        ("goodput", [each.goodput for each in found]),
-        ("cost", [each.usd if each.paid and not each.is_local else None for each in found]),
+        ("time", [each.paid or None for each in summaries]),
+        ("goodput", [each.goodput for each in summaries]),
+        ("cost", [each.usd if each.paid and not each.is_local else None for each in summaries]),
     ]
     return tuple(Figure(name, None, None, tuple(values)) for name, values in rows if any(v is not None for v in values))
 

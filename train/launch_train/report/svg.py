@@ -24,14 +24,14 @@ DASHES: Final = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 4", "2 3", 
 
 def draw_timeline(times: Sequence[AttemptTime]) -> str:
     """Return the attempts as bars over time, a colour for each part."""
-    spans = [span for one in times for span in one.spans]
+    spans = [span for attempt in times for span in attempt.spans]
     begin, end = min((span.begin for span in spans), default=0.0), max((span.end for span in spans), default=0.0)
     scale = (TIMELINE - LEFT) / max(end - begin, 1e-9)
     bars = []
-    for row, one in enumerate(times):
+    for row, attempt in enumerate(times):
         y = row * ROW + 4
-        bars.append(f"<text x=0 y={y + 14}>{one.number}</text>")
-        for span in one.spans:
+        bars.append(f"<text x=0 y={y + 14}>{attempt.number}</text>")
+        for span in attempt.spans:
             x, width = LEFT + (span.begin - begin) * scale, max(0.5, (span.end - span.begin) * scale)
             text = f"{span.part}: {span.end - span.begin:,.1f} s"
             bars.append(
@@ -39,7 +39,7 @@ def draw_timeline(times: Sequence[AttemptTime]) -> str:
                 f"<title>{escape(text)}</title></rect>"
             )
     height = len(times) * ROW + 8
-    used = [part for part in ("queue", *PARTS) if any(one.parts[part] for one in times)]
+    used = [part for part in ("queue", *PARTS) if any(attempt.parts[part] for attempt in times)]
     legend = "".join(
         f'<li><svg width=12 height=12><rect class="part {part}" width=12 height=12 /></svg> {part}' for part in used
     )
@@ -50,10 +50,10 @@ def draw_timeline(times: Sequence[AttemptTime]) -> str:
     return f"{picture}<ul class=legend>{legend}</ul>"
 
 
-def draw_chart(found: Chart, runs: Sequence[RunData]) -> str:
+def draw_chart(chart: Chart, runs: Sequence[RunData]) -> str:
     """Return a chart as an image, for a browser without JavaScript."""
-    kind = "hours" if found.by_time else "step"
-    drawn = [(curve, _points(curve, kind)) for curve in found.curves if curve.x.get(kind)]
+    kind = "hours" if chart.by_time else "step"
+    drawn = [(curve, _points(curve, kind)) for curve in chart.curves if curve.x.get(kind)]
     every = [point for _, points in drawn for point in points]
     if not every:
         return ""
@@ -78,7 +78,7 @@ def draw_chart(found: Chart, runs: Sequence[RunData]) -> str:
         f"<text x={LEFT} y={HEIGHT - 6}>{x_low:.4g}</text>"
         f"<text x={WIDTH - 10} y={HEIGHT - 6} text-anchor=end>{kind} {x_high:.6g}</text>"
     )
-    title = escape(found.title)
+    title = escape(chart.title)
     return (
         f"<figure><figcaption>{title}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role=img aria-label="{title}">{labels}{"".join(lines)}</svg></figure>'

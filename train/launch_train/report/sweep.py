@@ -70,8 +70,8 @@ def sweep_of(runs: Sequence[RunData], settings: Sequence[Mapping[str, str]]) -> 
 def labels(run: RunData) -> Mapping[str, Any]:
     """Return the labels of a run's spec."""
     spec = run.plan.get("spec")
-    found = spec.get("labels") if isinstance(spec, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    spec_labels = spec.get("labels") if isinstance(spec, Mapping) else None
+    return spec_labels if isinstance(spec_labels, Mapping) else {}
 
 
 def measured(runs: Sequence[RunData]) -> tuple[str, list[float | None]]:

@@ -85,13 +85,13 @@ def records(text: bytes) -> list[dict[str, Any]]:
     A value that is nan or infinite (a script may write its own rows) becomes None, with its text under `nonfinite`.
     """
     lines = text.splitlines()
-    found: list[dict[str, Any]]
+    decoded: list[dict[str, Any]]
     try:
-        found = _decoder()(b"[%b]" % b",".join(lines))
+        decoded = _decoder()(b"[%b]" % b",".join(lines))
     except (ValueError, RecursionError):
-        found = []
-    if len(found) == len(lines) and {*map(type, found)} <= {dict}:
-        return found
+        decoded = []
+    if len(decoded) == len(lines) and {*map(type, decoded)} <= {dict}:
+        return decoded
     return [record for line in lines if isinstance(record := _record(line), dict)]
 
 

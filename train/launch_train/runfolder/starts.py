@@ -307,12 +307,12 @@ def _columns(rows: Sequence[Record]) -> Columns:
     steps, times, *others = zip(*map(itemgetter("step", "time", *names), rows), strict=True)
     if {*map(type, steps)} != {int} or any(not {*map(type, column)} <= {int, float} for column in others):
         raise TypeError("a value that is no number")
-    found = Columns()
-    found.steps, found.times = array("q", steps), array("d", times)
+    columns = Columns()
+    columns.steps, columns.times = array("q", steps), array("d", times)
     if not all(math.isfinite(sum(column)) for column in (times, *others)):
         raise ValueError("a value that is infinite or no number")
-    found.values = {name: array("d", column) for name, column in zip(names, others, strict=True)}
-    return found
+    columns.values = {name: array("d", column) for name, column in zip(names, others, strict=True)}
+    return columns
 
 
 def is_number(value: Any) -> bool:

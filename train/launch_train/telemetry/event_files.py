@@ -57,12 +57,12 @@ class EventFiles:
                 if path.exists():
                     raise  # else the script has deleted it
 
-    def _upload(self, path: Path, found: os.stat_result, last: bool) -> None:
-        state = (found.st_size, found.st_mtime_ns)
+    def _upload(self, path: Path, status: os.stat_result, last: bool) -> None:
+        state = (status.st_size, status.st_mtime_ns)
         early = not last and time.monotonic() < self._due.get(path, 0.0)
         if early or state == self._sent.get(path) or not path.is_file():
             return
         name = path.relative_to(self.folder).as_posix().replace("\\", "_")
         self.outbox.put_file(f"{runfolder.LOGS}/script/{name}", path)
         self._sent[path] = state
-        self._due[path] = time.monotonic() + max(LEAST_SECONDS, found.st_size / BYTES_PER_SECOND)
+        self._due[path] = time.monotonic() + max(LEAST_SECONDS, status.st_size / BYTES_PER_SECOND)

@@ -37,10 +37,10 @@ class LineMetrics:
         Lines of an earlier step are ignored: several ranks may print the same lines. A row has all values of its step
         so far, as readers take the last row of a step.
         """
-        found = self._pattern.search(line)
-        if not found:
+        match = self._pattern.search(line)
+        if not match:
             return
-        values = {name: number for name, text in found.groupdict().items() if (number := _number(text)) is not None}
+        values = {name: number for name, text in match.groupdict().items() if (number := _number(text)) is not None}
         step = values.pop("step", None)
         if step is None or not math.isfinite(step) or not values:
             return

@@ -73,8 +73,8 @@ def _temporary() -> str:
 
 def _is_ours(folder: Path) -> bool:
     """Return whether only this user can have created the folder: its name is predictable."""
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def prune(folder: Path) -> None:

@@ -109,8 +109,8 @@ class Folder:
 
     def entries(self) -> list[SpoolEntry]:
         """Return the entries in the order in which they were queued."""
-        found = (SpoolEntry.of(path) for path in self.path.iterdir())
-        return sorted((entry for entry in found if entry), key=lambda entry: entry.number)
+        parsed = (SpoolEntry.of(path) for path in self.path.iterdir())
+        return sorted((entry for entry in parsed if entry), key=lambda entry: entry.number)
 
     def remove(self) -> None:
         """Delete the folder with its content, and release the lock."""

@@ -143,15 +143,15 @@ def default_warmup(steps: int) -> int:
 # --- Defaults that depend on other settings -------------------------------------------------------------------------
 
 
-def _model(given: Mapping[str, Any]) -> Shape:
-    name = given.get("name", "gpt")
+def _model(settings: Mapping[str, Any]) -> Shape:
+    name = settings.get("name", "gpt")
     if is_foreign(name):
-        own = {key: given[key] for key in fields_of(ExternalModel) if key in given}
-        return ExternalModel(name, {key: value for key, value in given.items() if key not in ("name", *own)}, **own)
-    return kind_of(name)(**{**PRESETS[name], **given, "name": name})
+        own = {key: settings[key] for key in fields_of(ExternalModel) if key in settings}
+        return ExternalModel(name, {key: value for key, value in settings.items() if key not in ("name", *own)}, **own)
+    return kind_of(name)(**{**PRESETS[name], **settings, "name": name})
 
 
-def _data(given: Mapping[str, Any], model: Shape) -> Data:
-    rest = {key: value for key, value in given.items() if key != "train"}
+def _data(settings: Mapping[str, Any], model: Shape) -> Data:
+    rest = {key: value for key, value in settings.items() if key != "train"}
     default = "python-stdlib" if isinstance(model, Gpt | Bert) else "synthetic"
-    return Data(**{**rest, "path": training_path(given) or default})
+    return Data(**{**rest, "path": training_path(settings) or default})

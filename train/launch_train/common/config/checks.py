@@ -59,8 +59,8 @@ def user_functions(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the user functions that a config names, by key: `model`, `data`, `loss`."""
     long = expand_short_forms(config)
     model, data = ({} if not isinstance(long.get(key), Mapping) else long[key] for key in ("model", "data"))
-    found = {"model": model.get("name"), "data": training_path(data), "loss": long.get("loss")}
-    return {key: name for key, name in found.items() if is_code(name)}
+    names = {"model": model.get("name"), "data": training_path(data), "loss": long.get("loss")}
+    return {key: name for key, name in names.items() if is_code(name)}
 
 
 def local_paths(config: Mapping[str, Any]) -> dict[str, str]:
@@ -68,9 +68,9 @@ def local_paths(config: Mapping[str, Any]) -> dict[str, str]:
     long = expand_short_forms(config)
     data, weights = (long[key] if isinstance(long.get(key), Mapping) else {} for key in ("data", "init_from"))
     named = {"data": training_path(data), "data.val": data.get("val"), "data.tokenizer": data.get("tokenizer")}
-    found = {key: path for key, path in named.items() if isinstance(path, str) and not _is_not_local(path)}
+    paths = {key: path for key, path in named.items() if isinstance(path, str) and not _is_not_local(path)}
     path = weights.get("path")
-    return found | ({"init_from": path} if isinstance(path, str) and kind_of_weights(path) == "local" else {})
+    return paths | ({"init_from": path} if isinstance(path, str) and kind_of_weights(path) == "local" else {})
 
 
 def kind_of_weights(path: str) -> str:
@@ -90,31 +90,31 @@ def _is_not_local(path: str) -> bool:
 
 
 def _model_problems(config: Mapping[str, Any]) -> list[Problem]:
-    given = config.get("model", {})
-    if not isinstance(given, Mapping):
+    model = config.get("model", {})
+    if not isinstance(model, Mapping):
         return []
-    name = given.get("name", "gpt")
+    name = model.get("name", "gpt")
     if is_foreign(name):
         fields = fields_of(ExternalModel)
-        return check({key: value for key, value in given.items() if key in fields}, fields, ("model",))
+        return check({key: value for key, value in model.items() if key in fields}, fields, ("model",))
     if not isinstance(name, str) or name not in PRESETS:
         known = f"the models are {', '.join(PRESETS)}, hf:TYPE (transformers), or a custom my_pkg.model:build"
         close = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
         wrong = f"unknown model {shown(name)}" if isinstance(name, str) else f"{shown(name)} is not a model name"
         return [(("model", "name"), wrong, close or known)]
-    if invalid := check(given, fields_of(kind_of(name)), ("model",)):
+    if invalid := check(model, fields_of(kind_of(name)), ("model",)):
         return invalid
-    shape = _with_defaults(given)
+    shape = _with_defaults(model)
     if "n_head" not in shape or shape["n_embd"] % shape["n_head"] == 0:
         return []
     wrong = f"{shape['n_embd']} is not divisible by n_head, {shape['n_head']}"
     return [(("model", "n_embd"), wrong, "each head needs the same number of channels")]
 
 
-def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return all settings of a built-in model."""
-    name = given.get("name", "gpt")
-    return {**kind_of(name)()._asdict(), **PRESETS[name], **given}
+    name = settings.get("name", "gpt")
+    return {**kind_of(name)()._asdict(), **PRESETS[name], **settings}
 
 
 def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
@@ -122,8 +122,8 @@ def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(given, Mapping) or _model_problems(config) or check({"data": data}, FIELDS, ()):
         return []
     path = training_path(data) or "the default"
-    if found := _path_problems(data, path):
-        return found
+    if problems := _path_problems(data, path):
+        return problems
     if is_foreign(given.get("name", "gpt")) or path == "synthetic" or is_code(path):
         return []
     model = _with_defaults(given)
@@ -163,23 +163,29 @@ def _batch_problems(config: Mapping[str, Any]) -> list[Problem]:
 
 
 def _optimizer_problems(config: Mapping[str, Any]) -> list[Problem]:
-    given, steps = config.get("optimizer", {}), config.get("steps", DEFAULT.steps)
-    if not isinstance(given, Mapping):
+    optimizer, steps = config.get("optimizer", {}), config.get("steps", DEFAULT.steps)
+    if not isinstance(optimizer, Mapping):
         return []
-    rules, found = FIELDS["optimizer"], list[Problem]()
-    lr, low, warmup = (given.get("lr", DEFAULT.optimizer.lr), given.get("min_lr"), given.get("warmup_steps"))
+    rules, problems = FIELDS["optimizer"], list[Problem]()
+    lr, low, warmup = (
+        optimizer.get("lr", DEFAULT.optimizer.lr),
+        optimizer.get("min_lr"),
+        optimizer.get("warmup_steps"),
+    )
     if rules["lr"].holds(lr) and rules["min_lr"].holds(low) and low > lr:
-        found.append((("optimizer", "min_lr"), f"{low} is above lr, {lr}", "the learning rate falls from lr to min_lr"))
+        problems.append(
+            (("optimizer", "min_lr"), f"{low} is above lr, {lr}", "the learning rate falls from lr to min_lr")
+        )
     if rules["warmup_steps"].holds(warmup) and FIELDS["steps"].holds(steps) and warmup > steps:
-        found.append(
+        problems.append(
             (("optimizer", "warmup_steps"), f"{warmup} is above steps, {steps}", "the warm-up must end within the run")
         )
-    return found
+    return problems
 
 
 def _init_problems(config: Mapping[str, Any]) -> list[Problem]:
-    given = config.get("init_from")
-    if not isinstance(given, Mapping) or "path" in given:
+    init_from = config.get("init_from")
+    if not isinstance(init_from, Mapping) or "path" in init_from:
         return []
     return [(("init_from",), "has no path", "set init_from: {path: RUN, strict: false}")]
 
@@ -195,8 +201,8 @@ def _keep_problems(config: Mapping[str, Any]) -> list[Problem]:
 
 def _sample_problems(config: Mapping[str, Any]) -> list[Problem]:
     given, model = config.get("eval"), config.get("model", {})
-    asked = given.get("samples", 0) if isinstance(given, Mapping) else 0
-    if not isinstance(given, Mapping) or not asked or not FIELDS["eval"]["samples"].holds(asked):
+    samples = given.get("samples", 0) if isinstance(given, Mapping) else 0
+    if not isinstance(given, Mapping) or not samples or not FIELDS["eval"]["samples"].holds(samples):
         return []
     if given.get("every") == 0:
         return [(("eval", "samples"), "needs evaluations, and eval.every is 0", "set eval.every")]
@@ -218,16 +224,16 @@ def no_samples_of(name: object, task: object) -> str:
 
 def _logger_problems(config: Mapping[str, Any]) -> list[Problem]:
     names = config.get("loggers", ())
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for index, name in enumerate(names if isinstance(names, (list, tuple)) else ()):
         if name not in LOGGER_NAMES:
             known = f"use {', '.join(LOGGER_NAMES)}"
-            found.append(
+            problems.append(
                 (("loggers", index), f"unknown logger {shown(name)}", did_you_mean(str(name), LOGGER_NAMES) or known)
             )
         elif name in names[:index]:
-            found.append((("loggers", index), f"{name} is listed twice", "remove one of them"))
-    return found
+            problems.append((("loggers", index), f"{name} is listed twice", "remove one of them"))
+    return problems
 
 
 def _graph_problems(config: Mapping[str, Any]) -> list[Problem]:

@@ -83,20 +83,20 @@ def is_path(value: object) -> bool:
 
 def check(config: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> list[Problem]:
     """Return unknown keys and invalid values of one mapping, and of the mappings in it."""
-    found: list[Problem] = []
+    invalid: list[Problem] = []
     for key, value in config.items():
         where = (*path, key)
         rule = fields.get(key, _UNKNOWN)
         if rule is _UNKNOWN:
-            found.append((where, "unknown setting", suggestion(str(key), fields)))
+            invalid.append((where, "unknown setting", suggestion(str(key), fields)))
         elif isinstance(rule, Rule) and not rule.holds(value):
             close = did_you_mean(value, rule.words) if isinstance(value, str) else ""
-            found.append((where, f"invalid value {shown(value)}", close or f"must be {rule.description}"))
+            invalid.append((where, f"invalid value {shown(value)}", close or f"must be {rule.description}"))
         elif isinstance(rule, dict) and not isinstance(value, Mapping):
-            found.append((where, f"{shown(value)} is not a mapping", f"its keys are {', '.join(rule)}"))
+            invalid.append((where, f"{shown(value)} is not a mapping", f"its keys are {', '.join(rule)}"))
         elif isinstance(rule, dict):
-            found += check(value, rule, where)
-    return found
+            invalid += check(value, rule, where)
+    return invalid
 
 
 _UNKNOWN: Final = object()

@@ -49,7 +49,7 @@ class Objects(GcsFolder):
                 retry=budget,
             )
             page = next(blobs.pages, ())
-            found = [
+            objects = [
                 Object(
                     blob.name[len(self._prefix) :],
                     blob.size,
@@ -59,7 +59,7 @@ class Objects(GcsFolder):
                 )
                 for blob in page
             ]
-            return found, blobs.next_page_token
+            return objects, blobs.next_page_token
 
     def fetch(self, wanted: Object, file: IO[bytes]) -> None:
         """Write an object's content to an empty file, part by part, each with retries, and verify its checksum.
