@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from launcher.errors import UsageError
 from launcher.images.source_files import File
-from launcher.inputs import content, dockerignore
+from launcher.inputs import content, ignore_rules
 from launcher.inputs.content import Hashed, unreadable
 from launcher.inputs.listing import Listing
 from launcher.inputs.secret_files import Secret, SecretSearch, has_secret_name
@@ -49,7 +49,7 @@ def collect_code(folder: Path, without: frozenset[Path] = frozenset()) -> list[F
         )
     # An output folder that is the code folder itself excludes nothing.
     left_out = frozenset(path.relative_to(folder).as_posix() for path in without if folder in path.parents)
-    listing = Listing(str(folder), dockerignore.read(folder), left_out)
+    listing = Listing(str(folder), ignore_rules.read_dockerignore(folder), left_out)
     return [
         File(name, Path(path), link(folder, name, path) if os.path.islink(path) else None)  # noqa: PTH114 -- 10,000
         for name, path in listing.files()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from functools import cache
@@ -13,8 +12,7 @@ from launch_train import runfolder
 from launcher.errors import UsageError
 from launcher.inputs import git
 from launcher.inputs.content import unreadable
-from launcher.inputs.dockerignore import DockerIgnore
-from launcher.inputs.ignore_file import parsed
+from launcher.inputs.ignore_rules import DockerIgnore, GitIgnore, ignores
 
 NEVER = frozenset(
     {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache"}
@@ -123,40 +121,6 @@ class Listing:
                     waiting.append((f"{name}/", rules))
                 elif not is_folder and not self._ignored.excludes(name):
                     yield name, entry.path
-
-
-class GitIgnore:
-    """The rules of a .gitignore file, for the paths below its folder ("" or "…/")."""
-
-    def __init__(self, folder: str, path: Path) -> None:
-        """Raises UsageError."""
-        from pathspec import GitIgnoreSpec
-
-        specs = parsed(path, lambda line: GitIgnoreSpec.from_lines([line]))
-        self._folder = folder
-        patterns = [pattern for spec in specs for pattern in spec.patterns]
-        self._rules = [(pattern.regex, pattern.include) for pattern in patterns if pattern.regex][::-1]
-
-    def says(self, name: str) -> bool | None:
-        """Return whether the rules ignore a file or folder ("…/"). None: no rule matches. The last match decides."""
-        inside = name.removeprefix(self._folder)
-        return next((ignored for rule, ignored in self._rules if matches(rule, inside)), None)
-
-
-def matches(rule: re.Pattern[str], name: str) -> bool:
-    """Return whether a rule matches the name itself.
-
-    In pathspec a rule also matches the content of a matched folder. In git such a folder is already ignored, or a later
-    rule includes it again. So `!a/` does not match a/b.
-    """
-    if rule.groupindex:  # pathspec marks the / after the folder
-        return any(match.end() == len(name) for match in rule.finditer(name))
-    return rule.search(name.rstrip("/")) is not None  # *, and a/**, which does not match a/ itself
-
-
-def ignores(rules: tuple[GitIgnore, ...], name: str) -> bool:
-    """Return whether the rules ignore a name, nearest folder first. None of its parent folders is ignored."""
-    return next((said for each in rules if (said := each.says(name)) is not None), False)
 
 
 def parents(names: Iterator[str] | list[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from launcher.errors import UsageError
 from launcher.inputs.image_modules import normalised
 from launcher.inputs.markers import ARCHES, Arch, fitting_arches
-from launcher.inputs.packaging_files import FIELD, read
+from launcher.inputs.python_project import FIELD, read
 from launcher.inputs.requirements import Line, check, located, packages, requires_python
 from launcher.plan.model import LocalProject, Packages, Requirement
 from launcher.plan.torch_build import first, nearest_python

@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 from launcher.errors import UsageError
 from launcher.inputs import git
 from launcher.inputs.image_modules import normalised
-from launcher.inputs.packaging_files import dependency_lists, read, read_toml
 from launcher.inputs.python_files import parsed
 from launcher.spec.models import JobSpec
 
@@ -447,3 +446,47 @@ def git_version(top: Path) -> str:
         return release + rest
     before, dot, last = release.rpartition(".")
     return f"{before}{dot}{int(last) + 1}.dev{commits}+{commit}"
+
+
+FIELD = "image.requirements"
+
+
+def read(path: Path) -> str:
+    """Return a file's text. Raises UsageError."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
+        what = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"{FIELD}: {path} can't be read: {what}", "The path is relative to the spec file.", field=FIELD
+        ) from error
+
+
+def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
+    """Return a TOML file's content. Raises UsageError."""
+    import tomllib
+
+    try:
+        return tomllib.loads(read(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{FIELD}: {path} isn't TOML: {error}", hint, field=FIELD) from error
+
+
+def dependency_lists(data: dict[str, Any]) -> tuple[dict[str, list[Any]], dict[str, list[str]]]:
+    """Return the requirements that a pyproject.toml lists, and the files with others that setuptools or
+    hatch-requirements-txt read: of each extra or dependency group, and of the project itself (by an empty name)."""
+    project, tool = data.get("project"), data.get("tool", {})
+    project = project if isinstance(project, dict) else {}
+    hook = tool.get("hatch", {}).get("metadata", {}).get("hooks", {}).get("requirements_txt", {})
+    dynamic = tool.get("setuptools", {}).get("dynamic", {})
+    lists = {**data.get("dependency-groups", {}), **project.get("optional-dependencies", {})}
+    own = project.get("dependencies")
+    if isinstance(own, list) and all(isinstance(need, str) for need in own):
+        lists[""] = own
+    files = {name: entry.get("file") for name, entry in dynamic.get("optional-dependencies", {}).items()}
+    files |= hook.get("optional-dependencies", {})
+    files[""] = dynamic.get("dependencies", {}).get("file") or hook.get("files")
+    return (
+        {normalised(name): needs for name, needs in lists.items()},
+        {normalised(name): [names] if isinstance(names, str) else names for name, names in files.items() if names},
+    )

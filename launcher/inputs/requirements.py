@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from launcher.errors import UsageError
 from launcher.inputs.image_modules import normalised
-from launcher.inputs.packaging_files import FIELD, dependency_lists, read, read_toml
-from launcher.inputs.python_project import read_project
+from launcher.inputs.python_project import FIELD, dependency_lists, read, read_project, read_toml
 
 COMMENT = re.compile(r"(^|\s+)#.*$")
 """pip's own syntax of a requirements file (pip, req_file.py), as is OPTION."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from launcher.errors import UsageError
 from launcher.inputs.image_modules import normalised
 from launcher.inputs.markers import ARCHES, Arch, holds
-from launcher.inputs.packaging_files import FIELD, read_toml
+from launcher.inputs.python_project import FIELD, read_toml
 from launcher.plan.model import LocalProject
 from launcher.plan.torch_build import BASE_PYTHON, nearest_python
 

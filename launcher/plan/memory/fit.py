@@ -12,7 +12,7 @@ from launcher.catalog import Catalog, MachineType
 from launcher.errors import PlanRefused
 from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.model_sizes import ModelSizes
-from launcher.plan.memory.need import MemoryItem, Need, Setup, largest_micro_batch, need, setup_of
+from launcher.plan.memory.need import Need, Setup, largest_micro_batch, need, setup_of
 from launcher.plan.model import Chosen, Context
 from launcher.plan.placement import SERVICE
 from launcher.spec.checks import config_of
@@ -83,18 +83,15 @@ def check_memory(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chos
     if fit is None or not fit.cannot:
         return
     least = need(fit.model, fit.setup, 1)
-    parts = ", ".join(f"{part.name} {size_text(part.size)}" for part in sorted(least.parts, key=by_size)[:3])
+    parts = ", ".join(
+        f"{part.name} {size_text(part.size)}" for part in sorted(least.parts, key=lambda part: -part.size)[:3]
+    )
     raise PlanRefused(
         f"run.config.model: {fit.model.name} needs {size_text(least.total)} per GPU for one sample ({parts}); "
         f"{chosen.gpu.title} has {gpu_memory_gb(chosen):g} GB",
         hint(spec, catalog, context, chosen, fit.model),
         field="run.config.model",
     )
-
-
-def by_size(part: MemoryItem) -> int:
-    """Sort the largest first."""
-    return -part.size
 
 
 def hint(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, model: ModelSizes) -> str:

@@ -56,7 +56,7 @@ def sizes(shape: Transformer) -> ModelSizes:
     """Return the sizes of a transformer."""
     width, layers, words = shape.width, shape.layers, shape.vocabulary * shape.width
     qkv = shape.queries + 2 * shape.keys
-    matrices, norm, biases = block_matrices(shape), norm_parameters(shape), 0
+    matrices, norm, biases = block_matrices(shape), width * (2 if shape.norm == "bias" else 1), 0
     if shape.bias:
         biases = qkv + width + shape.mlp + width
     elif shape.qkv_bias:
@@ -88,10 +88,6 @@ def block_matrices(shape: Transformer) -> int:
     """Return the parameters of a block's linear layers, without biases."""
     attention = shape.width * (2 * shape.queries + 2 * shape.keys)
     return attention + shape.width * shape.mlp * (3 if shape.gated else 2)
-
-
-def norm_parameters(shape: Transformer) -> int:
-    return shape.width * (2 if shape.norm == "bias" else 1)
 
 
 # --- Activations ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import re
 import pytest
 from docker.utils.build import PatternMatcher
 
-from launcher.inputs.dockerignore import DockerIgnore, rule
+from launcher.inputs.ignore_rules import DockerIgnore, rule
 
 # Pattern, path, whether Docker excludes it: github.com/moby/patternmatcher, patternmatcher_test.go (Apache-2.0).
 MOBY = r"""

@@ -1,19 +1,22 @@
-"""Match paths against a .dockerignore by Docker's rules. Unlike git's, its patterns are anchored at the top folder.
+"""Read the rules of .dockerignore and .gitignore files, and match paths against them.
 
-The rules are those of github.com/moby/patternmatcher (used by Docker and BuildKit) and of
-docs.docker.com/build/concepts/context/#dockerignore-files. Docker's Python SDK implements them too, but a dry run must
-work without the SDK.
+.dockerignore follows Docker's rules (github.com/moby/patternmatcher, used by Docker and BuildKit;
+docs.docker.com/build/concepts/context/#dockerignore-files): unlike git's, its patterns are anchored at the top folder.
+Docker's Python SDK implements them too, but a dry run must work without the SDK.
 """
 
 from __future__ import annotations
 
+import codecs
+import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from launcher.inputs.ignore_file import parsed
+from launcher.errors import UsageError
+from launcher.inputs.content import unreadable
 
 NAME = ".dockerignore"
 CHARACTER = r"(?:\\.|[^\\\]\-])"
@@ -28,7 +31,7 @@ class Rule(NamedTuple):
     keeps: bool
 
 
-def read(folder: Path) -> DockerIgnore:
+def read_dockerignore(folder: Path) -> DockerIgnore:
     """Read a folder's .dockerignore; return one without rules if the file doesn't exist. Raises UsageError."""
     return DockerIgnore(parsed_rule for parsed_rule in parsed(folder / NAME, rule) if parsed_rule)
 
@@ -107,3 +110,67 @@ class DockerIgnore:
             before = self._folders[above] = self._matches(above)
         pairs = zip(self._rules, before, strict=True)
         return [matched or bool(each.pattern.fullmatch(path)) for each, matched in pairs]
+
+
+# --- .gitignore -------------------------------------------------------------------------------------------------------
+
+
+class GitIgnore:
+    """The rules of a .gitignore file, for the paths below its folder ("" or "…/")."""
+
+    def __init__(self, folder: str, path: Path) -> None:
+        """Raises UsageError."""
+        from pathspec import GitIgnoreSpec
+
+        specs = parsed(path, lambda line: GitIgnoreSpec.from_lines([line]))
+        self._folder = folder
+        patterns = [pattern for spec in specs for pattern in spec.patterns]
+        self._rules = [(pattern.regex, pattern.include) for pattern in patterns if pattern.regex][::-1]
+
+    def says(self, name: str) -> bool | None:
+        """Return whether the rules ignore a file or folder ("…/"). None: no rule matches. The last match decides."""
+        inside = name.removeprefix(self._folder)
+        return next((ignored for rule, ignored in self._rules if matches(rule, inside)), None)
+
+
+def matches(rule: re.Pattern[str], name: str) -> bool:
+    """Return whether a rule matches the name itself.
+
+    In pathspec a rule also matches the content of a matched folder. In git such a folder is already ignored, or a later
+    rule includes it again. So `!a/` does not match a/b.
+    """
+    if rule.groupindex:  # pathspec marks the / after the folder
+        return any(match.end() == len(name) for match in rule.finditer(name))
+    return rule.search(name.rstrip("/")) is not None  # *, and a/**, which does not match a/ itself
+
+
+def ignores(rules: tuple[GitIgnore, ...], name: str) -> bool:
+    """Return whether the rules ignore a name, nearest folder first. None of its parent folders is ignored."""
+    return next((said for each in rules if (said := each.says(name)) is not None), False)
+
+
+# --- Both -------------------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+def parsed(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
+    """Parse each line, in the encoding of this machine's file names. Yield nothing if the file does not exist.
+
+    Raises:
+        UsageError: the file can't be read, or `parse` rejects a line.
+    """
+    try:
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable(path, error) from error
+    for number, line in enumerate((os.fsdecode(line.removesuffix(b"\r")) for line in lines), 1):
+        try:
+            yield parse(line)
+        except (ValueError, re.error):  # pathspec's own error is a ValueError
+            raise UsageError(
+                f"{path}:{number}: {line!r} is not a valid pattern", "Remove the line, or correct it."
+            ) from None
