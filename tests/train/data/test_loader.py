@@ -26,9 +26,10 @@ from launch_train.data.map_dataset import Samples
 from launch_train.data.masked_lm import Masked
 from launch_train.data.sample_order import share
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
-from launch_train.data.text import Text, prepare
+from launch_train.data.text import Text
 from launch_train.data.user_dataset import UserDataset, seeded
 from launch_train.data.workers import BatchKey, BatchOrder, Pool, PreparedBatch, WorkerDataset
+from tests.train.data.corpora import byte_corpus
 
 CPU = torch.device("cpu")
 
@@ -360,7 +361,7 @@ def test_the_order_of_a_plan() -> None:
 def test_no_batch_waits_for_the_gpu(workers: int, tmp_path: Path) -> None:
     gpu = torch.device("cuda", 0)
     (tmp_path / "text").write_bytes(b"to be or not to be " * 1000)
-    text = Text(prepare(str(tmp_path / "text"), tmp_path), 64, 1, 4, gpu)
+    text = Text(byte_corpus(str(tmp_path / "text"), tmp_path), 64, 1, 4, gpu)
     tokens = SyntheticTokens(100, 8, 1, 4, gpu)
     every: list[Any] = [text, tokens, Masked(text, 0.15, 1, 4, gpu), Masked(tokens, 0.15, 1, 4, gpu)]
     every += [SyntheticImages(3, 32, 1, 4, gpu), source(Numbers())]

@@ -16,8 +16,10 @@ from launch_train.data import open_data
 from launch_train.data.sample_order import HELD_OUT, ORDER, TRAIN, draw, order, share
 from launch_train.data.source import Source
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
-from launch_train.data.text import STDLIB_CAP, Text, prepare, stdlib_files, unigram_entropy
+from launch_train.data.text import STDLIB_CAP, Text, stdlib_files
+from launch_train.data.token_file import unigram_entropy
 from launch_train.distributed.process_group import Ranks
+from tests.train.data.corpora import byte_corpus
 
 CPU = torch.device("cpu")
 TEXT = b"To be, or not to be: that is the question. " * 50
@@ -26,7 +28,7 @@ TEXT = b"To be, or not to be: that is the question. " * 50
 @pytest.fixture
 def corpus(tmp_path: Path) -> Text:
     (tmp_path / "text").write_bytes(TEXT)
-    return Text(prepare(str(tmp_path / "text"), tmp_path), 16, 7, 8, CPU)
+    return Text(byte_corpus(str(tmp_path / "text"), tmp_path), 16, 7, 8, CPU)
 
 
 def sources(corpus: Text) -> list[Source]:
@@ -67,7 +69,7 @@ def test_targets_are_the_inputs_one_byte_on(corpus: Text) -> None:
 
 def test_training_never_sees_what_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"a" * 900 + b"b" * 100)
-    source = Text(prepare(str(tmp_path / "text"), tmp_path), 9, 7, 1000, CPU)
+    source = Text(byte_corpus(str(tmp_path / "text"), tmp_path), 9, 7, 1000, CPU)
     _, targets = source.train(1, slice(0, 1000))
     inputs, held_out = source.held_out(0, 1, slice(0, 1000))
     assert set(targets.flatten().tolist()) == {ord("a")}
@@ -77,7 +79,7 @@ def test_training_never_sees_what_is_held_out(tmp_path: Path) -> None:
 
 def test_held_out_windows_reach_from_the_beginning_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(bytes(900) + bytes(range(1, 101)))
-    source = Text(prepare(str(tmp_path / "text"), tmp_path), 9, 7, 10, CPU)
+    source = Text(byte_corpus(str(tmp_path / "text"), tmp_path), 9, 7, 10, CPU)
     batches = [source.held_out(index, 4, slice(0, 10)) for index in range(4)]
     assert batches[0][0][0, 0] == 1
     assert batches[3][1][9, 8] == 100
@@ -102,7 +104,7 @@ def test_a_folder_is_its_text_files_in_the_order_of_their_names(tmp_path: Path) 
     (folder / ".hidden").write_bytes(b"hidden")
     (folder / "b" / ".git").mkdir()
     (folder / "b" / ".git" / "config").write_bytes(b"hidden too")
-    corpus = prepare(str(folder), tmp_path / "cache")
+    corpus = byte_corpus(str(folder), tmp_path / "cache")
     assert corpus.shards[0].path.read_bytes() == "först second third".encode()
     assert corpus.files == 3
     assert corpus.shards[0].path.name == f"{corpus.sha256}.bin"
@@ -111,19 +113,19 @@ def test_a_folder_is_its_text_files_in_the_order_of_their_names(tmp_path: Path) 
 def test_a_long_file_whose_first_block_ends_within_a_character_is_text(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "long").write_bytes(b"x" + "é".encode() * 5000)
-    assert prepare(str(tmp_path / "folder"), tmp_path / "cache").bytes == 10001
+    assert byte_corpus(str(tmp_path / "folder"), tmp_path / "cache").bytes == 10001
 
 
 def test_preparing_again_gives_the_same_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a").write_bytes(TEXT)
-    first, second = (prepare(str(tmp_path / "folder"), tmp_path / "cache") for _ in range(2))
+    first, second = (byte_corpus(str(tmp_path / "folder"), tmp_path / "cache") for _ in range(2))
     assert first == second
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [first.shards[0].path.name]
 
 
 def test_python_stdlib_is_megabytes_of_source_without_tests(tmp_path: Path) -> None:
-    corpus = prepare("python-stdlib", tmp_path)
+    corpus = byte_corpus("python-stdlib", tmp_path)
     assert 3_000_000 < corpus.bytes <= STDLIB_CAP
     assert 2 < corpus.unigram_entropy < 4  # nats per byte; English text and code have about 3.2
     names = {path.parent.name for path in stdlib_files(Path(math.__spec__.origin or "").parent)}

@@ -13,12 +13,13 @@ import pytest
 from launch_train.common.config import parse
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import open_storage
-from launch_train.data import open_data, tables
+from launch_train.data import open_data, records
 from launch_train.data.source import Source
-from launch_train.data.text import files_of, prepare, prepare_files
+from launch_train.data.text import files_of, prepare_files
 from launch_train.distributed.process_group import Ranks
 from launcher.testing.googlecloud import GoogleCloud
 from tests.train import trials
+from tests.train.data.corpora import byte_corpus
 
 pytestmark = pytest.mark.judges
 
@@ -60,10 +61,10 @@ NAMES = ["a.parquet", "file.arrow", "stream.arrow"]
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_is_a_document(arrow: Any, tmp_path: Path, cache: Path, name: str) -> None:
     path = write(arrow, tmp_path / name, {"id": list(range(len(TEXTS))), "text": TEXTS})
-    assert list(tables.documents(path, "text")) == [text for text in TEXTS if text]
+    assert list(records.documents(path, "text")) == [text for text in TEXTS if text]
     lines = "".join(f"{json.dumps({'text': text})}\n" for text in TEXTS if text)
     (tmp_path / "same.jsonl").write_text(lines)
-    corpus, same = prepare(str(path), cache), prepare(str(tmp_path / "same.jsonl"), cache)
+    corpus, same = byte_corpus(str(path), cache), byte_corpus(str(tmp_path / "same.jsonl"), cache)
     assert corpus.sha256 == same.sha256
     assert opened(str(path)).facts["data_unit"] == "byte"
 
@@ -171,8 +172,8 @@ def test_what_datasets_itself_saves(arrow: Any, tmp_path: Path, cache: Path, mon
     made.save_to_disk(tmp_path / "one", num_shards=3)
     datasets.DatasetDict({"train": made, "validation": made}).save_to_disk(tmp_path / "both")
     made.to_parquet(tmp_path / "a.parquet")
-    reference = prepare(str(tmp_path / "a.parquet"), cache)
-    assert prepare(str(tmp_path / "one"), cache).sha256 == reference.sha256
+    reference = byte_corpus(str(tmp_path / "a.parquet"), cache)
+    assert byte_corpus(str(tmp_path / "one"), cache).sha256 == reference.sha256
     theirs = "".join(f"{text}\n" for text in datasets.load_from_disk(tmp_path / "one")["text"] if text)
     assert reference.shards[0].path.read_text() == theirs
     files = files_of(str(tmp_path / "both" / "train"))

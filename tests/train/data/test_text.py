@@ -24,10 +24,11 @@ from launch_train.data.masked_lm import Masked, MaskingRule, bits, hide
 from launch_train.data.sample_order import MASK, share
 from launch_train.data.source import IGNORED
 from launch_train.data.synthetic import SyntheticTokens
-from launch_train.data.text import Text, prepare
+from launch_train.data.text import Text
 from launch_train.data.token_file import Corpus, count
 from launch_train.data.tokenizers import Tokenizer, open_tokenizer
 from launch_train.distributed.process_group import Ranks
+from tests.train.data.corpora import byte_corpus, token_corpus
 
 CPU = torch.device("cpu")
 
@@ -80,7 +81,7 @@ def test_text_becomes_tokens_and_comes_back(tmp_path: Path, tokenizer_file: Path
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("to be or not\r\nto be")
     (tmp_path / "text" / "b.txt").write_text("the question")
-    corpus = made.prepare(str(tmp_path / "text"), open_tokenizer(str(tokenizer_file)), cache)
+    corpus = token_corpus(str(tmp_path / "text"), open_tokenizer(str(tokenizer_file)), cache)
     assert (
         decode(tokenizer_file, corpus.shards[0].tokens())
         == "to be or not\r\nto be<|endoftext|>the question<|endoftext|>"
@@ -97,7 +98,7 @@ def test_jsonl_has_a_document_a_line(tmp_path: Path, tokenizer_file: Path, cache
     content = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in ("to be\nor", "", "not")) + "\n"
     path = tmp_path / f"docs.jsonl{suffix}"
     path.write_bytes(packed(suffix.lower(), content.encode()))
-    corpus = made.prepare(str(path), open_tokenizer(str(tokenizer_file)), cache)
+    corpus = token_corpus(str(path), open_tokenizer(str(tokenizer_file)), cache)
     assert decode(tokenizer_file, corpus.shards[0].tokens()) == "to be\nor<|endoftext|>not<|endoftext|>"
 
 
@@ -111,17 +112,17 @@ def test_it_is_made_once_and_again_for_what_has_changed(tmp_path: Path, tokenize
         return real.encode(texts)
 
     counted = real._replace(encode=encode)
-    first = made.prepare(str(tmp_path / "text"), counted, cache)
-    assert made.prepare(str(tmp_path / "text"), counted, cache) == first
+    first = token_corpus(str(tmp_path / "text"), counted, cache)
+    assert token_corpus(str(tmp_path / "text"), counted, cache) == first
     assert asked == [1]
     assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".tokens"]
     first.shards[0].path.write_bytes(first.shards[0].path.read_bytes()[:-2])  # cut short: it isn't taken
-    assert made.prepare(str(tmp_path / "text"), counted, cache) == first
+    assert token_corpus(str(tmp_path / "text"), counted, cache) == first
     (tmp_path / "text").write_text("to be or not to bo")
-    assert made.prepare(str(tmp_path / "text"), counted, cache).shards != first.shards
+    assert token_corpus(str(tmp_path / "text"), counted, cache).shards != first.shards
     assert asked == [1, 1, 1]
     other = counted._replace(digest="another", end=None)
-    assert made.prepare(str(tmp_path / "text"), other, cache).shards != first.shards
+    assert token_corpus(str(tmp_path / "text"), other, cache).shards != first.shards
 
 
 CHARACTERS = Tokenizer(
@@ -156,7 +157,7 @@ def test_cutting_a_document_loses_nothing_and_cuts_between_lines(text: str, size
 
 def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "text").write_text("é\U0001f600" * 400)
-    corpus = made.prepare(str(tmp_path / "text"), CHARACTERS, cache)
+    corpus = token_corpus(str(tmp_path / "text"), CHARACTERS, cache)
     assert (corpus.shards[0].dtype, corpus.shards[0].path.stat().st_size, corpus.mask) == ("uint32", 3200, 1 << 20)
     inputs, targets = Text(corpus, 4, 1, 2, CPU).train(1, slice(0, 2))
     assert inputs.dtype == targets.dtype == torch.int64
@@ -188,12 +189,12 @@ def test_text_that_is_none_is_refused(tmp_path: Path, cache: Path, name: str, co
     packed(name, b"")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=words):
-        made.prepare(str(tmp_path / name), CHARACTERS, cache)
+        token_corpus(str(tmp_path / name), CHARACTERS, cache)
 
 
 PREPARED: dict[str, Any] = {
-    "bytes": prepare,
-    "tokens": lambda data, cache: made.prepare(data, CHARACTERS, cache),
+    "bytes": byte_corpus,
+    "tokens": lambda data, cache: token_corpus(data, CHARACTERS, cache),
 }
 
 
@@ -202,7 +203,7 @@ PREPARED: dict[str, Any] = {
 def test_records_are_texts_for_bytes_too(tmp_path: Path, cache: Path, name: str, start: bytes) -> None:
     content = start + b'{"id": 1, "text": "to be\\nor"}\n\n{"text": ""}\r\n{"text": "n\\u00f6t"}'
     (tmp_path / name).write_bytes(packed(name, content))
-    corpus = prepare(str(tmp_path / name), cache, "mine")
+    corpus = byte_corpus(str(tmp_path / name), cache, "mine")
     assert corpus.shards[0].path.read_bytes() == "to be\nor\nnöt\n".encode()
     assert (corpus.bytes, corpus.name, corpus.unit) == (14, "mine", "byte")
 
@@ -213,7 +214,7 @@ def test_records_beside_plain_text(tmp_path: Path, cache: Path) -> None:
     (folder / "a.jsonl").write_text('{"text": "one"}\n')
     (folder / "b.jsonl.txt").write_text("{two}\n")
     (folder / "c.json").write_text("[3]\n")
-    assert prepare(str(folder), cache).shards[0].path.read_bytes() == b"one\n{two}\n[3]\n"
+    assert byte_corpus(str(folder), cache).shards[0].path.read_bytes() == b"one\n{two}\n[3]\n"
 
 
 def test_several_files_by_a_pattern_or_a_folder(tmp_path: Path, cache: Path) -> None:
@@ -223,7 +224,7 @@ def test_several_files_by_a_pattern_or_a_folder(tmp_path: Path, cache: Path) -> 
         (tmp_path / "texts" / name).write_bytes(packed(name, content.encode()))
 
     def read(path: str) -> bytes:
-        return prepare(str(tmp_path / path), cache).shards[0].path.read_bytes()
+        return byte_corpus(str(tmp_path / path), cache).shards[0].path.read_bytes()
 
     assert read("texts") == b"text 0\ntext 1\ntext 3text 2\n"
     assert read("texts/*.jsonl*") == b"text 0\ntext 1\n"
@@ -238,7 +239,7 @@ def test_the_package_for_zst_is_named(tmp_path: Path, cache: Path, monkeypatch: 
         monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "a.jsonl.zst").write_bytes(b"x")
     with pytest.raises(UsageError, match=r"need the package backports\.zstd .*pip install .*image\.requirements"):
-        prepare(str(tmp_path / "a.jsonl.zst"), cache)
+        byte_corpus(str(tmp_path / "a.jsonl.zst"), cache)
 
 
 @pytest.mark.parametrize("prepared", PREPARED.values(), ids=PREPARED)
@@ -280,10 +281,10 @@ def test_a_file_of_plain_json_is_no_text(tmp_path: Path, cache: Path, prepared: 
 
 def test_packed_text_is_unpacked_for_bytes_too(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0))
-    assert prepare(str(tmp_path / "a.txt.gz"), cache).shards[0].path.read_bytes() == b"to be " * 100
+    assert byte_corpus(str(tmp_path / "a.txt.gz"), cache).shards[0].path.read_bytes() == b"to be " * 100
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0)[:-9])
     with pytest.raises(UsageError, match=r"can't be unpacked"):
-        prepare(str(tmp_path / "b.gz"), cache)
+        byte_corpus(str(tmp_path / "b.gz"), cache)
 
 
 def test_a_run_with_a_tokenizer(tmp_path: Path, tokenizer_file: Path) -> None:
@@ -428,7 +429,7 @@ def test_a_model_of_others_needs_a_block_size(tmp_path: Path) -> None:
 
 def test_a_corpus_says_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"x" * 1000)
-    corpus = prepare(str(tmp_path / "text"), tmp_path)
+    corpus = byte_corpus(str(tmp_path / "text"), tmp_path)
     assert isinstance(corpus, Corpus)
     assert (corpus.unit, corpus.vocab_size, corpus.mask, corpus.end) == ("byte", 256, 256, None)
 
@@ -443,6 +444,6 @@ def test_text_that_can_not_be_read_is_not_blamed_on_the_cache(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(files, "_open", refuse)
-    work = partial(made.prepare, tokenizer=CHARACTERS) if tokenized else prepare
+    work = partial(token_corpus, tokenizer=CHARACTERS) if tokenized else byte_corpus
     with pytest.raises(UsageError, match=r"^data: .*a.txt.gz can't be read: Permission denied$"):
         work(str(tmp_path / "a.txt.gz"), cache=cache)

@@ -20,6 +20,7 @@ from launch_train.data.token_store import TokenStore
 from launch_train.data.tokenizers import open_tokenizer
 from launch_train.distributed.process_group import Ranks
 from launcher.testing.googlecloud import Fault, GoogleCloud, Status
+from tests.train.data.corpora import token_corpus
 from tests.train.material import tokenizer as tokenizer_json
 
 GET, CREATE = "storage.objects.get", "storage.objects.create"
@@ -170,7 +171,7 @@ def node(rank: int, world: int = 4) -> Ranks:
 
 def prepared(tmp_path: Path, ranks: Ranks) -> Any:
     data = {"path": "gs://my-bucket/text", "tokenizer": str(tmp_path / "tokenizer.json")}
-    corpus, _ = launch_train.data._prepared(parse({"data": data, "model": {"vocab_size": 300}}), ranks)
+    corpus = launch_train.data._prepare(parse({"data": data, "model": {"vocab_size": 300}}), ranks)
     return corpus
 
 
@@ -263,12 +264,12 @@ def test_processes_give_the_same_tokens_in_the_same_order(
     tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = open_tokenizer(str(tmp_path / "tokenizer.json"))
-    alone = tokenize.prepare(str(local), tokenizer, tmp_path / "alone")
+    alone = token_corpus(str(local), tokenizer, tmp_path / "alone")
     monkeypatch.setattr(tokenize, "SHARED_BYTES", 0)
     monkeypatch.setattr(tokenize, "AT_ONCE_PER_PROCESS", 500)
     monkeypatch.setattr(tokenize, "SHARED_CORES", 2)
     monkeypatch.setattr(tokenize, "cores", lambda: 2)
-    together = tokenize.prepare(str(local), tokenizer, tmp_path / "together")
+    together = token_corpus(str(local), tokenizer, tmp_path / "together")
     assert (together.sha256, together.bytes) == (alone.sha256, alone.bytes)
 
 
@@ -282,7 +283,7 @@ def test_an_error_in_the_text_ends_the_processes_too(
     monkeypatch.setattr(tokenize, "cores", lambda: 2)
     local.write_text(local.read_text() + "no JSON\n")
     with pytest.raises(UsageError, match=r"a\.jsonl:401: not JSON"):
-        tokenize.prepare(str(local), tokenizer, tmp_path / "cache")
+        token_corpus(str(local), tokenizer, tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*"))
 
 

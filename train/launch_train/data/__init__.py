@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet, Shape
+from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet
+from launch_train.common.config.rules import is_code
 from launch_train.common.errors import UsageError
-from launch_train.data import tables
 from launch_train.data.files import split_by_name
 from launch_train.data.masked_lm import Masked, Rows
+from launch_train.data.records import are_records, is_table
 from launch_train.data.source import Batch, Source
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
-from launch_train.data.text import Text, are_records, files_of, prepare_files
+from launch_train.data.text import Text, files_of, prepare_files
 from launch_train.data.token_file import PRETOKENISED, Corpus, cache_folder, concatenate, join
 from launch_train.distributed.process_group import Ranks, gather, run_once_per_node
 
 if TYPE_CHECKING:
     from launch_train.common.storage.objects import Object
+    from launch_train.data.image_index import Listing
     from launch_train.data.tokenize import TextFiles
     from launch_train.data.tokenizers import Decode, Tokenizer
 
 __all__ = ["Batch", "Source", "open_data", "open_decoder"]
 
-_CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 IMAGE_SIZE, MASKED, TOKENS, LABELS = 224, 0.15, 256, 2
 """Defaults if neither the model nor the spec sets them: image height and width, the hidden share, and the numbers of
 tokens and classes of synthetic data (2 classes is transformers' default)."""
@@ -38,19 +38,18 @@ def open_data(config: Config, ranks: Ranks) -> Source:
     nodes; UnfitError if this machine can't download or store it.
     """
     path = config.data.path
-    if _CODE.fullmatch(path):
+    if is_code(path):
         from launch_train.data.user_dataset import open_own
 
         settings = {"seed": config.seed, "batch_size": config.batch_size, "steps": config.steps}
         return open_own(path, config.data.settings, **settings, ranks=ranks)
     if path == "synthetic":
-        return _synthetic(config, ranks)
-    found = run_once_per_node(ranks, lambda: _prepared(config, ranks))
-    if len(set(gather(ranks, tuple(part.sha256 for part in found if part is not None)))) > 1:
+        return _open_synthetic(config, ranks)
+    prepared = run_once_per_node(ranks, lambda: _prepare(config, ranks))
+    parts = (prepared,) if isinstance(prepared, Corpus) else prepared
+    if len(set(gather(ranks, tuple(part.sha256 for part in parts if part is not None)))) > 1:
         raise UsageError(f"data: the nodes read different data at {path}; all need the same")
-    if isinstance(found[0], Corpus):
-        return _text(config, found[0], ranks)
-    return _images(config, *found)
+    return _open_text(config, prepared, ranks) if isinstance(prepared, Corpus) else _open_images(config, *prepared)
 
 
 def open_decoder(config: Config, source: Source) -> Decode | None:
@@ -67,148 +66,120 @@ def open_decoder(config: Config, source: Source) -> Decode | None:
     return _tokenizer(config, cache_folder()).decode
 
 
-# --- One function per kind of data ------------------------------------------------------------------------------------
+# --- What a path holds, and its preparation ---------------------------------------------------------------------------
 
 
-def _synthetic(config: Config, ranks: Ranks) -> Source:
-    model, rest = config.model, (config.seed, config.batch_size, ranks.device)
-    if isinstance(model, ResNet):
-        return SyntheticImages(model.num_classes, model.image_size, *rest)
-    if isinstance(model, Gpt):
-        return SyntheticTokens(model.vocab_size, model.block_size, *rest)
-    if isinstance(model, Bert):
-        return _hidden(config, SyntheticTokens(model.vocab_size - 1, model.block_size, *rest), ranks)
-    if config.data.block_size is None and (config.data.image_size or model.task == "image-classification"):
-        classes = _number(model, LABELS, "num_labels", "num_classes")
-        return SyntheticImages(classes, _image_size(config), *rest)
-    masked = _hides(config)
-    tokens = _number(model, TOKENS, "vocab_size") - masked
-    source = SyntheticTokens(tokens, _block_size(config), *rest)
-    return _hidden(config, source, ranks) if masked else source
+class DataFiles(NamedTuple):
+    """The files at a data path: `path` on this machine, or, for records of text that stay in a bucket, `objects`."""
+
+    kind: Literal["images", "tokens", "bytes", "text", "text in a bucket"]
+    name: str
+    path: str = ""
+    objects: Sequence[Object] = ()
 
 
-def _text(config: Config, corpus: Corpus, ranks: Ranks) -> Source:
-    text = Text(corpus, _block_size(config), config.seed, config.batch_size, ranks.device)
-    source = _hidden(config, text, ranks) if _hides(config) else text
-    model = config.model
-    size = model.settings.get("vocab_size") if isinstance(model, ExternalModel) else getattr(model, "vocab_size", None)
-    if isinstance(size, int) and size < corpus.vocab_size and corpus.tokenizer == PRETOKENISED:
-        from launch_train.data.token_shards import require_vocabulary
+def detect(config: Config, name: str, cache: Path) -> DataFiles:
+    """Download the data at `name` and return its kind: by the model's task, the tokenizer, and the files themselves.
 
-        require_vocabulary(corpus, size)
-    size = getattr(config.model, "vocab_size", None)
-    if size is not None and source.vocab_size is not None and size < source.vocab_size:
-        mask = ", the mask included" if source is not text else ""
-        has = f"{corpus.tokenizer} has {source.vocab_size} tokens{mask}"
-        raise UsageError(f"data: {has}; the model's vocab_size, {size}, must be at least that")
-    return source
-
-
-def _images(config: Config, train: Any, held_out: Any) -> Source:
-    from launch_train.data.images import open_images
-
-    model = config.model
-    asked = {"seed": config.seed, "batch_size": config.batch_size, "steps": config.steps}
-    images = open_images(train, held_out, size=_image_size(config), **asked, facts={"data": config.data.path})
-    has, classes = images.num_classes or 0, model.num_classes if isinstance(model, ResNet) else None
-    if classes is not None and (has > classes or (train.labels and has != classes)):
-        raise UsageError(
-            f"data: {config.data.path} has {has} class{'es' if has > 1 else ''}, and the model {classes}"
-            + (f": model: {{num_classes: {has}}}" if has > 1 else "")
-        )
-    return images
-
-
-def _prepared(config: Config, ranks: Ranks) -> tuple[Any, Any]:
-    """Return (corpus, None) for text, or the listings of training and held-out images (None: part of the former)."""
-    name, val, cache = config.data.path, config.data.val, cache_folder()
-    records = _records_in_bucket(config, name)
-    if not records and _sees(config, path := _local(name, cache)):
-        from launch_train.data.image_index import listed, require_same_classes
-
-        train, held_out = listed(Path(path).expanduser(), cache, name)
-        if val is not None:
-            held_out, _ = listed(Path(_local(val, cache)).expanduser(), cache, val)
-            require_same_classes(train, held_out)
-        return train, held_out
-    corpus = _corpus(config, name, records, cache, ranks)
-    if val is None:
-        return corpus, None
-    return join(corpus, _corpus(config, val, _records_in_bucket(config, val), cache, ranks)), None
-
-
-def _records_in_bucket(config: Config, url: str) -> list[Object]:
-    """Return the objects at a gs:// URL if they are records of text to tokenize, by their names, else an empty list.
-
-    Such files needn't be kept on this machine, and not even downloaded if their tokens are in the bucket.
+    Only records of text to tokenize are not downloaded from a bucket yet: their tokens may be there.
     """
-    if not url.startswith("gs://") or config.data.tokenizer == "bytes" or _takes_images(config.model):
-        return []
-    from launch_train.data.gcs_cache import list_objects
+    model, tokenizes = config.model, config.data.tokenizer != "bytes"
+    sees = isinstance(model, ResNet) or (isinstance(model, ExternalModel) and model.task == "image-classification")
+    if name.startswith("gs://") and tokenizes and not sees:
+        from launch_train.data.gcs_cache import list_objects
 
-    objects = list_objects(url)
-    if in_tables := [one for one in objects if tables.are_in(Path(one.name))]:
-        return in_tables
-    return objects if all(are_records(Path(one.name)) for one in objects) else []
-
-
-def _corpus(config: Config, name: str, records: list[Object], cache: Path, ranks: Ranks) -> Corpus:
-    if records:
-        return _records(config, name, records, cache, ranks)
+        objects = list_objects(name)
+        in_tables = [item for item in objects if is_table(Path(item.name))]
+        if in_tables or all(are_records(Path(item.name)) for item in objects):
+            return DataFiles("text in a bucket", name, objects=in_tables or objects)
     path = _local(name, cache)
-    if _holds_tokens(config, path):
-        from launch_train.data import token_shards
+    if isinstance(model, ExternalModel) and model.task == "auto":
+        from launch_train.data.image_index import holds_images
 
-        by_name = config.data.val is None
-        return token_shards.prepare(path, cache, name, config.data.dtype, column=_column(config), by_name=by_name)
-    if config.data.dtype is not None:
-        raise UsageError(f"data: dtype is for files of tokens (.bin), and {name} is text: remove data.dtype")
-    files = files_of(path)
-    train, held_out = split_by_name(files, path) if config.data.val is None and tables.are_in(files[0]) else (files, [])
-    if config.data.tokenizer == "bytes":
-        is_file = Path(path).expanduser().is_file()
-        parts = [
-            prepare_files(part, cache, name, _column(config), in_place=is_file) for part in (train, held_out) if part
-        ]
-    else:
-        from launch_train.data.tokenize import LocalFiles
+        sees = holds_images(Path(path).expanduser())
+    if sees:
+        return DataFiles("images", name, path)
+    from launch_train.data import token_shards
 
-        groups = [[LocalFiles(part)] for part in (train, held_out) if part]
-        parts = _tokenized(config, name, groups, cache, ranks)
-    return join(*parts) if held_out else parts[0]
+    shards = token_shards.holding(path, config.data.column or "text")
+    if shards == "only" and tokenizes:
+        raise UsageError(f"data: {path} holds tokens, not text: remove data.tokenizer")
+    if shards == "only" or (shards == "some" and not tokenizes):  # with a tokenizer, the text beside them is read
+        return DataFiles("tokens", name, path)
+    return DataFiles("text" if tokenizes else "bytes", name, path)
 
 
-def _records(config: Config, url: str, records: list[Object], cache: Path, ranks: Ranks) -> Corpus:
-    from launch_train.data.tokenize import BucketFiles, by_size
+def _prepare(config: Config, ranks: Ranks) -> Corpus | tuple[Listing, Listing | None]:
+    """Return a corpus, or the listings of training and held-out images (None: they are part of the former)."""
+    val, cache = config.data.val, cache_folder()
+    data = detect(config, config.data.path, cache)
+    if data.kind != "images":
+        corpus = _corpus(config, data, cache, ranks)
+        return corpus if val is None else join(corpus, _corpus(config, detect(config, val, cache), cache, ranks))
+    from launch_train.data.image_index import listed, require_same_classes
 
-    named = {Path("/", one.name): one for one in records}
-    root = str(Path("/", url.removeprefix("gs://").partition("/")[2]))
-    is_split = config.data.val is None and tables.are_in(Path(records[0].name))
-    train, held_out = split_by_name(list(named), root) if is_split else (list(named), [])
-    groups = [by_size([named[path] for path in part]) for part in (train, held_out) if part]
-    files = [[BucketFiles(url, one, cache) for one in group] for group in groups]
-    parts = _tokenized(config, url, files, cache, ranks)
-    return join(*parts) if held_out else parts[0]
+    train, held_out = listed(Path(data.path).expanduser(), cache, data.name)
+    if val is not None:
+        held_out, _ = listed(Path(_local(val, cache)).expanduser(), cache, val)
+        require_same_classes(train, held_out)
+    return train, held_out
 
 
-def _tokenized(
-    config: Config, name: str, groups: Sequence[Sequence[TextFiles]], cache: Path, ranks: Ranks
+def _corpus(config: Config, data: DataFiles, cache: Path, ranks: Ranks) -> Corpus:
+    """Return the tokens of `data`. Without `data.val`, tables that are named so are held out."""
+    by_name, column = config.data.val is None, config.data.column or "text"
+
+    def parts(files: Sequence[Path], root: str) -> list[list[Path]]:
+        split = split_by_name(files, root) if by_name and is_table(files[0]) else (list(files), [])
+        return [part for part in split if part]
+
+    if data.kind in ("bytes", "text") and config.data.dtype is not None:
+        raise UsageError(f"data: dtype is for files of tokens (.bin), and {data.name} is text: remove data.dtype")
+    match data.kind:
+        case "tokens":
+            from launch_train.data import token_shards
+
+            return token_shards.prepare(data.path, cache, data.name, config.data.dtype, column=column, by_name=by_name)
+        case "bytes":
+            in_place = Path(data.path).expanduser().is_file()
+            corpora = [
+                prepare_files(part, cache, data.name, column, in_place=in_place)
+                for part in parts(files_of(data.path), data.path)
+            ]
+        case "text in a bucket":
+            from launch_train.data.tokenize import BucketFiles, by_size
+
+            objects = {Path("/", item.name): item for item in data.objects}
+            root = str(Path("/", data.name.removeprefix("gs://").partition("/")[2]))
+            groups = [by_size([objects[path] for path in part]) for part in parts(list(objects), root)]
+            files = [[BucketFiles(data.name, group, cache) for group in part] for part in groups]
+            corpora = _tokenize(config, data.name, files, cache, ranks)
+        case _:
+            from launch_train.data.tokenize import LocalFiles
+
+            local = [[LocalFiles(part)] for part in parts(files_of(data.path), data.path)]
+            corpora = _tokenize(config, data.name, local, cache, ranks)
+    return join(*corpora) if len(corpora) > 1 else corpora[0]
+
+
+def _tokenize(
+    config: Config, name: str, parts: Sequence[Sequence[TextFiles]], cache: Path, ranks: Ranks
 ) -> list[Corpus]:
-    """Tokenize text, and return a corpus per group. The tokens of a bucket's files are kept in that bucket.
+    """Tokenize text, and return a corpus per part. The tokens of a bucket's files are kept in that bucket.
 
-    Each node begins at another file of a group, so that it finds what other nodes have tokenized meanwhile.
+    Each node begins at another group of files of a part, so that it finds what other nodes have tokenized meanwhile.
     """
     from launch_train.data.token_store import TokenStore
     from launch_train.data.tokenize import prepare_files
 
-    tokenizer = _tokenizer(config, cache)
+    tokenizer, column = _tokenizer(config, cache), config.data.column or "text"
     store = TokenStore(name.removeprefix("gs://").partition("/")[0]) if name.startswith("gs://") else None
     corpora = list[Corpus]()
-    for group in groups:
-        first = len(group) * ranks.node_rank // ranks.world
-        order = [*range(first, len(group)), *range(first)]
-        done = {at: prepare_files(group[at], tokenizer, cache, name, _column(config), store) for at in order}
-        corpora.append(concatenate([done[at] for at in range(len(group))]))
+    for groups in parts:
+        first = len(groups) * ranks.node_rank // ranks.world
+        order = [*range(first, len(groups)), *range(first)]
+        tokens = {at: prepare_files(groups[at], tokenizer, cache, name, column, store) for at in order}
+        corpora.append(concatenate([tokens[at] for at in range(len(groups))]))
     return corpora
 
 
@@ -220,6 +191,7 @@ def _tokenizer(config: Config, cache: Path) -> Tokenizer:
 
 
 def _local(path: str, cache: Path) -> str:
+    """Return the path of a data path on this machine; download it if necessary."""
     if path.startswith("hf:"):
         from launch_train.data import hub_dataset
 
@@ -231,47 +203,62 @@ def _local(path: str, cache: Path) -> str:
     return str(fetch(path, cache))
 
 
-def _takes_images(model: Shape) -> bool:
-    return isinstance(model, ResNet) or (isinstance(model, ExternalModel) and model.task == "image-classification")
+# --- One function per kind of source ----------------------------------------------------------------------------------
 
 
-def _sees(config: Config, path: str) -> bool:
-    """Return whether the data is images: by the model's task, or, for custom models, by the files at `path`."""
+def _open_synthetic(config: Config, ranks: Ranks) -> Source:
+    model, order = config.model, (config.seed, config.batch_size, ranks.device)
+    if isinstance(model, ResNet):
+        return SyntheticImages(model.num_classes, model.image_size, *order)
+    if isinstance(model, Gpt):
+        return SyntheticTokens(model.vocab_size, model.block_size, *order)
+    if isinstance(model, Bert):
+        return _hide(config, SyntheticTokens(model.vocab_size - 1, model.block_size, *order), ranks)
+    if config.data.block_size is None and (config.data.image_size or model.task == "image-classification"):
+        classes = _number(model, LABELS, "num_labels", "num_classes")
+        return SyntheticImages(classes, _image_size(config), *order)
+    masked = model.task == "masked-lm"
+    source = SyntheticTokens(_number(model, TOKENS, "vocab_size") - masked, _block_size(config), *order)
+    return _hide(config, source, ranks) if masked else source
+
+
+def _open_text(config: Config, corpus: Corpus, ranks: Ranks) -> Source:
     model = config.model
-    if not isinstance(model, ExternalModel) or model.task != "auto":
-        return _takes_images(model)
-    from launch_train.data.image_index import holds_images
+    text = Text(corpus, _block_size(config), config.seed, config.batch_size, ranks.device)
+    hides = isinstance(model, Bert) or (isinstance(model, ExternalModel) and model.task == "masked-lm")
+    source = _hide(config, text, ranks) if hides else text
+    size = model.settings.get("vocab_size") if isinstance(model, ExternalModel) else getattr(model, "vocab_size", None)
+    if isinstance(size, int) and size < corpus.vocab_size and corpus.tokenizer == PRETOKENISED:
+        from launch_train.data.token_shards import require_vocabulary
 
-    return holds_images(Path(path).expanduser())
-
-
-def _holds_tokens(config: Config, path: str) -> bool:
-    """Return whether the data is tokens rather than text. With a tokenizer, text beside shards of tokens is read."""
-    from launch_train.data import token_shards
-
-    holds = token_shards.holding(path, _column(config))
-    if holds == "only" and config.data.tokenizer != "bytes":
-        raise UsageError(f"data: {path} holds tokens, not text: remove data.tokenizer")
-    return holds == "only" or (holds == "some" and config.data.tokenizer == "bytes")
-
-
-# --- Settings from the model and the spec -----------------------------------------------------------------------------
+        require_vocabulary(corpus, size)
+    size = getattr(model, "vocab_size", None)
+    if size is not None and source.vocab_size is not None and size < source.vocab_size:
+        mask = ", the mask included" if hides else ""
+        has = f"{corpus.tokenizer} has {source.vocab_size} tokens{mask}"
+        raise UsageError(f"data: {has}; the model's vocab_size, {size}, must be at least that")
+    return source
 
 
-def _hides(config: Config) -> bool:
-    """Return whether the model predicts hidden tokens rather than the next token."""
-    return isinstance(config.model, Bert) or (
-        isinstance(config.model, ExternalModel) and config.model.task == "masked-lm"
-    )
-
-
-def _hidden(config: Config, rows: Rows, ranks: Ranks) -> Source:
+def _hide(config: Config, rows: Rows, ranks: Ranks) -> Source:
+    """Return rows of tokens for a model that predicts hidden tokens rather than the next token."""
     share = config.model.masked if isinstance(config.model, Bert) else MASKED
     return Masked(rows, share, config.seed, config.batch_size, ranks.device)
 
 
-def _column(config: Config) -> str:
-    return config.data.column or "text"
+def _open_images(config: Config, train: Listing, held_out: Listing | None) -> Source:
+    from launch_train.data.images import open_images
+
+    model = config.model
+    order = {"seed": config.seed, "batch_size": config.batch_size, "steps": config.steps}
+    images = open_images(train, held_out, size=_image_size(config), **order, facts={"data": config.data.path})
+    has, classes = images.num_classes or 0, model.num_classes if isinstance(model, ResNet) else None
+    if classes is not None and (has > classes or (train.labels and has != classes)):
+        raise UsageError(
+            f"data: {config.data.path} has {has} class{'es' if has > 1 else ''}, and the model {classes}"
+            + (f": model: {{num_classes: {has}}}" if has > 1 else "")
+        )
+    return images
 
 
 def _image_size(config: Config) -> int:
@@ -289,5 +276,6 @@ def _block_size(config: Config) -> int:
 
 
 def _number(model: ExternalModel, default: int, *names: str) -> int:
-    found = (model.settings.get(name) for name in names)
-    return next((one for one in found if isinstance(one, int)), default)
+    """Return the first of the model's settings with these names that is a whole number."""
+    settings = (model.settings.get(name) for name in names)
+    return next((value for value in settings if isinstance(value, int)), default)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
-from launch_train.data import jsonl, tables
 from launch_train.data.batch import to_tensor
 from launch_train.data.files import PACKED, PackedError, find_files, opened
+from launch_train.data.records import are_records, documents, is_json_lines, is_table, refuse_json
 from launch_train.data.sample_order import windows_of_step
 from launch_train.data.source import HELD_OUT_SHARE, Batch, SourceDefaults
 from launch_train.data.token_file import (
@@ -25,14 +26,10 @@ from launch_train.data.token_file import (
     Corpus,
     Shard,
     Windows,
-    cache_folder,
     count,
     measured,
     temporary,
-    unigram_entropy,
 )
-
-__all__ = ["STDLIB_CAP", "Corpus", "Text", "cache_folder", "files_of", "opened", "prepare", "unigram_entropy"]
 
 STDLIB_CAP = 8 << 20
 """Maximum bytes of python-stdlib: enough for a small model, and fast to prepare."""
@@ -110,11 +107,6 @@ def _facts(corpus: Corpus) -> dict[str, Any]:
 # --- Preparing ------------------------------------------------------------------------------------------------------
 
 
-def prepare(data: str, cache: Path, name: str = "") -> Corpus:
-    """Prepare the text at `data` as a corpus of bytes, named `name`. Raises UsageError if there is no text."""
-    return prepare_files(files_of(data), cache, name or data, in_place=Path(data).expanduser().is_file())
-
-
 def prepare_files(files: list[Path], cache: Path, name: str, column: str = "text", *, in_place: bool = False) -> Corpus:
     """Prepare text files as a corpus of bytes, named `name`.
 
@@ -123,37 +115,26 @@ def prepare_files(files: list[Path], cache: Path, name: str, column: str = "text
     """
     plain = in_place and files[0].suffix.lower() not in PACKED and not are_records(files[0])
     path = files[0] if plain else _joined(files, cache, column)
-    found = measured(path)
-    size = found.length
-    return Corpus((Shard(path, size),), name, len(files), size, found.sha256, found.unigram_entropy)
-
-
-def are_records(path: Path) -> bool:
-    """Return whether a file holds many documents: JSON Lines, or a table."""
-    return jsonl.are_in(path) or tables.are_in(path)
-
-
-def documents(path: Path, column: str) -> Iterator[str]:
-    """Yield the documents of a file of records."""
-    return tables.documents(path, column) if tables.are_in(path) else jsonl.documents(path, column)
+    statistics = measured(path)
+    size = statistics.length
+    return Corpus((Shard(path, size),), name, len(files), size, statistics.sha256, statistics.unigram_entropy)
 
 
 def files_of(data: str) -> list[Path]:
     """Return the text files of a file, folder or glob, sorted by path. Raises UsageError if there are none."""
     if data == "python-stdlib":
         return stdlib_files(Path(sysconfig.get_paths()["stdlib"]))
-    found = find_files(data)
-    if found is None:
+    files = find_files(data)
+    if files is None:
         raise UsageError(f"data: {data} does not exist on this machine")
-    if found == [Path(data).expanduser()]:
-        jsonl.refuse_json(found[0])
-        return found
-    if in_tables := [path for path in found if tables.are_in(path)]:
-        return in_tables  # beside them are the metadata of a dataset, and its README
-    files = [path for path in found if _is_text(path)]
-    if not files:
-        raise UsageError(f"data: the folder {data} holds no text files")
-    return files
+    if files == [Path(data).expanduser()]:
+        refuse_json(files[0])
+        return files
+    if tables := [path for path in files if is_table(path)]:
+        return tables  # beside them are the metadata of a dataset, and its README
+    if texts := [path for path in files if _is_text(path)]:
+        return texts
+    raise UsageError(f"data: the folder {data} holds no text files")
 
 
 def stdlib_files(root: Path) -> list[Path]:
@@ -163,27 +144,21 @@ def stdlib_files(root: Path) -> list[Path]:
     """
     files = list[tuple[bytes, Path]]()
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]  # site-packages may hold 100,000 files
-        paths = (Path(folder, name) for name in names if name.endswith(".py"))
-        files += [(hashlib.sha256(path.relative_to(root).as_posix().encode()).digest(), path) for path in paths]
-    return list(_up_to(STDLIB_CAP, (path for _, path in sorted(files))))
+        folders[:] = [name for name in folders if name not in _EXCLUDED]  # site-packages may hold 100,000 files
+        sources = (Path(folder, name) for name in names if name.endswith(".py"))
+        files += [(hashlib.sha256(path.relative_to(root).as_posix().encode()).digest(), path) for path in sources]
+    paths = [path for _, path in sorted(files)]
+    sizes = accumulate(path.stat().st_size for path in paths)
+    return [path for path, size in zip(paths, sizes, strict=True) if size <= STDLIB_CAP]
 
 
-_LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "encodings", "pydoc_data"})
-
-
-def _up_to(cap: int, files: Iterable[Path]) -> Iterator[Path]:
-    for path in files:
-        cap -= path.stat().st_size
-        if cap < 0:
-            return
-        yield path
+_EXCLUDED = frozenset({"test", "tests", "idlelib", "site-packages", "encodings", "pydoc_data"})
 
 
 def _is_text(path: Path) -> bool:
     """Return whether the file starts with UTF-8 text without NUL bytes. Only the first 8192 bytes are read; the last of
     them may be part of a character. JSON Lines always count: reading them reports errors with the line number."""
-    if jsonl.are_in(path):
+    if is_json_lines(path):
         return True
     try:
         with opened(path) as file:

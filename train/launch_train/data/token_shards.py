@@ -18,8 +18,8 @@ import numpy as np
 
 from launch_train.common.cgroup import cores
 from launch_train.common.errors import UsageError
-from launch_train.data import tables
 from launch_train.data.files import find_files, split_by_name
+from launch_train.data.records import holds_tokens, is_table, write_tokens
 from launch_train.data.source import HELD_OUT_SHARE
 from launch_train.data.token_file import BLOCK, PRETOKENISED, Corpus, Shard, count, sampled_entropy, split, temporary
 
@@ -55,7 +55,7 @@ def prepare(
     files = _shards(data, column)
     train, rest = split_by_name(files, data) if by_name else (files, [])
     shards, held = (
-        [read_shard(tables.write_tokens(path, cache) if tables.are_in(path) else path, dtype) for path in part]
+        [read_shard(write_tokens(path, cache) if is_table(path) else path, dtype) for path in part]
         for part in (train, rest)
     )
     found = _examined(shards, held, cache)
@@ -95,7 +95,7 @@ def _is_shard(path: Path, column: str) -> bool:
     except OSError:
         start = b""
     is_named = path.suffix.lower() in SUFFIXES and not start.startswith(NOT_TOKENS)
-    return is_named or start.startswith(NUMPY) or _magic(start) in LLMC or tables.hold_tokens(path, column)
+    return is_named or start.startswith(NUMPY) or _magic(start) in LLMC or holds_tokens(path, column)
 
 
 def _magic(start: bytes) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from launch_train.common.storage.objects import Object
 from launch_train.common.text import si
 from launch_train.data.files import opened
 from launch_train.data.gcs_cache import stream
-from launch_train.data.text import are_records, documents, files_of
+from launch_train.data.records import are_records, documents
 from launch_train.data.token_file import BLOCK, Corpus, Shard, TokenStatistics, measured, temporary
 from launch_train.data.token_store import TokenStore
 from launch_train.data.tokenizers import Tokenizer, open_tokenizer
@@ -124,14 +124,6 @@ def by_size(objects: Sequence[Object]) -> list[list[Object]]:
         parts[-1].append(one)
         size += one.size
     return parts
-
-
-def prepare(data: str, tokenizer: Tokenizer, cache: Path, name: str = "") -> Corpus:
-    """Tokenize `data` (as in `launch_train.data.text`), unless it is cached, and return the corpus, named `name`.
-
-    Raises UsageError if there is no text, or it can't be read.
-    """
-    return prepare_files(LocalFiles(files_of(data)), tokenizer, cache, name or data)
 
 
 def prepare_files(

@@ -1,4 +1,4 @@
-"""Read texts or tokens from Parquet and Arrow files, the files of Hugging Face's datasets. Needs pyarrow.
+"""Read files of many records: texts from JSON Lines, texts or tokens from Parquet and Arrow files. Tables need pyarrow.
 
 `Dataset.save_to_disk` writes Arrow's streaming format, `to_parquet` and the hub Parquet; a table of tokens has a column
 `input_ids` with a list of token numbers per row.
@@ -18,30 +18,87 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
+from launch_train.data.files import opened, unpacked_name
 from launch_train.data.token_file import temporary
 
-SUFFIXES: Final = (".parquet", ".arrow")
+JSON_LINES: Final = (".jsonl", ".ndjson")
+TABLES: Final = (".parquet", ".arrow")
 TOKENS: Final = "input_ids"
+KEYS: Final = 5
+"""Maximum number of a record's keys listed in an error."""
 ROWS: Final = 1000
 """Rows of a Parquet file that are decoded together."""
 ARROW_FILE: Final = b"ARROW1"
 """The first bytes of Arrow's file format; its streaming format has no magic number."""
 
 
-def are_in(path: Path) -> bool:
+def is_json_lines(path: Path) -> bool:
+    """Return whether a file is JSON Lines, by its name, compressed or not."""
+    return unpacked_name(path).endswith(JSON_LINES)
+
+
+def is_table(path: Path) -> bool:
     """Return whether a file is a table, by its name."""
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in TABLES
 
 
-def hold_tokens(path: Path, column: str) -> bool:
-    """Return whether a file is a table of tokens: with `input_ids`, but without the text `column`."""
-    if not are_in(path):
-        return False
-    with _table(path) as (names, _):
-        return TOKENS in names and column not in names
+def are_records(path: Path) -> bool:
+    """Return whether a file holds many documents: JSON Lines, or a table."""
+    return is_json_lines(path) or is_table(path)
 
 
 def documents(path: Path, column: str) -> Iterator[str]:
+    """Yield the documents of a file of records: the texts under a key, or in a column of a table. Raises UsageError."""
+    return _documents_of_table(path, column) if is_table(path) else _documents_of_lines(path, column)
+
+
+# --- JSON Lines: one object per line, with the text under one key -----------------------------------------------------
+
+
+def refuse_json(path: Path) -> None:
+    """Raise UsageError for a plain JSON file: training on its syntax is surely a mistake."""
+    if (name := unpacked_name(path)).endswith(".json"):
+        raise UsageError(
+            f'data: {path} is JSON; records are read from .jsonl, one {{"text": …}} a line. For an array: '
+            f"jq -c '.[]' {path.name} > {name.removesuffix('.json')}.jsonl"
+        )
+
+
+def _documents_of_lines(path: Path, key: str) -> Iterator[str]:
+    """Yield the texts of a file in order, skipping empty lines. Raises UsageError with the line number."""
+    with opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _text(line, key, f"data: {path}:{number}:")
+
+
+def _text(line: bytes, key: str, where: str) -> str:
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+        text = record.get(key) if isinstance(record, dict) else None
+        if isinstance(text, str):
+            text.encode()
+            return text
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} not UTF-8 ({error.reason} at byte {error.start})") from error
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where} unpaired surrogate (\\ud800 to \\udfff), which is not valid text") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} not JSON ({getattr(error, 'msg', error)})") from error
+    raise UsageError(f"{where} {_problem(record, key)}")
+
+
+def _problem(record: Any, key: str) -> str:
+    if isinstance(record, dict) and key in record:
+        return f'"{key}" is not a string'
+    known = f", it has {', '.join(list(record)[:KEYS])}" if isinstance(record, dict) and record else ""
+    return f'not a JSON object with "{key}"{known}'
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+def _documents_of_table(path: Path, column: str) -> Iterator[str]:
     """Yield the texts of a column in order, without empty ones. Raises UsageError if it isn't text."""
     number = 0
     for values in _columns(path, column):
@@ -51,6 +108,14 @@ def documents(path: Path, column: str) -> Iterator[str]:
                 raise UsageError(f"data: {path}: {column} of row {number:,} is not text: {str(value)[:40]!r}")
             if value:
                 yield value
+
+
+def holds_tokens(path: Path, column: str) -> bool:
+    """Return whether a file is a table of tokens: with `input_ids`, but without the text `column`."""
+    if not is_table(path):
+        return False
+    with _table(path) as (names, _):
+        return TOKENS in names and column not in names
 
 
 def write_tokens(path: Path, cache: Path) -> Path:
