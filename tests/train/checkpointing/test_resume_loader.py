@@ -326,13 +326,6 @@ def test_another_micro_batch_goes_on_and_says_so(
     assert list(ours.values()) == pytest.approx(list(theirs.values()), abs=1e-4)
 
 
-def test_a_checkpoint_of_an_older_format_is_refused_in_words(tmp_path: Path) -> None:
-    storage = LocalFolder(tmp_path / "run")
-    storage.write("checkpoints/step-00000300/manifest.json", b"{}")
-    with pytest.raises(UsageError, match=r"format 0, this one reads 1.*--new"):
-        train(tmp_path / "run")
-
-
 def test_a_checkpoint_of_a_newer_format_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "FORMAT", 2)
     preempted(tmp_path / "run", 3)

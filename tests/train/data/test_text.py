@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
-from launch_train.data import files, open_data
+from launch_train.data import files, open_data, token_file
 from launch_train.data import tokenize as made
 from launch_train.data.masked_lm import Masked, MaskingRule, bits, hide
 from launch_train.data.sample_order import MASK, share
@@ -164,14 +165,18 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, cache: Path) -> Non
     assert set(inputs.flatten().tolist()) == {0xE9, 0x1F600}
 
 
-def test_how_far_it_is_is_told_now_and_then_in_short_lines() -> None:
-    now, said = iter([0.0, 1.0, 11.0, 12.0, 22.0]), list[str]()
-    told = made.TokenizingReporter(lambda: next(now), said.append)
-    for number in range(4):
-        told.more(1_000_000, 2_500_000_000 * (number + 1))
-    assert said[0] == "tokens: 2.00M documents, 5.00GB (182k documents/s, 455MB/s)"
-    assert len(said) == 2
-    assert all(len(line) <= 60 for line in said)
+def test_progress_is_printed_every_ten_seconds(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 1.0, 11.0, 12.0, 22.0])
+    monkeypatch.setattr(token_file, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(made.batches, "__defaults__", (1,))
+    (tmp_path / "a.jsonl").write_text('{"text": "to be or not to be"}\n' * 4)
+    token_corpus(str(tmp_path / "a.jsonl"), CHARACTERS, cache)
+    assert capsys.readouterr().out.splitlines() == [
+        "tokens: 2.0 documents, 36.0B (0.2 documents/s, 3.3B/s)",
+        "tokens: 4.0 documents, 72.0B (0.2 documents/s, 3.3B/s)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -171,8 +171,7 @@ def node(rank: int, world: int = 4) -> Ranks:
 
 def prepared(tmp_path: Path, ranks: Ranks) -> Any:
     data = {"path": "gs://my-bucket/text", "tokenizer": str(tmp_path / "tokenizer.json")}
-    corpus = launch_train.data._prepare(parse({"data": data, "model": {"vocab_size": 300}}), ranks)
-    return corpus
+    return launch_train.data._prepare(parse({"data": data, "model": {"vocab_size": 300}}), ranks)
 
 
 def test_nodes_share_the_work_of_a_large_corpus(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from launch_train.data.validation import BatchRequirements, unsuited
+from launch_train.data.user_dataset import BatchRequirements, unsuited
 
 TOKENS = BatchRequirements("gpt", "tokens", 10, 4)
 IMAGES = BatchRequirements("resnet50", "images", 3)

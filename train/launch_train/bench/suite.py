@@ -15,6 +15,7 @@ from launch_train.bench import amp, bandwidth, collective, loader_benchmark, mat
 from launch_train.bench.figures import BenchFigure, Measured, Trouble
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError
+from launch_train.common.text import one_line
 from launch_train.distributed.process_group import Ranks, barrier, gather
 
 QUICK: Final = 0.3
@@ -39,7 +40,7 @@ def run(
         try:
             figures += _part(part, ranks, quick)
         except (RuntimeError, OSError, ImportError, UnfitError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            troubles.append(Trouble(part, " ".join(str(error).split())[:200]))
+            troubles.append(Trouble(part, one_line(error, 200)))
         if ranks.device.type == "cuda":
             with suppress(RuntimeError):  # after some CUDA errors every call fails
                 torch.cuda.empty_cache()

@@ -25,8 +25,6 @@ from launch_train.common.storage import Storage
 FORMAT = 1
 """Incremented when older versions of launch can't read what is written."""
 
-OLD_MANIFEST = "/manifest.json"
-
 
 class CheckpointError(TrainError):
     """A checkpoint doesn't exist, or doesn't match its manifest."""
@@ -74,21 +72,9 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def manifest_names(names: Iterable[str]) -> list[str]:
-    """Return the manifests among the names of a run folder, newest step and start first.
-
-    Raises UsageError if the only checkpoints are in the format before manifests had a start.
-    """
-    found = [(match["step"], match["start"], name) for name in names if (match := runfolder.MANIFEST.match(name))]
-    if not found and (old := [name for name in names if name.endswith(OLD_MANIFEST)]):
-        raise UsageError(_other_version(old[0], 0))
-    return [name for _, _, name in sorted(found, reverse=True)]
-
-
-def _other_version(name: str, version: object) -> str:
-    return (
-        f"{name} was written by another version of launch (format {version}, this one reads {FORMAT}): "
-        "resume with that version, or start a fresh run (--new)"
-    )
+    """Return the manifests among the names of a run folder, newest step and start first."""
+    matches = filter(None, map(runfolder.MANIFEST.match, names))
+    return [match[0] for match in sorted(matches, key=lambda match: (match["step"], match["start"]), reverse=True)]
 
 
 def _is_part(part: CheckpointPart) -> bool:
@@ -102,7 +88,7 @@ def metrics(storage: Storage, metric: str) -> dict[int, float]:
 
     Damaged manifests are skipped.
     """
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     seen: set[int] = set()
     for name in manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")):
         try:
@@ -111,9 +97,9 @@ def metrics(storage: Storage, metric: str) -> dict[int, float]:
             continue
         value = manifest.about.get(metric)
         if manifest.step not in seen and isinstance(value, int | float) and math.isfinite(value):
-            found[manifest.step] = float(value)
+            values[manifest.step] = float(value)
         seen.add(manifest.step)
-    return found
+    return values
 
 
 def read(storage: Storage, name: str) -> Manifest:
@@ -129,7 +115,10 @@ def read(storage: Storage, name: str) -> Manifest:
     if not is_intact:
         raise CheckpointError(f"{name} is damaged: its digest does not match its content")
     if data.get("format", FORMAT) != FORMAT:
-        raise UsageError(_other_version(name, data["format"]))
+        raise UsageError(
+            f"{name} was written by another version of launch (format {data['format']}, this one reads {FORMAT}): "
+            "resume with that version, or start a fresh run (--new)"
+        )
     try:
         shards = tuple(tuple(CheckpointPart(**part) for part in shard) for shard in data["shards"])
         manifest = Manifest(data["step"], data["start"], shards, data["about"])

@@ -56,3 +56,8 @@ def format_duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+def one_line(error: object, limit: int = 300) -> str:
+    """Return an error's message in one line of at most `limit` characters, or its type if it has none."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__

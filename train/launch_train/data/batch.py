@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -43,22 +43,19 @@ def to_tensor(array: NDArray[Any], device: torch.device) -> Tensor:
 
 def count_samples(tree: Tree) -> int:
     """Return the number of samples. Raises ValueError if the tree holds no tensor."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     map_tensors(tree, note)
-    if not found:
+    if not tensors:
         raise ValueError("a batch without a tensor")
-    return len(found[0])
+    return len(tensors[0])
 
 
 def split(tree: Tree, size: int) -> list[Tree]:
     """Split into micro-batches of `size` samples; the last may have fewer."""
-    return [map_tensors(tree, partial(_part, at, size)) for at in range(0, count_samples(tree), size)]
-
-
-def _part(at: int, size: int, tensor: Tensor) -> Tensor:
-    return tensor[at : at + size]
+    parts = [slice(at, at + size) for at in range(0, count_samples(tree), size)]
+    return [map_tensors(tree, itemgetter(part)) for part in parts]

@@ -41,14 +41,20 @@ class CudaPrefetcher:
 
         Tensors on the GPU are recorded on the computing stream, so that their memory is not reused before it is done.
         """
-        came = self._ready.get()
-        if isinstance(came, BaseException):
-            raise came
-        made, copied = came
+        received = self._ready.get()
+        if isinstance(received, BaseException):
+            raise received
+        prepared, copied = received
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copied)
-        map_tensors(made.batch, lambda tensor: _used(tensor, current))
-        return made
+
+        def record(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+            return tensor
+
+        map_tensors(prepared.batch, record)
+        return prepared
 
     def stop(self) -> None:
         self._stop.set()
@@ -58,23 +64,18 @@ class CudaPrefetcher:
         use_device(self._device)
         while not self._stop.is_set():
             try:
-                made = next(self._source)
-                if self._wanted(made.key):
+                prepared = next(self._source)
+                if self._wanted(prepared.key):
                     with torch.cuda.stream(self._stream):
-                        made = PreparedBatch(made.key, move_to(made.batch, self._device), made.error)
-                self._put((made, self._stream.record_event()))
+                        batch = move_to(prepared.batch, self._device)
+                    prepared = PreparedBatch(prepared.key, batch, prepared.error)
+                self._put((prepared, self._stream.record_event()))
             except BaseException as error:  # noqa: BLE001 - re-raised in the training thread
                 self._put(error)
                 return
 
-    def _put(self, one: Any) -> None:
+    def _put(self, item: tuple[PreparedBatch, Any] | BaseException) -> None:
         while not self._stop.is_set():
             with suppress(Full):
-                self._ready.put(one, timeout=POLL_SECONDS)
+                self._ready.put(item, timeout=POLL_SECONDS)
                 return
-
-
-def _used(tensor: torch.Tensor, stream: Any) -> torch.Tensor:
-    if tensor.is_cuda:
-        tensor.record_stream(stream)
-    return tensor

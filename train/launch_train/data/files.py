@@ -40,8 +40,8 @@ def find_files(data: str) -> list[Path] | None:
         return _inside(root)
     if not glob.has_magic(data):
         return None
-    found = sorted(Path(name) for name in glob.glob(str(root), recursive=True))  # noqa: PTH207 - keeps absolute patterns
-    return [file for path in found for file in (_inside(path) if path.is_dir() else [path])] or None
+    paths = sorted(Path(name) for name in glob.glob(str(root), recursive=True))  # noqa: PTH207 - keeps absolute patterns
+    return [file for path in paths for file in (_inside(path) if path.is_dir() else [path])] or None
 
 
 def _inside(root: Path) -> list[Path]:

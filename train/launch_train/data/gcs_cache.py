@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ from launch_train.common.errors import OutputError, UnfitError, UsageError
 from launch_train.common.storage import UnreachableError
 from launch_train.common.storage.objects import Object, Objects
 from launch_train.common.text import si
-from launch_train.data.token_file import temporary, unfit
+from launch_train.data.token_file import ProgressTimer, unfit, written
 
 THREADS = 16
 """Concurrent downloads."""
@@ -34,9 +33,6 @@ CHANGED = "was changed or deleted while it was read: start again to read the new
 ROOM = 0.98
 """Share of the free disk space that downloads may use."""
 
-REPORT_SECONDS = 10.0
-"""Seconds between two progress lines."""
-
 
 def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
     """Download gs://BUCKET/NAME (a file), everything in gs://BUCKET/FOLDER (a folder), or what matches a pattern (*
@@ -48,8 +44,8 @@ def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
     bucket, path = _split(url)
     with _data_errors():
         folder = Objects(f"gs://{bucket}")
-        base, found = _listed(folder, path, url)
-        return _Cache(bucket, folder, cache, say).tree(base, found)
+        base, objects = _listed(folder, path, url)
+        return _Cache(bucket, folder, cache, say).tree(base, objects)
 
 
 def list_objects(url: str) -> list[Object]:
@@ -69,7 +65,7 @@ def stream(url: str, wanted: Sequence[Object], cache: Path) -> Iterator[Path]:
     folder = Objects(f"gs://{bucket}")
     pool = ThreadPoolExecutor(AHEAD, "download")
     with _data_errors(), tempfile.TemporaryDirectory(prefix=".stream-", dir=cache) as scratch:
-        targets = [Path(scratch, str(number), Path(one.name).name) for number, one in enumerate(wanted)]
+        targets = [Path(scratch, str(number), Path(item.name).name) for number, item in enumerate(wanted)]
         pending = deque[Future[None]]()
         try:
             for number, target in enumerate(targets):
@@ -84,13 +80,13 @@ def stream(url: str, wanted: Sequence[Object], cache: Path) -> Iterator[Path]:
             pool.shutdown(cancel_futures=True)
 
 
-def _download_to(folder: Objects, one: Object, target: Path) -> None:
+def _download_to(folder: Objects, wanted: Object, target: Path) -> None:
     target.parent.mkdir()
     try:
         with target.open("wb") as file:
-            folder.fetch(one, file)
+            folder.fetch(wanted, file)
     except FileNotFoundError as error:
-        raise UnfitError(f"data: {folder.url}/{one.name} {CHANGED}") from error
+        raise UnfitError(f"data: {folder.url}/{wanted.name} {CHANGED}") from error
     except OSError as error:
         raise unfit(error, target) from error
 
@@ -103,13 +99,14 @@ def _split(url: str) -> tuple[str, str]:
 def _listed(folder: Objects, path: str, url: str) -> tuple[str, list[Object]]:
     """Return the folder that the objects' local names are relative to (or the object's own name), and the objects."""
     wildcard = _WILDCARD.search(path)
-    expression = "".join(_AS_EXPRESSION.get(part, part if part[0] == "[" else re.escape(part)) for part in _parts(path))
+    parts = re.findall(r"\*\*/|\*\*|\*|\?|\[[^]/]+\]|.", path, re.DOTALL)
+    expression = "".join(_AS_EXPRESSION.get(part, part if part[0] == "[" else re.escape(part)) for part in parts)
     is_wanted = re.compile(f"{expression}(/.*)?" if path else ".*", re.DOTALL).fullmatch
     fixed = path[: wildcard.start()] if wildcard else path
-    found = [one for one in folder.objects(fixed) if is_wanted(one.name) and not one.name.startswith(OWN)]
-    if not found:
+    objects = [item for item in folder.objects(fixed) if is_wanted(item.name) and not item.name.startswith(OWN)]
+    if not objects:
         raise UsageError(f"data: {url} does not exist")
-    return path if fixed == path else fixed.rpartition("/")[0], found
+    return path if fixed == path else fixed.rpartition("/")[0], objects
 
 
 @contextmanager
@@ -121,10 +118,6 @@ def _data_errors() -> Iterator[None]:
         raise UnfitError(f"data: {error}") from error
     except OutputError as error:
         raise UsageError(f"data: {error}") from error
-
-
-def _parts(path: str) -> list[str]:
-    return re.findall(r"\*\*/|\*\*|\*|\?|\[[^]/]+\]|.", path, re.DOTALL)
 
 
 _WILDCARD = re.compile(r"[*?]|\[[^]/]+\]")
@@ -141,45 +134,47 @@ class _Cache:
         self._bucket, self._folder, self._say = bucket, folder, say
         self._objects, self._trees = cache / "objects", cache / "trees"
 
-    def tree(self, path: str, found: list[Object]) -> Path:
+    def tree(self, path: str, objects: list[Object]) -> Path:
         """Return the local file, if `path` is an object's name, or folder; download missing objects."""
-        names = [one.name.removeprefix(path).lstrip("/") or Path(one.name).name for one in found]
-        single = len(found) == 1 and found[0].name == path
-        versions = "\n".join(f"{one.name} {one.version}" for one in found)
+        names = [item.name.removeprefix(path).lstrip("/") or Path(item.name).name for item in objects]
+        single = len(objects) == 1 and objects[0].name == path
+        versions = "\n".join(f"{item.name} {item.version}" for item in objects)
         tree = self._trees / hashlib.sha256(f"{self._bucket}/{path}\n{versions}".encode()).hexdigest()[:40]
         if not tree.is_dir():
-            self._download([one for one in found if not self._kept(one).exists()])
+            self._download([item for item in objects if not self._kept(item).exists()])
             try:
-                self._link(tree, dict(zip(names, found, strict=True)))
+                self._link(tree, dict(zip(names, objects, strict=True)))
             except OSError as error:
                 raise unfit(error, tree) from error
         return tree / names[0] if single else tree
 
-    def _kept(self, one: Object) -> Path:
-        return self._objects / hashlib.sha256(f"{self._bucket}/{one.name} {one.version}".encode()).hexdigest()[:40]
+    def _kept(self, item: Object) -> Path:
+        return self._objects / hashlib.sha256(f"{self._bucket}/{item.name} {item.version}".encode()).hexdigest()[:40]
 
     def _download(self, missing: list[Object]) -> None:
         """Download all objects or raise. Objects downloaded before an error stay cached."""
-        self._room(sum(one.size for one in missing))
-        progress = _DownloadReporter(len(missing), self._say)
+        self._require_room(sum(item.size for item in missing))
+        progress, size = ProgressTimer(), 0
         pool = ThreadPoolExecutor(THREADS, "download")
         try:
-            for size in pool.map(self._one, missing):
-                progress.more(size)
+            for count, item in enumerate(pool.map(self._fetch, missing), start=1):
+                size += item.size
+                if seconds := progress.due():
+                    rate = si(size / seconds)
+                    self._say(f"data: {count} of {len(missing)} objects, {si(size)}B ({rate}B/s)")
         finally:
             self._folder.stopped = True  # after an error, large downloads would continue for minutes
             pool.shutdown(cancel_futures=True)
 
-    def _one(self, one: Object) -> int:
-        with temporary(self._objects) as (file, path):
+    def _fetch(self, item: Object) -> Object:
+        with written(self._kept(item)) as file:
             try:
-                self._folder.fetch(one, file)
+                self._folder.fetch(item, file)
             except FileNotFoundError as error:
-                raise UnfitError(f"data: gs://{self._bucket}/{one.name} {CHANGED}") from error
-            path.replace(self._kept(one))
-        return one.size
+                raise UnfitError(f"data: gs://{self._bucket}/{item.name} {CHANGED}") from error
+        return item
 
-    def _room(self, size: int) -> None:
+    def _require_room(self, size: int) -> None:
         try:
             self._objects.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self._objects).free
@@ -190,17 +185,17 @@ class _Cache:
                 f"data: the disk is too small for {si(size)}B: {si(free)}B are free at {self._objects.parent}"
             )
 
-    def _link(self, tree: Path, found: dict[str, Object]) -> None:
+    def _link(self, tree: Path, objects: dict[str, Object]) -> None:
         """Create the folder with the bucket's layout from hard links, atomically."""
         self._trees.mkdir(parents=True, exist_ok=True)
         making = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self._trees))
         try:
-            for name, one in found.items():
+            for name, item in objects.items():
                 target = making / name
                 if not target.resolve().is_relative_to(making.resolve()):
-                    raise UsageError(f"data: gs://{self._bucket}/{one.name} is not a valid file name")
+                    raise UsageError(f"data: gs://{self._bucket}/{item.name} is not a valid file name")
                 target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(self._kept(one), target)
+                os.link(self._kept(item), target)
             making.chmod(0o755)
             try:
                 making.rename(tree)
@@ -209,21 +204,3 @@ class _Cache:
                     raise
         finally:
             shutil.rmtree(making, ignore_errors=True)
-
-
-class _DownloadReporter:
-    """Print the progress of a download every REPORT_SECONDS."""
-
-    def __init__(self, count: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._count, self._say, self._clock = count, say, clock
-        self._began = self._reported = clock()
-        self._done = self._size = 0
-
-    def more(self, size: int) -> None:
-        self._done += 1
-        self._size += size
-        now = self._clock()
-        if now - self._reported >= REPORT_SECONDS:
-            self._reported = now
-            rate = si(self._size / (now - self._began))
-            self._say(f"data: {self._done} of {self._count} objects, {si(self._size)}B ({rate}B/s)")

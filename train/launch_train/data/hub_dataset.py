@@ -7,9 +7,10 @@ import re
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from launch_train.common.errors import UnfitError, UsageError
+from launch_train.common.text import one_line
 from launch_train.data.token_file import unfit
 
 NAME: Final = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<pattern>.+))?")
@@ -29,14 +30,14 @@ def fetch(name: str, cache: Path) -> str:
     Raises UsageError if there is no such data set, it may not be read, or has no such files; UnfitError if the hub
     can't be reached.
     """
-    found = NAME.fullmatch(name)
-    if found is None:
+    parts = NAME.fullmatch(name)
+    if parts is None:
         raise UsageError(f"data: {name} is not a data set's name: hf:ORG/NAME, hf:ORG/NAME@REVISION/FOLDER/*.parquet")
     from huggingface_hub import snapshot_download
 
-    repo, pattern = found["repo"], found["pattern"]
+    repo, pattern = parts["repo"], parts["pattern"]
     try:
-        revision, files = _files(repo, found["revision"], pattern)
+        revision, files = _files(repo, parts["revision"], pattern)
         if not files:
             wanted = pattern or f"files of data ({', '.join(DATA)})"
             raise UsageError(f"data: {name}: the hub has no {wanted} in it: name them, hf:{repo}/FOLDER/*.parquet")
@@ -51,22 +52,17 @@ def fetch(name: str, cache: Path) -> str:
         raise
     except Exception as error:
         raise _explained(name, repo, error) from error
+    # A folder with these files alone: a snapshot also holds what was downloaded from it before.
+    tree = cache / "trees" / hashlib.sha256("\n".join((snapshot, *files)).encode()).hexdigest()[:40]
     try:
-        return str(_linked(Path(snapshot), files, cache))
+        for file in files:
+            link = tree / file
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                link.symlink_to(Path(snapshot, file).resolve())
     except OSError as error:
         raise unfit(error, cache / "trees") from error
-
-
-def _linked(snapshot: Path, files: list[str], cache: Path) -> Path:
-    """Return a folder with these files alone: a snapshot also holds what was downloaded from it before."""
-    digest = hashlib.sha256("\n".join((str(snapshot), *files)).encode()).hexdigest()
-    tree = cache / "trees" / digest[:40]
-    for file in files:
-        link = tree / file
-        link.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            link.symlink_to(snapshot.joinpath(file).resolve())
-    return tree
+    return str(tree)
 
 
 def _files(repo: str, revision: str | None, pattern: str | None) -> tuple[str, list[str]]:
@@ -75,7 +71,7 @@ def _files(repo: str, revision: str | None, pattern: str | None) -> tuple[str, l
 
     for branch in (revision,) if revision else (None, CONVERTED):
         info = HfApi().dataset_info(repo, revision=branch, timeout=PATIENCE)
-        names = [one.rfilename for one in info.siblings or ()]
+        names = [sibling.rfilename for sibling in info.siblings or ()]
         files = [name for name in names if (fnmatchcase(name, pattern) if pattern else name.endswith(DATA))]
         if files:
             break
@@ -94,8 +90,4 @@ def _explained(name: str, repo: str, error: Exception) -> Exception:
         return UsageError(f"data: {name}: the data set has no such revision, and no Parquet copy ({CONVERTED})")
     if isinstance(error, errors.RepositoryNotFoundError):
         return UsageError(f"data: {name}: {constants.ENDPOINT} has no such data set, or it is private: {give}")
-    return UnfitError(f"data: {name} can't be downloaded from {constants.ENDPOINT}: {_line(error)}")
-
-
-def _line(error: Any) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+    return UnfitError(f"data: {name} can't be downloaded from {constants.ENDPOINT}: {one_line(error, 200)}")

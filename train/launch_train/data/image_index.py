@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
-from launch_train.data.token_file import temporary
+from launch_train.data.token_file import written
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 HELD_OUT_FOLDERS = ("val", "validation", "eval")
@@ -124,23 +124,19 @@ def _list(root: Path, cache: Path, name: str) -> Listing:
     if shards:
         top = root.parent if root.is_file() else root
         return Listing(name, top, _sharded(shards, cache, name), tuple(path.name for path in shards), ())
-    labels = tuple(sorted(path.name for path in _visible(root) if path.is_dir()))
+    labels = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")))
     if not labels:
         raise UsageError(f"data: {name} holds neither folders of images, one for each class, nor tar shards")
     return Listing(name, root, _kept(_in_folders(root, labels), cache), (), labels)
 
 
-def _visible(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
-
-
 def _in_folders(root: Path, labels: tuple[str, ...]) -> list[Row]:
     rows = list[Row]()
     for number, label in enumerate(labels):
-        found = sorted(_images(str(root / label)))
-        if not found:
+        images = sorted(_images(str(root / label)))
+        if not images:
             raise UsageError(f"data: the folder {root / label} is a class without images ({', '.join(SUFFIXES)})")
-        rows += [Row(os.path.relpath(path, root), -1, 0, size, number) for path, size in found]
+        rows += [Row(os.path.relpath(path, root), -1, 0, size, number) for path, size in images]
     return rows
 
 
@@ -160,8 +156,9 @@ def _images(folder: str) -> Iterator[tuple[str, int]]:
 
 
 def _sharded(shards: list[Path], cache: Path, name: str) -> Path:
-    """Return the index file of all shards. Each shard is read once; the result is cached."""
-    known = cache / f"{_identity(shards)}.shards.json"
+    """Return the index file of all shards. Each is read once: the result is cached by their paths, sizes and times."""
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in shards]
+    known = cache / f"{hashlib.sha256(json.dumps(stats).encode()).hexdigest()}.shards.json"
     try:
         path: Path = cache / json.loads(known.read_text())["rows"]
         if path.is_file():
@@ -169,17 +166,9 @@ def _sharded(shards: list[Path], cache: Path, name: str) -> Path:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     path = _kept([row for number, shard in enumerate(shards) for row in scanned(shard, number)], cache, name)
-    with temporary(cache) as (file, made):
+    with written(known) as file:
         file.write(json.dumps({"rows": path.name}).encode())
-        file.flush()
-        made.replace(known)
     return path
-
-
-def _identity(shards: list[Path]) -> str:
-    """Return a digest of the shards' paths, sizes and modification times."""
-    found = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in shards]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def scanned(shard: Path, number: int) -> list[Row]:
@@ -204,7 +193,7 @@ def scanned(shard: Path, number: int) -> list[Row]:
         raise UsageError(f"data: {shard} has no end-of-archive marker: it was cut short, or is still being written")
     if missing := sorted(set(images) - set(labels)):
         raise UsageError(f"data: {shard}: {images[missing[0]].name} has no label file ({missing[0]}.cls or .json)")
-    return [Row(one.name, number, one.offset_data, one.size, labels[key]) for key, one in images.items()]
+    return [Row(image.name, number, image.offset_data, image.size, labels[key]) for key, image in images.items()]
 
 
 def _ends(shard: Path) -> bool:
@@ -241,8 +230,6 @@ def _kept(rows: list[Row], cache: Path, name: str = "") -> Path:
     table = np.array([(name, *row[1:]) for name, row in zip(names, rows, strict=True)], fields)
     path = cache / f"{hashlib.sha256(table.tobytes()).hexdigest()}.npy"
     if not path.is_file():
-        with temporary(cache) as (file, made):
+        with written(path) as file:
             np.save(file, table)
-            file.flush()
-            made.replace(path)
     return path

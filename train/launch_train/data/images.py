@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from launch_train.common.errors import UsageError
+from launch_train.common.text import one_line
 from launch_train.data.batch import Tree
 from launch_train.data.image_index import Listing
 from launch_train.data.map_dataset import Samples
@@ -44,7 +45,7 @@ class Images(Samples):
 @lru_cache(maxsize=1)
 def _scale(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and deviation on the device. Cached: copying them for each batch would synchronise with the GPU."""
-    mean, deviation = ((torch.tensor(one) * 255).to(device) for one in (MEAN, DEVIATION))
+    mean, deviation = ((torch.tensor(values) * 255).to(device) for values in (MEAN, DEVIATION))
     return mean, deviation
 
 
@@ -79,7 +80,7 @@ class Pictures:
             content, label = self._listing.read(self._at(index))
             return decoded(content, self._size, numbers), label
         except Exception as error:  # Pillow's decoders may raise anything
-            text = re.sub(r"<[^>]* object at 0x\w+>", "it", " ".join(str(error).split())) or type(error).__name__
+            text = re.sub(r"<[^>]* object at 0x\w+>", "it", one_line(error))
             raise UsageError(f"data: {self.where(index)} is not a readable image: {text}") from error
 
     def _at(self, index: int) -> int:

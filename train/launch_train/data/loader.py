@@ -105,12 +105,12 @@ class BatchLoader:
             start_server()
 
     def _started(self, step: int) -> Pool:
-        asked = WorkerDataset(self._source, self._share), self._workers, self._prefetch, step
+        plan = WorkerDataset(self._source, self._share), self._workers, self._prefetch, step
         if self._device.type != "cuda":
-            return Pool(*asked)
+            return Pool(*plan)
         from launch_train.data.cuda_prefetcher import CudaPrefetcher
 
-        return Pool(*asked, pin=True, ahead=lambda batches, wanted: CudaPrefetcher(batches, self._device, wanted))
+        return Pool(*plan, pin=True, ahead=lambda batches, wanted: CudaPrefetcher(batches, self._device, wanted))
 
 
 def _check_sample(sample: Batch) -> None:

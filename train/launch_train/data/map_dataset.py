@@ -79,26 +79,26 @@ class Samples(SourceDefaults):
 
 def collated(items: MapDataset, places: list[tuple[int, int]]) -> Batch:
     """Read samples and stack them into one batch. Raises UsageError if their structures or shapes differ."""
-    made = [items.item(index, epoch) for index, epoch in places]
-    whole: Batch = batch(made, lambda number: items.where(places[number][0]))
+    samples = [items.item(index, epoch) for index, epoch in places]
+    whole: Batch = batch(samples, lambda number: items.where(places[number][0]))
     return whole
 
 
-def batch(made: list[Tree], where: Any) -> Tree:
+def batch(samples: list[Tree], where: Any) -> Tree:
     """Stack trees of the same structure into one tree of tensors. `where(number)` names a sample for messages."""
-    first = made[0]
-    for number, one in enumerate(made):
-        if type(one) is not type(first) or _layout(one) != _layout(first):
+    first = samples[0]
+    for number, sample in enumerate(samples):
+        if type(sample) is not type(first) or _layout(sample) != _layout(first):
             raise UsageError(
-                f"data: {where(number)} is {describe(one)}, and {where(0)} is {describe(first)}: all samples must have "
-                "the same shape and type"
+                f"data: {where(number)} is {describe(sample)}, and {where(0)} is {describe(first)}: all samples must "
+                "have the same shape and type"
             )
     if isinstance(first, Mapping):
-        return {key: batch([one[key] for one in made], where) for key in first}
+        return {key: batch([sample[key] for sample in samples], where) for key in first}
     if isinstance(first, tuple | list):
-        columns = [batch([one[at] for one in made], where) for at in range(len(first))]
+        columns = [batch([sample[at] for sample in samples], where) for at in range(len(first))]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
-    tensors = [tensor(one, where(number)) for number, one in enumerate(made)]
+    tensors = [tensor(sample, where(number)) for number, sample in enumerate(samples)]
     try:
         return torch.stack(tensors)
     except (RuntimeError, TypeError) as error:
@@ -107,51 +107,51 @@ def batch(made: list[Tree], where: Any) -> Tree:
         ) from error
 
 
-def _layout(one: Any) -> Any:
+def _layout(part: Any) -> Any:
     """Return the properties of a tree node that must be the same in all samples."""
-    if isinstance(one, Mapping):
-        return set(one)
-    if isinstance(one, tuple | list):
-        return len(one)
-    if isinstance(one, Tensor | np.ndarray | np.generic):
-        return tuple(one.shape), one.dtype
+    if isinstance(part, Mapping):
+        return set(part)
+    if isinstance(part, tuple | list):
+        return len(part)
+    if isinstance(part, Tensor | np.ndarray | np.generic):
+        return tuple(part.shape), part.dtype
     return None
 
 
-def tensor(one: Any, where: str) -> Tensor:
+def tensor(part: Any, where: str) -> Tensor:
     """Convert a leaf to a tensor. Python numbers get torch's default types. Raises UsageError for other types."""
-    if isinstance(one, Tensor):
-        return one.detach()
-    if isinstance(one, np.ndarray | np.generic):
+    if isinstance(part, Tensor):
+        return part.detach()
+    if isinstance(part, np.ndarray | np.generic):
         try:
-            return torch.from_numpy(np.require(one, requirements=["C", "W"]))
+            return torch.from_numpy(np.require(part, requirements=["C", "W"]))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"data: {where} holds an array of {one.dtype}, which is not numeric") from error
-    if isinstance(one, bool | int | float) and (isinstance(one, float) or -(1 << 63) <= one < 1 << 63):
-        return torch.tensor(one)
-    raise UsageError(f"data: {where} holds {describe(one)}; a batch is made of tensors, arrays and numbers")
+            raise UsageError(f"data: {where} holds an array of {part.dtype}, which is not numeric") from error
+    if isinstance(part, bool | int | float) and (isinstance(part, float) or -(1 << 63) <= part < 1 << 63):
+        return torch.tensor(part)
+    raise UsageError(f"data: {where} holds {describe(part)}; a batch is made of tensors, arrays and numbers")
 
 
-def describe(one: Any) -> str:
+def describe(part: Any) -> str:
     """Describe a part of a sample for messages, for example `float32[3, 224, 224]`."""
-    if isinstance(one, Tensor | np.ndarray):
-        dtype = str(one.dtype).removeprefix("torch.")
-        return f"{dtype}[{', '.join(map(str, one.shape))}]"
-    if isinstance(one, Mapping):
-        return f"a mapping of {', '.join(map(str, one))}"
-    if isinstance(one, tuple | list):
-        return f"a {type(one).__name__} of {len(one)}"
-    return type(one).__name__
+    if isinstance(part, Tensor | np.ndarray):
+        dtype = str(part.dtype).removeprefix("torch.")
+        return f"{dtype}[{', '.join(map(str, part.shape))}]"
+    if isinstance(part, Mapping):
+        return f"a mapping of {', '.join(map(str, part))}"
+    if isinstance(part, tuple | list):
+        return f"a {type(part).__name__} of {len(part)}"
+    return type(part).__name__
 
 
 def size(tree: Tree) -> int:
     """Return the size of a batch in bytes."""
     total = 0
 
-    def add(one: Tensor) -> Tensor:
+    def add(part: Tensor) -> Tensor:
         nonlocal total
-        total += one.numel() * one.element_size()
-        return one
+        total += part.numel() * part.element_size()
+        return part
 
     map_tensors(tree, add)
     return total

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
 from launch_train.data.files import opened, unpacked_name
-from launch_train.data.token_file import temporary
+from launch_train.data.token_file import written
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
 TABLES: Final = (".parquet", ".arrow")
@@ -126,13 +126,11 @@ def write_tokens(path: Path, cache: Path) -> Path:
     if not kept.is_file():
         dtype = "<u2" if max((int(block.max()) for block in _tokens(path)), default=0) < 1 << 16 else "<u4"
         length = sum(len(block) for block in _tokens(path))
-        with temporary(cache) as (file, made):
+        with written(kept) as file:
             header = {"descr": dtype, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(file, header)
             for block in _tokens(path):
                 file.write(block.astype(dtype).tobytes())
-            file.flush()
-            made.replace(kept)
     return kept
 
 

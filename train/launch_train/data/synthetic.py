@@ -36,7 +36,7 @@ class SyntheticTokens(SourceDefaults):
 
     def drawn(self, step: int) -> list[int]:
         """Return the random numbers that the samples are generated from."""
-        return [int(one) for one in draw(self._seed, TRAIN, step, 2 * self._batch_size, 4 * self._vocab)[::2]]
+        return [int(number) for number in draw(self._seed, TRAIN, step, 2 * self._batch_size, 4 * self._vocab)[::2]]
 
     def train_rows(self, step: int, share: slice) -> NDArray[np.int64]:
         """Return rows of block_size + 1 tokens."""
@@ -67,9 +67,9 @@ class SyntheticImages(SourceDefaults):
     def __init__(self, classes: int, size: int, seed: int, batch_size: int, device: torch.device) -> None:
         self._classes, self._size, self._seed, self._batch_size, self._device = classes, size, seed, batch_size, device
         self.image_size = size
-        made = torch.Generator().manual_seed(seed)
-        self._noise = torch.randn(_POOL, 3, size, size, generator=made).to(device)
-        self._patterns = torch.randn(classes, 3, 4, 4, generator=made).to(device)
+        random = torch.Generator().manual_seed(seed)
+        self._noise = torch.randn(_POOL, 3, size, size, generator=random).to(device)
+        self._patterns = torch.randn(classes, 3, 4, 4, generator=random).to(device)
         self.facts: dict[str, Any] = {"data": "synthetic"}
 
     def train(self, step: int, share: slice) -> Batch:
@@ -80,7 +80,9 @@ class SyntheticImages(SourceDefaults):
 
     def drawn(self, step: int) -> list[int]:
         """Return the random numbers that the samples are generated from."""
-        return [int(one) for one in draw(self._seed, TRAIN, step, 2 * self._batch_size, self._classes * _POOL)[::2]]
+        return [
+            int(number) for number in draw(self._seed, TRAIN, step, 2 * self._batch_size, self._classes * _POOL)[::2]
+        ]
 
     def _samples(self, stream: int, step: int, share: slice, low: int, high: int) -> Batch:
         numbers = draw(self._seed, stream, step, 2 * self._batch_size, self._classes * (high - low)).reshape(-1, 2)

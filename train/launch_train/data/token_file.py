@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ BLOCK = 1 << 20
 
 PRETOKENISED = "none (the files hold tokens)"
 """The tokenizer of a corpus of tokens that another program has written."""
+
+REPORT_SECONDS = 10.0
+"""Seconds between two progress lines."""
 
 COUNTED = 1 << 28
 """Tokens of each part that the unigram baseline of separate parts is computed from: about a second."""
@@ -94,7 +98,7 @@ def concatenate(parts: Sequence[Corpus]) -> Corpus:
 def join(train: Corpus, val: Corpus) -> Corpus:
     """Return a corpus that holds out `val`, all of it. Raises UsageError if one holds text and the other tokens."""
     if train.tokenizer != val.tokenizer:
-        holds = (f"{one.name} {'tokens' if one.tokenizer == PRETOKENISED else 'text'}" for one in (train, val))
+        holds = (f"{part.name} {'tokens' if part.tokenizer == PRETOKENISED else 'text'}" for part in (train, val))
         raise UsageError(f"data: {' and '.join(holds)}: train and val must both hold text, or both tokens")
     vocab_size = max(train.vocab_size, val.vocab_size)
     return replace(
@@ -136,11 +140,9 @@ class Windows:
         usable = [shard for shard in shards if shard.length >= size]
         self._shards, self._size = [shard.tokens() for shard in usable], size
         self._ends = np.cumsum([shard.length - size + 1 for shard in usable], dtype=np.int64)
-        found = {np.dtype(shard.dtype).newbyteorder("=") for shard in usable}
-        common = np.result_type(*found) if found else np.dtype(np.uint8)
-        self._dtype = (
-            common if common.kind in "iu" else np.dtype(np.int64)
-        )  # uint64 and int64 have only float64 in common
+        common = np.result_type(np.uint8, *(np.dtype(shard.dtype).newbyteorder("=") for shard in usable))
+        # uint64 and int64 have only float64 in common.
+        self._dtype = common if common.kind in "iu" else np.dtype(np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -174,16 +176,12 @@ def measured(path: Path, dtype: str = "uint8", vocab_size: int = 256) -> TokenSt
     digest, counts = hashlib.sha256(), np.zeros((2, vocab_size), np.int64)
     with path.open("rb") as file:
         for part, tokens in enumerate((held_out, length - held_out)):
-            for block in _blocks(file, tokens * width):
+            remaining = tokens * width
+            while remaining > 0 and (block := file.read(min(remaining, BLOCK))):
+                remaining -= len(block)
                 digest.update(block)
                 counts[part] += np.bincount(np.frombuffer(block, dtype), minlength=vocab_size)
     return TokenStatistics(length, held_out, digest.hexdigest(), unigram_entropy(counts[0], counts[1]))
-
-
-def _blocks(file: Any, length: int) -> Iterator[bytes]:
-    while length > 0 and (block := file.read(min(length, BLOCK))):
-        length -= len(block)
-        yield block
 
 
 def sampled_entropy(train: Sequence[Shard], held_out: Sequence[Shard], vocab_size: int) -> float:
@@ -209,6 +207,21 @@ def unigram_entropy(train: NDArray[np.int64], held_out: NDArray[np.int64]) -> fl
     """
     likely = np.log((train + 1) / (train.sum() + len(train)))
     return float(-(held_out * likely).sum() / max(1, held_out.sum()))
+
+
+class ProgressTimer:
+    """Says when a line about the progress of long work is due: every REPORT_SECONDS, so never in short work."""
+
+    def __init__(self) -> None:
+        self._began = self._reported = time.monotonic()
+
+    def due(self) -> float:
+        """Return the seconds since the work began if a line is due, else 0."""
+        now = time.monotonic()
+        if now - self._reported < REPORT_SECONDS:
+            return 0.0
+        self._reported = now
+        return now - self._began
 
 
 # --- Cache ----------------------------------------------------------------------------------------------------------
@@ -244,6 +257,15 @@ def temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
         raise unfit(error, path) from error
     finally:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def written(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `target` when the context ends without an error. Raises UnfitError as `temporary`."""
+    with temporary(target.parent) as (file, path):
+        yield file
+        file.flush()
+        path.replace(target)
 
 
 def unfit(error: OSError, path: Path) -> UnfitError:

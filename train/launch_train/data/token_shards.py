@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from launch_train.common.errors import UsageError
 from launch_train.data.files import find_files, split_by_name
 from launch_train.data.records import holds_tokens, is_table, write_tokens
 from launch_train.data.source import HELD_OUT_SHARE
-from launch_train.data.token_file import BLOCK, PRETOKENISED, Corpus, Shard, count, sampled_entropy, split, temporary
+from launch_train.data.token_file import BLOCK, PRETOKENISED, Corpus, Shard, count, sampled_entropy, split, written
 
 SUFFIXES: Final = (".bin", ".npy")
 HEADER: Final = 256 * 4
@@ -38,8 +38,8 @@ LARGEST: Final = 10_000_000
 
 def holding(data: str, column: str = "text") -> Literal["no", "some", "only"]:
     """Return how many files of a file, folder or glob are shards of tokens, by their magic numbers or names."""
-    found = [_is_shard(file, column) for file in find_files(data) or ()]
-    return "no" if not any(found) else "only" if all(found) else "some"
+    are_shards = [_is_shard(file, column) for file in find_files(data) or ()]
+    return "no" if not any(are_shards) else "only" if all(are_shards) else "some"
 
 
 def prepare(
@@ -58,19 +58,19 @@ def prepare(
         [read_shard(write_tokens(path, cache) if is_table(path) else path, dtype) for path in part]
         for part in (train, rest)
     )
-    found = _examined(shards, held, cache)
+    examined = _examined(shards, held, cache)
     return Corpus(
         shards=tuple(shards),
         held_out=tuple(held),
         name=name,
         files=len(train) + len(rest),
         bytes=sum(path.stat().st_size for path in (*train, *rest)),
-        sha256=found.sha256,
-        unigram_entropy=found.unigram_entropy,
+        sha256=examined.sha256,
+        unigram_entropy=examined.unigram_entropy,
         unit="token",
         tokenizer=PRETOKENISED,
-        vocab_size=found.highest + 1,
-        mask=found.highest + 1,
+        vocab_size=examined.highest + 1,
+        mask=examined.highest + 1,
     )
 
 
@@ -107,12 +107,12 @@ def _shards(data: str, column: str) -> list[Path]:
     files = find_files(data)
     if files is None:
         raise UsageError(f"data: {data} does not exist on this machine")
-    found = [path for path in files if _is_shard(path, column)]
-    if not found:
+    shards = [path for path in files if _is_shard(path, column)]
+    if not shards:
         raise UsageError(f"data: {data} holds no shards of tokens ({', '.join(SUFFIXES)})")
-    if len(found) < len(files):
-        print(f"data: {len(found)} of {len(files)} files in {data} are shards of tokens; the others are not read")
-    return found
+    if len(shards) < len(files):
+        print(f"data: {len(shards)} of {len(files)} files in {data} are shards of tokens; the others are not read")
+    return shards
 
 
 # --- One shard ------------------------------------------------------------------------------------------------------
@@ -163,24 +163,24 @@ def _llmc(path: Path, start: bytes, size: int, dtype: str | None) -> Shard:
     magic, version = _magic(start)
     if magic == LLMC_EVAL:
         raise UsageError(f"data: {path} holds llm.c's multiple-choice questions, not text to train on")
-    found = LLMC.get((magic, version))
-    if found is None or len(start) < HEADER:
+    named = LLMC.get((magic, version))
+    if named is None or len(start) < HEADER:
         what = f"version {version}" if len(start) == HEADER else "a header that is cut short"
         known = " and ".join(f"{magic} version {version}" for magic, version in LLMC)
         raise UsageError(f"data: {path} has llm.c's magic number {magic} with {what}; supported: {known}")
-    if dtype not in (None, found):
-        raise UsageError(f"data: {path} is {found} by its header, and data.dtype is {dtype}: remove data.dtype")
+    if dtype not in (None, named):
+        raise UsageError(f"data: {path} is {named} by its header, and data.dtype is {dtype}: remove data.dtype")
     length = int(np.frombuffer(start, "<i4")[2])
     if length <= 0:
         raise UsageError(f"data: {path} has no tokens: delete it")
-    _require_size(path, length, (size - HEADER) // np.dtype(found).itemsize)
-    return Shard(path, length, found, HEADER)
+    _require_size(path, length, (size - HEADER) // np.dtype(named).itemsize)
+    return Shard(path, length, named, HEADER)
 
 
-def _require_size(path: Path, promised: int, found: int) -> None:
-    if found < promised:
+def _require_size(path: Path, promised: int, length: int) -> None:
+    if length < promised:
         raise UsageError(
-            f"data: {path} has {found:,} tokens, and its header says {promised:,}: it was cut short; copy it again"
+            f"data: {path} has {length:,} tokens, and its header says {promised:,}: it was cut short; copy it again"
         )
 
 
@@ -218,37 +218,27 @@ class _Examined:
 
 def _examined(shards: Sequence[Shard], held_out: Sequence[Shard], cache: Path) -> _Examined:
     """Read all tokens once, on all cores. The result is cached for files of the same path, size and times."""
-    known = cache / f"{_identity(shards, held_out)}.shards.json"
+    stats = [(shard, shard.path.stat()) for shard in (*shards, *held_out)]
+    rows = [(str(at.path.resolve()), at.dtype, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for at, stat in stats]
+    identity = hashlib.sha256(json.dumps([len(shards), rows]).encode()).hexdigest()
+    known = cache / f"{identity}.shards.json"
     try:
         return _Examined(**json.loads(known.read_text()))
     except (OSError, ValueError, TypeError):
         pass
     with ThreadPoolExecutor(cores()) as pool:
         scans = list(pool.map(_scanned, (*shards, *held_out)))
-    digest = hashlib.sha256(json.dumps([len(shards), [scan.sha256 for scan in scans]]).encode())
-    highest = max(scan.highest for scan in scans)
+    digest = hashlib.sha256(json.dumps([len(shards), [sha256 for sha256, _ in scans]]).encode())
+    highest = max(token for _, token in scans)
     length = count(shards)
     parts = (shards, held_out) if held_out else split(shards, length - length // HELD_OUT_SHARE)
-    found = _Examined(digest.hexdigest(), highest, sampled_entropy(*parts, highest + 1))
-    with temporary(cache) as (file, path):
-        file.write(json.dumps(asdict(found)).encode())
-        file.flush()
-        path.replace(known)
-    return found
+    examined = _Examined(digest.hexdigest(), highest, sampled_entropy(*parts, highest + 1))
+    with written(known) as file:
+        file.write(json.dumps(asdict(examined)).encode())
+    return examined
 
 
-def _identity(shards: Sequence[Shard], held_out: Sequence[Shard]) -> str:
-    stats = [(one, one.path.stat()) for one in (*shards, *held_out)]
-    rows = [(str(one.path.resolve()), one.dtype, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for one, at in stats]
-    return hashlib.sha256(json.dumps([len(shards), rows]).encode()).hexdigest()
-
-
-class _Scan(NamedTuple):
-    sha256: str
-    highest: int
-
-
-def _scanned(shard: Shard) -> _Scan:
+def _scanned(shard: Shard) -> tuple[str, int]:
     """Return the digest of a shard's tokens and the highest one. Raises UsageError if one is negative."""
     digest, highest, tokens = hashlib.sha256(), 0, shard.tokens()
     for start in range(0, shard.length, BLOCK):
@@ -265,4 +255,4 @@ def _scanned(shard: Shard) -> _Scan:
                 f"data: {shard.path}: token {at:,} is {highest}: the file isn't {shard.dtype}; set data.dtype"
             )
         digest.update(block.tobytes())
-    return _Scan(f"{shard.dtype} {digest.hexdigest()}", highest)
+    return f"{shard.dtype} {digest.hexdigest()}", highest

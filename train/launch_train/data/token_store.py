@@ -37,17 +37,19 @@ class TokenStore:
         The content is compared with its CRC32C in the bucket and its SHA-256 in KEY.json.
         """
         try:
-            found = {one.name: one for one in self._folder.objects(f"{key}.")}
-            if f"{key}.json" not in found or f"{key}.tokens" not in found:
+            objects = {item.name: item for item in self._folder.objects(f"{key}.")}
+            if f"{key}.json" not in objects or f"{key}.tokens" not in objects:
                 return None
             known = json.loads(self._folder.read(f"{key}.json"))
             measured, size = TokenStatistics(**known["tokens"]), int(known["bytes"])
             with temporary(tokens.parent) as (file, path):
                 try:
-                    self._folder.fetch(found[f"{key}.tokens"], file)
+                    self._folder.fetch(objects[f"{key}.tokens"], file)
                 except FileNotFoundError:  # deleted meanwhile
                     return None
-                if sha256(path) != measured.sha256:
+                with path.open("rb") as content:
+                    digest = hashlib.file_digest(content, "sha256").hexdigest()
+                if digest != measured.sha256:
                     self._say(f"data: {self.url}/{key}.tokens isn't what its .json describes; tokenizing again")
                     return None
                 path.replace(tokens)
@@ -78,12 +80,3 @@ class TokenStore:
         if self._works:
             self._works = False
             self._say(f"data: tokens can't be {what} for other machines: {error}; continuing with this machine's own")
-
-
-def sha256(path: Path) -> str:
-    """Return the digest of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -6,13 +6,11 @@ import hashlib
 import io
 import json
 import os
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -27,7 +25,7 @@ from launch_train.common.text import si
 from launch_train.data.files import opened
 from launch_train.data.gcs_cache import stream
 from launch_train.data.records import are_records, documents
-from launch_train.data.token_file import BLOCK, Corpus, Shard, TokenStatistics, measured, temporary
+from launch_train.data.token_file import BLOCK, Corpus, ProgressTimer, Shard, TokenStatistics, measured, written
 from launch_train.data.token_store import TokenStore
 from launch_train.data.tokenizers import Tokenizer, open_tokenizer
 from launch_train.data.workers import leave_with_rank, start_server
@@ -53,9 +51,6 @@ threads are as fast: the part that they don't share takes 2 % of the time on one
 
 PART_BYTES = 1 << 30
 """Size of the parts of a bucket's files, which nodes tokenize independently and whose tokens are stored separately."""
-
-REPORT_SECONDS = 10.0
-"""Seconds between two progress lines."""
 
 
 class Piece(NamedTuple):
@@ -102,12 +97,12 @@ class BucketFiles:
 
     def __init__(self, url: str, objects: Sequence[Object], cache: Path) -> None:
         self._url, self._objects, self._cache, self.count = url, objects, cache, len(objects)
-        self.size = sum(one.size for one in objects)
+        self.size = sum(item.size for item in objects)
 
     def identify(self, digest: Hash) -> None:
-        for one in self._objects:
-            content = one.crc32c + one.md5 or f"generation {one.version}"
-            digest.update(f"\0{''.join(Path(one.name).suffixes[-2:])} {one.size} {content}\0".encode())
+        for item in self._objects:
+            content = item.crc32c + item.md5 or f"generation {item.version}"
+            digest.update(f"\0{''.join(Path(item.name).suffixes[-2:])} {item.size} {content}\0".encode())
 
     def paths(self) -> Iterator[Path]:
         return stream(self._url, self._objects, self._cache)
@@ -117,12 +112,12 @@ def by_size(objects: Sequence[Object]) -> list[list[Object]]:
     """Divide objects into consecutive parts of PART_BYTES or a little more. It depends on the objects alone, because
     the parts decide the order of samples: no sample spans two of them."""
     parts, size = [list[Object]()], 0
-    for one in objects:
+    for item in objects:
         if size >= PART_BYTES:
             parts.append([])
             size = 0
-        parts[-1].append(one)
-        size += one.size
+        parts[-1].append(item)
+        size += item.size
     return parts
 
 
@@ -152,15 +147,16 @@ def prepare_files(
             known = measured(tokens, tokenizer.dtype, tokenizer.vocab_size), size
             if store:
                 store.put(key, tokens, *known)
-        _note(about, *known)
-    found, size = known
+        with written(about) as file:
+            file.write(json.dumps({"tokens": asdict(known[0]), "bytes": known[1]}).encode())
+    statistics, size = known
     return Corpus(
-        shards=(Shard(tokens, found.length, tokenizer.dtype),),
+        shards=(Shard(tokens, statistics.length, tokenizer.dtype),),
         name=name,
         files=files.count,
         bytes=size,
-        sha256=found.sha256,
-        unigram_entropy=found.unigram_entropy,
+        sha256=statistics.sha256,
+        unigram_entropy=statistics.unigram_entropy,
         unit="token",
         tokenizer=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
@@ -173,18 +169,11 @@ def _known(tokens: Path, about: Path, tokenizer: Tokenizer) -> tuple[TokenStatis
     """Return the statistics of cached tokens and the size of their text in bytes, or None if they are not cached."""
     try:
         record = json.loads(about.read_text())
-        found, size = TokenStatistics(**record["tokens"]), int(record["bytes"])
-        whole = tokens.stat().st_size == found.length * np.dtype(tokenizer.dtype).itemsize
+        statistics, size = TokenStatistics(**record["tokens"]), int(record["bytes"])
+        is_complete = tokens.stat().st_size == statistics.length * np.dtype(tokenizer.dtype).itemsize
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (found, size) if whole else None
-
-
-def _note(about: Path, found: TokenStatistics, size: int) -> None:
-    with temporary(about.parent) as (file, path):
-        file.write(json.dumps({"tokens": asdict(found), "bytes": size}).encode())
-        file.flush()
-        path.replace(about)
+    return (statistics, size) if is_complete else None
 
 
 # --- Writing tokens -------------------------------------------------------------------------------------------------
@@ -192,17 +181,20 @@ def _note(about: Path, found: TokenStatistics, size: int) -> None:
 
 def _write(tokens: Path, files: TextFiles, tokenizer: Tokenizer, column: str) -> int:
     """Write all tokens to one file, and return the size of the text in bytes."""
-    progress, size = TokenizingReporter(), 0
-    processes = _processes(files.size, tokenizer)
-    found = pieces(files.paths(), column)
-    with temporary(tokens.parent) as (sink, path):
-        encode = _here if processes < 2 else partial(_by_processes, processes)
-        for encoded in encode(found, tokenizer):
-            sink.write(encoded.tokens)
+    progress, size, documents = ProgressTimer(), 0, 0
+    text = pieces(files.paths(), column)
+    if (processes := _processes(files.size, tokenizer)) > 1:
+        batches_of_tokens = _by_processes(processes, text, tokenizer)
+    else:  # the tokenizer's own threads use all cores for a part of the work
+        batches_of_tokens = (_encoded(batch, tokenizer) for batch in batches(text))
+    with written(tokens) as file:
+        for encoded in batches_of_tokens:
+            file.write(encoded.tokens)
             size += encoded.size
-            progress.more(encoded.documents, size)
-        sink.flush()
-        path.replace(tokens)
+            documents += encoded.documents
+            if seconds := progress.due():
+                rate = f"{si(documents / seconds)} documents/s, {si(size / seconds)}B/s"
+                print(f"tokens: {si(documents)} documents, {si(size)}B ({rate})")
     return size
 
 
@@ -220,12 +212,7 @@ def _encoded(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
         ends = [tokenizer.end] if piece.ends and tokenizer.end is not None else []
         arrays.append(np.asarray([*ids, *ends], tokenizer.dtype))
     size = sum(len(piece.text.encode()) for piece in batch)
-    return Encoded(b"".join(one.tobytes() for one in arrays), sum(piece.ends for piece in batch), size)
-
-
-def _here(found: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    """Encode in this process; the tokenizer's own threads use all cores for a part of the work."""
-    return (_encoded(batch, tokenizer) for batch in batches(found))
+    return Encoded(b"".join(array.tobytes() for array in arrays), sum(piece.ends for piece in batch), size)
 
 
 # --- Several processes ----------------------------------------------------------------------------------------------
@@ -237,7 +224,7 @@ def _processes(size: int, tokenizer: Tokenizer) -> int:
     return cores() if is_worth and tokenizer.origin else 1
 
 
-def _by_processes(count: int, found: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Encoded]:
+def _by_processes(count: int, text: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Encoded]:
     """Encode in `count` processes, in order: this one reads the files and writes the tokens.
 
     The tokenizer's threads share less of the work: making lists of numbers, and arrays of these, holds Python's lock.
@@ -246,7 +233,7 @@ def _by_processes(count: int, found: Iterable[Piece], tokenizer: Tokenizer) -> I
     pool = ProcessPoolExecutor(count, get_context("forkserver"), _open_in_worker, (tokenizer.origin,))
     pending = deque[Future[Encoded]]()
     try:
-        for batch in batches(found, AT_ONCE_PER_PROCESS):
+        for batch in batches(text, AT_ONCE_PER_PROCESS):
             pending.append(pool.submit(_encode_in_worker, batch))
             if len(pending) > 2 * count:
                 yield pending.popleft().result()
@@ -274,28 +261,10 @@ _worker: list[Tokenizer] = []
 """The tokenizer of a worker process."""
 
 
-class TokenizingReporter:
-    """Print progress every REPORT_SECONDS; nothing for short work."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = print) -> None:
-        self._clock, self._say = clock, say
-        self._began = self._reported = clock()
-        self._documents = 0
-
-    def more(self, documents: int, size: int) -> None:
-        """Add documents to the count. `size`: total bytes so far."""
-        self._documents += documents
-        now = self._clock()
-        if now - self._reported >= REPORT_SECONDS:
-            self._reported, seconds = now, now - self._began
-            rate = f"{si(self._documents / seconds)} documents/s, {si(size / seconds)}B/s"
-            self._say(f"tokens: {si(self._documents)} documents, {si(size)}B ({rate})")
-
-
-def batches(found: Iterable[Piece], at_once: int = AT_ONCE) -> Iterator[list[Piece]]:
+def batches(text: Iterable[Piece], at_once: int = AT_ONCE) -> Iterator[list[Piece]]:
     """Group pieces into lists of about `at_once` characters."""
     batch, characters = list[Piece](), 0
-    for piece in found:
+    for piece in text:
         batch.append(piece)
         characters += len(piece.text)
         if characters >= at_once:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from launch_train.common.cgroup import cores
 from launch_train.common.errors import UnfitError, UsageError
+from launch_train.common.text import one_line
 
 NETWORK_SECONDS = 60.0
 """Timeout for the download of tiktoken's vocabulary (1 to 2 MB)."""
@@ -64,21 +65,21 @@ def _hugging_face(name: str) -> Tokenizer:
         raise UsageError(f"data: {wrong} (bytes, a tokenizer.json, or tiktoken:ENCODING)") from error
     tokenizers = _imported("tokenizers", "train")
     try:
-        made = tokenizers.Tokenizer.from_str(content.decode())
+        tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises plain Exception
-        raise UsageError(f"data: {name} is not a tokenizer.json: {_line(error)}") from error
-    made.no_truncation()
-    made.no_padding()
-    said = _config(path.parent / "tokenizer_config.json")
+        raise UsageError(f"data: {name} is not a tokenizer.json: {one_line(error)}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = _config(path.parent / "tokenizer_config.json")
     return Tokenizer(
         name=path.name,
         digest=hashlib.sha256(content).hexdigest(),
-        vocab_size=max(made.get_vocab(with_added_tokens=True).values(), default=-1)
-        + 1,  # not the size: it may have gaps
-        end=_first(made.token_to_id, (said.get("eos_token"), said.get("sep_token"), *_ENDS)),
-        mask=_first(made.token_to_id, (said.get("mask_token"), *_MASKS)),
-        encode=lambda texts: [one.ids for one in made.encode_batch_fast(texts, add_special_tokens=False)],
-        decode=made.decode,
+        # Not the vocabulary's size: it may have gaps.
+        vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        end=_first(tokenizer.token_to_id, (config.get("eos_token"), config.get("sep_token"), *_ENDS)),
+        mask=_first(tokenizer.token_to_id, (config.get("mask_token"), *_MASKS)),
+        encode=lambda texts: [text.ids for text in tokenizer.encode_batch_fast(texts, add_special_tokens=False)],
+        decode=tokenizer.decode,
         origin=str(path.resolve()),
     )
 
@@ -86,17 +87,18 @@ def _hugging_face(name: str) -> Tokenizer:
 def _config(path: Path) -> Mapping[str, Any]:
     """Return the fields of a tokenizer_config.json. Special tokens are strings, or objects with a `content`."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(said, dict):
+    if not isinstance(config, dict):
         return {}
-    return {key: one.get("content") if isinstance(one, dict) else one for key, one in said.items()}
+    return {key: value.get("content") if isinstance(value, dict) else value for key, value in config.items()}
 
 
 def _first(number: Callable[[str], int | None], names: Iterable[Any]) -> int | None:
-    found = (number(name) for name in names if isinstance(name, str))
-    return next((one for one in found if one is not None), None)
+    """Return the number of the first of the tokens that exists."""
+    numbers = (number(name) for name in names if isinstance(name, str))
+    return next((token for token in numbers if token is not None), None)
 
 
 def _tiktoken(name: str) -> Tokenizer:
@@ -104,28 +106,28 @@ def _tiktoken(name: str) -> Tokenizer:
     encoding = name.removeprefix("tiktoken:")
     if encoding not in tiktoken.list_encoding_names():
         raise UsageError(f"data: tiktoken has no {encoding}, only {', '.join(tiktoken.list_encoding_names())}")
-    made = _within(NETWORK_SECONDS, lambda: tiktoken.get_encoding(encoding), encoding)
+    table = _within(NETWORK_SECONDS, lambda: tiktoken.get_encoding(encoding), encoding)
     return Tokenizer(
         name=name,
         digest=hashlib.sha256(name.encode()).hexdigest(),
-        vocab_size=made.n_vocab,
-        end=made._special_tokens.get("<|endoftext|>"),
+        vocab_size=table.n_vocab,
+        end=table._special_tokens.get("<|endoftext|>"),
         mask=None,
-        encode=lambda texts: made.encode_ordinary_batch(texts, num_threads=cores()),  # tiktoken's own default is 8
-        decode=partial(_decode_tiktoken, made),
+        encode=lambda texts: table.encode_ordinary_batch(texts, num_threads=cores()),  # tiktoken's own default is 8
+        decode=partial(_decode_tiktoken, table),
         origin=name,
     )
 
 
 def _decode_tiktoken(encoding: Any, tokens: list[int]) -> str:
     """Decode tokens; some vocabularies have gaps, which tiktoken's own `decode` refuses."""
-    found = list[bytes]()
+    pieces = list[bytes]()
     for token in tokens:
         try:
-            found.append(encoding.decode_single_token_bytes(token))
+            pieces.append(encoding.decode_single_token_bytes(token))
         except KeyError:
-            found.append(b"\xff")
-    return b"".join(found).decode("utf-8", "replace")
+            pieces.append(b"\xff")
+    return b"".join(pieces).decode("utf-8", "replace")
 
 
 def decode_bytes(tokens: list[int]) -> str:
@@ -141,7 +143,7 @@ def _within(seconds: float, get: Callable[[], Any], encoding: str) -> Any:
     except TooLong:
         why = f"no answer within {seconds:g} s"
     except Exception as error:  # noqa: BLE001 - errors of requests or a proxy, or a digest mismatch
-        why = _line(error)
+        why = one_line(error)
     finally:
         pool.shutdown(wait=False)
     raise UnfitError(
@@ -157,7 +159,3 @@ def _imported(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise UsageError(f"data: this tokenizer needs the package {module} (extra {extra}): {error}") from error
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

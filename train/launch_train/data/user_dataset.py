@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from launch_train.common.user_import import describe_error, load
 from launch_train.data.batch import Tree
 from launch_train.data.map_dataset import Samples, describe
 from launch_train.data.sample_order import HELD_OUT, TRAIN, USER_DATASET, generator
-from launch_train.data.source import Batch
-from launch_train.data.validation import BatchRequirements, unsuited
+from launch_train.data.source import IGNORED, Batch
 from launch_train.distributed.process_group import Ranks, barrier, gather, run_once_per_node
 
 
@@ -30,17 +29,25 @@ def open_own(
     The first process of each node builds first, so that the others find its downloads. UsageError is raised on all
     ranks.
     """
-    built = dict[str, Any]()
-
-    def work() -> None:
-        built["it"] = _built(name, settings, seed)
-
-    run_once_per_node(ranks, work)
-    _alike(ranks, work if ranks.local_rank else lambda: None)
-    train, held_out, why = built["it"]
+    parts: list[tuple[UserDataset, UserDataset | None, str]] = []
+    run_once_per_node(ranks, lambda: parts.append(_build(name, settings, seed)))
+    error: TrainError | None = None
+    if not parts:
+        try:
+            parts.append(_build(name, settings, seed))
+        except TrainError as caught:
+            error = caught
+    barrier(ranks)  # building may take long
+    for failure in gather(ranks, error):
+        if failure is not None:
+            raise failure
+    train, held_out, why = parts[0]
     sizes = gather(ranks, (len(train), None if held_out is None else len(held_out)))
     if len(set(sizes)) > 1:
-        raise UsageError(f"data: {name} gives the ranks datasets of different lengths: {_listed(sizes)}")
+        listed = ", ".join(
+            f"{length} (held out: {'none' if held is None else held})" for length, held in dict.fromkeys(sizes)
+        )
+        raise UsageError(f"data: {name} gives the ranks datasets of different lengths: {listed}")
     if held_out is None and ranks.rank == 0:
         print(f"data: {name} provides no held_out data ({why}); evaluation is off", flush=True)
     return UserSamples(train, held_out, seed=seed, batch_size=batch_size, facts={"data": name}, steps=steps)
@@ -59,50 +66,28 @@ class UserSamples(Samples):
         self.targets = train.targets
 
     def train(self, step: int, share: slice) -> Batch:
-        return self._looked_at(super().train(step, share), lambda at: self._named(step, share)[at])
+        return self._validated(super().train(step, share), lambda at: self._train.where(self.drawn(step)[share][at]))
 
     def held_out(self, index: int, count: int, share: slice) -> Batch:
-        return self._looked_at(super().held_out(index, count, share), lambda at: f"held out, sample {at} of a batch,")
+        return self._validated(super().held_out(index, count, share), lambda at: f"held out, sample {at} of a batch,")
 
-    def _named(self, step: int, share: slice) -> list[str]:
-        return [self._train.where(place) for place in self.drawn(step)[share]]
-
-    def _looked_at(self, batch: Batch, where: Callable[[int], str]) -> Batch:
+    def _validated(self, batch: Batch, where: Callable[[int], str]) -> Batch:
         if self.requirements is not None and (wrong := unsuited(batch, self.requirements)):
             raise UsageError(f"data: {where(wrong.sample)} {wrong.why}")
         return batch
 
 
-def _listed(sizes: Sequence[tuple[int, int | None]]) -> str:
-    """Format the distinct sizes, for example `12 (held out: 3), 12 (held out: none)`."""
-    said = [f"{train} (held out: {'none' if held_out is None else held_out})" for train, held_out in sizes]
-    return ", ".join(dict.fromkeys(said))
-
-
-def _alike(ranks: Ranks, work: Callable[[], None]) -> None:
-    """Run `work` on every rank; if it fails on any rank, raise that error on all ranks."""
-    error: TrainError | None = None
-    try:
-        work()
-    except TrainError as caught:
-        error = caught
-    barrier(ranks)  # `work` may take long
-    for theirs in gather(ranks, error):
-        if theirs is not None:
-            raise theirs
-
-
-def _built(name: str, settings: Mapping[str, Any], seed: int) -> tuple[UserDataset, UserDataset | None, str]:
+def _build(name: str, settings: Mapping[str, Any], seed: int) -> tuple[UserDataset, UserDataset | None, str]:
     """Return the training part, and the held-out part or None with the reason why it is missing."""
     build = load(name, "data")
     train = UserDataset(build(split="train", **settings), name, seed, TRAIN)
     try:
-        found = build.function(split="held_out", **settings)
+        held_out = build.function(split="held_out", **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
         return train, None, describe_error(error)
-    if found is None:
+    if held_out is None:
         return train, None, "it returns None"
-    return train, UserDataset(found, f"{name}, held out", seed, HELD_OUT), ""
+    return train, UserDataset(held_out, f"{name}, held out", seed, HELD_OUT), ""
 
 
 class UserDataset:
@@ -114,7 +99,7 @@ class UserDataset:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             what = "an iterable one" if hasattr(dataset, "__iter__") else type(dataset).__name__
             raise UsageError(f"data: {name} must return a map-style dataset (with len and [index]), not {what}")
-        self._count = self._asked(lambda: len(dataset), "len")
+        self._count = self._call(lambda: len(dataset), "len")
         if not self._count:
             raise UsageError(f"data: {name} is empty")
         _, target = self.item(0, 0)
@@ -128,14 +113,14 @@ class UserDataset:
 
     def item(self, index: int, epoch: int) -> Tree:
         with seeded(self._seed, self._stream, epoch, index):
-            pair = self._asked(lambda: self._dataset[index], f"[{index}]")
+            pair = self._call(lambda: self._dataset[index], f"[{index}]")
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise UsageError(f"data: {self.where(index)} is {describe(pair)}; a sample is (input, target)")
         return tuple(pair)
 
-    def _asked(self, ask: Callable[[], Any], what: str) -> Any:
+    def _call(self, read: Callable[[], Any], what: str) -> Any:
         try:
-            return ask()
+            return read()
         except TrainError:
             raise
         except (Exception, SystemExit) as error:
@@ -150,13 +135,80 @@ def seeded(seed: int, stream: int, epoch: int, index: int) -> Iterator[None]:
     """
     state: Tensor = torch.get_rng_state()
     numbers, plain = np.random.get_state(), random.getstate()
-    drawn = [int(one) for one in generator(seed, USER_DATASET + (stream << 8), index, epoch).integers(0, 2**32, 3)]
-    torch.default_generator.manual_seed(drawn[0])
-    np.random.seed(drawn[1])
-    random.seed(drawn[2])
+    seeds = generator(seed, USER_DATASET + (stream << 8), index, epoch).integers(0, 2**32, 3).tolist()
+    torch.default_generator.manual_seed(seeds[0])
+    np.random.seed(seeds[1])
+    random.seed(seeds[2])
     try:
         yield
     finally:
         torch.set_rng_state(state)
         np.random.set_state(numbers)
         random.setstate(plain)
+
+
+# --- Validation, on the CPU: on a GPU, a token beyond the vocabulary is an opaque device assert -----------------------
+
+
+class BatchRequirements(NamedTuple):
+    """The batches that a model accepts. `most`: maximum tokens in a sample; `known`: number of tokens or classes; None:
+    unlimited. `judges`: the model computes the loss, so targets are validated, too."""
+
+    name: str
+    takes: Literal["tokens", "images"]
+    known: int | None
+    most: int | None = None
+    judges: bool = True
+
+
+class Unsuited(NamedTuple):
+    """The index in the batch of a sample that the model doesn't accept, and the reason."""
+
+    sample: int
+    why: str
+
+
+def unsuited(batch: Batch, requirements: BatchRequirements) -> Unsuited | None:
+    """Return the first problem of a batch, or None. Of mappings, only `input_ids` or `pixel_values` is validated."""
+    first: Any
+    first, targets = batch
+    if isinstance(first, Mapping):
+        first = first.get("input_ids" if requirements.takes == "tokens" else "pixel_values")
+    if not isinstance(first, Tensor):
+        return None  # other inputs that a model may accept by name
+    if wrong := (_tokens if requirements.takes == "tokens" else _images)(first, requirements):
+        return wrong
+    return _targets(targets, requirements) if requirements.judges and isinstance(targets, Tensor) else None
+
+
+def _tokens(tokens: Tensor, requirements: BatchRequirements) -> Unsuited | None:
+    if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        return Unsuited(0, f"is {describe(tokens[0])}, and {requirements.name} takes int64[tokens]")
+    if requirements.most is not None and tokens.shape[1] > requirements.most:
+        return Unsuited(0, f"has {tokens.shape[1]} tokens, and {requirements.name} takes {requirements.most} at most")
+    return _beyond(
+        tokens, requirements, "token", (tokens < 0) | (tokens >= (requirements.known or torch.iinfo(tokens.dtype).max))
+    )
+
+
+def _images(images: Tensor, requirements: BatchRequirements) -> Unsuited | None:
+    if images.dim() == 4 and images.shape[1] == 3 and images.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    return Unsuited(0, f"is {describe(images[0])}, and {requirements.name} takes float32[3, height, width]")
+
+
+def _targets(targets: Tensor, requirements: BatchRequirements) -> Unsuited | None:
+    what, shape = ("token", "int64[tokens]") if requirements.takes == "tokens" else ("class", "one int64, its class")
+    if targets.dtype != torch.int64 or targets.dim() != (2 if what == "token" else 1):
+        return Unsuited(0, f"has the target {describe(targets[0])}, and {requirements.name} takes {shape}")
+    bad = ((targets < 0) & (targets != IGNORED)) | (targets >= (requirements.known or torch.iinfo(torch.int64).max))
+    return _beyond(targets, requirements, f"target: the {what}", bad)
+
+
+def _beyond(values: Tensor, requirements: BatchRequirements, what: str, bad: Tensor) -> Unsuited | None:
+    if not bad.any():
+        return None
+    sample = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
+    value = int(values[sample][bad[sample]].reshape(-1)[0])
+    valid = "0 or more" if requirements.known is None else f"0 to {requirements.known - 1}"
+    return Unsuited(sample, f"has the {what} {value}, and {requirements.name} accepts {valid}")

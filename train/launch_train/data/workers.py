@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from launch_train.common.errors import OutOfMemoryError, TrainError
+from launch_train.common.text import one_line
 from launch_train.data.batch import Tree, map_tensors
 from launch_train.data.source import Batch, Source
 
@@ -49,11 +50,6 @@ class PreparedBatch:
     def pin_memory(self) -> PreparedBatch:
         """Return a copy in pinned memory, for asynchronous transfer to a GPU. Called by the DataLoader."""
         return PreparedBatch(self.key, map_tensors(self.batch, lambda tensor: tensor.pin_memory()), self.error)
-
-    def got(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.batch
 
 
 Wanted = Callable[[BatchKey], bool]
@@ -98,7 +94,7 @@ class BatchOrder:
                 self._evaluation = deque(BatchKey(number, key.of) for number in range(key.number, key.of))
                 return False
             self._step = key.number
-            self._issued = {one for one in self._issued if one.of}
+            self._issued = {issued for issued in self._issued if issued.of}
             return True
 
 
@@ -138,13 +134,13 @@ class Pool:
         start_server()
         iterator = _started(dataset, self._plan, workers, prefetch, pin)
         self._box: list[Any] = [iterator]
-        self._workers: list[BaseProcess] = sorted(set(active_children()) - before, key=lambda one: one.pid or 0)
+        self._workers: list[BaseProcess] = sorted(set(active_children()) - before, key=lambda process: process.pid or 0)
         self._evaluates = False
-        self._came = ahead(iterator, lambda key: bool(key.of) == self._evaluates)
+        self._received = ahead(iterator, lambda key: bool(key.of) == self._evaluates)
 
     @property
     def pids(self) -> list[int]:
-        return [one.pid for one in self._workers if one.pid]
+        return [worker.pid for worker in self._workers if worker.pid]
 
     def get(self, key: BatchKey) -> Batch:
         """Return a batch; without delay if it is next in order and already prepared.
@@ -154,27 +150,30 @@ class Pool:
         """
         self._evaluates = bool(key.of)
         if key not in self._ready and self._plan.ensure(key):
-            self._ready = {one: batch for one, batch in self._ready.items() if one.of}
+            self._ready = {pending: batch for pending, batch in self._ready.items() if pending.of}
         while key not in self._ready:
             try:
-                came = next(self._came)
+                received = next(self._received)
             except torch.OutOfMemoryError as error:  # a subclass of RuntimeError
-                raise OutOfMemoryError(f"data: no memory for the next batch on the GPU: {_line(error)}") from error
+                raise OutOfMemoryError(f"data: no memory for the next batch on the GPU: {one_line(error)}") from error
             except (RuntimeError, EOFError, OSError) as error:  # EOFError, OSError: died while sending a batch
                 raise TrainError(
                     f"data: a loader process exited unexpectedly ({str(error).partition('.')[0]}): possibly "
                     "killed for lack of memory; loader: {workers: 0} uses no loader processes"
                 ) from error
-            if self._plan.wants(came.key):
-                self._ready[came.key] = came
-        batch: Batch = self._ready.pop(key).got()
+            if self._plan.wants(received.key):
+                self._ready[received.key] = received
+        prepared = self._ready.pop(key)
+        if prepared.error is not None:
+            raise prepared.error
+        batch: Batch = prepared.batch
         return batch
 
     def close(self) -> None:
         """Stop the processes, by force if necessary, within about twice PATIENCE."""
-        if stop := getattr(self._came, "stop", None):
+        if stop := getattr(self._received, "stop", None):
             stop()
-        self._came = iter(())
+        self._received = iter(())
         self._ready.clear()
         # Dropping the last reference to the iterator stops its processes. A traceback may hold another reference.
         ender = Thread(target=self._box.clear, name="loader's end", daemon=True)
@@ -201,8 +200,8 @@ def _started(
                 num_workers=workers,
                 prefetch_factor=prefetch,
                 pin_memory=pin,
-                collate_fn=_as_it_is,
-                worker_init_fn=_alone,
+                collate_fn=_unchanged,
+                worker_init_fn=leave_with_rank,
                 multiprocessing_context=get_context("forkserver"),
                 generator=torch.Generator(),  # the default generator is training's
             )
@@ -214,38 +213,27 @@ def pickled_size(dataset: WorkerDataset) -> tuple[int, str]:
     try:
         return len(ForkingPickler.dumps(dataset)), ""
     except Exception as error:  # noqa: BLE001 - custom __reduce__ may raise anything; shared memory may be full
-        return 0, _line(error) or type(error).__name__
+        return 0, one_line(error)
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _alone(worker: int) -> None:
-    leave_with_rank()
-
-
-def leave_with_rank() -> None:
+def leave_with_rank(_worker: int = 0) -> None:
     """Initialise a worker process: leave the rank's process group, ignore Ctrl-C, which the rank handles, and exit when
     the rank exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         os.setpgid(0, 0)
-    Thread(target=_end_with_the_rank, name="the rank's end", daemon=True).start()
 
+    def exit_with_rank() -> None:
+        # torch's own watchdog checks the parent process: that is the fork server, which lives as long as its workers.
+        if rank := parent_process():
+            wait([rank.sentinel])
+            os._exit(1)
 
-def _end_with_the_rank() -> None:
-    """Exit when the rank exits.
-
-    torch's own watchdog checks the parent process, but that is the fork server, which lives as long as its workers.
-    """
-    if rank := parent_process():
-        wait([rank.sentinel])
-        os._exit(1)
+    Thread(target=exit_with_rank, name="the rank's end", daemon=True).start()
 
 
 def start_server() -> None:
@@ -255,7 +243,7 @@ def start_server() -> None:
     """
     forkserver.set_forkserver_preload(["launch_train.data.forkserver_preload"])
     root = str(Path(__file__).parents[2])
-    paths = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if root not in (*paths, sysconfig.get_paths()["purelib"]):
         paths.append(root)
     # Suppress the resource tracker's warning about semaphores that a killed rank leaves behind.

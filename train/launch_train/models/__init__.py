@@ -11,7 +11,7 @@ from torch import nn
 from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet
 from launch_train.data.batch import map_tensors, move_to
 from launch_train.data.source import Source
-from launch_train.data.validation import BatchRequirements
+from launch_train.data.user_dataset import BatchRequirements
 from launch_train.models import bert, gpt, resnet
 from launch_train.models.introspection import blocks, check_samples_of, check_vocabulary, count_flops
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from launch_train.common.config import Config, ExternalModel
 from launch_train.common.errors import UsageError
-from launch_train.common.text import did_you_mean
+from launch_train.common.text import did_you_mean, one_line
 from launch_train.data.source import Source
-from launch_train.data.validation import BatchRequirements
+from launch_train.data.user_dataset import BatchRequirements
 from launch_train.models.hub import only_cached
 from launch_train.models.introspection import check_samples_of, check_vocabulary
 from launch_train.models.losses import MaskedCrossEntropy
@@ -128,8 +128,7 @@ def _tried(shape: ExternalModel, work: Any) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise UsageError(f"model: {shape.name}: transformers can't build it: {text[:400]}") from error
+        raise UsageError(f"model: {shape.name}: transformers can't build it: {one_line(error, 400)}") from error
 
 
 # --- Config ---------------------------------------------------------------------------------------------------------

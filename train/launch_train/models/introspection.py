@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from launch_train.common.errors import UsageError
 from launch_train.data.source import Source
-from launch_train.data.user_dataset import UserSamples
-from launch_train.data.validation import BatchRequirements
+from launch_train.data.user_dataset import BatchRequirements, UserSamples
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

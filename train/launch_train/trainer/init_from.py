@@ -25,6 +25,7 @@ from launch_train.common.config.checks import kind_of_weights
 from launch_train.common.errors import OutputError, UsageError
 from launch_train.common.storage import Storage, open_storage
 from launch_train.common.storage.objects import Objects
+from launch_train.common.text import one_line
 from launch_train.distributed.dtensor import Region, SavedTensor, load_like, local_part, saved_tensors
 from launch_train.distributed.process_group import run_on_all, run_once_per_node
 from launch_train.models import hub
@@ -202,8 +203,7 @@ def _of_hub(name: str) -> Found:
         except errors.EntryNotFoundError:
             continue
         except (OSError, errors.HfHubHTTPError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise OutputError(f"init_from: {name} can't be downloaded: {reason}") from error
+            raise OutputError(f"init_from: {name} can't be downloaded: {one_line(error)}") from error
     raise UsageError(f"init_from: {name} has neither model.safetensors nor pytorch_model.bin")
 
 

@@ -23,6 +23,7 @@ from launch_train.checkpointing.resume_loader import (
 )
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import Storage
+from launch_train.common.text import one_line
 from launch_train.distributed.process_group import run_on_rank_0
 from launch_train.trainer import state_dict
 from launch_train.trainer.build import Run, open_outputs, seed
@@ -93,7 +94,7 @@ def _restore(run: Run, found: Resumed) -> None:
     except (RuntimeError, KeyError, ValueError) as error:
         if isinstance(error, RuntimeError) and "state_dict" not in str(error):
             raise  # memory or a device: not the code's fault, and a retry may succeed
-        reason = " ".join(str(error).split())[:400]  # torch uses a line per tensor
+        reason = one_line(error, 400)  # torch uses a line per tensor
         raise UsageError(
             f"{found.manifest.folder} doesn't fit this code: {reason}. Restore the code that wrote it, or use a new "
             "run folder"

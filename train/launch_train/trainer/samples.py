@@ -20,6 +20,7 @@ from launch_train.checkpointing import rng_state
 from launch_train.common.config import Config, ExternalModel, ResNet
 from launch_train.common.config.checks import no_samples_of
 from launch_train.common.decisions import Choice
+from launch_train.common.text import one_line
 from launch_train.data import open_decoder
 from launch_train.data.batch import move_to, split
 from launch_train.data.source import Batch, Source
@@ -87,7 +88,7 @@ class Sampler:
             with torch.no_grad(), without_compiler():
                 found = self._take(model.model if self.config.loss else model, micro_batch, is_stopped)
         except Exception as error:  # noqa: BLE001 - whatever fails here, training continues
-            problem = " ".join(str(error).split())[:200] or type(error).__name__
+            problem = one_line(error, 200)
         finally:
             model.train()
             rng_state.restore(generators, self.device)
