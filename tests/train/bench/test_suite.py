@@ -189,12 +189,12 @@ def test_strict_ends_with_unfit_after_all_was_written(tmp_path: Path, capsys: py
     report = Report((slow,), {}, quick=True, torch="2", time=0.0, seconds=1.0)
     options = program.Options(strict=True, json=str(tmp_path / "it.json"))
     with pytest.raises(UnfitError, match="reaches 300 of 989: 30 %"):
-        program._told(options, report, {contract.RUN_FOLDER: str(tmp_path / "run")})
+        program.publish(options, report, {contract.RUN_FOLDER: str(tmp_path / "run")})
     kept = json.loads((tmp_path / "run" / runfolder.BENCH).read_text())
     assert kept == json.loads((tmp_path / "it.json").read_text())
     assert not kept["ok"]
     assert "TOO SLOW: GPU 0 of node 0: matmul bf16 reaches 300" in capsys.readouterr().out
-    program._told(options._replace(strict=False), report, {})
+    program.publish(options._replace(strict=False), report, {})
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

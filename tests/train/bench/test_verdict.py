@@ -35,14 +35,14 @@ def report(*ranks: Measured, asked: Mapping[str, float | None] | None = None) ->
 
 
 def texts(*ranks: Measured, unfit: bool = True) -> list[str]:
-    return [finding.text for finding in judge(ranks) if finding.unfit is unfit]
+    return [finding.text for finding in judge(ranks, {}) if finding.unfit is unfit]
 
 
 # --- Against the peak -------------------------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_is_well_has_no_finding() -> None:
-    assert judge([measured(figures={**WELL, **COPIES}, pcie=(5, 16))]) == []
+    assert judge([measured(figures={**WELL, **COPIES}, pcie=(5, 16))], {}) == []
     assert "all figures are as fast as expected" in table(report(measured()))
 
 
@@ -97,13 +97,13 @@ def test_a_part_that_could_not_be_measured_is_a_fault_but_for_the_hosts_own() ->
 def test_mixed_precision_that_gains_little_is_only_told() -> None:
     name = "GPT bf16/fp32"
     assert texts(measured(figures={**WELL, name: 1.2}), unfit=False) == [f"{name} is 1.20; expected: 1.5 or more"]
-    assert judge([measured(figures={**WELL, name: 1.6})]) == []
-    assert judge([measured(figures={"GPT fp16/fp32": 0.9}, device="Tesla P100-PCIE-16GB")]) == []
+    assert judge([measured(figures={**WELL, name: 1.6})], {}) == []
+    assert judge([measured(figures={"GPT fp16/fp32": 0.9}, device="Tesla P100-PCIE-16GB")], {}) == []
 
 
 def test_the_worst_comes_first() -> None:
     slow = measured(figures={"GPT bf16/fp32": 1.0, "memory copy": 1.0}, troubles=(Trouble("loader", "no Pillow"),))
-    assert [finding.unfit for finding in judge([slow])] == [True, False, False]
+    assert [finding.unfit for finding in judge([slow], {})] == [True, False, False]
 
 
 def test_an_unknown_gpu_is_held_against_nothing() -> None:
@@ -116,7 +116,7 @@ def test_an_unknown_gpu_is_held_against_nothing() -> None:
 
 def test_the_processor_is_held_against_nothing() -> None:
     slow, quick = (measured(n, {"matmul fp32": value}, device="cpu") for n, value in enumerate((0.01, 0.1)))
-    assert judge([slow, quick]) == []
+    assert judge([slow, quick], {}) == []
     assert list(table(report(slow, quick)))[-1] == "no GPU, so no reference figures to compare with"
 
 
@@ -136,7 +136,7 @@ def test_the_slow_gpu_of_eight_is_named() -> None:
 )
 def test_how_slow_is_too_slow(share: float, unfit: bool, found: int) -> None:
     ranks = [measured(n, {"matmul bf16": 800.0 * (1 - share * (n == 1))}) for n in range(2)]
-    findings = judge(ranks)
+    findings = judge(ranks, {})
     assert [one.unfit for one in findings] == [unfit] * found
     assert all(one.text.startswith("GPU 1 of node 0 is") and "than the other (" in one.text for one in findings)
 
@@ -159,7 +159,7 @@ def test_a_slow_link_is_told_at_both_of_its_ends() -> None:
 
 
 def test_gpus_of_two_kinds_are_not_compared() -> None:
-    assert judge([measured(0), measured(1, {"matmul bf16": 250}, "NVIDIA A100-SXM4-80GB")]) == []
+    assert judge([measured(0), measured(1, {"matmul bf16": 250}, "NVIDIA A100-SXM4-80GB")], {}) == []
 
 
 @given(st.lists(st.floats(1e-3, 5e3), min_size=1, max_size=9))
@@ -169,9 +169,9 @@ def test_whatever_comes_is_judged_and_fits(figures: list[float]) -> None:
     ]
     shown = report(*ranks)
     assert max(map(len, table(shown))) <= WIDTH
-    assert bool(to_dict(shown)["ok"]) is not any(finding.unfit for finding in judge(ranks))
+    assert bool(to_dict(shown)["ok"]) is not any(finding.unfit for finding in judge(ranks, {}))
     if min(figures) >= 600 and max(figures) < 1.1 * min(figures):
-        assert judge(ranks) == []
+        assert judge(ranks, {}) == []
 
 
 # --- The table and the JSON -------------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ def test_no_two_rows_fit_the_same_gpu() -> None:
 
 def test_the_requests_peaks_count_for_the_gpu_that_was_asked_for() -> None:
     text = json.dumps({"name": "h100-mega", "peak_tflops": {"bf16": 989, "fp32": None}})
-    assert peaks.asked(text, CUDA["h100"]) == {"bf16": 989, "fp32": None}
-    assert peaks.asked(text, CUDA["l4"]) == peaks.asked("", CUDA["l4"]) == peaks.asked("no JSON", "x") == {}
-    assert peaks.asked(text, "NVIDIA H100 80GB HBM3 MIG 1g.10gb") == {}, "a part of one"
+    assert peaks.requested(text, CUDA["h100"]) == {"bf16": 989, "fp32": None}
+    assert peaks.requested(text, CUDA["l4"]) == peaks.requested("", CUDA["l4"]) == peaks.requested("no JSON", "x") == {}
+    assert peaks.requested(text, "NVIDIA H100 80GB HBM3 MIG 1g.10gb") == {}, "a part of one"
     held = marks([measured()], measured(), {"bf16": 1000.0, "fp32": None})
     assert (held["matmul bf16"].peak, held["matmul fp32"].peak) == (1000, 67)

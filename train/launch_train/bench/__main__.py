@@ -70,20 +70,17 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}", default=",".join(PARTS))
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; -: print them", default="")
     parser.add_argument("--strict", action="store_true", help="end with 70 where something is far too slow")
-    found = parser.parse_args(argv)
-    return Options(_parts(found.only), found.quick, found.strict, found.json)
+    options = parser.parse_args(argv)
+    wanted = {word.strip() for word in options.only.split(",")}
+    if unknown := sorted(wanted - set(PARTS)):
+        raise UsageError(f"--only {unknown[0]!r}: there are {', '.join(PARTS)}")
+    parts = tuple(part for part in PARTS if part in wanted)
+    return Options(parts, options.quick, options.strict, options.json)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (--help shows what there is)")
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    wanted = {word.strip() for word in text.split(",")}
-    if unknown := sorted(wanted - set(PARTS)):
-        raise UsageError(f"--only {unknown[0]!r}: there are {', '.join(PARTS)}")
-    return tuple(part for part in PARTS if part in wanted)
 
 
 def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
@@ -97,22 +94,21 @@ def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
     from launch_train.bench.suite import run
     from launch_train.distributed.process_group import run_on_rank_0
 
-    run_on_rank_0(ranks, lambda: _writable(options.json))
+    def progress(part: str) -> None:
+        if ranks.rank == 0:
+            print(f"launch_train.bench: {part} …", file=sys.stderr, flush=True)
+
+    if options.json not in ("", "-") and not Path(options.json).parent.is_dir():
+        raise UsageError(f"--json {options.json}: there is no folder {Path(options.json).parent}")
     began = time.monotonic()
-    found = run(ranks, options.parts, quick=options.quick, env=env, say=_say if ranks.rank == 0 else _mute)
-    asked = peaks.asked(env.get(contract.GPU, ""), found[0].device)
+    measured = run(ranks, options.parts, quick=options.quick, env=env, say=progress)
+    requested = peaks.requested(env.get(contract.GPU, ""), measured[0].device)
     seconds = round(time.monotonic() - began, 1)
-    report = Report(tuple(found), asked, options.quick, torch.__version__, round(time.time(), 1), seconds)
-    run_on_rank_0(ranks, lambda: _told(options, report, env))
+    report = Report(tuple(measured), requested, options.quick, torch.__version__, round(time.time(), 1), seconds)
+    run_on_rank_0(ranks, lambda: publish(options, report, env))
 
 
-def _writable(path: str) -> None:
-    """Raise UsageError if the folder of the output file does not exist. Called before anything is measured."""
-    if path not in ("", "-") and not Path(path).parent.is_dir():
-        raise UsageError(f"--json {path}: there is no folder {Path(path).parent}")
-
-
-def _told(options: Options, report: Report, env: Mapping[str, str]) -> None:
+def publish(options: Options, report: Report, env: Mapping[str, str]) -> None:
     """Print and write the report on rank 0; with --strict, raise UnfitError for faults."""
     from launch_train.bench.report import table, to_dict
     from launch_train.common.errors import UnfitError
@@ -121,28 +117,16 @@ def _told(options: Options, report: Report, env: Mapping[str, str]) -> None:
     sys.stdout.write(data if options.json == "-" else "".join(f"{line}\n" for line in table(report)))
     sys.stdout.flush()
     if options.json not in ("", "-"):
-        _write(options.json, data)
+        try:
+            Path(options.json).write_text(data)
+        except OSError as error:
+            raise OutputError(f"{options.json}: {error.strerror or error}") from error
     if folder := env.get(contract.RUN_FOLDER):
         from launch_train.common.storage import open_storage
 
         open_storage(folder).write(runfolder.BENCH, data.encode())
     if options.strict and report.unfit:
         raise UnfitError("; ".join(report.unfit))
-
-
-def _write(path: str, data: str) -> None:
-    try:
-        Path(path).write_text(data)
-    except OSError as error:
-        raise OutputError(f"{path}: {error.strerror or error}") from error
-
-
-def _say(part: str) -> None:
-    print(f"launch_train.bench: {part} …", file=sys.stderr, flush=True)
-
-
-def _mute(_part: str) -> None:
-    """Print nothing: only rank 0 reports progress."""
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from launch_train import models
 from launch_train.bench import clock
@@ -34,20 +34,27 @@ class Trial(NamedTuple):
 def trials(memory_gb: float | None, quick: bool) -> list[Trial]:
     """Return the trials for a GPU with that memory, or for a CPU (None). A quick run only has the GPT."""
     if memory_gb is None:
-        found = [Trial("GPT", Gpt(), 12), Trial("ResNet-50", ResNet(image_size=64, width=16), 8)]
+        both = [Trial("GPT", Gpt(), 12), Trial("ResNet-50", ResNet(image_size=64, width=16), 8)]
     else:
         large = memory_gb >= LARGE_GB
         gpt = Gpt(n_layer=6, n_head=12, n_embd=768, block_size=512, vocab_size=50304)
-        found = [Trial("GPT", gpt, 32 if large else 4), Trial("ResNet-50", ResNet(), 128 if large else 32)]
-    return found[:1] if quick else found
+        both = [Trial("GPT", gpt, 32 if large else 4), Trial("ResNet-50", ResNet(), 128 if large else 32)]
+    return both[:1] if quick else both
 
 
 def measure(device: torch.device, budget: float, quick: bool) -> list[BenchFigure]:
     """Measure tokens or images per second in fp32 (without TF32) and in mixed precision, and the speed-up."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else None
-    mixed = numbers(capability)
-    return [figure for trial in trials(memory, quick) for figure in _compared(trial, mixed, device, budget)]
+    mixed, figures = numbers(capability), list[BenchFigure]()
+    for trial in trials(memory, quick):
+        slow, fast = (_rate(trial, policy, device, budget) for policy in (precision.POLICIES["fp32"], mixed))
+        figures += [
+            BenchFigure(f"{trial.name} fp32", slow, trial.unit),
+            BenchFigure(f"{trial.name} {mixed.name}", fast, trial.unit),
+            BenchFigure(f"{trial.name} {mixed.name}/fp32", fast / slow, "x"),
+        ]
+    return figures
 
 
 def numbers(capability: tuple[int, int] | None) -> precision.PrecisionPolicy:
@@ -61,15 +68,6 @@ def numbers(capability: tuple[int, int] | None) -> precision.PrecisionPolicy:
     return chosen if chosen.autocast else precision.POLICIES["fp16"]
 
 
-def _compared(trial: Trial, mixed: precision.PrecisionPolicy, device: torch.device, budget: float) -> list[BenchFigure]:
-    slow, fast = (_rate(trial, used, device, budget) for used in (precision.POLICIES["fp32"], mixed))
-    return [
-        BenchFigure(f"{trial.name} fp32", slow, trial.unit),
-        BenchFigure(f"{trial.name} {mixed.name}", fast, trial.unit),
-        BenchFigure(f"{trial.name} {mixed.name}/fp32", fast / slow, "x"),
-    ]
-
-
 def _rate(trial: Trial, used: precision.PrecisionPolicy, device: torch.device, budget: float) -> float:
     """Return tokens or images per second of steps with forward, backward and update."""
     per_sample = trial.shape.block_size if isinstance(trial.shape, Gpt) else 1
@@ -80,8 +78,13 @@ def _rate(trial: Trial, used: precision.PrecisionPolicy, device: torch.device, b
 def _step(trial: Trial, used: precision.PrecisionPolicy, device: torch.device) -> Callable[[], None]:
     """Return a function that runs one training step, always on the same batch."""
     model: nn.Module = models.build_model(Config(model=trial.shape)).to(device)
-    inputs, targets = _batch(trial, device)
-    if isinstance(trial.shape, ResNet) and device.type == "cuda":  # in both trials, so that only the precision differs
+    shape = trial.shape
+    if isinstance(shape, Gpt):
+        inputs, targets = torch.randint(shape.vocab_size, (2, trial.batch, shape.block_size), device=device)
+    else:
+        inputs = torch.randn(trial.batch, 3, shape.image_size, shape.image_size, device=device)
+        targets = torch.randint(shape.num_classes, (trial.batch,), device=device)
+    if isinstance(shape, ResNet) and device.type == "cuda":  # in both trials, so that only the precision differs
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack memory_format
         inputs = inputs.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -96,12 +99,3 @@ def _step(trial: Trial, used: precision.PrecisionPolicy, device: torch.device) -
         optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def _batch(trial: Trial, device: torch.device) -> tuple[Tensor, Tensor]:
-    shape = trial.shape
-    if isinstance(shape, Gpt):
-        drawn = torch.randint(shape.vocab_size, (2, trial.batch, shape.block_size), device=device)
-        return drawn[0], drawn[1]
-    images = torch.randn(trial.batch, 3, shape.image_size, shape.image_size, device=device)
-    return images, torch.randint(shape.num_classes, (trial.batch,), device=device)

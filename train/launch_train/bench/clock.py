@@ -45,34 +45,22 @@ def warm(work: Work, device: torch.device) -> float:
 
 def times(work: Work, device: torch.device, count: int) -> list[float]:
     """Return the seconds of each of `count` runs."""
-    return _on_gpu(work, device, count) if device.type == "cuda" else _on_host(work, count)
+    if device.type != "cuda":
+        ends = [time.perf_counter()]
+        for _ in range(count):
+            work()
+            ends.append(time.perf_counter())
+        return [after - before for before, after in pairwise(ends)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    events[0].record()
+    for event in events[1:]:
+        work()
+        event.record()
+    torch.cuda.synchronize(device)
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _on_host(work: Work, count: int) -> list[float]:
-    found = []
-    for _ in range(count):
-        before = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - before)
-    return found
-
-
-def _on_gpu(work: Work, device: torch.device, count: int) -> list[float]:
-    events = [_event()]
-    for _ in range(count):
-        work()
-        events.append(_event())
-    torch.cuda.synchronize(device)
-    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    event.record()
-    return event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -35,8 +36,12 @@ def measure(ranks: Ranks, sizes: Sequence[int], budget: float) -> list[BenchFigu
         return []
     linked = 2 * LINK_MB if ranks.device.type == "cuda" else 0
     buffer = _allocated(ranks, max(*sizes, linked) << 18)
-    found = [BenchFigure(name(size), _bus(ranks, buffer[: size << 18], budget), "GB/s") for size in sizes]
-    return [*found, *_ring(ranks, buffer, budget)]
+    figures = []
+    for size in sizes:
+        part = buffer[: size << 18]
+        slowest = max(gather(ranks, _seconds(ranks, partial(dist.all_reduce, part), budget)))
+        figures.append(BenchFigure(name(size), bus_gbs(size << 20, slowest, ranks.world), "GB/s"))
+    return [*figures, *_ring(ranks, buffer, budget)]
 
 
 def name(size: int) -> str:
@@ -60,16 +65,9 @@ def _allocated(ranks: Ranks, count: int) -> torch.Tensor:
         buffer = torch.zeros(count, device=ranks.device)
     except RuntimeError as error:  # includes torch.OutOfMemoryError
         problem = f"rank {ranks.rank}: {error}".partition("\n")[0]
-    problems = [one for one in gather(ranks, problem) if one]
-    if problems:
-        raise UnfitError(problems[0])
+    if first := next(filter(None, gather(ranks, problem)), ""):
+        raise UnfitError(first)
     return buffer
-
-
-def _bus(ranks: Ranks, buffer: torch.Tensor, budget: float) -> float:
-    """Return the bus bandwidth by the time of the slowest rank."""
-    taken = _seconds(ranks, lambda: dist.all_reduce(buffer), budget)
-    return bus_gbs(buffer.numel() * buffer.element_size(), max(gather(ranks, taken)), ranks.world)
 
 
 def _ring(ranks: Ranks, buffer: torch.Tensor, budget: float) -> list[BenchFigure]:

@@ -53,17 +53,8 @@ class Measured(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the data for the JSON."""
-        return {
-            "rank": self.rank,
-            "node": self.node,
-            "gpu": self.gpu,
-            "host": self.host,
-            "device": self.device,
-            "figures": {one.name: {"value": one.value, "unit": one.unit} for one in self.figures},
-            "troubles": [one._asdict() for one in self.troubles],
-            "pcie": list(self.pcie) if self.pcie else None,
-            "seconds": dict(self.seconds),
-        }
+        figures = {figure.name: {"value": figure.value, "unit": figure.unit} for figure in self.figures}
+        return {**self._asdict(), "figures": figures, "troubles": [trouble._asdict() for trouble in self.troubles]}
 
 
 def names(ranks: Sequence[Measured]) -> dict[str, str]:

@@ -27,12 +27,12 @@ def measure(device: torch.device, budget: float, *, host: bool, size: int | None
     """
     is_gpu = device.type == "cuda"
     size = size or (GPU_SIZE if is_gpu else CPU_SIZE)
-    found = [BenchFigure(name(kind), tflops(device, kind, size, budget), "TFLOP/s") for kind in kinds(device)]
+    figures = [BenchFigure(name(kind), tflops(device, kind, size, budget), "TFLOP/s") for kind in kinds(device)]
     if host and is_gpu:
         with threads(cores()):
             on_cpu = tflops(torch.device("cpu"), "fp32", 2 * CPU_SIZE, budget)
-        found += [BenchFigure(ON_CPU, on_cpu, "TFLOP/s"), BenchFigure(SPEED_UP, found[0].value / on_cpu, "x")]
-    return found
+        figures += [BenchFigure(ON_CPU, on_cpu, "TFLOP/s"), BenchFigure(SPEED_UP, figures[0].value / on_cpu, "x")]
+    return figures
 
 
 def name(kind: str) -> str:

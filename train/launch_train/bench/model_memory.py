@@ -24,10 +24,10 @@ def main() -> None:
     """Write the measured sizes to the file RESULT, or `error`, one line."""
     limit_memory()
     try:
-        found = measure(json.load(sys.stdin))
+        result = measure(json.load(sys.stdin))
     except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-        found = {"error": explained(error)}
-    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+        result = {"error": explained(error)}
+    Path(sys.argv[1]).write_text(json.dumps(result), encoding="utf-8")
 
 
 OUT_OF_MEMORY: Final = f"the model or its data allocates more than {MEMORY / 1e9:.1f} GB of real memory"
@@ -37,18 +37,18 @@ def explained(error: BaseException) -> str:
     """Return an error in one line."""
     from launch_train.common.user_import import describe_error
 
-    if any(isinstance(one, MemoryError) or "can't allocate memory" in str(one) for one in causes(error)):
+    if any(isinstance(cause, MemoryError) or "can't allocate memory" in str(cause) for cause in causes(error)):
         return OUT_OF_MEMORY
     return str(error) if isinstance(error, TrainError) else f"the model failed {describe_error(error)}"
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
     """Return an error and what it was raised from."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return chain
 
 
 def limit_memory() -> None:
@@ -91,13 +91,13 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = models.build_model(config, source).train()
         data = [map_tensors(batch, fake) for batch in batches]
-        trained = [one for one in model.parameters() if one.requires_grad]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         blocks = models.blocks(model)
-        sizes = [[one.numel() for one in block.parameters()] for block in blocks]
-        found = {
-            "parameters": sum(one.numel() for one in model.parameters()),
-            "trained": sum(one.numel() for one in trained),
-            "matrices": sum(one.numel() for one in model.parameters() if one.dim() >= 2),
+        sizes = [[parameter.numel() for parameter in block.parameters()] for block in blocks]
+        result = {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "trained": sum(parameter.numel() for parameter in trained),
+            "matrices": sum(parameter.numel() for parameter in model.parameters() if parameter.dim() >= 2),
             "blocks": len(blocks),
             "block": max(map(sum, sizes), default=0),
             "in_blocks": sum(map(sum, sizes)),
@@ -109,8 +109,9 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
         }
         if blocks:
             checkpoint_blocks(model, "full")
-            found |= {"entries_fp32": kept(model, data, half=False)[0], "entries_half": kept(model, data, half=True)[0]}
-    return found
+            for name, half in (("entries_fp32", False), ("entries_half", True)):
+                result[name] = kept(model, data, half=half)[0]
+    return result
 
 
 def open_source(config: Any) -> Any:
@@ -126,8 +127,8 @@ def open_source(config: Any) -> Any:
 
 def kept(model: Any, batches: list[Any], *, half: bool) -> tuple[int, int]:
     """Return the bytes that a forward pass keeps for each sample, and the largest array of these."""
-    one, two = (saved(model, batch, half=half) for batch in batches)
-    return sum(two) - sum(one), max(two, default=0) - max(one, default=0)
+    of_one, of_two = (saved(model, batch, half=half) for batch in batches)
+    return sum(of_two) - sum(of_one), max(of_two, default=0) - max(of_one, default=0)
 
 
 def saved(model: Any, batch: Any, *, half: bool) -> list[int]:
@@ -136,18 +137,18 @@ def saved(model: Any, batch: Any, *, half: bool) -> list[int]:
     from torch.autograd.graph import saved_tensors_hooks
 
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    found: dict[int, Any] = {}
+    storages: dict[int, Any] = {}
 
     def keep(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            found[storage._cdata] = storage
+            storages[storage._cdata] = storage
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=half):
         loss = model(*batch)
     del loss
-    return [storage.nbytes() for storage in found.values()]
+    return [storage.nbytes() for storage in storages.values()]
 
 
 if __name__ == "__main__":

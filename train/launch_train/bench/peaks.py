@@ -17,6 +17,8 @@ from launch_train.monitoring.health import is_gpu
 
 TABLE: Final = Path(__file__).with_name("peaks.csv")
 KINDS: Final = ("bf16", "fp16", "tf32", "fp32")
+NUMBERS: Final = (*KINDS, "memory_gbs", "nvlink_gbs", "floor", "memory_floor")
+"""Columns of numbers; an empty cell is unknown."""
 
 
 class GpuType(NamedTuple):
@@ -42,7 +44,7 @@ def of(device: str) -> GpuType | None:
     return next((card for words, without, card in _table() if _fits(words, without, device)), None)
 
 
-def asked(gpu: str, device: str) -> Mapping[str, float | None]:
+def requested(gpu: str, device: str) -> Mapping[str, float | None]:
     """Return the peaks from the request (contract.GPU, JSON), by number format.
 
     Empty if `device` isn't the requested GPU, or is only a part of one (MIG).
@@ -63,8 +65,8 @@ def tflops(device: str) -> Mapping[str, float | None]:
 
 
 def _fits(words: frozenset[str], without: frozenset[str], device: str) -> bool:
-    found = _words(device)
-    return words <= found and not without & found
+    present = _words(device)
+    return words <= present and not without & present
 
 
 def _words(text: str) -> frozenset[str]:
@@ -74,19 +76,13 @@ def _words(text: str) -> frozenset[str]:
 @cache
 def _table() -> tuple[tuple[frozenset[str], frozenset[str], GpuType], ...]:
     with TABLE.open(newline="", encoding="utf-8") as file:
-        return tuple((_words(row["words"]), _words(row["without"]), _card(row)) for row in csv.DictReader(file))
-
-
-def _card(row: Mapping[str, str]) -> GpuType:
-    return GpuType(
-        row["name"],
-        {kind: _number(row[kind]) for kind in KINDS},
-        _number(row["memory_gbs"]),
-        _number(row["nvlink_gbs"]),
-        float(row["floor"]),
-        float(row["memory_floor"]),
+        rows = list(csv.DictReader(file))
+    numbers = [{name: float(cell) if cell else None for name, cell in row.items() if name in NUMBERS} for row in rows]
+    return tuple(
+        (
+            _words(row["words"]),
+            _words(row["without"]),
+            GpuType(row["name"], {kind: number.pop(kind) for kind in KINDS}, **number),  # type: ignore[arg-type]  # a floor is never empty
+        )
+        for row, number in zip(rows, numbers, strict=True)
     )
-
-
-def _number(cell: str) -> float | None:
-    return float(cell) if cell else None

@@ -14,10 +14,10 @@ WIDTH: Final = 60
 
 
 class Report(NamedTuple):
-    """One run of the bench. `asked`: the request's peaks; `time`: Unix seconds; `seconds`: duration."""
+    """One run of the bench. `requested`: the request's peaks; `time`: Unix seconds; `seconds`: duration."""
 
     ranks: tuple[Measured, ...]
-    asked: Mapping[str, float | None]
+    requested: Mapping[str, float | None]
     quick: bool
     torch: str
     time: float
@@ -25,7 +25,7 @@ class Report(NamedTuple):
 
     @property
     def findings(self) -> list[BenchFinding]:
-        return judge(self.ranks, self.asked)
+        return judge(self.ranks, self.requested)
 
     @property
     def unfit(self) -> list[str]:
@@ -34,7 +34,7 @@ class Report(NamedTuple):
 
     def marks(self) -> dict[str, Mark]:
         """Return the reference figures of the first rank."""
-        return marks(self.ranks, self.ranks[0], self.asked)
+        return marks(self.ranks, self.ranks[0], self.requested)
 
 
 def to_dict(report: Report) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def to_dict(report: Report) -> dict[str, Any]:
         "world_size": len(report.ranks),
         "figures": {
             name: {
-                "value": statistics.median(found),
-                "least": min(found),
+                "value": statistics.median(measured),
+                "least": min(measured),
                 "unit": unit,
                 "peak": held[name].peak if name in held else None,
             }
             for name, unit in names(report.ranks).items()
-            if (found := values(report.ranks, name))
+            if (measured := values(report.ranks, name))
         },
         "ranks": [rank.to_dict() for rank in report.ranks],
         "findings": [finding._asdict() for finding in report.findings],
@@ -76,7 +76,11 @@ def table(report: Report) -> Iterator[str]:
     rows = [(*row[:4], f"{'':{digits - row[4].find(' ')}}{row[4]}" if row[4] else "") for row in rows]
     if not any(row[4] for row in rows):
         head = (*head[:4], "")
-    yield from _aligned([head, *rows] if rows and any(head) else rows)
+    rows = [head, *rows] if rows and any(head) else rows
+    widths = [max((len(row[at]) for row in rows), default=0) for at in range(5)]
+    for row in rows:  # names and units to the left, numbers to the right
+        cells = [f"{text:{'>' if at in (1, 2) else '<'}{widths[at]}}" for at, text in enumerate(row) if widths[at]]
+        yield "  ".join(cells).rstrip()
     yield from verdict(report)
 
 
@@ -92,11 +96,11 @@ def verdict(report: Report) -> Iterator[str]:
 Row = tuple[str, str, str, str, str]
 
 
-def _row(name: str, unit: str, found: Sequence[float], mark: Mark | None) -> Row:
+def _row(name: str, unit: str, by_rank: Sequence[float], mark: Mark | None) -> Row:
     """Return name, median, lowest (if there are several), unit, share of the peak."""
-    least = cell(min(found)) if len(found) > 1 else ""
-    share = f"{100 * statistics.median(found) / mark.peak:.0f} % of {mark.peak:.4g}" if mark else ""
-    return name, cell(statistics.median(found)), least, unit, share
+    median = statistics.median(by_rank)
+    share = f"{100 * median / mark.peak:.0f} % of {mark.peak:.4g}" if mark else ""
+    return name, cell(median), cell(min(by_rank)) if len(by_rank) > 1 else "", unit, share
 
 
 def cell(value: float) -> str:
@@ -106,14 +110,6 @@ def cell(value: float) -> str:
     if value < 9999.5:
         return f"{value:,.0f}"
     return f"{value / 1e3:.3g}k" if value < 999.5e3 else f"{value / 1e6:.3g}M"
-
-
-def _aligned(rows: Sequence[Row]) -> Iterator[str]:
-    """Align names and units to the left, numbers to the right."""
-    widths = [max((len(row[at]) for row in rows), default=0) for at in range(5)]
-    for row in rows:
-        cells = [f"{text:{'>' if at in (1, 2) else '<'}{widths[at]}}" for at, text in enumerate(row) if widths[at]]
-        yield "  ".join(cells).rstrip()
 
 
 def _wrapped(text: str) -> list[str]:

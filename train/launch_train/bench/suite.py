@@ -46,7 +46,19 @@ def run(
                 torch.cuda.empty_cache()
         seconds[part] = round(time.monotonic() - began, 2)
     barrier(ranks)
-    return gather(ranks, _measured(ranks, env, figures, troubles, seconds))
+    is_gpu = ranks.device.type == "cuda"
+    measured = Measured(
+        rank=ranks.rank,
+        node=int(env.get(contract.NODE) or env.get("GROUP_RANK") or 0),
+        gpu=ranks.local_rank,
+        host=socket.gethostname(),
+        device=torch.cuda.get_device_name(ranks.device) if is_gpu else "cpu",
+        figures=tuple(figures),
+        troubles=tuple(troubles),
+        pcie=pcie_of(ranks.device) if is_gpu else None,
+        seconds=seconds,
+    )
+    return gather(ranks, measured)
 
 
 def _part(part: str, ranks: Ranks, quick: bool) -> list[BenchFigure]:
@@ -65,27 +77,6 @@ def _part(part: str, ranks: Ranks, quick: bool) -> list[BenchFigure]:
             return amp.measure(device, 2 * budget, quick)
         case _:
             return loader_benchmark.measure(2 * budget, quick) if first else []
-
-
-def _measured(
-    ranks: Ranks,
-    env: Mapping[str, str],
-    figures: Sequence[BenchFigure],
-    troubles: Sequence[Trouble],
-    seconds: Mapping[str, float],
-) -> Measured:
-    is_gpu = ranks.device.type == "cuda"
-    return Measured(
-        rank=ranks.rank,
-        node=int(env.get(contract.NODE) or env.get("GROUP_RANK") or 0),
-        gpu=ranks.local_rank,
-        host=socket.gethostname(),
-        device=torch.cuda.get_device_name(ranks.device) if is_gpu else "cpu",
-        figures=tuple(figures),
-        troubles=tuple(troubles),
-        pcie=pcie_of(ranks.device) if is_gpu else None,
-        seconds=dict(seconds),
-    )
 
 
 def pcie_of(device: torch.device) -> tuple[int, int] | None:

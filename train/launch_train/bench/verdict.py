@@ -46,35 +46,35 @@ class Mark(NamedTuple):
     floor: float
 
 
-def judge(ranks: Sequence[Measured], asked: Mapping[str, float | None] | None = None) -> list[BenchFinding]:
-    """Return all findings, the worst first. `asked`: the request's peaks, which take precedence over the table's."""
-    found = [
-        *(finding for rank in ranks for finding in _troubles(rank)),
-        *_below(ranks, asked or {}),
+def judge(ranks: Sequence[Measured], requested: Mapping[str, float | None]) -> list[BenchFinding]:
+    """Return all findings, the worst first. `requested`: the request's peaks, which precede the table's."""
+    findings = (
+        *_troubles(ranks),
+        *_below(ranks, requested),
         *_slower(ranks),
         *_mixed(ranks),
-        *_unknown(ranks, asked or {}),
-    ]
-    return sorted(found, key=lambda finding: not finding.unfit)
+        *_unknown(ranks, requested),
+    )
+    return sorted(findings, key=lambda finding: not finding.unfit)
 
 
-def marks(ranks: Sequence[Measured], rank: Measured, asked: Mapping[str, float | None]) -> dict[str, Mark]:
+def marks(ranks: Sequence[Measured], rank: Measured, requested: Mapping[str, float | None]) -> dict[str, Mark]:
     """Return the reference figures of one rank, by the figure's name."""
     if not rank.on_gpu:
         return {}
     card = peaks.of(rank.device)
-    tflops = {**(card.tflops if card else {}), **{kind: peak for kind, peak in asked.items() if peak}}
+    tflops = {**(card.tflops if card else {}), **{kind: peak for kind, peak in requested.items() if peak}}
     floor = card.floor if card else 0.25  # unknown whether it can sustain its clocks
-    found = {f"matmul {kind}": Mark(peak, floor) for kind, peak in tflops.items() if peak}
+    figures = {f"matmul {kind}": Mark(peak, floor) for kind, peak in tflops.items() if peak}
     if card and card.memory_gbs:
-        found["memory copy"] = found["memory triad"] = Mark(card.memory_gbs, card.memory_floor)
+        figures["memory copy"] = figures["memory triad"] = Mark(card.memory_gbs, card.memory_floor)
     if rank.pcie:
-        found["to GPU, pinned"] = found["from GPU, pinned"] = Mark(pcie_gbs(*rank.pcie), PCIE_FLOOR)
+        figures["to GPU, pinned"] = figures["from GPU, pinned"] = Mark(pcie_gbs(*rank.pcie), PCIE_FLOOR)
     all_reduces = [figure.name for figure in rank.figures if figure.name.startswith("all-reduce")]
-    if card and card.nvlink_gbs and len({one.node for one in ranks}) == 1 and all_reduces:
+    if card and card.nvlink_gbs and len({other.node for other in ranks}) == 1 and all_reduces:
         largest = all_reduces[-1]  # the last one measured; latency limits small ones
-        found[largest] = found["link to the next"] = Mark(card.nvlink_gbs, NVLINK_FLOOR)
-    return found
+        figures[largest] = figures["link to the next"] = Mark(card.nvlink_gbs, NVLINK_FLOOR)
+    return figures
 
 
 def pcie_gbs(generation: int, lanes: int) -> float:
@@ -86,31 +86,26 @@ def pcie_gbs(generation: int, lanes: int) -> float:
     return rate * lanes / 8
 
 
-def _troubles(rank: Measured) -> Iterator[BenchFinding]:
+def _troubles(ranks: Sequence[Measured]) -> Iterator[BenchFinding]:
     """Yield parts that could not be measured: faults on a GPU, except the DataLoader, which runs on the host."""
-    for part, why in rank.troubles:
-        yield BenchFinding(rank.on_gpu and part != "loader", f"{_who(rank)}: {part} could not be measured: {why}")
-
-
-def _below(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> Iterator[BenchFinding]:
     for rank in ranks:
-        for name, mark in marks(ranks, rank, asked).items():
-            value = rank.value(name)
-            if value is not None and value < mark.floor * mark.peak and (rank.rank == 0 or not _shared(name)):
-                who = "" if _shared(name) else f"{_who(rank)}: "
-                share = _percent(value / mark.peak)
+        for part, why in rank.troubles:
+            yield BenchFinding(rank.on_gpu and part != "loader", f"{_who(rank)}: {part} could not be measured: {why}")
+
+
+def _below(ranks: Sequence[Measured], requested: Mapping[str, float | None]) -> Iterator[BenchFinding]:
+    for rank in ranks:
+        for name, mark in marks(ranks, rank, requested).items():
+            value, shared = rank.value(name), name.startswith("all-reduce")  # which all ranks measure together
+            if value is not None and value < mark.floor * mark.peak and (rank.rank == 0 or not shared):
+                who, share = "" if shared else f"{_who(rank)}: ", _percent(value / mark.peak)
                 yield BenchFinding(True, f"{who}{name} reaches {_few(value)} of {_few(mark.peak)}: {share}")
-
-
-def _shared(name: str) -> bool:
-    """Return whether the figure is the same for all ranks, because they measure it together."""
-    return name.startswith("all-reduce")
 
 
 def _slower(ranks: Sequence[Measured]) -> Iterator[BenchFinding]:
     """Yield the worst figure of each GPU that is slower than the others of its type."""
     for rank in ranks:
-        others = [one for one in ranks if one.rank != rank.rank and one.device == rank.device and one.on_gpu]
+        others = [other for other in ranks if other.rank != rank.rank and other.device == rank.device and other.on_gpu]
         behind = [
             (_behind(rank, others, name), name)
             for name in names([rank])
@@ -144,8 +139,8 @@ def _mixed(ranks: Sequence[Measured]) -> Iterator[BenchFinding]:
     with a peak well above fp32's."""
     for name in [name for name in names(ranks) if name.endswith("/fp32")]:
         kind = name.removesuffix("/fp32").rpartition(" ")[2]
-        found = [rank for rank in ranks if rank.value(name) is not None and _has_tensor_cores(rank, kind)]
-        slowest = min((rank.value(name) or 0.0 for rank in found), default=MIXED)
+        speed_ups = (rank.value(name) for rank in ranks if _has_tensor_cores(rank, kind))
+        slowest = min((speed_up for speed_up in speed_ups if speed_up is not None), default=MIXED)
         if slowest < MIXED:
             yield BenchFinding(False, f"{name} is {slowest:.2f}; expected: {MIXED} or more")
 
@@ -156,16 +151,15 @@ def _has_tensor_cores(rank: Measured, kind: str) -> bool:
     return bool(mixed and plain and mixed > 2.5 * plain)
 
 
-def _unknown(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> Iterator[BenchFinding]:
+def _unknown(ranks: Sequence[Measured], requested: Mapping[str, float | None]) -> Iterator[BenchFinding]:
     for device in sorted({rank.device for rank in ranks if rank.on_gpu}):
         card = peaks.of(device)
-        if not any(asked.values()) and not (card and any(card.tflops.values())):
+        if not any(requested.values()) and not (card and any(card.tflops.values())):
             yield BenchFinding(False, f"{device}: unknown peak, so matrix products can't be compared with it")
 
 
 def _who(rank: Measured) -> str:
-    what = f"GPU {rank.gpu}" if rank.on_gpu else f"process {rank.gpu}"
-    return f"{what} of node {rank.node}"
+    return f"{'GPU' if rank.on_gpu else 'process'} {rank.gpu} of node {rank.node}"
 
 
 def _few(value: float) -> str:

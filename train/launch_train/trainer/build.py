@@ -265,7 +265,7 @@ def _peak_flops(env: Mapping[str, str], policy: precision.PrecisionPolicy, devic
     The figure comes from the job request if this is the requested GPU, and from the trainer's own table for a run that
     was started by hand.
     """
-    known = peaks.asked(env[contract.GPU], device) if env.get(contract.GPU) else peaks.tflops(device)
+    known = peaks.requested(env[contract.GPU], device) if env.get(contract.GPU) else peaks.tflops(device)
     teraflops = known.get(policy.name)
     return teraflops * 1e12 if teraflops else None
 
