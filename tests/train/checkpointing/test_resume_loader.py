@@ -186,13 +186,13 @@ def _forget(monkeypatch: pytest.MonkeyPatch, entry: str, key: str | None) -> Non
         fresh = rng_state.read(torch.device("cpu"))
         monkeypatch.setattr(rng_state, "restore", lambda old, device: real({**old, str(key): fresh[str(key)]}, device))
         return
-    known = state_dict.ENTRIES[entry]
+    restore = state_dict.restore
 
-    def restore(run: Any, value: Any) -> None:
-        if key is not None:
-            known.restore(run, {**value, key: known.read(run)[key]})
+    def without(run: Any, state: Any) -> None:
+        now = state_dict.read(run)[entry]
+        restore(run, {**state, entry: now if key is None else {**state[entry], key: now[key]}})
 
-    monkeypatch.setitem(state_dict.ENTRIES, entry, known._replace(restore=restore))
+    monkeypatch.setattr(state_dict, "restore", without)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -422,12 +422,10 @@ def test_a_start_of_another_spec_does_not_end_the_run_it_would_have_taken(tmp_pa
 
 def test_a_fault_of_the_machine_in_a_restore_is_not_the_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preempted(tmp_path / "run", 3)
-    out_of_memory = state_dict.ENTRIES["model"]._replace(restore=lambda run, value: _fail("CUDA out of memory"))
-    monkeypatch.setitem(state_dict.ENTRIES, "model", out_of_memory)
+    monkeypatch.setattr(state_dict, "restore", lambda run, state: _fail("CUDA out of memory"))
     with pytest.raises(OutOfMemoryError, match="out of memory"):
         train(tmp_path / "run", generation=1)
-    misfit = state_dict.ENTRIES["model"]._replace(restore=lambda run, value: run.optimizer.load_state_dict({}))
-    monkeypatch.setitem(state_dict.ENTRIES, "model", misfit)
+    monkeypatch.setattr(state_dict, "restore", lambda run, state: run.optimizer.load_state_dict({}))
     with pytest.raises(UsageError, match="doesn't fit this code"):
         train(tmp_path / "run", generation=2)
 

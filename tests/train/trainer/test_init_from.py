@@ -167,7 +167,7 @@ def test_nothing_that_fits_is_refused_even_if_not_strict(tmp_path: Path) -> None
 def test_a_file_that_is_none(tmp_path: Path, content: bytes, suffix: str) -> None:
     (tmp_path / f"a.{suffix}").write_bytes(content)
     with pytest.raises(UsageError, match="can't be read"):
-        init_from.read(init_from.Found("a", (tmp_path / f"a.{suffix}",)))
+        init_from.read(init_from.WeightFiles("a", (tmp_path / f"a.{suffix}",)))
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:

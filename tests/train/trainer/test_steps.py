@@ -169,8 +169,10 @@ def test_the_median_stays_cheap() -> None:
 )
 def test_the_peak_is_that_of_the_gpu_that_is_there(asked: str, device: str, same: bool) -> None:
     env = {"LAUNCH_GPU": json.dumps({"name": asked, "peak_tflops": {"bf16": 989}})}
-    assert build._peak_flops(env, POLICIES["bf16"], device) == (989e12 if same else None)
-    assert build._peak_flops(env, POLICIES["fp32"], device) is None
+    ranks = Ranks(world=2, device=torch.device("cuda", 0))
+    assert build._peak_flops(env, POLICIES["bf16"], device, ranks) == (2 * 989e12 if same else None)
+    assert build._peak_flops(env, POLICIES["fp32"], device, ranks) is None
+    assert build._peak_flops(env, POLICIES["bf16"], device, Ranks()) is None, "on a CPU"
 
 
 class Event:

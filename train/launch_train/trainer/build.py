@@ -154,8 +154,17 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     accumulates = micro_batches.count > 1
     prepared = prepare(model, config, ranks, accumulates=accumulates, trial_pass=try_pass, storage=storage)
     micro_batches.graphed = ("cuda graphs", "true") in {choice[:2] for choice in prepared.choices}
-    watch = stopwatch(ranks.device)
-    facts = _start_facts(config, ranks, source, model, policy)
+    watch, countable_targets = stopwatch(ranks.device), loss_normalization.countable_targets(config, source)
+    facts = {  # of the start event; the end event repeats them
+        "config": as_data(config),
+        **warmup.device_facts(ranks),
+        "backend": ranks.backend,
+        "precision": policy.name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "torch": torch.__version__,
+        "unigram_entropy": source.unigram_entropy,
+        **source.facts,
+    }
     replica_check = ReplicaCheck(ranks, sharded=fsdp.is_sharded(model))
     choices = (
         precision.choice(config.precision, policy, ranks.device.type),
@@ -185,17 +194,23 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         optimizer=optimizer,
         scaler=precision.scaler(policy, ranks.device),
         policy=policy,
-        countable_targets=loss_normalization.countable_targets(config, source),
+        countable_targets=countable_targets,
         stopwatch=watch,
-        recorder=_recorder(
-            config, ranks, source, flops, watch, micro_batches.size, _peak_flops(env, policy, facts["device"])
+        recorder=Recorder(
+            ranks,
+            watch,
+            source.unit,
+            units=config.batch_size * source.per_sample,
+            flops=flops and flops * config.batch_size,
+            peak_flops=_peak_flops(env, policy, facts["device"], ranks),
+            micro_batch=micro_batches.size,
         ),
         storage=storage,
         micro_batches=micro_batches,
         facts=facts,
         agreement=Agreement(ranks),
         sampler=Sampler(config, source, policy, ranks.device),
-        guard=GradGuard(config.non_finite, masked=loss_normalization.countable_targets(config, source) > 0),
+        guard=GradGuard(config.non_finite, masked=countable_targets > 0),
         replica_check=replica_check,
         heartbeat=Heartbeat({} if ranks.local_rank else env),
     )
@@ -239,51 +254,15 @@ def set_deterministic(configured: bool | None, device: torch.device) -> tuple[Ch
     return (Choice("deterministic", str(enabled).lower(), why),)
 
 
-def _recorder(
-    config: Config,
-    ranks: Ranks,
-    source: Source,
-    flops: float | None,
-    watch: Stopwatch,
-    micro_batch: int,
-    peak_flops: float | None,
-) -> Recorder:
-    return Recorder(
-        ranks,
-        watch,
-        source.unit,
-        units=config.batch_size * source.per_sample,
-        flops=flops and flops * config.batch_size,
-        peak_flops=(peak_flops and ranks.device.type == "cuda" and peak_flops * ranks.world) or None,
-        micro_batch=micro_batch,
-    )
-
-
-def _peak_flops(env: Mapping[str, str], policy: precision.PrecisionPolicy, device: str) -> float | None:
-    """Return the dense FLOP/s of one GPU at this precision, or None if unknown.
+def _peak_flops(env: Mapping[str, str], policy: precision.PrecisionPolicy, device: str, ranks: Ranks) -> float | None:
+    """Return the dense FLOP/s of all GPUs together at this precision, or None if unknown.
 
     The figure comes from the job request if this is the requested GPU, and from the trainer's own table for a run that
     was started by hand.
     """
     known = peaks.requested(env[contract.GPU], device) if env.get(contract.GPU) else peaks.tflops(device)
-    teraflops = known.get(policy.name)
-    return teraflops * 1e12 if teraflops else None
-
-
-def _start_facts(
-    config: Config, ranks: Ranks, source: Source, model: nn.Module, policy: precision.PrecisionPolicy
-) -> dict[str, Any]:
-    """Return the fields of the start event. The end event repeats them."""
-    return {
-        "config": as_data(config),
-        **warmup.device_facts(ranks),
-        "backend": ranks.backend,
-        "precision": policy.name,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "torch": torch.__version__,
-        "unigram_entropy": source.unigram_entropy,
-        **source.facts,
-    }
+    teraflops = known.get(policy.name) if ranks.device.type == "cuda" else None
+    return teraflops * 1e12 * ranks.world if teraflops else None
 
 
 def _print_setup(facts: Mapping[str, Any], source: Source, choices: Sequence[Choice]) -> None:

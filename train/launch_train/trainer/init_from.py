@@ -40,7 +40,7 @@ MOST_NAMED = 5
 """Most tensors that a line names."""
 
 
-class Found(NamedTuple):
+class WeightFiles(NamedTuple):
     """Weights on the local disk: files of weights, or the shards of a launch checkpoint (with its folder's name)."""
 
     source: str
@@ -69,15 +69,16 @@ def initialize(run: Run, env: Mapping[str, str]) -> None:
     settings = run.config.init_from
     if settings is None:
         return
-    found = run_once_per_node(run.ranks, partial(_find, settings, env))
+    weights = run_once_per_node(run.ranks, partial(_find, settings, env))
+    source = weights.source
     try:
-        report = run_on_all(run.ranks, lambda: load(run.model, read(found), found.source, strict=settings.strict))[0]
+        report = run_on_all(run.ranks, lambda: load(run.model, read(weights), source, strict=settings.strict))[0]
     finally:  # all ranks of this node get here
-        if found.temporary:
-            shutil.rmtree(found.temporary, ignore_errors=True)
-    run.facts["init_from"] = {"source": found.source, **report._asdict()}
+        if weights.temporary:
+            shutil.rmtree(weights.temporary, ignore_errors=True)
+    run.facts["init_from"] = {"source": source, **report._asdict()}
     if run.ranks.rank == 0:
-        print(f"init_from: loaded {report.loaded} of {report.total} tensors from {found.source}", flush=True)
+        print(f"init_from: loaded {report.loaded} of {report.total} tensors from {source}", flush=True)
         for what, names in (("not loaded", report.missing), ("not used", report.unused)):
             if names:
                 print(f"init_from: {what}: {_listed(names)}", flush=True)
@@ -86,35 +87,34 @@ def initialize(run: Run, env: Mapping[str, str]) -> None:
 # --- Find -------------------------------------------------------------------------------------------------------------
 
 
-def _find(settings: InitFrom, env: Mapping[str, str]) -> Found:
+def _find(settings: InitFrom, env: Mapping[str, str]) -> WeightFiles:
     """Return the weights, downloaded if necessary. Raises UsageError, CheckpointError or OutputError."""
     path, kind = settings.path, kind_of_weights(settings.path)
     if kind == "hub":
         return _of_hub(path)
     if kind == "run":
-        path = _folder_of_run(path, env)
+        beside = env.get(contract.RUN_FOLDER, "").rpartition("/")[0]
+        if not beside:
+            raise UsageError(f"init_from: {path}: this run has no output, in which it could be; give the run's folder")
+        path = f"{beside}/{path}"
     if kind == "local" and not Path(path).expanduser().exists():
         raise UsageError(f"init_from: there is no file or folder {path} here")
     if kind == "local" and Path(path).expanduser().is_file():
-        return Found(path, (_weights_file(Path(path).expanduser()),))
+        return WeightFiles(path, (_weights_file(Path(path).expanduser()),))
     storage = open_storage(path).within(PATIENT_SECONDS)
     scratch = scratch_folder(env)
     if names := manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")):
         return _of_checkpoint(storage, names, settings.step, scratch)
     if kind == "run":
         raise UsageError(f"init_from: {path} has no checkpoint")
-    return _of_bucket(path, scratch) if kind == "bucket" else _of_folder(Path(path).expanduser())
+    if kind == "bucket":
+        return _of_bucket(path, scratch)
+    folder = Path(path).expanduser()
+    names = _weights_among([item.name for item in folder.iterdir()], folder)
+    return WeightFiles(str(folder), tuple(folder / name for name in names))
 
 
-def _folder_of_run(run: str, env: Mapping[str, str]) -> str:
-    """Return the folder of a run beside this one's."""
-    beside = env.get(contract.RUN_FOLDER, "").rpartition("/")[0]
-    if not beside:
-        raise UsageError(f"init_from: {run}: this run has no output, in which it could be; give the run's folder")
-    return f"{beside}/{run}"
-
-
-def _of_checkpoint(storage: Storage, names: list[str], step: int | None, scratch: Path | None) -> Found:
+def _of_checkpoint(storage: Storage, names: list[str], step: int | None, scratch: Path | None) -> WeightFiles:
     """Return the newest valid checkpoint, or that of a step."""
     inside = scratch if scratch and scratch.is_dir() else None
     reasons = []
@@ -125,7 +125,7 @@ def _of_checkpoint(storage: Storage, names: list[str], step: int | None, scratch
         try:
             manifest = manifests.read(storage, name)
             paths = reader.fetch(storage, manifest, folder)
-            return Found(f"{storage.url}, step {manifest.step}", tuple(paths), manifest.folder, folder)
+            return WeightFiles(f"{storage.url}, step {manifest.step}", tuple(paths), manifest.folder, folder)
         except CheckpointError as error:
             shutil.rmtree(folder, ignore_errors=True)
             reasons.append(str(error))
@@ -136,19 +136,13 @@ def _of_checkpoint(storage: Storage, names: list[str], step: int | None, scratch
     raise UsageError(f"init_from: {storage.url} has no usable {which}{': ' if reasons else ''}{'; '.join(reasons)}")
 
 
-def _of_folder(folder: Path) -> Found:
-    return Found(
-        str(folder), tuple(folder / name for name in _weights_among([p.name for p in folder.iterdir()], folder))
-    )
-
-
 def _weights_among(names: list[str], where: object) -> list[str]:
     """Return the files of weights among the names in a folder: safetensors, otherwise torch's. Raises UsageError."""
-    found = sorted(name for name in names if name.endswith(".safetensors"))
-    found = found or sorted(name for name in names if name.endswith(TORCH_FILES) and not name.startswith(NO_WEIGHTS))
-    if not found:
+    weights = [name for name in names if name.endswith(".safetensors")]
+    weights = weights or [name for name in names if name.endswith(TORCH_FILES) and not name.startswith(NO_WEIGHTS)]
+    if not weights:
         raise UsageError(f"init_from: {where} has neither checkpoints nor *.safetensors, *.pt, *.pth or *.bin")
-    return found
+    return sorted(weights)
 
 
 def _weights_file(path: Path) -> Path:
@@ -157,32 +151,32 @@ def _weights_file(path: Path) -> Path:
     return path
 
 
-def _of_bucket(url: str, scratch: Path | None) -> Found:
+def _of_bucket(url: str, scratch: Path | None) -> WeightFiles:
     """Download the files of weights in a folder of a bucket, or one file."""
     bucket, _, path = url.removeprefix("gs://").partition("/")
     path = path.strip("/")
-    objects = Objects(f"gs://{bucket}")
-    found = {one.name.removeprefix(path).lstrip("/"): one for one in objects.objects(path)}
-    if "" in found:  # the object itself
-        wanted = {_weights_file(Path(path)).name: found[""]}
+    storage = Objects(f"gs://{bucket}")
+    objects = {item.name.removeprefix(path).lstrip("/"): item for item in storage.objects(path)}
+    if "" in objects:  # the object itself
+        wanted = {_weights_file(Path(path)).name: objects[""]}
     else:
-        here = [name for name, one in found.items() if "/" not in name and one.name == f"{path}/{name}"]
-        wanted = {name: found[name] for name in _weights_among(here, url)}
+        here = [name for name, item in objects.items() if "/" not in name and item.name == f"{path}/{name}"]
+        wanted = {name: objects[name] for name in _weights_among(here, url)}
     folder = Path(tempfile.mkdtemp(prefix="launch-weights-", dir=scratch if scratch and scratch.is_dir() else None))
     try:
-        for name, one in wanted.items():
+        for name, item in wanted.items():
             with (folder / name).open("wb") as file:
-                objects.fetch(one, file)
+                storage.fetch(item, file)
     except FileNotFoundError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise OutputError(f"init_from: {url} was changed or deleted while it was read") from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return Found(url, tuple(folder / name for name in wanted), temporary=folder)
+    return WeightFiles(url, tuple(folder / name for name in wanted), temporary=folder)
 
 
-def _of_hub(name: str) -> Found:
+def _of_hub(name: str) -> WeightFiles:
     """Download a model's weights to the hub's own cache. Raises UsageError: no such model; OutputError."""
     from huggingface_hub import errors, hf_hub_download
 
@@ -199,7 +193,7 @@ def _of_hub(name: str) -> Found:
 
     for single in ("model.safetensors", "pytorch_model.bin"):
         try:
-            return Found(name, get_all(single))
+            return WeightFiles(name, get_all(single))
         except errors.EntryNotFoundError:
             continue
         except (OSError, errors.HfHubHTTPError) as error:
@@ -210,17 +204,17 @@ def _of_hub(name: str) -> Found:
 # --- Read and load ----------------------------------------------------------------------------------------------------
 
 
-def read(found: Found) -> dict[str, SavedTensor]:
+def read(weights: WeightFiles) -> dict[str, SavedTensor]:
     """Return the tensors by name, mapped from the files. Raises UsageError if a file can't be read."""
-    if found.checkpoint:
-        shards = reader.read_all(found.checkpoint, found.paths)
+    if weights.checkpoint:
+        shards = reader.read_all(weights.checkpoint, weights.paths)
         tensors, model = saved_tensors(shards), shards[0]["rest"].get("model")
         if not isinstance(model, Mapping):
-            raise UsageError(f"init_from: the checkpoint in {found.source} has no `model`")
+            raise UsageError(f"init_from: the checkpoint in {weights.source} has no `model`")
         refs = {name: entry[REF] for name, entry in model.items() if isinstance(entry, Mapping) and REF in entry}
         return {name: tensors[path] for name, path in refs.items()}
     named: dict[str, Tensor] = {}
-    for path in found.paths:
+    for path in weights.paths:
         named |= _read_file(path)
     return {
         name: SavedTensor(tuple(tensor.shape), ((Region((0,) * tensor.dim(), tuple(tensor.shape)), tensor),))
@@ -241,10 +235,10 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     for key in ("model", "state_dict", "model_state_dict"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    found = {name: value for name, value in content.items() if isinstance(value, Tensor)} if content else {}
-    if not found:
+    tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)} if content else {}
+    if not tensors:
         raise UsageError(f"init_from: {path.name} has no tensors by name")
-    return found
+    return tensors
 
 
 @torch.no_grad()
@@ -259,14 +253,18 @@ def load(model: nn.Module, saved: Mapping[str, SavedTensor], source: str, *, str
     tied = {_identity(ours[name]) for name in fits}
     missing = [name for name in ours if name not in fits and _identity(ours[name]) not in tied]
     unused = [name for name in saved if name not in names.values()]
+    shapes = {name: f" (shape {list(ours[name].shape)} here, {list(saved[names[name]].shape)} there)" for name in names}
     report = Loaded(
         len(ours) - len(missing),
         len(ours),
-        tuple(_why_missing(name, ours[name], saved.get(names.get(name, ""))) for name in missing),
+        tuple(f"{name}{shapes.get(name, '')}" for name in missing),
         tuple(unused),
     )
     if not fits or (strict and (missing or unused)):
-        raise UsageError(_explain(report, source, strict=strict))
+        sides = (("the model also needs", report.missing), ("it also has", report.unused))
+        odd = "; ".join(f"{what}: {_listed(names)}" for what, names in sides if names)
+        hint = "; strict: false loads what fits" if strict and report.loaded else ""
+        raise UsageError(f"init_from: the weights in {source} don't fit the model ({odd}){hint}")
     for name, theirs in fits.items():
         ours[name].copy_(load_like(ours[name], saved[theirs]))
     return report
@@ -281,7 +279,7 @@ def match_names(ours: Collection[str], theirs: Collection[str]) -> dict[str, str
 
 
 def _bare(name: str) -> str:
-    while prefix := next((one for one in PREFIXES if name.startswith(one)), ""):
+    while prefix := next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""):
         name = name.removeprefix(prefix)
     return name
 
@@ -290,20 +288,6 @@ def _identity(tensor: Tensor) -> tuple[int, torch.Size]:
     """Return what tied tensors have in common."""
     here = local_part(tensor)
     return (here.data_ptr() if here.numel() else id(tensor)), tensor.shape
-
-
-def _why_missing(name: str, ours: Tensor, theirs: SavedTensor | None) -> str:
-    return f"{name} (shape {list(ours.shape)} here, {list(theirs.shape)} there)" if theirs else name
-
-
-def _explain(report: Loaded, source: str, *, strict: bool) -> str:
-    parts = [
-        f"{what}: {_listed(names)}"
-        for what, names in (("the model also needs", report.missing), ("it also has", report.unused))
-        if names
-    ]
-    hint = "; strict: false loads what fits" if strict and report.loaded else ""
-    return f"init_from: the weights in {source} don't fit the model ({'; '.join(parts)}){hint}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -127,7 +127,7 @@ class Recorder:
         Sums are exact (fsum), so that no bit depends on the length of a block, which depends on the clock.
         """
         own = torch.stack([torch.stack([step.loss, step.grad_norm]) for step in steps])
-        own = own.to(_gather_dtype(self.ranks.device))
+        own = own.to(torch.float32 if self.ranks.device.type == "mps" else torch.float64)  # an Apple GPU has no float64
         host = [[time[0], step.micro_batch, step.timed, time[2]] for step, time in zip(steps, times, strict=True)]
         own = torch.cat([own, torch.tensor(host, dtype=own.dtype, device=own.device)], dim=1)
         by_rank = [own.tolist()] if alone else [values.tolist() for values in gather_tensors(self.ranks, own)]
@@ -193,11 +193,6 @@ def first_and_last_means(first: Sequence[float], last: Sequence[float], steps_do
     """
     steps = min(MEAN_STEPS, steps_done if steps_done <= MEAN_STEPS else steps_done // 2)
     return _mean(first[:steps]), _mean(last[-steps:]), steps
-
-
-def _gather_dtype(device: torch.device) -> torch.dtype:
-    """Return float64 where the device has it; an Apple GPU (mps) has not."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _mean(values: Collection[float]) -> float:

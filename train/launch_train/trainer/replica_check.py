@@ -105,8 +105,8 @@ class ReplicaCheck:
         if self._pending is None:
             return None
         (step, gathered), self._pending = self._pending, None
-        if found := find_difference(torch.stack(gathered).tolist(), self.last_agreed, step):
-            return found
+        if difference := find_difference(torch.stack(gathered).tolist(), self.last_agreed, step):
+            return difference
         self.last_agreed = step
         ((device_seconds, *_),) = self._stopwatch.read()
         own_cost = torch.tensor([max(device_seconds, self._host_seconds)], device=self._ranks.device)
@@ -130,17 +130,14 @@ def digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     Within a tensor the order of the elements doesn't matter: their bits are added as integers, in one pass."""
     if not tensors:
         return torch.zeros((), dtype=torch.int64, device=device)
-    sums = torch.stack([_bits(real).sum(dtype=_INTEGERS[real.element_size()]).long() for real in map(_real, tensors)])
-    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()
+    sums = []
+    for tensor in tensors:
+        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        integers = _INTEGERS[real.element_size()]
+        sums.append(real.view(integers).sum(dtype=integers).long())
+    weights = 2 * torch.arange(len(sums), device=device) + 1
+    return (torch.stack(sums) * weights).sum()
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types by element size, so that nothing is copied; sums wrap around."""
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(_INTEGERS[tensor.element_size()])
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()

@@ -63,16 +63,15 @@ def compare_replicas(run: Run) -> None:
 
 def raise_if_replicas_differ(run: Run) -> None:
     """Raise DisagreementError on all ranks if the last comparison found a difference."""
-    found = run.replica_check.read(run.recorder.median_seconds)
-    if found is None:
+    difference = run.replica_check.read(run.recorder.median_seconds)
+    if difference is None:
         return
     saved = run_on_rank_0(run.ranks, lambda: newest_manifest(run.storage) if run.storage else None)
-    run.sink.put(
-        [event("ranks_differ", **{**found._asdict(), "ranks": [*found.ranks]}, checkpoint=saved and saved.folder)]
-    )
+    fields = {**difference._asdict(), "ranks": [*difference.ranks]}
+    run.sink.put([event("ranks_differ", **fields, checkpoint=saved and saved.folder)])
     checkpoint = f"the last good checkpoint is {saved.folder}" if saved else "no checkpoint was saved yet"
     raise DisagreementError(
-        f"{found.describe(run.ranks.world)}. The result must not be trusted: check those ranks' GPUs and memory; "
+        f"{difference.describe(run.ranks.world)}. The result must not be trusted: check those ranks' GPUs and memory; "
         f"{checkpoint}; the next start resumes from step {saved.step if saved else 0}"
     )
 

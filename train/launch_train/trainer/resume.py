@@ -64,15 +64,12 @@ def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
 def manifest_fields(run: Run, **more: Any) -> dict[str, Any]:
     """Return the fields that describe the run in a checkpoint's manifest."""
     keys = ("config", "world_size", "device", "device_memory", "precision", "torch", "data", "data_sha256")
-    added = {"micro_batch": run.micro_batches.size, "compiled": run.is_compiled, "trained": _trained(run)}
+    names = {parameter: name for name, parameter in run.model.named_parameters()}
+    # In the optimizer's order: it numbers the parameters, and an export needs their names.
+    trained = [names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]]
+    added = {"micro_batch": run.micro_batches.size, "compiled": run.is_compiled, "trained": trained}
     known = {key: run.facts[key] for key in keys if key in run.facts} | added
     return known | models.describe(run.model) | more
-
-
-def _trained(run: Run) -> list[str]:
-    """Return the names of the parameters in the optimizer's order: it numbers them, and an export needs the names."""
-    names = {parameter: name for name, parameter in run.model.named_parameters()}
-    return [names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]]
 
 
 def snapshot(run: Run, **more: Any) -> Snapshot:
@@ -110,8 +107,8 @@ def _best_metrics(run: Run, storage: Storage, resumed: Manifest | None) -> list[
     keep = run.config.checkpoint
     if resumed is None or not keep.keep_best:
         return []
-    found = run_on_rank_0(run.ranks, lambda: manifests.metrics(storage.within(PATIENT_SECONDS), keep.keep_metric))
-    return sorted(value for step, value in found.items() if step <= resumed.step)[: keep.keep_best]
+    by_step = run_on_rank_0(run.ranks, lambda: manifests.metrics(storage.within(PATIENT_SECONDS), keep.keep_metric))
+    return sorted(value for step, value in by_step.items() if step <= resumed.step)[: keep.keep_best]
 
 
 def _print_start(run: Run, storage: Storage, resumed: Manifest | None) -> None:

@@ -81,12 +81,12 @@ class Sampler:
         """
         if self._off:
             return None
-        found, problem = None, ""
+        samples, problem = None, ""
         generators = rng_state.read(self.device)
         model.eval()
         try:
             with torch.no_grad(), without_compiler():
-                found = self._take(model.model if self.config.loss else model, micro_batch, is_stopped)
+                samples = self._take(model.model if self.config.loss else model, micro_batch, is_stopped)
         except Exception as error:  # noqa: BLE001 - whatever fails here, training continues
             problem = one_line(error, 200)
         finally:
@@ -96,7 +96,7 @@ class Sampler:
             self._off = True
             free_memory(self.device)
             print(f"no samples from here on: {problem}", flush=True)
-        return found
+        return samples
 
     def _take(self, model: Any, micro_batch: int, is_stopped: Callable[[], bool]) -> dict[str, Any] | None:
         raw = self._held_out()
@@ -131,8 +131,8 @@ class Sampler:
 
         def logits(tokens: Tensor) -> Tensor:
             with autocast(self.policy, self.device):
-                found: Tensor = model(tokens[:, -inputs.shape[1] :])
-            return found[:, -1, : self.source.vocab_size].float().cpu()
+                scores: Tensor = model(tokens[:, -inputs.shape[1] :])
+            return scores[:, -1, : self.source.vocab_size].float().cpu()
 
         rows: list[list[int]] = []
         for part in split(prompts, micro_batch):
@@ -180,7 +180,8 @@ def continuations(
     """
     tokens = prompts
     while tokens.shape[1] < prompts.shape[1] + NEW_TOKENS and not is_over():
-        best, numbers = (found := logits(tokens)).topk(min(LIKELIEST, found.shape[1]))
+        scores = logits(tokens)
+        best, numbers = scores.topk(min(LIKELIEST, scores.shape[1]))
         likely = (best / TEMPERATURE).softmax(dim=1)
         if not likely.isfinite().all():
             raise ValueError("the model's outputs are not finite")

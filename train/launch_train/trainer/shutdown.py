@@ -57,7 +57,15 @@ def exit_if_stuck(run: Run, peers: Peers, shutdown: ShutdownSignal) -> None:
     After a preemption notice, wait for the running step as long as a save still fits into the notice period. Once a
     peer has failed, nothing can be saved any more.
     """
-    while time.monotonic() < _leave_at(run, peers, shutdown) or shutdown.saving:
+
+    def leave_at() -> float:
+        """Return the time.monotonic() until which the loop may finish its step."""
+        least = shutdown.at + PEER_SECONDS
+        if not shutdown.preempted or peers.failed():
+            return least
+        return max(least, shutdown.save_by - (run.saver.seconds if run.saver else 0.0))
+
+    while time.monotonic() < leave_at() or shutdown.saving:
         if run.ranks.world == 1 or not shutdown.inside:
             return
         time.sleep(0.1)
@@ -72,28 +80,20 @@ def exit_if_stuck(run: Run, peers: Peers, shutdown: ShutdownSignal) -> None:
     leave(128 + signal.SIGTERM)
 
 
-def _leave_at(run: Run, peers: Peers, shutdown: ShutdownSignal) -> float:
-    """Return the time.monotonic() until which the loop may finish its step."""
-    least = shutdown.at + PEER_SECONDS
-    if not shutdown.preempted or peers.failed():
-        return least
-    return max(least, shutdown.save_by - (run.saver.seconds if run.saver else 0.0))
-
-
 def write_last_rows(run: Run) -> None:
     """Try to write the recorded rows after an error.
 
     In a thread with a time limit: a GPU that waits for a dead rank never responds.
     """
+
+    def write() -> None:
+        use_device(run.ranks.device)
+        with suppress(Exception):
+            run.sink.put(run.recorder.take_block(alone=True))
+        with suppress(Exception):
+            run.sink.close(ROWS_SECONDS)
+
     if run.ranks.rank == 0:
-        saving = Thread(target=_write_last_rows, args=(run,), name="last rows", daemon=True)
-        saving.start()
-        saving.join(2 * ROWS_SECONDS)
-
-
-def _write_last_rows(run: Run) -> None:
-    use_device(run.ranks.device)
-    with suppress(Exception):
-        run.sink.put(run.recorder.take_block(alone=True))
-    with suppress(Exception):
-        run.sink.close(ROWS_SECONDS)
+        writer = Thread(target=write, name="last rows", daemon=True)
+        writer.start()
+        writer.join(2 * ROWS_SECONDS)

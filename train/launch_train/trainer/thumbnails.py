@@ -25,18 +25,15 @@ def thumbnails(images: Tensor) -> list[str]:
         images = images.permute(0, 3, 1, 2) if images.shape[-1] == 3 else images
         levels = images.float()
     else:
-        levels = _stretched(images.float().nan_to_num(0.0, 0.0, 0.0))
+        levels = images.float().nan_to_num(0.0, 0.0, 0.0)
+        low, high = levels.amin((1, 2, 3), keepdim=True), levels.amax((1, 2, 3), keepdim=True)
+        levels = (levels - low) * (255 / (high - low).clamp(min=1e-6))
     colours = levels[:, :3] if levels.shape[1] >= 3 else levels[:, :1].expand(-1, 3, -1, -1)
     height, width = colours.shape[2:]
     scale = min(1.0, SIDE / max(height, width))
     size = max(1, round(height * scale)), max(1, round(width * scale))
     pixels = functional.interpolate(colours, size, mode="area").round().clamp(0, 255).to(torch.uint8)
-    return [b64encode(png(one)).decode() for one in pixels.permute(0, 2, 3, 1)]
-
-
-def _stretched(images: Tensor) -> Tensor:
-    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    return (images - low) * (255 / (high - low).clamp(min=1e-6))
+    return [b64encode(png(image)).decode() for image in pixels.permute(0, 2, 3, 1)]
 
 
 def png(pixels: Tensor) -> bytes:

@@ -267,18 +267,15 @@ def evaluate(run: Run, shutdown: ShutdownSignal) -> None:
     step, run.state["eval_due"] = run.state["step"], False
     run.state["eval_step"] = step
     run.state["eval_loss"] = loss_normalization.global_mean(run.ranks, total / batches).item()
-    accuracy = _accuracy(run, correct) if classifier else {}
+    accuracy: dict[str, float] = {}
+    if classifier:  # the shares of images whose label is the first guess, and among the first five
+        first, five, images = mean(run.ranks, correct).tolist()
+        accuracy = {"accuracy": first / images, "accuracy_top5": five / images}
     run.facts.update({f"eval_{name}": share for name, share in accuracy.items()})
     run.sink.put([event("eval", step=step, loss=run.state["eval_loss"], **accuracy)])
     if run.ranks.rank == 0:
         right = f"  accuracy {accuracy['accuracy']:.1%}" if accuracy else ""
         print(f"step {step}/{run.config.steps}  held-out loss {run.state['eval_loss']:.4f}{right}", flush=True)
-
-
-def _accuracy(run: Run, correct: Tensor) -> dict[str, float]:
-    """Return the shares of images whose label is the first guess, and among the first five, from each rank's counts."""
-    first, five, images = mean(run.ranks, correct).tolist()
-    return {"accuracy": first / images, "accuracy_top5": five / images}
 
 
 def write_samples(run: Run, shutdown: ShutdownSignal) -> None:
@@ -288,9 +285,9 @@ def write_samples(run: Run, shutdown: ShutdownSignal) -> None:
         return
     set_deadline(run, MIN_RARE_SECONDS)
     if run.ranks.rank == 0:
-        found = run.sampler.take(run.model, run.micro_batches.size, lambda: bool(shutdown.signum))
-        if found:
-            run.sink.put([event("samples", step=run.state["step"], **found)])
+        samples = run.sampler.take(run.model, run.micro_batches.size, lambda: bool(shutdown.signum))
+        if samples:
+            run.sink.put([event("samples", step=run.state["step"], **samples)])
     barrier(run.ranks)
 
 
