@@ -9,7 +9,8 @@ import pytest
 
 from launch_train import runfolder
 from launch_train.checkpointing import lease
-from launch_train.checkpointing.lease import Lease, next_start
+from launch_train.checkpointing.lease import Lease
+from launch_train.common import contract
 from launch_train.common.errors import OutputError, SupersededError
 from launch_train.common.storage import LocalFolder
 
@@ -120,6 +121,6 @@ def test_of_many_at_once_the_newest_wins(tmp_path: Path) -> None:
 
 def test_the_next_name_for_who_has_none(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
-    assert next_start(storage) == "0001-0001"
+    assert lease.acquire(storage, {}).start == "0001-0001"
     Lease(storage, "0003-0041")
-    assert next_start(storage) == "0003-0042"
+    assert lease.acquire(storage, {}).start == "0003-0042"

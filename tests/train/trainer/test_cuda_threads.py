@@ -87,7 +87,7 @@ def test_a_scripts_checkpoints_are_of_the_gpu_that_it_has_set(monkeypatch: pytes
     """They are saved by the same Saver, which goes by the device of its ranks."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
-    assert session._ranks_of({}).device == GPU
+    assert session.joined({}).device == GPU
 
 
 def test_the_last_rows_are_read_from_the_gpu_of_their_rank(calls: Calls) -> None:

@@ -47,7 +47,7 @@ class Lease:
         for _ in range(TRIES):
             content = {**self._pointer, "step": step, "manifest": manifest}
             try:
-                self._version = folder.swap(runfolder.LATEST, _encode(content), self._version)
+                self._version = folder.swap(runfolder.LATEST, json.dumps(content).encode(), self._version)
             except FileExistsError:
                 self.check(folder)
             else:
@@ -62,7 +62,7 @@ class Lease:
                 raise _superseded(pointer, self.start)
             self._pointer = {**pointer, "start": self.start, "nonce": self._nonce}
             with suppress(FileExistsError):
-                return self._storage.swap(runfolder.LATEST, _encode(self._pointer), version)
+                return self._storage.swap(runfolder.LATEST, json.dumps(self._pointer).encode(), version)
         raise _superseded(read(self._storage)[0], self.start)
 
 
@@ -72,8 +72,10 @@ def acquire(storage: Storage, env: Mapping[str, str]) -> Lease:
     Raises SupersededError if this or a later start has it.
     """
     attempt, generation = env.get(contract.ATTEMPT), env.get(contract.GENERATION)
-    numbered = runfolder.start_name(int(attempt), int(generation)) if attempt and generation else ""
-    return Lease(storage, numbered or next_start(storage))
+    if attempt and generation:
+        return Lease(storage, runfolder.start_name(int(attempt), int(generation)))
+    last_attempt, _, last_generation = read(storage)[0].get("start", "0001-0000").partition("-")
+    return Lease(storage, runfolder.start_name(int(last_attempt), int(last_generation) + 1))
 
 
 def read(storage: Storage) -> tuple[dict[str, Any], str]:
@@ -90,17 +92,6 @@ def read(storage: Storage) -> tuple[dict[str, Any], str]:
     except ValueError:
         return {}, version
     return (pointer if isinstance(pointer, dict) and isinstance(pointer.get("start"), str) else {}), version
-
-
-def next_start(storage: Storage) -> str:
-    """Return the name after that of the start that has the pointer, for a process without a node."""
-    start = read(storage)[0].get("start", "0001-0000")
-    attempt, _, generation = start.partition("-")
-    return runfolder.start_name(int(attempt), int(generation) + 1)
-
-
-def _encode(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content).encode()
 
 
 def _superseded(pointer: Mapping[str, Any], start: str) -> SupersededError:

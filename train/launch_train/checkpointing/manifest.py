@@ -60,7 +60,7 @@ def commit(storage: Storage, manifest: Manifest) -> None:
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON. Its last line is a digest of the rest, because a manifest may be damaged too."""
     shards = [[part._asdict() for part in shard] for shard in manifest.shards]
-    data = {"format": FORMAT, "step": manifest.step, "start": manifest.start, "shards": shards, "about": manifest.about}
+    data = {"format": FORMAT, **manifest._asdict(), "shards": shards}
     return json.dumps({**data, "sha256": _digest(data)}, indent=1).encode()
 
 

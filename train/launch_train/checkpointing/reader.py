@@ -51,7 +51,7 @@ def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
 
     try:
         saved = [read(path) for path in paths]
-        found, wanted = saved_tensors(saved), references(saved[0]["rest"])
+        tensors, wanted = saved_tensors(saved), references(saved[0]["rest"])
         for shard in saved:
             dict(shard["own"])
     except _MACHINE_ERRORS:
@@ -61,7 +61,7 @@ def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
             raise
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(f"{folder} is not a launch checkpoint: {type(error).__name__}: {reason}") from error
-    if missing := sorted(path for path in wanted if path not in found or is_incomplete(found[path])):
+    if missing := sorted(path for path in wanted if path not in tensors or is_incomplete(tensors[path])):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"{folder} is incomplete: missing, or partly missing: {', '.join(missing[:3])}{more}")
     return saved

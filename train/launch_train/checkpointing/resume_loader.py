@@ -111,11 +111,11 @@ def resume(
     for name in names:
         fetched = run_once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
         try:
-            found, reason = _read(fetched)
+            resumed, reason = _read(fetched)
             bad = next(filter(None, gather(ranks, reason)), "")
-            if found and not bad:
-                run_on_all(ranks, partial(use, found))
-                return found.manifest
+            if resumed and not bad:
+                run_on_all(ranks, partial(use, resumed))
+                return resumed.manifest
             if ranks.rank == 0:
                 print(f"skipped a checkpoint: {bad}", flush=True)
         finally:  # all ranks of this node get here: each has read what it needs
@@ -258,5 +258,5 @@ def _environment(about: Mapping[str, Any]) -> dict[str, Any]:
     config = about.get("config", {})
     optimizer = config.get("optimizer")
     fused = optimizer.get("fused") if isinstance(optimizer, Mapping) else None
-    found = {"parallel": config.get("parallel", "ddp"), "attention": config.get("attention", "auto")}
-    return {**about, **found, "fused": "auto" if fused is None else str(fused).lower()}
+    settings = {"parallel": config.get("parallel", "ddp"), "attention": config.get("attention", "auto")}
+    return {**about, **settings, "fused": "auto" if fused is None else str(fused).lower()}

@@ -79,15 +79,15 @@ def saved_tensors(shards: Sequence[Mapping[str, Any]]) -> dict[str, SavedTensor]
 
     `shards` are what the ranks saved: `tensors`, and in `parts` which of these are parts (see `describe_part`).
     """
-    found: dict[str, SavedTensor] = {}
+    tensors: dict[str, SavedTensor] = {}
     for shard in shards:
         parts = shard.get("parts", {})
         for path, tensor in shard["tensors"].items():
             about = parts.get(path) or {"at": [0] * tensor.dim(), "of": tensor.shape}
             part = (Region(tuple(about["at"]), tuple(tensor.shape)), tensor)
-            before = found[path].parts if path in found else ()
-            found[path] = SavedTensor(tuple(about["of"]), (*before, part))
-    return found
+            before = tensors[path].parts if path in tensors else ()
+            tensors[path] = SavedTensor(tuple(about["of"]), (*before, part))
+    return tensors
 
 
 def is_incomplete(saved: SavedTensor) -> bool:
@@ -143,10 +143,11 @@ def fill(target: Tensor, here: Region, saved: SavedTensor) -> Tensor:
     return target
 
 
-def overlap(one: Region, other: Region) -> Region:
+def overlap(first: Region, second: Region) -> Region:
     """Return the intersection of two regions of one tensor; its size is 0 somewhere if there is none."""
-    at = tuple(map(max, one.offset, other.offset))
-    ends = [min(a + n, b + m) for a, n, b, m in zip(one.offset, one.size, other.offset, other.size, strict=True)]
+    at = tuple(map(max, first.offset, second.offset))
+    pairs = zip(first.offset, first.size, second.offset, second.size, strict=True)
+    ends = [min(a + n, b + m) for a, n, b, m in pairs]
     return Region(at, tuple(max(0, end - begin) for begin, end in zip(at, ends, strict=True)))
 
 

@@ -78,7 +78,7 @@ def join(env: Mapping[str, str]) -> Ranks:
 
     Raises UnfitError if the node has GPUs but this process can't use one, and UsageError for a bad memory limit.
     """
-    rank, world, local = (int(env.get(name, default)) for name, default in _TORCHRUN)
+    rank, world, local = (int(env.get(name) or 0) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     device = _device(local, int(env.get(contract.VISIBLE_GPUS) or 0))
     limit_memory(device, env)
     if "RANK" not in env:
@@ -87,8 +87,8 @@ def join(env: Mapping[str, str]) -> Ranks:
     _use_nccl_interface_for_gloo(os.environ)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     group = PrefixStore("group", store)
-    given = device if backend == "nccl" else None
-    dist.init_process_group(backend, timeout=TIMEOUT, store=group, rank=rank, world_size=world, device_id=given)
+    gpu = device if backend == "nccl" else None
+    dist.init_process_group(backend, timeout=TIMEOUT, store=group, rank=rank, world_size=world, device_id=gpu)
     nodes = max(1, world // int(env.get("LOCAL_WORLD_SIZE") or world))
     return Ranks(rank, world, local, device, backend, PrefixStore("train", store), nodes=nodes)
 
@@ -118,9 +118,6 @@ def _use_nccl_interface_for_gloo(environ: MutableMapping[str, str]) -> None:
     first = environ.get("NCCL_SOCKET_IFNAME", "").removeprefix("=").partition(",")[0]
     if first in {name for _, name in socket.if_nameindex()}:  # NCCL also accepts a name's prefix
         environ.setdefault("GLOO_SOCKET_IFNAME", first)
-
-
-_TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def _device(local_rank: int, visible_gpus: int) -> torch.device:

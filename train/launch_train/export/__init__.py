@@ -10,7 +10,7 @@ import errno
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,10 +60,10 @@ def find_checkpoint(storage: Storage, step: int | Literal["best"] | None = None)
     if not names:
         raise CheckpointError(f"{storage.url} has no checkpoint yet; use a run that has saved one")
     if step == "best":
-        found = retention.best_steps(manifests.metrics(storage, METRIC), 1)
-        if not found:
+        best = retention.best_steps(manifests.metrics(storage, METRIC), 1)
+        if not best:
             raise CheckpointError(f"{storage.url} has no checkpoint with an {METRIC}; set checkpoint.keep.best")
-        (step,) = found
+        (step,) = best
     for name in names:
         if step is None or _step(name) == step:
             return manifests.read(storage, name)
@@ -98,8 +98,8 @@ def export(
     (the checkpoint is damaged) and OutputError (storage, full disk).
     """
     out = open_storage(target)
-    if found := out.list(""):
-        raise UsageError(f"{out.url} is not empty ({found[0]}); choose a new folder")
+    if existing := out.list(""):
+        raise UsageError(f"{out.url} is not empty ({existing[0]}); choose a new folder")
     with _damage_as_error(manifest):
         write, notes = _writer(kind, manifest.about, weights_only), [*tokenizers.missing(manifest.about, tokenizer)]
         content = tokenizers.read(tokenizer) if tokenizer else tokenizers.of_run(manifest.about)
@@ -113,7 +113,8 @@ def export(
             notes += write(manifest, shards, Path(scratch), folder)
             for name, text in content.items():
                 (folder / name).write_bytes(text)
-        files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
         if not isinstance(out, LocalFolder):
             for name, size in files.items():
                 say(f"uploading {name}, {size / 1e6:,.1f} MB")
@@ -198,7 +199,3 @@ def _damage_as_error(manifest: Manifest, *folders: Path) -> Iterator[None]:
 
 NEARLY_FULL: Final = 1 << 20
 """Bytes left on a disk that a failed write has filled."""
-
-
-def _files(folder: Path) -> Sequence[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())

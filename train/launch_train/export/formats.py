@@ -24,8 +24,6 @@ Writer = Callable[[Manifest, Sequence[Mapping[str, Any]], Path, Path], list[str]
 def prepare(kind: str, about: Mapping[str, Any], *, weights_only: bool) -> Writer:
     """Return the writer of safetensors, torch or dcp."""
     write = _write_script if is_script(about) else _write_model
-    if kind == "dcp" and not is_script(about) and not weights_only:
-        trained(about)  # refused before the download
     return lambda manifest, shards, scratch, folder: write(
         kind, manifest, state_of(shards, scratch), folder, weights_only
     )
@@ -46,7 +44,7 @@ def _write_model(kind: str, manifest: Manifest, state: State, folder: Path, weig
     elif kind == "torch":
         torch.save(model, folder / "model.pt")
     else:
-        named = {} if weights_only else {"optimizer": named_optimizer(state["optimizer"], trained(about))}
+        named = {} if weights_only else {"optimizer": named_optimizer(state["optimizer"], about["trained"])}
         _save_dcp({"model": model, **named}, folder)
     return []
 
@@ -60,17 +58,6 @@ def save_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     tied = {name: first[id(tensor)] for name, tensor in tensors.items() if first.setdefault(id(tensor), name) != name}
     stored = {name: tensor for name, tensor in tensors.items() if name not in tied}
     save_file(stored, path, {"format": "pt", **({"tied": json.dumps(tied)} if tied else {})})
-
-
-def trained(about: Mapping[str, Any]) -> list[str]:
-    """Return the names of the trained parameters, in the optimizer's order. Raises UsageError if they are unknown."""
-    if "trained" not in about:
-        raise UsageError(
-            "the optimizer's state can't be exported: an older version of launch wrote this checkpoint, without the "
-            "names of its parameters; use --weights-only, or resume the run once"
-        )
-    names: list[str] = about["trained"]
-    return names
 
 
 def named_optimizer(optimizer: Mapping[str, Any], names: Sequence[str]) -> State:
@@ -104,8 +91,12 @@ def _write_script(kind: str, manifest: Manifest, state: State, folder: Path, wei
     if kind == "dcp":
         _save_dcp(decoded, folder)
         return []
-    fits = _is_flat if kind == "safetensors" else _is_state_dict
-    entries = {name: value for name, value in decoded.items() if fits(value)}
+    fits = _is_flat if kind == "safetensors" else _is_plain  # as torch.load(weights_only=True) reads it
+    entries = {
+        name: value
+        for name, value in decoded.items()
+        if isinstance(value, Mapping) and fits(value) and _has_tensor(value)
+    }
     if not entries:
         what = "flat dict of tensors" if kind == "safetensors" else "state dict"
         raise UsageError(f"the script's checkpoint has no {what}, only {', '.join(decoded) or 'nothing'}")
@@ -120,13 +111,8 @@ def _write_script(kind: str, manifest: Manifest, state: State, folder: Path, wei
     return [f"not exported, as the format can't hold them: {', '.join(left)}"] if left else []
 
 
-def _is_flat(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, Tensor) for each in value.values())
-
-
-def _is_state_dict(value: Any) -> bool:
-    """Return whether torch.load(weights_only=True) reads the value, and it has a tensor."""
-    return isinstance(value, Mapping) and _is_plain(value) and _has_tensor(value)
+def _is_flat(value: Mapping[Any, Any]) -> bool:
+    return all(isinstance(item, Tensor) for item in value.values())
 
 
 def _is_plain(value: Any) -> bool:

@@ -54,16 +54,15 @@ class Recipe(NamedTuple):
     """Prefix of our names."""
 
     def source(self, name: str) -> ParameterSource | None:
-        found = ParameterSource(name) if self.sources is None else self.sources.get(name)
-        return found and found._replace(name=self.prefix + found.name)
+        source = ParameterSource(name) if self.sources is None else self.sources.get(name)
+        return source and source._replace(name=self.prefix + source.name)
 
 
 def prepare(about: Mapping[str, Any], *, weights_only: bool) -> formats.Writer:
     """Return the writer. Raises UsageError if transformers has no such model, or the optimizer's state can't be
     exported."""
     recipe = _recipe(about)
-    names = None if weights_only else formats.trained(about)
-    return partial(_write, recipe, names)
+    return partial(_write, recipe, None if weights_only else about["trained"])
 
 
 def _recipe(about: Mapping[str, Any]) -> Recipe:
@@ -78,11 +77,6 @@ def _recipe(about: Mapping[str, Any]) -> Recipe:
     model = about["config"]["model"]
     _check_counts(model)
     name = model["name"]
-    if name.startswith("hf:"):
-        raise UsageError(
-            "an older version of launch wrote this checkpoint, without the model's config: resume the run once, or "
-            "use --format safetensors (without the prefix model. its names are those of transformers)"
-        )
     if ":" in name or name == "resnet50":
         raise UsageError(
             f"model {name} can't be exported as hf: transformers has no class that computes the same; use "
@@ -212,7 +206,10 @@ def _write(
     theirs.config.architectures = [recipe.kind]
     theirs.config.dtype = torch.float32
     theirs.config.save_pretrained(folder)
-    weights = {name: _weight(recipe, name, like, state["model"], scratch) for name, like in _stored(theirs).items()}
+    # What from_pretrained expects: parameters, each tied one once, and the buffers of the state dict.
+    parameters, buffers = dict(theirs.named_parameters()), dict(theirs.named_buffers())
+    stored = parameters | {name: buffers[name] for name in theirs.state_dict() if name in buffers}
+    weights = {name: _weight(recipe, name, like, state["model"], scratch) for name, like in stored.items()}
     formats.save_safetensors(weights, folder / "model.safetensors")
     if names is not None:
         _write_trainer_state(recipe, theirs, manifest, state["optimizer"], names, scratch, folder)
@@ -228,12 +225,6 @@ def _empty_model(recipe: Recipe) -> Any:
     config = transformers.AutoConfig.for_model(recipe.config["model_type"], **settings)
     with torch.device("meta"):
         return getattr(transformers, recipe.kind)(config)
-
-
-def _stored(model: Any) -> dict[str, Tensor]:
-    """Return what from_pretrained expects: parameters, each tied one once, and the buffers of the state dict."""
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    return parameters | {name: buffers[name] for name in model.state_dict() if name in buffers}
 
 
 def _weight(recipe: Recipe, name: str, like: Tensor, ours: Mapping[str, Tensor], scratch: Path) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from launch_train.checkpointing.partition import State, join
-from launch_train.distributed.dtensor import Region, SavedTensor, fill, saved_tensors
+from launch_train.distributed.dtensor import Region, fill, saved_tensors
 
 
 def state_of(shards: Sequence[Mapping[str, Any]], folder: Path) -> State:
@@ -21,17 +21,15 @@ def state_of(shards: Sequence[Mapping[str, Any]], folder: Path) -> State:
 
     Tied weights are the same object. `folder` takes the files of tensors that were saved in parts.
     """
-    tensors = {path: _whole(saved, folder) for path, saved in saved_tensors(shards).items()}
+    tensors: dict[str, Tensor] = {}
+    for path, saved in saved_tensors(shards).items():
+        (_, tensor), *others = saved.parts
+        if others or tuple(tensor.shape) != saved.shape or not tensor.is_contiguous():
+            everything = Region((0,) * len(saved.shape), saved.shape)
+            tensor = fill(empty(saved.shape, tensor.dtype, folder), everything, saved)
+        tensors[path] = tensor
     state: State = join(tensors, shards[0]["rest"])
     return state
-
-
-def _whole(saved: SavedTensor, folder: Path) -> Tensor:
-    (_, first), *others = saved.parts
-    if not others and tuple(first.shape) == saved.shape and first.is_contiguous():
-        return first
-    everything = Region((0,) * len(saved.shape), saved.shape)
-    return fill(empty(saved.shape, first.dtype, folder), everything, saved)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, folder: Path) -> Tensor:

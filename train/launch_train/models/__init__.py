@@ -74,11 +74,11 @@ def describe(model: nn.Module) -> dict[str, Any]:
     hub: `hf`, with its class and its config. Empty for other models."""
     from launch_train.models.hugging_face import TransformersModel
 
-    inner = getattr(model, "model", model)
-    found = next((each for each in (model, inner) if isinstance(each, TransformersModel)), None)  # inside a custom loss
-    if found is None:
+    wrapped = getattr(model, "model", model)  # by a custom loss
+    ours = next((module for module in (model, wrapped) if isinstance(module, TransformersModel)), None)
+    if ours is None:
         return {}
-    theirs: Any = found.model
+    theirs: Any = ours.model
     return {"hf": {"class": type(theirs).__name__, "config": json.loads(theirs.config.to_json_string())}}
 
 

@@ -6,6 +6,7 @@ from threading import Thread
 from typing import Final
 
 from launch_train.common.errors import UsageError
+from launch_train.common.text import one_line
 
 PATIENCE: Final = 10.0
 """Timeout in seconds, including DNS. The hub's own client retries many times."""
@@ -19,7 +20,7 @@ def only_cached(name: str) -> bool:
     """
     from huggingface_hub import constants, errors, try_to_load_from_cache
 
-    failed = _asked(name)
+    failed = _request_error(name)
     if failed is None:
         return False
     if isinstance(failed, errors.GatedRepoError):
@@ -37,15 +38,15 @@ def only_cached(name: str) -> bool:
             f"hf download {name} config.json; hf:TYPE (hf:llama) with settings needs no hub"
         )
     raise UsageError(
-        f"model: hf:{name}: {constants.ENDPOINT} can't be reached ({_said(failed)}), and nothing is cached here; "
-        "hf:TYPE (hf:llama) with settings needs no hub"
+        f"model: hf:{name}: {constants.ENDPOINT} can't be reached ({one_line(failed, 200)}), and nothing is cached "
+        "here; hf:TYPE (hf:llama) with settings needs no hub"
     )
 
 
 _GIVE: Final = "give a token in HF_TOKEN (secrets)"
 
 
-def _asked(name: str) -> Exception | None:
+def _request_error(name: str) -> Exception | None:
     """Request the metadata of the model's config.json, and return the error, or None if it succeeds."""
     from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
 
@@ -63,8 +64,3 @@ def _asked(name: str) -> Exception | None:
     asking.start()
     asking.join(PATIENCE)
     return failed[-1]
-
-
-def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:200] or type(error).__name__

@@ -40,22 +40,24 @@ def build(shape: ExternalModel, config: Config, source: Source | None) -> nn.Mod
     type, or the model doesn't fit the data.
     """
     library, name = _transformers(), shape.name.removeprefix("hf:")
-    _look_less()
-    task, (cached, kind) = task_of(shape), _found(shape)
-    settings = {**_from_data(task, config, source), **known(shape, kind)}
-    theirs = _tried(shape, lambda: _config(library, shape, kind, settings, cached))
+    _skip_packing_search()
+    task, (cached, kind) = task_of(shape), _config_class(shape)
+    of_data = {"num_labels": getattr(source, "num_classes", None), "image_size": config.data.image_size}
+    of_data = {name: value for name, value in of_data.items() if value} if task == "image-classification" else {}
+    settings = {**of_data, **known(shape, kind)}
+    theirs = _explain_errors(shape, lambda: _config(library, shape, kind, settings, cached))
     _prepare(shape, theirs, task)
     if task == "image-classification":
-        _sees(shape, theirs, source)
+        _check_images(shape, theirs, source)
         check_samples_of(source, BatchRequirements(shape.name, "images", theirs.num_labels, judges=config.loss is None))
     else:
         vocabulary = getattr(theirs.get_text_config(), "vocab_size", None)
         check_vocabulary(vocabulary, source)
-        _long_enough(shape, theirs, source)
+        _check_length(shape, theirs, source)
         most = getattr(theirs, "max_position_embeddings", None)
         check_samples_of(source, BatchRequirements(shape.name, "tokens", vocabulary, most, config.loss is None))
     head = getattr(library, HEADS[task][0])
-    model = _tried(shape, lambda: _made(head, name if shape.pretrained else None, theirs, cached))
+    model = _explain_errors(shape, lambda: _create(head, name if shape.pretrained else None, theirs, cached))
     return TransformersModel(model.train(), "pixel_values" if task == "image-classification" else "input_ids")
 
 
@@ -65,7 +67,7 @@ def task_of(shape: ExternalModel) -> str:
     Raises UsageError like `build`, also for an unknown setting: before the data is prepared, which may take long.
     """
     _transformers()
-    _, kind = _tried(shape, lambda: _found(shape))
+    _, kind = _explain_errors(shape, lambda: _config_class(shape))
     known(shape, kind)
     return _task(shape, kind)
 
@@ -103,7 +105,7 @@ def _transformers() -> Any:
 
 
 @cache
-def _look_less() -> None:
+def _skip_packing_search() -> None:
     """Patch transformers so that it doesn't search the positions for packed sequences.
 
     The search synchronises with the GPU in each pass, and makes a compiled model use a mask instead of the causal
@@ -121,7 +123,7 @@ def _look_less() -> None:
     masking_utils.find_packed_sequence_indices = packed
 
 
-def _tried(shape: ExternalModel, work: Any) -> Any:
+def _explain_errors(shape: ExternalModel, work: Any) -> Any:
     """Return the result of `work`. Its errors are raised as UsageError with transformers' message."""
     try:
         return work()
@@ -142,14 +144,14 @@ def _is_of_hub(shape: ExternalModel) -> bool:
     return shape.pretrained or "/" in shape.name
 
 
-def _found(shape: ExternalModel) -> tuple[bool, Any]:
+def _config_class(shape: ExternalModel) -> tuple[bool, Any]:
     """Return whether the model must be loaded from the local cache, and its config class. Queries the hub once."""
     name = shape.name.removeprefix("hf:")
-    return _found_on_hub(name) if _is_of_hub(shape) else (False, _type(_transformers(), name))
+    return _config_class_on_hub(name) if _is_of_hub(shape) else (False, _type(_transformers(), name))
 
 
 @lru_cache(maxsize=1)
-def _found_on_hub(name: str) -> tuple[bool, Any]:
+def _config_class_on_hub(name: str) -> tuple[bool, Any]:
     cached = only_cached(name)
     theirs = _transformers().AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False)
     return cached, type(theirs)
@@ -160,9 +162,8 @@ def _type(library: Any, name: str) -> Any:
     types = library.models.auto.configuration_auto.CONFIG_MAPPING
     if name not in types:
         near = did_you_mean(name, types.keys())
-        said = f"{near} " if near else ""
         raise UsageError(
-            f"model: hf:{name}: transformers {library.__version__} has no type {name}; {said}"
+            f"model: hf:{name}: transformers {library.__version__} has no type {name}; {near}{' ' if near else ''}"
             f"a model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}"
         )
     return types[name]
@@ -174,7 +175,9 @@ def _task(shape: ExternalModel, kind: Any) -> str:
     auto: masked-lm if available, else the first task. Encoders like BERT also have a causal-lm head, but with it each
     token would attend to the one to be predicted.
     """
-    heads = [task for task in HEADS if kind.model_type in _types(task)]
+    from transformers.models.auto import modeling_auto
+
+    heads = [task for task, (_, table) in HEADS.items() if kind.model_type in getattr(modeling_auto, table)]
     if shape.task in heads:
         return shape.task
     if shape.task != "auto" or not heads:
@@ -182,13 +185,6 @@ def _task(shape: ExternalModel, kind: Any) -> str:
         has = f"; it has {', '.join(heads)}" if heads else f" ({', '.join(HEADS)})"
         raise UsageError(f"model: {shape.name}: transformers' {kind.model_type} has no {wanted}{has}")
     return "masked-lm" if "masked-lm" in heads else heads[0]
-
-
-def _types(task: str) -> Mapping[str, Any]:
-    from transformers.models.auto import modeling_auto
-
-    table: Mapping[str, Any] = getattr(modeling_auto, HEADS[task][1])
-    return table
 
 
 def known(shape: ExternalModel, kind: Any) -> dict[str, Any]:
@@ -201,14 +197,6 @@ def known(shape: ExternalModel, kind: Any) -> dict[str, Any]:
             said = did_you_mean(name, names) or f"they are transformers' {kind.__name__}'s"
             raise UsageError(f"model.{name}: {shape.name} has no such setting; {said}")
     return dict(shape.settings)
-
-
-def _from_data(task: str, config: Config, source: Source | None) -> dict[str, Any]:
-    """Return settings derived from the data: number of classes and image size."""
-    if task != "image-classification":
-        return {}
-    classes, size = getattr(source, "num_classes", None), config.data.image_size
-    return {**({"num_labels": classes} if classes else {}), **({"image_size": size} if size else {})}
 
 
 def _config(library: Any, shape: ExternalModel, kind: Any, settings: Mapping[str, Any], cached: bool) -> Any:
@@ -234,7 +222,7 @@ def _prepare(shape: ExternalModel, theirs: Any, task: str) -> None:
         theirs.is_decoder = True
 
 
-def _long_enough(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
+def _check_length(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
     most = getattr(theirs, "max_position_embeddings", None)
     if source is not None and most is not None and source.per_sample > most:
         raise UsageError(
@@ -243,7 +231,7 @@ def _long_enough(shape: ExternalModel, theirs: Any, source: Source | None) -> No
         )
 
 
-def _sees(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
+def _check_images(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
     classes, size = getattr(source, "num_classes", None), getattr(source, "image_size", None)
     if classes is not None and classes > theirs.num_labels:
         raise UsageError(
@@ -257,7 +245,7 @@ def _sees(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
         )
 
 
-def _made(head: Any, name: str | None, theirs: Any, cached: bool) -> Any:
+def _create(head: Any, name: str | None, theirs: Any, cached: bool) -> Any:
     """Create the model, newly initialised or with the hub's weights (`name`); missing weights are newly initialised.
 
     transformers uses torch's scaled_dot_product_attention if the model supports it.

@@ -21,27 +21,19 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     They are the items of lists (ModuleList, Sequential) whose items share a class, namely the class of the list with
     the most parameters. Empty if nothing repeats.
     """
-    lists = [found for module in model.modules() if (found := _identical_items(module))]
-    if not lists:
+    repeating: list[list[nn.Module]] = []
+    for module in model.modules():
+        items = list(module.children()) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
+        if len(items) < 2 or len({type(item) for item in items}) > 1:
+            continue
+        is_list = isinstance(items[0], (nn.ModuleList, nn.Sequential, nn.ModuleDict))
+        if not is_list and next(items[0].children(), None) is not None:
+            repeating.append(items)
+    if not repeating:
         return []
-    kind = type(max(lists, key=_parameter_count)[0])
-    return [block for found in lists if type(found[0]) is kind for block in found]
-
-
-def _identical_items(module: nn.Module) -> list[nn.Module]:
-    """Return the items if `module` is a list of two or more modules of one class, which have children and are not lists
-    themselves; else an empty list."""
-    items = list(module.children()) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
-    if len(items) < 2 or len({type(item) for item in items}) > 1 or isinstance(items[0], _LISTS):
-        return []
-    return items if any(True for _ in items[0].children()) else []
-
-
-_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-
-
-def _parameter_count(items: list[nn.Module]) -> int:
-    return sum(parameter.numel() for item in items for parameter in item.parameters())
+    sizes = [sum(parameter.numel() for item in items for parameter in item.parameters()) for items in repeating]
+    kind = type(repeating[sizes.index(max(sizes))][0])
+    return [block for items in repeating if type(items[0]) is kind for block in items]
 
 
 def count_flops(model: nn.Module, *batch: Any) -> float | None:
@@ -60,7 +52,7 @@ def count_flops(model: nn.Module, *batch: Any) -> float | None:
     on_cpu: Any = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}  # torch only counts CUDA's
     same: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     if any(tensor.is_meta for tensor in batch if isinstance(tensor, Tensor)):
-        same = {key: nn.Parameter(one.to("meta"), one.requires_grad) for key, one in same.items()}
+        same = {key: nn.Parameter(value.to("meta"), value.requires_grad) for key, value in same.items()}
         same |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     try:
         passing = deepcopy(model, same)

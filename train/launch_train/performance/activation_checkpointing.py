@@ -39,14 +39,14 @@ def checkpoint_blocks(model: nn.Module, mode: Checkpointing) -> Choice | None:
     """
     if mode == "none":
         return None
-    found = blocks(model)
-    if not found:
+    repeated = blocks(model)
+    if not repeated:
         raise UsageError(
             f"activation_checkpointing: {mode} needs repeated blocks, and this model has none; remove the setting"
         )
-    for block in found:
+    for block in repeated:
         _checkpoint_block(block, mode)
-    return Choice("activations", mode, WHY[mode].format(len(found)))
+    return Choice("activations", mode, WHY[mode].format(len(repeated)))
 
 
 def _checkpoint_block(block: nn.Module, mode: Checkpointing) -> None:
@@ -71,7 +71,7 @@ def _contexts(block: nn.Module, mode: Checkpointing) -> Callable[[], Contexts] |
     if mode == "selective":
         selective = partial(torch_checkpoint.create_selective_checkpoint_contexts, _policy)
         return partial(_with_frozen_norms, selective, norms) if norms else selective
-    return partial(_with_frozen_norms, _no_contexts, norms) if norms else None
+    return partial(_with_frozen_norms, lambda: (nullcontext(), nullcontext()), norms) if norms else None
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
@@ -83,18 +83,14 @@ _OPERATORS = frozenset(
 )
 
 
-def _no_contexts() -> Contexts:
-    return nullcontext(), nullcontext()
-
-
 def _with_frozen_norms(inner: Callable[[], Contexts], norms: list[nn.Module]) -> Contexts:
     first, second = inner()
     return first, _both(_frozen_norms(norms), second)  # in this order: operators inside the second context are counted
 
 
 @contextmanager
-def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
-    with one, other:
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
         yield
 
 

@@ -68,19 +68,17 @@ def make_plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bo
         return CompilePlan("whole", "CUDA graphs capture a whole pass", cuda_graphs=cuda_graphs)
     if config.compile == "whole":
         return CompilePlan("whole", why, cuda_graphs=cuda_graphs)
-    found = tuple(blocks(model))
-    if against := _reason_against_blocks(found, model):
-        return CompilePlan("whole", against, cuda_graphs=cuda_graphs)
-    return CompilePlan("regional", f"{len(found)} identical blocks", found, tuple(losses(model)), cuda_graphs)
-
-
-def _reason_against_blocks(found: Sequence[nn.Module], model: nn.Module) -> str | None:
-    """Return why compiling only these blocks is not worthwhile, or None if it is."""
-    if not found:
-        return "the model has no repeated blocks"
-    if not are_alike(found):
-        return "the model's blocks differ"
-    return "most parameters are outside the blocks" if _parameter_share(found, model) < MIN_BLOCK_SHARE else None
+    repeated = tuple(blocks(model))
+    inside = sum({id(p): p.numel() for block in repeated for p in block.parameters()}.values())
+    if not repeated:
+        why = "the model has no repeated blocks"
+    elif not are_alike(repeated):
+        why = "the model's blocks differ"
+    elif inside < MIN_BLOCK_SHARE * sum(p.numel() for p in model.parameters()):
+        why = "most parameters are outside the blocks"
+    else:
+        return CompilePlan("regional", f"{len(repeated)} identical blocks", repeated, tuple(losses(model)), cuda_graphs)
+    return CompilePlan("whole", why, cuda_graphs=cuda_graphs)
 
 
 def _cuda_graphs(compiles: bool, accumulates: bool) -> Choice:
@@ -103,14 +101,9 @@ def _is_enabled(config: Config, ranks: Ranks) -> tuple[bool, str]:
     return True, "Ampere or newer GPU"
 
 
-def are_alike(found: Sequence[nn.Module]) -> bool:
+def are_alike(repeated: Sequence[nn.Module]) -> bool:
     """Return whether all blocks have parameters of the same names, shapes and types, so that one graph fits all."""
-    return len({tuple((name, p.shape, p.dtype) for name, p in block.named_parameters()) for block in found}) == 1
-
-
-def _parameter_share(found: Sequence[nn.Module], model: nn.Module) -> float:
-    inside = {id(p): p.numel() for block in found for p in block.parameters()}
-    return sum(inside.values()) / max(1, sum(p.numel() for p in model.parameters()))
+    return len({tuple((name, p.shape, p.dtype) for name, p in block.named_parameters()) for block in repeated}) == 1
 
 
 @contextmanager
@@ -225,20 +218,12 @@ def try_pass(forward: Forward, ranks: Ranks, trial_pass: TrialPass) -> str | Non
 
     The pass does not communicate, so a rank that fails blocks no other.
     """
-    failure = _run_pass(forward, trial_pass)
-    barrier(ranks)  # not a collective: the ranks may need different times to compile
-    return next((f"rank {rank}: {each}" for rank, each in enumerate(gather(ranks, failure)) if each), None)
-
-
-def _run_pass(forward: Forward, trial_pass: TrialPass) -> str | None:
+    failure = ""
     try:
         with trial_pass(forward):
-            return None
+            pass
     except Exception as error:  # noqa: BLE001 - a compiler may fail in any way; a fault of the model shows in step 1
-        return _summary(error)
-
-
-def _summary(error: Exception) -> str:
-    """Return the error's type and the beginning of its message: `BackendCompilerFailed: …`."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:120]}"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        failure = f"{type(error).__name__}: {' '.join(lines[:2])[:120]}"
+    barrier(ranks)  # not a collective: the ranks may need different times to compile
+    return next((f"rank {rank}: {each}" for rank, each in enumerate(gather(ranks, failure)) if each), None)

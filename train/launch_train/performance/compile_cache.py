@@ -38,45 +38,29 @@ def load(storage: Storage | None, name: str) -> bool:
         return False
     try:
         content = check_digest(storage.within(TIMEOUT_SECONDS).read(name))
+        return torch.compiler.load_cache_artifacts(content) is not None
     except FileNotFoundError:
         return False
-    except (OutputError, ValueError) as error:
-        print(f"compile cache {name} is not usable, compiling from scratch: {error}", flush=True)
-        return False
-    return _load_into_torch(name, content)
-
-
-def _load_into_torch(name: str, content: bytes) -> bool:
-    try:
-        return torch.compiler.load_cache_artifacts(content) is not None
     except Exception as error:  # noqa: BLE001 - perhaps from another version of torch: compile again
-        print(
-            f"compile cache {name} is not usable, compiling from scratch: {type(error).__name__}: {error}", flush=True
-        )
+        ours = isinstance(error, (OutputError, ValueError))
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        print(f"compile cache {name} is not usable, compiling from scratch: {reason}", flush=True)
         return False
 
 
 def save(storage: Storage | None, name: str, ranks: Ranks) -> None:
     """Save what this process has compiled, if anything. Only the first node saves, one process per object."""
-    if (
-        storage is None
-        or ranks.rank != ranks.local_rank
-        or (ranks.device.type != "cuda" and ranks.rank)
-        or not _compiled_anything()
-    ):
+    if storage is None or ranks.rank != ranks.local_rank or (ranks.device.type != "cuda" and ranks.rank):
         return
-    try:
-        if found := torch.compiler.save_cache_artifacts():
-            storage.within(TIMEOUT_SECONDS).write(name, add_digest(found[0]))
-    except Exception as error:  # noqa: BLE001 - training continues; the next start compiles again
-        print(f"compile cache not saved; the next start compiles again: {type(error).__name__}: {error}", flush=True)
-
-
-def _compiled_anything() -> bool:
-    """Return whether this process compiled a graph that was not in torch's cache."""
     from torch._dynamo.utils import counters
 
-    return counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"] > 0
+    if not counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]:
+        return  # all graphs were in torch's cache
+    try:
+        if artifacts := torch.compiler.save_cache_artifacts():
+            storage.within(TIMEOUT_SECONDS).write(name, add_digest(artifacts[0]))
+    except Exception as error:  # noqa: BLE001 - training continues; the next start compiles again
+        print(f"compile cache not saved; the next start compiles again: {type(error).__name__}: {error}", flush=True)
 
 
 def add_digest(content: bytes) -> bytes:

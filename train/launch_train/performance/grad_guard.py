@@ -39,12 +39,12 @@ class GradGuard:
 
         Raises NonFiniteError if more than `max_in_a_row` steps in a row were skipped.
         """
-        found: list[int] = []
+        steps: list[int] = []
         for row in rows:
             if "skipped" not in row:
                 self.in_a_row = 0
                 continue
-            found.append(int(row["step"]))
+            steps.append(int(row["step"]))
             self.in_a_row += 1
             self.skipped += 1
             if self.in_a_row > self.max_in_a_row:
@@ -52,9 +52,9 @@ class GradGuard:
                     f"step {row['step']}: the gradients were not finite in {self.in_a_row} steps in a row. The events "
                     "non_finite in the run folder name the samples: check that data. A lower lr, grad_clip, or "
                     f"precision: fp32 or bf16 may help{self.hint}",
-                    step=found[-1],
+                    step=steps[-1],
                 )
-        return found
+        return steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters that a resumed run continues with."""

@@ -51,14 +51,13 @@ def use_channels_last(model: nn.Module, config: Config, device: torch.device, *,
 
 
 def _to_channels_last(_model: nn.Module, args: tuple[Any, ...]) -> Any:
-    return map_tensors(args, _image_to_channels_last)
+    """Convert the floating-point tensors with four dimensions, which are taken for images."""
 
+    def convert(tensor: Tensor) -> Tensor:
+        is_image = tensor.dim() == 4 and tensor.is_floating_point()
+        return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
 
-def _image_to_channels_last(tensor: Tensor) -> Tensor:
-    """Convert a floating-point tensor with four dimensions, which is taken for images."""
-    if tensor.dim() == 4 and tensor.is_floating_point():
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor
+    return map_tensors(args, convert)
 
 
 def match_parameter_layout(optimizer: torch.optim.Optimizer) -> None:

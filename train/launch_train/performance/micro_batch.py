@@ -251,23 +251,16 @@ def load_limit(storage: Storage | None) -> int | None:
 
 def lower_limit(storage: Storage | None, size: int) -> None:
     """Store `size` as the limit of later starts, unless a lower one is stored. Write errors are ignored."""
-    if storage is not None:
-        with suppress(OutputError):
-            for _ in range(MAX_TRIES):
-                if _try_lower_limit(storage, size):
-                    return
-
-
-def _try_lower_limit(storage: Storage, size: int) -> bool:
-    """Return whether the folder now has this size or a smaller one; False if another rank wrote at the same time."""
-    limit, version = _read_limit(storage)
-    if limit is not None and limit <= size:
-        return True
-    try:
-        storage.swap(LIMIT_FILE, json.dumps({"size": size}).encode(), version)
-    except FileExistsError:
-        return False
-    return True
+    if storage is None:
+        return
+    with suppress(OutputError):
+        for _ in range(MAX_TRIES):
+            limit, version = _read_limit(storage)
+            if limit is not None and limit <= size:
+                return
+            with suppress(FileExistsError):  # another rank wrote at the same time
+                storage.swap(LIMIT_FILE, json.dumps({"size": size}).encode(), version)
+                return
 
 
 def _read_limit(storage: Storage) -> tuple[int | None, str]:

@@ -30,32 +30,28 @@ POLICIES = {
 }
 
 
-def choose(asked: Precision, device: str, capability: tuple[int, int] | None = None) -> PrecisionPolicy:
+def choose(configured: Precision, device: str, capability: tuple[int, int] | None = None) -> PrecisionPolicy:
     """Return the policy for a device. `capability` is CUDA's: (7, 0) for V100, (7, 5) for T4, (8, 0) for A100.
 
     auto: bf16 on Ampere (8) and newer, fp16 on Volta and Turing (7), fp32 on older GPUs (P100, P4: 6), on CPUs and on
     Apple GPUs (mps). Raises UsageError if the device doesn't support the format.
     """
-    if asked == "auto":
-        return POLICIES[_best_for(device, capability)]
-    if asked in ("bf16", "tf32") and device == "cuda" and capability is not None and capability < (8, 0):
-        raise UsageError(f"precision: this GPU doesn't support {asked}; use fp16, fp32 or auto")
-    if asked in ("fp16", "tf32") and device == "cpu":
-        raise UsageError(f"precision: {asked} needs a GPU; on a CPU use fp32, bf16 or auto")
-    if asked != "fp32" and device == "mps":
-        raise UsageError(f"precision: {asked} is not supported on Apple GPUs; use fp32 or auto")
-    return POLICIES[asked]
+    if configured == "auto":
+        if device != "cuda" or capability is None or capability < (7, 0):
+            return POLICIES["fp32"]
+        return POLICIES["bf16" if capability >= (8, 0) else "fp16"]
+    if configured in ("bf16", "tf32") and device == "cuda" and capability is not None and capability < (8, 0):
+        raise UsageError(f"precision: this GPU doesn't support {configured}; use fp16, fp32 or auto")
+    if configured in ("fp16", "tf32") and device == "cpu":
+        raise UsageError(f"precision: {configured} needs a GPU; on a CPU use fp32, bf16 or auto")
+    if configured != "fp32" and device == "mps":
+        raise UsageError(f"precision: {configured} is not supported on Apple GPUs; use fp32 or auto")
+    return POLICIES[configured]
 
 
-def _best_for(device: str, capability: tuple[int, int] | None) -> str:
-    if device != "cuda" or capability is None or capability < (7, 0):
-        return "fp32"
-    return "bf16" if capability >= (8, 0) else "fp16"
-
-
-def choice(asked: Precision, policy: PrecisionPolicy, device: str) -> Choice:
+def choice(configured: Precision, policy: PrecisionPolicy, device: str) -> Choice:
     """Return the chosen policy, and why it was chosen."""
-    if asked != "auto":
+    if configured != "auto":
         return Choice("precision", policy.name, "set in the spec")
     return Choice("precision", policy.name, _WHY[policy.name] if device == "cuda" else _WHY_WITHOUT_CUDA[device])
 
@@ -68,10 +64,10 @@ _WHY = {
 _WHY_WITHOUT_CUDA = {"cpu": "lower precision is not faster on CPU", "mps": "Apple GPU"}
 
 
-def setup(asked: Precision, device: torch.device) -> PrecisionPolicy:
+def setup(configured: Precision, device: torch.device) -> PrecisionPolicy:
     """Choose the policy for this device, and turn TF32 on or off for the process."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    policy = choose(asked, device.type, capability)
+    policy = choose(configured, device.type, capability)
     torch.set_float32_matmul_precision("high" if policy.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = policy.tf32
     return policy

@@ -101,7 +101,8 @@ def _plan_ddp(
     """Return the function that wraps the model in DDP, and the choices made for it."""
     settings, whole = config.ddp, plan.mode == "whole"
     static = static_graph_choice(settings.static_graph, whole=whole, accumulates=accumulates, unused=bool(unused))
-    mib = settings.bucket_mib or bucket_mib(_gradient_bytes(model))
+    gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    mib = settings.bucket_mib or bucket_mib(gradient_bytes)
     options = {
         "static": static.chosen == GRAPHS[True],
         "unused": bool(unused),
@@ -157,10 +158,6 @@ def bucket_mib(gradient_bytes: int) -> int | None:
     return gradient_bytes // MIN_BUCKETS // MIB
 
 
-def _gradient_bytes(model: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-
-
 def _ddp_choices(settings: Ddp, mib: int | None, unused: list[str]) -> Iterator[Choice]:
     if settings.bucket_mib:
         yield Choice("buckets", f"{mib} MiB", "set in the spec")
@@ -185,11 +182,11 @@ def _find_unused_parameters(model: nn.Module, ranks: Ranks, trial_pass: TrialPas
 
 def explain_missing_gradient(error: RuntimeError, model: nn.Module) -> UsageError | None:
     """Return a readable error if DDP's is about parameters that had a gradient in the first step and have none now."""
-    found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-    if not found:
+    numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+    if not numbers:
         return None
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    missing = [names[int(number)] for number in found[1].split() if int(number) < len(names)]
+    missing = [names[int(number)] for number in numbers[1].split() if int(number) < len(names)]
     return UsageError(
         f"no gradient in this step, but one in the first, for {_name_some(missing)}: with several processes the "
         "parameters that a model uses must not depend on the data (add 0 * parameter.sum() to the loss)"

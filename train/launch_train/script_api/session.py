@@ -159,8 +159,7 @@ class Script:
             leave(128 + signal.SIGTERM, rank=self.ranks.rank)
 
 
-# --- Called by launch_train.checkpoint
-# ------------------------------------------------------------------------------------
+# --- Called by launch_train.checkpoint --------------------------------------------------------------------------------
 
 _script: Script | None = None
 _ranks: Ranks | None = None
@@ -257,14 +256,20 @@ def _open_script(
     """Open the run folder. Raises, on all ranks alike, UsageError (the checkpoint doesn't match the state),
     SupersededError and OutputError."""
     global _ranks  # noqa: PLW0603 - of the process, for its error
-    ranks = _ranks = _ranks_of(env)
+    if not dist.is_initialized() and "RANK" in env and int(env.get("WORLD_SIZE") or 1) > 1:
+        raise UsageError(
+            "call checkpoint.restore after torch.distributed.init_process_group: it synchronises the ranks"
+        )
+    ranks = _ranks = joined(env)
     comparison = Comparison(ranks)
     comparison.agree(lambda: (None, state_dict.check(state, own)))
     storage = open_storage(env[contract.RUN_FOLDER])
-    saver = (
-        _open_saver(ranks, storage, settings, env) if "RANK" in env or int(env.get(contract.NODE) or 0) == 0 else None
-    )
-    found = resume(
+    saver = None
+    if "RANK" in env or int(env.get(contract.NODE) or 0) == 0:
+        claim = take_over(ranks, storage, _manifest_fields(ranks), env)  # raises if it is of another kind of run
+        sink, every = metrics._default() if ranks.rank == 0 else Null(), interval.from_settings(settings, env)
+        saver = Saver(ranks, storage, settings, sink, start=claim.start, lease=claim.lease, interval=every)
+    resumed = resume(
         ranks,
         storage,
         _manifest_fields(ranks),
@@ -272,42 +277,18 @@ def _open_script(
         scratch_folder(env),
     )
     handlers = ExitStack()
-    script = Script(
-        ranks,
-        storage,
-        listen_for_shutdown(env, handlers),
-        Agreement(ranks),
-        state,
-        handlers,
-        comparison,
-    )
-    script.saver = saver
-    if found:
-        past = found.about["script"]
-        script.step, script.seconds, script.interruptions = found.step, past["seconds"], past["interruptions"] + 1
-        metrics.event("resumed", step=found.step, path=found.folder)
+    shutdown = listen_for_shutdown(env, handlers)
+    script = Script(ranks, storage, shutdown, Agreement(ranks), state, handlers, comparison, saver)
+    if resumed:
+        past = resumed.about["script"]
+        script.step, script.seconds, script.interruptions = resumed.step, past["seconds"], past["interruptions"] + 1
+        metrics.event("resumed", step=resumed.step, path=resumed.folder)
         if ranks.rank == 0:
-            print(f"resumed from step {found.step} ({found.folder})", flush=True)
-            for line in describe_changes(found.about, _manifest_fields(ranks)):
+            print(f"resumed from step {resumed.step} ({resumed.folder})", flush=True)
+            for line in describe_changes(resumed.about, _manifest_fields(ranks)):
                 print(f"since the checkpoint was written: {line}", flush=True)
     threading._register_atexit(_at_exit)  # type: ignore[attr-defined]  # before the thread pools close, which save
     return script
-
-
-def _ranks_of(env: Mapping[str, str]) -> Ranks:
-    """Return this process's ranks in the script's process group."""
-    if not dist.is_initialized() and "RANK" in env and int(env.get("WORLD_SIZE") or 1) > 1:
-        raise UsageError(
-            "call checkpoint.restore after torch.distributed.init_process_group: it synchronises the ranks"
-        )
-    return joined(env)
-
-
-def _open_saver(ranks: Ranks, storage: Storage, settings: Checkpoint, env: Mapping[str, str]) -> Saver:
-    """Create the saver. Takes over the run folder, unless it belongs to another kind of run."""
-    claim = take_over(ranks, storage, _manifest_fields(ranks), env)
-    sink, every = metrics._default() if ranks.rank == 0 else Null(), interval.from_settings(settings, env)
-    return Saver(ranks, storage, settings, sink, start=claim.start, lease=claim.lease, interval=every)
 
 
 def _manifest_fields(ranks: Ranks) -> dict[str, Any]:

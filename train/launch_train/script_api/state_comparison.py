@@ -90,20 +90,20 @@ class Comparison:
         mine = {path: entry for path, entry in layout.items() if first.get(path) != entry}
         mine |= dict.fromkeys(first.keys() - layout.keys(), MISSING)
         others = [_parse_layout(message) for message in self._exchange(json.dumps(mine))]
-        found: dict[str, dict[int, ComparedValue]] = {}
+        differences: dict[str, dict[int, ComparedValue]] = {}
         for other, entries in enumerate(others):
             for path, entry in entries.items():
-                found.setdefault(path, {0: first.get(path, MISSING)})[other] = entry
-        if hard := {path: who for path, who in found.items() if not all(entry.plain for entry in who.values())}:
+                differences.setdefault(path, {0: first.get(path, MISSING)})[other] = entry
+        if hard := {path: who for path, who in differences.items() if not all(entry.plain for entry in who.values())}:
             raise UsageError(
                 f"the state differs between the ranks: {_format_differences(hard)}. "
                 "A checkpoint holds one state for all ranks: make it the same on all of them, "
                 "or pass per-rank values in own={…}"
             )
-        if (new := {path: who for path, who in found.items() if path not in self._settled}) and rank == 0:
+        if (new := {path: who for path, who in differences.items() if path not in self._settled}) and rank == 0:
             line = f"the state differs between the ranks: {_format_differences(new)}"
             print(f"train: warning: {line}. Rank 0's value is saved for all ranks", file=sys.stderr, flush=True)
-        self._settled |= found.keys()
+        self._settled |= differences.keys()
 
     def _exchange(self, message: str) -> list[str]:
         """Return every rank's message, in rank order."""
@@ -145,15 +145,10 @@ def _format_differences(differences: Mapping[str, Mapping[int, ComparedValue]]) 
         ranks: dict[str, list[str]] = {}
         for rank, entry in sorted(who.items()):
             ranks.setdefault(str(entry), []).append(str(rank))
-        lines.append(
-            f"{path} is " + " and ".join(f"{text} on rank {_format_ranks(those)}" for text, those in ranks.items())
-        )
+        named = {text: ", ".join(those[:4]) + (", …" if len(those) > 4 else "") for text, those in ranks.items()}
+        lines.append(f"{path} is " + " and ".join(f"{text} on rank {those}" for text, those in named.items()))
     more = len(differences) - SHOWN
     return "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
-
-
-def _format_ranks(ranks: list[str]) -> str:
-    return ", ".join(ranks[:4]) + (", …" if len(ranks) > 4 else "")
 
 
 # --- The layout of a state --------------------------------------------------------------------------------------------

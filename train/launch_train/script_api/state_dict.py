@@ -62,7 +62,11 @@ def content(state: Any) -> dict[str, Any]:
 
 def own_content(own: Any) -> dict[str, Any]:
     """Return one rank's `own` values likewise, with tensors copied to host memory. Raises UsageError."""
-    return {name: _copy_to_host(_split_own(name, value)) for name, value in check_names(own).items()}
+    parts = {name: _split_own(name, value) for name, value in check_names(own).items()}
+    return {
+        name: join({path: tensor.to("cpu", copy=True) for path, tensor in part.tensors.items()}, part.rest)
+        for name, part in parts.items()
+    }
 
 
 def _split_own(name: str, value: Any) -> Split:
@@ -70,10 +74,6 @@ def _split_own(name: str, value: Any) -> Split:
     if any(dtensor.is_sharded(tensor) for tensor in parts.tensors.values()):
         raise UsageError(f"own[{name!r}] is sharded over the ranks: pass it in the state")
     return parts
-
-
-def _copy_to_host(parts: Split) -> Any:
-    return join({path: tensor.to("cpu", copy=True) for path, tensor in parts.tensors.items()}, parts.rest)
 
 
 def layout(state: Mapping[str, Any], content: Mapping[str, Any], *, strict: bool = False) -> Layout:
