@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from launch_train.report import page
-from launch_train.trainer.thumbnails import thumbnails
+from launch_train.trainer.samples import thumbnails
 from tests.train.report.folders import T, preempted, read, rows, write
 
 pytestmark = pytest.mark.judges

@@ -23,7 +23,7 @@ from launch_train.common.errors import DisagreementError, TrainError, UsageError
 from launch_train.distributed import process_group
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance import compile as compiling
-from launch_train.trainer import parameters_digest
+from launch_train.trainer import replica_check
 from launch_train.trainer import train as loop
 from tests.train.sharing import Session
 
@@ -116,7 +116,7 @@ def told(session: Session, name: str, kind: type[TrainError]) -> Iterator[None]:
 @contextmanager
 def parameters_changed_behind_ddps_back(session: Session) -> Iterator[None]:
     """On rank 1, before the end."""
-    real = parameters_digest.parameters_sha256
+    real = replica_check.parameters_sha256
 
     def changed(model: nn.Module, ranks: Ranks) -> str:
         if session.ranks.rank == 1:

@@ -38,7 +38,7 @@ from launch_train.performance import micro_batch as memory
 from launch_train.performance import optimizer as optim
 from launch_train.trainer import resume, warmup
 from launch_train.trainer.build import setup
-from launch_train.trainer.parameters_digest import parameters_sha256
+from launch_train.trainer.replica_check import parameters_sha256
 from tests.train import sharing, trials
 from tests.train.forked import Forked
 from tests.train.sharing import CONFIG, HALF

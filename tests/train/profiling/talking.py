@@ -18,8 +18,7 @@ from launch_train.common import contract
 from launch_train.common.config import Profile
 from launch_train.distributed import process_group
 from launch_train.profiling.advice import Setup
-from launch_train.profiling.profiler import Recording
-from launch_train.profiling.report import ProfileReport
+from launch_train.profiling.profiler import ProfileReport, Recording
 from launch_train.telemetry.metric_sink import Null
 
 LATE = 0.8

@@ -22,11 +22,9 @@ from launch_train.common.storage import LocalFolder
 from launch_train.data.loader import BatchLoader
 from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring import alerts
-from launch_train.profiling import __main__, report
+from launch_train.profiling import __main__, profiler
 from launch_train.profiling.advice import Setup
-from launch_train.profiling.profiler import NoProfiler, Recording, open_profiler, setup_of
-from launch_train.profiling.report import ProfileReport
-from launch_train.runfolder.starts import parse_metrics
+from launch_train.profiling.profiler import NoProfiler, ProfileReport, Recording, open_profiler, setup_of
 from launch_train.telemetry.metric_sink import Null
 from launch_train.telemetry.rows import Row
 from launch_train.trainer import train as loop
@@ -139,7 +137,7 @@ def test_recorded_steps_do_not_count_as_the_runs_speed(tmp_path: Path, monkeypat
         add(recorder, step)
 
     monkeypatch.setattr(Recorder, "add", adds)
-    monkeypatch.setattr(ProfileReport, "send", lambda report, recorded: recorded.export(str(tmp_path / "trace.json")))
+    monkeypatch.setattr(ProfileReport, "send", lambda report, export, *_: export(str(tmp_path / "trace.json")))
     run(tmp_path / "run", steps=40)
     counts = [step.timed for step in added]
     assert counts[:6] == [True, True, False, False, False, False]
@@ -268,7 +266,7 @@ def test_a_trace_without_the_gpu_is_no_verdict(rows: Rows, tmp_path: Path) -> No
 
 
 def test_a_trace_that_is_too_large_is_kept_unread(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "MOST_BYTES", 10)
+    monkeypatch.setattr(profiler, "MOST_BYTES", 10)
     recording = Recording(
         SHORT, torch.device("cpu"), ProfileReport({contract.RUN_FOLDER: str(tmp_path)}, rows, Setup())
     )
@@ -291,7 +289,7 @@ def test_a_run_folder_that_takes_nothing_is_a_line(rows: Rows, tmp_path: Path) -
 
 def test_after_an_error_nobody_waits_for_the_verdict(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     for_ever = threading.Event()
-    monkeypatch.setattr(ProfileReport, "send", lambda report, recorded: for_ever.wait(30))
+    monkeypatch.setattr(ProfileReport, "send", lambda *_: for_ever.wait(30))
     recording = Recording(SHORT, torch.device("cpu"), ProfileReport({}, rows, Setup()))
     stepped(recording)
     assert recording.records

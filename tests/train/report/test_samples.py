@@ -11,7 +11,7 @@ import torch
 
 from launch_train.report import page
 from launch_train.report.samples import MOST_EVALUATIONS, MOST_SAMPLES, evaluation, harmless
-from launch_train.trainer.thumbnails import thumbnails
+from launch_train.trainer.samples import thumbnails
 from tests.train.report.folders import T, preempted, read, rows, write
 from tests.train.report.test_page import Reader
 

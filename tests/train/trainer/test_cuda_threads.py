@@ -21,9 +21,9 @@ from launch_train.common.storage import LocalFolder
 from launch_train.data import cuda_prefetcher
 from launch_train.data.cuda_prefetcher import CudaPrefetcher
 from launch_train.data.workers import BatchKey, PreparedBatch
+from launch_train.distributed import process_group
 from launch_train.distributed.process_group import Ranks
 from launch_train.profiling.profiler import Recording
-from launch_train.script_api import session
 from launch_train.telemetry.metric_sink import Null
 from launch_train.trainer import shutdown
 
@@ -87,7 +87,7 @@ def test_a_scripts_checkpoints_are_of_the_gpu_that_it_has_set(monkeypatch: pytes
     """They are saved by the same Saver, which goes by the device of its ranks."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
-    assert session.joined({}).device == GPU
+    assert process_group.joined({}).device == GPU
 
 
 def test_the_last_rows_are_read_from_the_gpu_of_their_rank(calls: Calls) -> None:

@@ -22,7 +22,7 @@ from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
 from launch_train.models import build_model
 from launch_train.trainer import train
-from launch_train.trainer.parameters_digest import parameters_sha256
+from launch_train.trainer.replica_check import parameters_sha256
 from tests.train.conftest import on_one_thread
 from tests.train.forked import ROOT, Forked
 from tests.train.switches import RESNET

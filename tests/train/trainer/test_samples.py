@@ -29,8 +29,7 @@ from launch_train.models.gpt import GPT
 from launch_train.performance import compile as compiling
 from launch_train.performance.precision import choose
 from launch_train.trainer import samples
-from launch_train.trainer.samples import NEW_TOKENS, Sampler
-from launch_train.trainer.thumbnails import SIDE, png, thumbnails
+from launch_train.trainer.samples import NEW_TOKENS, SIDE, Sampler, png, thumbnails
 from tests.train.data.test_images import folders
 from tests.train.forked import Forked
 from tests.train.trainer.test_determinism import CONFIG as TWO_RANKS

@@ -30,7 +30,7 @@ from launch_train.telemetry import metric_sink
 from launch_train.trainer import shutdown, train
 from launch_train.trainer.build import Run
 from launch_train.trainer.metrics_buffer import Recorder, first_and_last_means
-from launch_train.trainer.parameters_digest import find_disagreement, parameters_sha256
+from launch_train.trainer.replica_check import find_disagreement, parameters_sha256
 
 TINY: dict[str, Any] = {
     "model": {"n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 32},

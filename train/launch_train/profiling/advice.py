@@ -60,115 +60,67 @@ _COMMUNICATION = (
     " it here"
 )
 
-# fmt: off - one row a line
+# fmt: off
 ADVICE: tuple[tuple[Cause, _Condition, str, str], ...] = (
-    (
-        "input",
-        lambda analysis, _: analysis.copying > 0.5,
-        "loader.workers",
-        "batches are copied too late: set loader.workers to 1 or more, which uses pinned memory",
-    ),
-    (
-        "input",
-        lambda _, setup: setup.workers,
-        "loader.workers",
-        "loader.workers: {twice_workers} instead of {workers}; if the CPUs are busy, preprocess the data"
-        " before training",
-    ),
-    (
-        "input",
-        lambda analysis, _: not analysis.gpu,  # training uses the cores itself
-        "loader.workers",
-        "loader.workers: 1 or more, if cores are free; else preprocess the data before training",
-    ),
-    ("input", _ALWAYS, "loader.workers", "loader.workers: 4, to prepare batches while the GPU trains on the last one"),
-    (
-        "compute",
-        lambda analysis, _: not analysis.gpu,
-        "",
-        "it computes all the time; a machine with a GPU or more processes would be faster",
-    ),
-    ("compute", lambda _, setup: setup.bf16, "precision", "precision: auto, to use the GPU's tensor cores in 16 bits"),
-    ("compute", lambda _, setup: not setup.compiled, "compile", "compile: true"),
-    ("compute", _ALWAYS, "", "it computes all the time; a faster GPU or more GPUs would be faster"),
-    (
-        "communication",
-        lambda _, setup: setup.parallel == "fsdp",
-        "parallel",
-        "parallel: ddp if the model fits one GPU; else GPUs connected by NVLink",
-    ),
-    ("communication", lambda _, setup: setup.nodes > 1, "batch_size", _COMMUNICATION.format("fewer, larger machines")),
-    (
-        "communication",
-        lambda analysis, _: analysis.gpu,
-        "batch_size",
-        _COMMUNICATION.format("a machine with GPUs connected by NVLink"),
-    ),
-    ("communication", _ALWAYS, "batch_size", _COMMUNICATION.format("fewer processes")),
+    ("input", lambda analysis, _: analysis.copying > 0.5,
+     "loader.workers", "batches are copied too late: set loader.workers to 1 or more, which uses pinned memory"),
+    ("input", lambda _, setup: setup.workers,
+     "loader.workers", "loader.workers: {twice_workers} instead of {workers}; if the CPUs are busy, preprocess the data"
+     " before training"),
+    ("input", lambda analysis, _: not analysis.gpu,  # training uses the cores itself
+     "loader.workers", "loader.workers: 1 or more, if cores are free; else preprocess the data before training"),
+    ("input", _ALWAYS,
+     "loader.workers", "loader.workers: 4, to prepare batches while the GPU trains on the last one"),
+    ("compute", lambda analysis, _: not analysis.gpu,
+     "", "it computes all the time; a machine with a GPU or more processes would be faster"),
+    ("compute", lambda _, setup: setup.bf16,
+     "precision", "precision: auto, to use the GPU's tensor cores in 16 bits"),
+    ("compute", lambda _, setup: not setup.compiled,
+     "compile", "compile: true"),
+    ("compute", _ALWAYS,
+     "", "it computes all the time; a faster GPU or more GPUs would be faster"),
+    ("communication", lambda _, setup: setup.parallel == "fsdp",
+     "parallel", "parallel: ddp if the model fits one GPU; else GPUs connected by NVLink"),
+    ("communication", lambda _, setup: setup.nodes > 1,
+     "batch_size", _COMMUNICATION.format("fewer, larger machines")),
+    ("communication", lambda analysis, _: analysis.gpu,
+     "batch_size", _COMMUNICATION.format("a machine with GPUs connected by NVLink")),
+    ("communication", _ALWAYS,
+     "batch_size", _COMMUNICATION.format("fewer processes")),
     # On a CPU, compiling costs more than most runs gain. Measured: compiling the quickstart's GPT took two minutes
     # and saved a fifth of a 0.1 s step.
-    (
-        "memory",
-        lambda analysis, setup: analysis.gpu and not setup.compiled,
-        "compile",
-        "compile: true, which fuses elementwise operators into one pass over memory",
-    ),
-    (
-        "memory",
-        lambda analysis, setup: analysis.gpu and setup.bf16,
-        "precision",
-        "precision: auto: 16-bit numbers move half as many bytes",
-    ),
-    (
-        "memory",
-        lambda _, setup: setup.checkpointing != "none",
-        "activation_checkpointing",
-        "activation_checkpointing: none, if memory allows: nothing is then computed twice",
-    ),
-    ("memory", lambda analysis, _: analysis.gpu, "", "fewer or fused operators in the model, to move less memory"),
-    ("memory", _ALWAYS, "", "a machine with a GPU, whose memory is many times faster"),
-    (
-        "launch_overhead",
-        lambda _, setup: setup.accumulates,
-        "micro_batch_size",
-        "a larger micro_batch_size: fewer and larger operators",
-    ),
-    (
-        "launch_overhead",
-        lambda analysis, setup: analysis.gpu and not setup.compiled,
-        "compile",
-        "compile: true, which fuses small operators into few large ones",
-    ),
-    (
-        "launch_overhead",
-        lambda analysis, setup: analysis.gpu and not setup.cuda_graphs,
-        "cuda_graphs",
-        "cuda_graphs: true, which launches a whole pass at once",
-    ),
-    ("launch_overhead", _ALWAYS, "batch_size", "a larger batch_size: the same number of larger operators"),
-    (
-        "host_sync",
-        lambda analysis, _: analysis.sync_outside > 0.5,
-        "log_every",
-        "log_every: {rarer} instead of {log_every}: each time metrics are read, the host waits for the GPU",
-    ),
-    (
-        "host_sync",
-        _ALWAYS,
-        "",
-        "the model or the loss reads a value in each step (.item(), .cpu(), print, `if tensor`): keep it on the GPU",
-    ),
-    ("optimizer", _ALWAYS, "batch_size", "a larger batch_size: fewer updates for the same data"),
-    (
-        "allocation",
-        _ALWAYS,
-        "micro_batch_size",
-        "a smaller micro_batch_size: the GPU's memory is nearly full, so PyTorch has to free and reallocate blocks",
-    ),
-    ("other", _ALWAYS, "log_every", "a larger log_every, and less frequent evaluations and checkpoints"),
+    ("memory", lambda analysis, setup: analysis.gpu and not setup.compiled,
+     "compile", "compile: true, which fuses elementwise operators into one pass over memory"),
+    ("memory", lambda analysis, setup: analysis.gpu and setup.bf16,
+     "precision", "precision: auto: 16-bit numbers move half as many bytes"),
+    ("memory", lambda _, setup: setup.checkpointing != "none",
+     "activation_checkpointing", "activation_checkpointing: none, if memory allows: nothing is then computed twice"),
+    ("memory", lambda analysis, _: analysis.gpu,
+     "", "fewer or fused operators in the model, to move less memory"),
+    ("memory", _ALWAYS,
+     "", "a machine with a GPU, whose memory is many times faster"),
+    ("launch_overhead", lambda _, setup: setup.accumulates,
+     "micro_batch_size", "a larger micro_batch_size: fewer and larger operators"),
+    ("launch_overhead", lambda analysis, setup: analysis.gpu and not setup.compiled,
+     "compile", "compile: true, which fuses small operators into few large ones"),
+    ("launch_overhead", lambda analysis, setup: analysis.gpu and not setup.cuda_graphs,
+     "cuda_graphs", "cuda_graphs: true, which launches a whole pass at once"),
+    ("launch_overhead", _ALWAYS,
+     "batch_size", "a larger batch_size: the same number of larger operators"),
+    ("host_sync", lambda analysis, _: analysis.sync_outside > 0.5,
+     "log_every", "log_every: {rarer} instead of {log_every}: each time metrics are read, the host waits for the GPU"),
+    ("host_sync", _ALWAYS,
+     "", "the model or the loss reads a value in each step (.item(), .cpu(), print, `if tensor`): keep it on the GPU"),
+    ("optimizer", _ALWAYS,
+     "batch_size", "a larger batch_size: fewer updates for the same data"),
+    ("allocation", _ALWAYS,
+     "micro_batch_size", "a smaller micro_batch_size: the GPU's memory is nearly full, so PyTorch has to free and"
+     " reallocate blocks"),
+    ("other", _ALWAYS,
+     "log_every", "a larger log_every, and less frequent evaluations and checkpoints"),
 )
-"""Cause, condition, setting of run.config (empty: none helps), text. The first row that applies counts."""
 # fmt: on
+"""Cause, condition, setting of run.config (empty: none helps), text. The first row that applies counts."""
 
 
 def explain_analysis(analysis: Analysis, setup: Setup) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Compare the ranks' parameters and moments every few steps and before each checkpoint.
+"""Compare the ranks' parameters and moments every few steps, before each checkpoint, and at the end.
 
 DDP gives all ranks the same gradients. Ranks that diverge (a flipped bit, a GPU that computes wrongly) never converge
 again, and no loss or gradient norm shows it: those are means. What the ranks compare is a digest, computed on their
@@ -9,6 +9,7 @@ A checkpoint is written only if the ranks agree on its state, so the newest chec
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,11 +17,13 @@ from math import ceil
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from launch_train.common.decisions import Choice
 from launch_train.common.step_timer import stopwatch
-from launch_train.distributed.process_group import Ranks, gather_tensors
+from launch_train.distributed.dtensor import is_sharded, local_part
+from launch_train.distributed.process_group import Ranks, gather, gather_tensors
+from launch_train.performance import fsdp
 
 MAX_SHARE = 0.001
 """The share of the training time that comparisons may take, not counting those before checkpoints."""
@@ -141,3 +144,35 @@ def digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types by element size, so that nothing is copied; sums wrap around."""
+
+
+# --- At the end -------------------------------------------------------------------------------------------------------
+
+
+def parameters_sha256(model: nn.Module, ranks: Ranks) -> str:
+    """Return the SHA-256 over name, type, shape and bytes of each parameter and buffer (batch norm's running averages).
+
+    Collective if the model is sharded: each rank hashes its shards, and their digests are hashed in the ranks' order.
+    The result then depends on the number of ranks, but no rank gathers the model.
+    """
+    fsdp.reshard(model)
+    digest, shards = hashlib.sha256(), hashlib.sha256()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        values = local_part(tensor.detach()).cpu().contiguous()
+        part = shards if is_sharded(tensor) else digest
+        part.update(f"{name} {values.dtype} {tuple(tensor.shape)}\n".encode())
+        part.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    if fsdp.is_sharded(model):
+        digest.update(" ".join(gather(ranks, shards.hexdigest())).encode())
+    return digest.hexdigest()
+
+
+def find_disagreement(digests: Sequence[str]) -> str | None:
+    """Return an error message that names the ranks of each digest, or None if all are equal."""
+    if len(set(digests)) == 1:
+        return None
+    ranks: dict[str, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        ranks.setdefault(digest, []).append(rank)
+    listed = "; ".join(f"ranks {', '.join(map(str, members))}: {digest[:16]}…" for digest, members in ranks.items())
+    return f"the ranks' parameters differ at the end, so the result must not be trusted ({listed})"

@@ -7,7 +7,10 @@ an error costs the samples alone.
 
 from __future__ import annotations
 
+import struct
 import time
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from launch_train.checkpointing import rng_state
 from launch_train.common.config import Config, ExternalModel, ResNet
@@ -27,7 +31,6 @@ from launch_train.data.source import Batch, Source
 from launch_train.models.introspection import without_compiler
 from launch_train.performance.micro_batch import free_memory
 from launch_train.performance.precision import PrecisionPolicy, autocast
-from launch_train.trainer.thumbnails import thumbnails
 
 if TYPE_CHECKING:
     from launch_train.data.tokenizers import Decode
@@ -47,6 +50,9 @@ MOST_CHARACTERS = 2000
 
 MOST_NAME = 100
 """Most characters of a class's name."""
+
+SIDE = 64
+"""Largest width and height, in pixels: a picture then has at most 12 KB."""
 
 
 def unless_unsupported(config: Config) -> tuple[Config, tuple[Choice, ...]]:
@@ -200,3 +206,41 @@ def _decoded(decode: Callable[[list[int]], str], prompt: list[int], new: list[in
     both, and some tokenizers drop the space before the first word."""
     before, whole = decode(prompt).rstrip("\ufffd"), decode([*prompt, *new])
     return before, whole.removeprefix(before) if whole.startswith(before) else decode(new)
+
+
+# --- Pictures, encoded with the standard library: Pillow is needed only by data in image files ------------------------
+
+
+def thumbnails(images: Tensor) -> list[str]:
+    """Return each image as a PNG in base64.
+
+    `images`: uint8 [count, height, width, 3], or [count, channels, height, width]. Floats may be normalised in any way,
+    so each image is stretched to its own range. The first three channels are shown, or only the first.
+    """
+    images = images.cpu()
+    if images.dtype == torch.uint8:
+        images = images.permute(0, 3, 1, 2) if images.shape[-1] == 3 else images
+        levels = images.float()
+    else:
+        levels = images.float().nan_to_num(0.0, 0.0, 0.0)
+        low, high = levels.amin((1, 2, 3), keepdim=True), levels.amax((1, 2, 3), keepdim=True)
+        levels = (levels - low) * (255 / (high - low).clamp(min=1e-6))
+    colours = levels[:, :3] if levels.shape[1] >= 3 else levels[:, :1].expand(-1, 3, -1, -1)
+    height, width = colours.shape[2:]
+    scale = min(1.0, SIDE / max(height, width))
+    size = max(1, round(height * scale)), max(1, round(width * scale))
+    pixels = functional.interpolate(colours, size, mode="area").round().clamp(0, 255).to(torch.uint8)
+    return [b64encode(png(image)).decode() for image in pixels.permute(0, 2, 3, 1)]
+
+
+def png(pixels: Tensor) -> bytes:
+    """Return uint8 [height, width, 3] as a PNG of 8 bits per channel (W3C PNG, sections 5 and 11)."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels)  # each with filter type 0: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in parts)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -40,7 +40,7 @@ from launch_train.performance.precision import autocast
 from launch_train.trainer import state_dict
 from launch_train.trainer.build import Run, seed, setup
 from launch_train.trainer.metrics_buffer import StepRecord
-from launch_train.trainer.parameters_digest import find_disagreement, parameters_sha256
+from launch_train.trainer.replica_check import find_disagreement, parameters_sha256
 from launch_train.trainer.reporting import compare_replicas, event, report_if_due, report_start, write_rows
 from launch_train.trainer.resume import resume_or_start, snapshot
 from launch_train.trainer.shutdown import exit_if_stuck, save_and_exit, write_last_rows
