@@ -61,7 +61,12 @@ def make_plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bo
     than a short run gains. Identical blocks are compiled one by one: the compiler runs once for all of them.
     """
     enabled, why = _is_enabled(config, ranks)
-    cuda_graphs = _cuda_graphs(enabled, accumulates) if config.cuda_graphs else None
+    cuda_graphs = None
+    if config.cuda_graphs:
+        # A graph writes its results, gradients included, to the same memory in each pass: they can't accumulate.
+        against = "gradients accumulate over micro-batches" if accumulates else ""
+        against = against if enabled else "needs compile: true"
+        cuda_graphs = Choice("cuda graphs", "false" if against else "true", against or "set in the spec")
     if not enabled:
         return CompilePlan("off", why, cuda_graphs=cuda_graphs)
     if cuda_graphs and cuda_graphs.chosen == "true":
@@ -79,16 +84,6 @@ def make_plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bo
     else:
         return CompilePlan("regional", f"{len(repeated)} identical blocks", repeated, tuple(losses(model)), cuda_graphs)
     return CompilePlan("whole", why, cuda_graphs=cuda_graphs)
-
-
-def _cuda_graphs(compiles: bool, accumulates: bool) -> Choice:
-    """Decide on CUDA graphs. A graph writes its results, gradients included, to the same memory in each pass, so
-    gradients can't accumulate."""
-    if not compiles:
-        return Choice("cuda graphs", "false", "needs compile: true")
-    if accumulates:
-        return Choice("cuda graphs", "false", "gradients accumulate over micro-batches")
-    return Choice("cuda graphs", "true", "set in the spec")
 
 
 def _is_enabled(config: Config, ranks: Ranks) -> tuple[bool, str]:
@@ -157,20 +152,16 @@ def compile_model(
     if failure:
         _undo_compile(plan)
         return CompiledModel(wrapped or wrap(), model, (Choice("compile", "false", f"it failed: {failure}"),))
-    eval_forward, more = _compile_for_evaluation(model, ranks, trial_pass) if wrapped and evaluates else (model, ())
+    choices = plan._replace(why=f"{plan.why} ({duration})").choices
+    eval_forward: Forward = model
+    if wrapped and evaluates:
+        # A separate graph without gradients and without DDP, which would broadcast the buffers in each pass. Compiled
+        # once: evaluation batches have the shape of the micro-batches.
+        eval_forward = torch.compile(model, backend=BACKEND)
+        if failure := try_pass(eval_forward, ranks, partial(trial_pass, evaluates=True)):
+            eval_forward, choices = model, (*choices, Choice("evaluation", "not compiled", f"it failed: {failure}"))
     compile_cache.save(storage, name, ranks)
-    choices = *plan._replace(why=f"{plan.why} ({duration})").choices, *more
     return CompiledModel(forward if wrapped else wrap(), eval_forward, choices)
-
-
-def _compile_for_evaluation(
-    model: nn.Module, ranks: Ranks, trial_pass: TrialPass
-) -> tuple[Forward, tuple[Choice, ...]]:
-    """Compile the whole model for evaluations: a separate graph without gradients and without DDP, which would
-    broadcast the buffers in each pass. Compiled once: evaluation batches have the shape of the micro-batches."""
-    eval_forward = torch.compile(model, backend=BACKEND)
-    failure = try_pass(eval_forward, ranks, partial(trial_pass, evaluates=True))
-    return (model, (Choice("evaluation", "not compiled", f"it failed: {failure}"),)) if failure else (eval_forward, ())
 
 
 def _configure(plan: CompilePlan) -> None:

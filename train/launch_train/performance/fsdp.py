@@ -65,15 +65,15 @@ def shard_model(
     deferred = can_defer_gradients(model, ranks)
     setattr(model, _DEFERRED, tuple(sharded_modules(model)) if deferred else ())
     why = f"{si(state_bytes(model, moments))}B of state per rank instead of {si(unsharded_bytes)}B"
-    choices = (Choice("parallel", "fsdp", why), Choice("gradients", *_REDUCE_CHOICE[deferred]))
+    choices = (
+        Choice("parallel", "fsdp", why),
+        Choice(
+            "gradients",
+            "once a step" if deferred else "each micro-batch",
+            f"unsharded they take {'under' if deferred else 'over'} {DEFERRED_GRADIENTS_SHARE:.0%} of the memory",
+        ),
+    )
     return (*choices, Choice("fsdp", "in one piece", "blocks share parameters")) if tied else choices
-
-
-_REDUCE_CHOICE = {
-    True: ("once a step", f"unsharded they take under {DEFERRED_GRADIENTS_SHARE:.0%} of the memory"),
-    False: ("each micro-batch", f"unsharded they take over {DEFERRED_GRADIENTS_SHARE:.0%} of the memory"),
-}
-"""When gradients are reduced over the ranks, and why."""
 
 
 def wrap(model: nn.Module, ranks: Ranks, policy: PrecisionPolicy, blocks: Sequence[nn.Module]) -> None:
@@ -81,7 +81,10 @@ def wrap(model: nn.Module, ranks: Ranks, policy: PrecisionPolicy, blocks: Sequen
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    refuse_scalars(model)
+    if scalars := [name for name, parameter in model.named_parameters() if parameter.dim() == 0]:
+        raise UsageError(
+            f"parallel: fsdp can't shard {scalars[0]}, a scalar: give it the shape [1], or use parallel: ddp"
+        )
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # fully_shard needs it
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
@@ -101,15 +104,6 @@ def mixed_precision_policy(model: nn.Module, policy: PrecisionPolicy) -> MixedPr
     if policy.autocast is None or any(isinstance(module, _BatchNorm) for module in model.modules()):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=policy.autocast, reduce_dtype=torch.float32)
-
-
-def refuse_scalars(model: nn.Module) -> None:
-    """Raise UsageError if a parameter has no dimension along which it can be sharded."""
-    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
-    if scalars:
-        raise UsageError(
-            f"parallel: fsdp can't shard {scalars[0]}, a scalar: give it the shape [1], or use parallel: ddp"
-        )
 
 
 def has_tied_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:

@@ -38,20 +38,15 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     if settings.name == "sgd":
         sgd = eager.eager_optimizer(torch.optim.SGD)
         built: torch.optim.Optimizer = sgd(groups, momentum=settings.momentum, **options)
-        _zero_momentum(built)
+        # Fused SGD would use uninitialized memory if its first step is skipped (torch 2.13). The bits are the same.
+        for group in built.param_groups if settings.momentum else ():
+            for parameter in group["params"]:
+                built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     else:
         built = eager.eager_optimizer(torch.optim.AdamW)(groups, betas=settings.betas, **options)
     if not fused:
         _support_skipping(built)
     return built
-
-
-def _zero_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Create SGD's momentum buffers, filled with zeros. Fused SGD would use uninitialized memory if its first step is
-    skipped (torch 2.13). The results are the same bits."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] else ():
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def reason_not_fused(model: nn.Module, name: str = "adamw") -> str:
@@ -139,8 +134,3 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     others = [p for p in parameters if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate

@@ -146,7 +146,8 @@ def train_step(run: Run) -> None:
     step, eval_every = run.state["step"] + 1, run.config.eval.every
     run.stopwatch.start()
     lr = optimizer.learning_rate(step, run.config.steps, run.config.optimizer)
-    optimizer.set_learning_rate(run.optimizer, lr)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
     set_deadline(run, MIN_DATA_SECONDS)
     with run.profiler.range("data"):
         batch = run.batch_loader.train(run.state["samples"] // run.config.batch_size + 1)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from launch_train.checkpointing.manifest import Manifest
 from launch_train.checkpointing.resume_loader import newest_manifest
 from launch_train.common.config import Config, as_data
 from launch_train.common.storage import Storage
@@ -74,7 +73,10 @@ def _from_checkpoint(
         size = manifest.about.get("micro_batch") if manifest else None
         if manifest is None or not isinstance(size, int) or not isinstance(manifest.about.get("config"), Mapping):
             return None
-        return manifest.step, size, _differences(manifest, config, ranks)
+        now, settings, before = device_facts(ranks), as_data(config), manifest.about
+        pairs = [(name, before.get(name, value), value) for name, value in now.items()]
+        pairs += [(name, before["config"].get(name), settings[name]) for name in SETTINGS]
+        return manifest.step, size, [f"{name} was {was}, now {value}" for name, was, value in pairs if was != value]
 
     saved = run_on_rank_0(ranks, read)
     if saved is None:
@@ -86,13 +88,6 @@ def _from_checkpoint(
     if ranks.rank == 0:
         print(f"micro-batch: {size} in {where}; probing again: {'; '.join(differences)}", flush=True)
     return None
-
-
-def _differences(manifest: Manifest, config: Config, ranks: Ranks) -> list[str]:
-    now, settings, before = device_facts(ranks), as_data(config), manifest.about
-    pairs = [(name, before.get(name, value), value) for name, value in now.items()]
-    pairs += [(name, before["config"].get(name), settings[name]) for name in SETTINGS]
-    return [f"{name} was {was}, now {value}" for name, was, value in pairs if was != value]
 
 
 def probe_micro_batch(
