@@ -536,14 +536,6 @@ def test_models_without_a_class_in_transformers(tmp_path: Path) -> None:
             hugging_face.prepare(about, weights_only=True)
 
 
-def test_an_older_checkpoint_has_no_names_for_the_optimizer(tmp_path: Path) -> None:
-    rest = {"model": {"v": {"$tensor": "model/v"}}, "optimizer": {"state": {}, "param_groups": []}}
-    write(tmp_path / "run", [{"tensors": {"model/v": torch.ones(2)}, "rest": rest, "own": {}}], config=made_by("gpt"))
-    with pytest.raises(UsageError, match="--weights-only"):
-        exported(tmp_path / "run", "dcp", tmp_path / "out")
-    assert exported(tmp_path / "run", "dcp", tmp_path / "out", weights_only=True)
-
-
 LIMITED = """
 import resource, sys
 import mmap, torch, safetensors.torch

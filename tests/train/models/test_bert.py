@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from launch_train.common.config import Bert, parse
 from launch_train.models import blocks, build_model, flops_per_sample
 from launch_train.models.bert import BertForMasked
-from launch_train.models.losses import MaskedCrossEntropy
+from launch_train.models.layers import MaskedCrossEntropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

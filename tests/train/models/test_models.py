@@ -14,8 +14,8 @@ from launch_train.common.errors import UsageError
 from launch_train.models import blocks, build_model, flops_per_sample
 from launch_train.models.gpt import GPT, flops_per_token
 from launch_train.models.introspection import count_flops
-from launch_train.models.losses import losses
-from launch_train.models.resnet import Bottleneck, resnet50
+from launch_train.models.layers import losses
+from launch_train.models.resnet import Bottleneck, ResNetModel
 from launch_train.performance import optimizer as optim
 
 SMALL = Gpt(n_layer=2, n_head=2, n_embd=32, block_size=16)
@@ -107,9 +107,9 @@ def test_flops_are_nanogpts() -> None:
 
 
 def test_resnet_shrinks_an_image_by_32_before_it_is_averaged() -> None:
-    model = resnet50(ResNet(width=8, num_classes=7)).eval()
+    model = ResNetModel(ResNet(width=8, num_classes=7)).eval()
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
-    assert model.stages(model.pool(model.stem(torch.zeros(1, 3, 64, 64)))).shape == (1, 256, 2, 2)  # type: ignore[operator]  # modules, not tensors
+    assert model.stages(model.pool(model.stem(torch.zeros(1, 3, 64, 64)))).shape == (1, 256, 2, 2)
 
 
 def test_flops_of_resnet_are_the_published_ones() -> None:
@@ -129,7 +129,7 @@ def test_what_is_counted_is_what_the_formula_says() -> None:
 
 
 def test_counting_leaves_no_trace() -> None:
-    model = resnet50(ResNet(width=4, num_classes=3))
+    model = ResNetModel(ResNet(width=4, num_classes=3))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert count_flops(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_counted() -> None:
 def test_the_blocks_of_our_models() -> None:
     model = GPT(SMALL)
     assert blocks(model) == list(model.blocks)
-    assert [type(block) for block in blocks(resnet50(ResNet(width=4)))] == 16 * [Bottleneck]
+    assert [type(block) for block in blocks(ResNetModel(ResNet(width=4)))] == 16 * [Bottleneck]
 
 
 class Experts(nn.Module):

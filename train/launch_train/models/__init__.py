@@ -44,7 +44,7 @@ def build_model(config: Config, source: Source | None = None) -> nn.Module:
         return _external(shape, config, source)
     if isinstance(shape, ResNet):
         check_samples_of(source, BatchRequirements(shape.name, "images", shape.num_classes, judges=judges))
-        return _with_loss(resnet.resnet50(shape), config)
+        return _with_loss(resnet.ResNetModel(shape), config)
     check_vocabulary(shape.vocab_size, source)
     check_samples_of(source, BatchRequirements(shape.name, "tokens", shape.vocab_size, shape.block_size, judges))
     return _with_loss(gpt.GPT(shape) if isinstance(shape, Gpt) else bert.BertForMasked(shape), config)

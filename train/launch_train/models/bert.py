@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launch_train.common.config import Bert
-from launch_train.models.losses import MaskedCrossEntropy
+from launch_train.models.layers import Attention, MaskedCrossEntropy, initialise
 
 NORM = 1e-12
 
@@ -33,7 +33,7 @@ class BertForMasked(nn.Module):
         self.head = nn.Linear(shape.n_embd, shape.vocab_size)
         self.head.weight = self.tokens.weight
         self.loss = MaskedCrossEntropy()
-        self.apply(_initialise)
+        self.apply(initialise)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
     def __init__(self, shape: Bert) -> None:
         super().__init__()
-        self.attention = Attention(shape)
+        self.attention = Attention(shape.n_embd, shape.n_head, shape.dropout, bias=True, causal=False)
         self.norm_1 = nn.LayerNorm(shape.n_embd, eps=NORM)
         self.up = nn.Linear(shape.n_embd, 4 * shape.n_embd)
         self.out = nn.Linear(4 * shape.n_embd, shape.n_embd)
@@ -64,33 +64,6 @@ class Block(nn.Module):
         x = self.norm_1(x + self.attention(x))
         out: Tensor = self.norm_2(x + self.dropout(self.out(functional.gelu(self.up(x)))))
         return out
-
-
-class Attention(nn.Module):
-    """Bidirectional multi-head self-attention."""
-
-    def __init__(self, shape: Bert) -> None:
-        super().__init__()
-        self.heads, self.p = shape.n_head, shape.dropout
-        self.qkv = nn.Linear(shape.n_embd, 3 * shape.n_embd)
-        self.out = nn.Linear(shape.n_embd, shape.n_embd)
-        self.dropout = nn.Dropout(shape.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, time, width = x.shape
-        parts = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, time, width / heads]
-        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=self.p if self.training else 0.0)
-        out: Tensor = self.dropout(self.out(y.transpose(1, 2).reshape(batch, time, width)))
-        return out
-
-
-def _initialise(module: nn.Module) -> None:
-    """Initialise weights from a normal distribution with standard deviation 0.02, biases with 0."""
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
 
 
 def flops_per_token(shape: Bert, model: nn.Module) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launch_train.common.config import Gpt
-from launch_train.models.losses import CrossEntropy
+from launch_train.models.layers import Attention, CrossEntropy, initialise
 
 
 class GPT(nn.Module):
@@ -26,7 +26,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)
         self.head.weight = self.tokens.weight
         self.loss = CrossEntropy()
-        self.apply(_init_weights)
+        self.apply(initialise)
         for name, parameter in self.named_parameters():
             if name.endswith("out.weight"):  # as GPT-2: each block adds to the residual twice
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.n_layer))
@@ -49,34 +49,13 @@ class Block(nn.Module):
     def __init__(self, shape: Gpt) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
-        self.attention = Attention(shape)
+        self.attention = Attention(shape.n_embd, shape.n_head, shape.dropout, bias=shape.bias, causal=True)
         self.norm_2 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
         self.mlp = Mlp(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm_1(x))
         out: Tensor = x + self.mlp(self.norm_2(x))
-        return out
-
-
-class Attention(nn.Module):
-    """Causal multi-head self-attention."""
-
-    def __init__(self, shape: Gpt) -> None:
-        super().__init__()
-        self.heads = shape.n_head
-        self.p = shape.dropout
-        self.qkv = nn.Linear(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
-        self.out = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
-        self.dropout = nn.Dropout(shape.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, time, width = x.shape
-        parts = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, time, width / heads]
-        p = self.p if self.training else 0.0
-        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
-        out: Tensor = self.dropout(self.out(y.transpose(1, 2).reshape(batch, time, width)))
         return out
 
 
@@ -92,14 +71,6 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.dropout(self.out(functional.gelu(self.up(x))))
         return out
-
-
-def _init_weights(module: nn.Module) -> None:
-    """Initialise as GPT-2: weights normal with standard deviation 0.02, biases 0."""
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
 
 
 def flops_per_token(shape: Gpt, model: nn.Module) -> float:

@@ -18,7 +18,7 @@ from launch_train.data.source import Source
 from launch_train.data.user_dataset import BatchRequirements
 from launch_train.models.hub import only_cached
 from launch_train.models.introspection import check_samples_of, check_vocabulary
-from launch_train.models.losses import MaskedCrossEntropy
+from launch_train.models.layers import MaskedCrossEntropy
 
 HEADS: Final = {
     "causal-lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),

@@ -14,10 +14,6 @@ STAGES = (3, 4, 6, 3)
 EXPANSION = 4
 
 
-def resnet50(shape: Shape) -> nn.Module:
-    return ResNetModel(shape.width, shape.num_classes)
-
-
 class ResNetModel(nn.Module):
     """Maps images [batch, 3, height, width] to logits [batch, classes]; with labels, to the mean loss in nats.
 
@@ -27,12 +23,13 @@ class ResNetModel(nn.Module):
 
     correct: Tensor
 
-    def __init__(self, width: int, classes: int) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
+        width = shape.width
         self.stem = nn.Sequential(_conv(3, width, 7, stride=2), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
         self.pool = nn.MaxPool2d(3, stride=2, padding=1)
         self.stages = nn.Sequential(*_stages(width))
-        self.head = nn.Linear(8 * width * EXPANSION, classes)
+        self.head = nn.Linear(8 * width * EXPANSION, shape.num_classes)
         self.apply(_initialise)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from launch_train.common.decisions import Choice
 from launch_train.common.storage import Storage
 from launch_train.distributed.process_group import Ranks, barrier, gather
 from launch_train.models import blocks
-from launch_train.models.losses import losses
+from launch_train.models.layers import losses
 from launch_train.performance import compile_cache
 
 MIN_BLOCK_SHARE = 0.5
