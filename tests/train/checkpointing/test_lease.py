@@ -10,7 +10,6 @@ import pytest
 from launch_train import runfolder
 from launch_train.checkpointing import lease
 from launch_train.checkpointing.lease import Lease
-from launch_train.common import contract
 from launch_train.common.errors import OutputError, SupersededError
 from launch_train.common.storage import LocalFolder
 

@@ -15,7 +15,7 @@ from launch_train.common.errors import UsageError
 from launch_train.common.storage import open_storage
 from launch_train.data import open_data, records
 from launch_train.data.source import Source
-from launch_train.data.text import files_of, prepare_files
+from launch_train.data.text import corpus_of_bytes, files_of
 from launch_train.distributed.process_group import Ranks
 from launcher.testing.googlecloud import GoogleCloud
 from tests.train import trials
@@ -177,5 +177,5 @@ def test_what_datasets_itself_saves(arrow: Any, tmp_path: Path, cache: Path, mon
     theirs = "".join(f"{text}\n" for text in datasets.load_from_disk(tmp_path / "one")["text"] if text)
     assert reference.shards[0].path.read_text() == theirs
     files = files_of(str(tmp_path / "both" / "train"))
-    assert prepare_files(files, cache, "train").sha256 == reference.sha256
+    assert corpus_of_bytes(files, cache, "train").sha256 == reference.sha256
     assert opened(str(tmp_path / "both")).facts["data_files"] == 2

@@ -25,6 +25,7 @@ from launch_train.monitoring import alerts
 from launch_train.profiling import __main__, profiler
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import NoProfiler, ProfileReport, Recording, open_profiler, setup_of
+from launch_train.runfolder.starts import parse_metrics
 from launch_train.telemetry.metric_sink import Null
 from launch_train.telemetry.rows import Row
 from launch_train.trainer import train as loop

@@ -14,7 +14,7 @@ from launch_train.data.masked_lm import Masked, Rows
 from launch_train.data.records import are_records, is_table
 from launch_train.data.source import Batch, Source
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
-from launch_train.data.text import Text, files_of, prepare_files
+from launch_train.data.text import Text, corpus_of_bytes, files_of
 from launch_train.data.token_file import PRETOKENISED, Corpus, cache_folder, concatenate, join
 from launch_train.distributed.process_group import Ranks, gather, run_once_per_node
 
@@ -84,8 +84,10 @@ def detect(config: Config, name: str, cache: Path) -> DataFiles:
     Only records of text to tokenize are not downloaded from a bucket yet: their tokens may be there.
     """
     model, tokenizes = config.model, config.data.tokenizer != "bytes"
-    sees = isinstance(model, ResNet) or (isinstance(model, ExternalModel) and model.task == "image-classification")
-    if name.startswith("gs://") and tokenizes and not sees:
+    are_images = isinstance(model, ResNet) or (
+        isinstance(model, ExternalModel) and model.task == "image-classification"
+    )
+    if name.startswith("gs://") and tokenizes and not are_images:
         from launch_train.data.gcs_cache import list_objects
 
         objects = list_objects(name)
@@ -96,8 +98,8 @@ def detect(config: Config, name: str, cache: Path) -> DataFiles:
     if isinstance(model, ExternalModel) and model.task == "auto":
         from launch_train.data.image_index import holds_images
 
-        sees = holds_images(Path(path).expanduser())
-    if sees:
+        are_images = holds_images(Path(path).expanduser())
+    if are_images:
         return DataFiles("images", name, path)
     from launch_train.data import token_shards
 
@@ -139,11 +141,13 @@ def _corpus(config: Config, data: DataFiles, cache: Path, ranks: Ranks) -> Corpu
         case "tokens":
             from launch_train.data import token_shards
 
-            return token_shards.prepare(data.path, cache, data.name, config.data.dtype, column=column, by_name=by_name)
+            return token_shards.corpus_of_shards(
+                data.path, cache, data.name, config.data.dtype, column=column, by_name=by_name
+            )
         case "bytes":
             in_place = Path(data.path).expanduser().is_file()
             corpora = [
-                prepare_files(part, cache, data.name, column, in_place=in_place)
+                corpus_of_bytes(part, cache, data.name, column, in_place=in_place)
                 for part in parts(files_of(data.path), data.path)
             ]
         case "text in a bucket":
@@ -170,7 +174,7 @@ def _tokenize(
     Each node begins at another group of files of a part, so that it finds what other nodes have tokenized meanwhile.
     """
     from launch_train.data.token_store import TokenStore
-    from launch_train.data.tokenize import prepare_files
+    from launch_train.data.tokenize import corpus_of_tokens
 
     tokenizer, column = _tokenizer(config, cache), config.data.column or "text"
     store = TokenStore(name.removeprefix("gs://").partition("/")[0]) if name.startswith("gs://") else None
@@ -178,7 +182,7 @@ def _tokenize(
     for groups in parts:
         first = len(groups) * ranks.node_rank // ranks.world
         order = [*range(first, len(groups)), *range(first)]
-        tokens = {at: prepare_files(groups[at], tokenizer, cache, name, column, store) for at in order}
+        tokens = {at: corpus_of_tokens(groups[at], tokenizer, cache, name, column, store) for at in order}
         corpora.append(concatenate([tokens[at] for at in range(len(groups))]))
     return corpora
 

@@ -107,7 +107,9 @@ def _facts(corpus: Corpus) -> dict[str, Any]:
 # --- Preparing ------------------------------------------------------------------------------------------------------
 
 
-def prepare_files(files: list[Path], cache: Path, name: str, column: str = "text", *, in_place: bool = False) -> Corpus:
+def corpus_of_bytes(
+    files: list[Path], cache: Path, name: str, column: str = "text", *, in_place: bool = False
+) -> Corpus:
     """Prepare text files as a corpus of bytes, named `name`.
 
     A single plain file is mapped `in_place`. Several files, a compressed one, JSON Lines and tables are joined into one

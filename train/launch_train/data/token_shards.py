@@ -42,7 +42,7 @@ def holding(data: str, column: str = "text") -> Literal["no", "some", "only"]:
     return "no" if not any(are_shards) else "only" if all(are_shards) else "some"
 
 
-def prepare(
+def corpus_of_shards(
     data: str, cache: Path, name: str, dtype: str | None = None, *, column: str = "text", by_name: bool = True
 ) -> Corpus:
     """Return the shards at `data` (a file, folder or glob) as a corpus. `dtype` is the type of headerless files.

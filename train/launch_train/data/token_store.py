@@ -17,7 +17,7 @@ import numpy as np
 from launch_train.common.errors import OutputError
 from launch_train.common.storage.objects import Objects
 from launch_train.common.text import si
-from launch_train.data.token_file import TokenStatistics, temporary
+from launch_train.data.token_file import BLOCK, TokenStatistics, temporary
 
 FOLDER = ".launch/tokens"
 UPLOAD_SECONDS = 3600.0
@@ -47,9 +47,11 @@ class TokenStore:
                     self._folder.fetch(objects[f"{key}.tokens"], file)
                 except FileNotFoundError:  # deleted meanwhile
                     return None
+                digest = hashlib.sha256()
                 with path.open("rb") as content:
-                    digest = hashlib.file_digest(content, "sha256").hexdigest()
-                if digest != measured.sha256:
+                    while block := content.read(BLOCK):
+                        digest.update(block)
+                if digest.hexdigest() != measured.sha256:
                     self._say(f"data: {self.url}/{key}.tokens isn't what its .json describes; tokenizing again")
                     return None
                 path.replace(tokens)

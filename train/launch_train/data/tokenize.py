@@ -121,7 +121,7 @@ def by_size(objects: Sequence[Object]) -> list[list[Object]]:
     return parts
 
 
-def prepare_files(
+def corpus_of_tokens(
     files: TextFiles,
     tokenizer: Tokenizer,
     cache: Path,

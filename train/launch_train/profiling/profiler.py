@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.config import Config, Profile
 from launch_train.common.errors import OutputError, PreemptedError
@@ -249,9 +250,9 @@ class ProfileReport:
 
     def _send(self, export: Callable[[str], object], count: int, last: int, folder: Path) -> None:
         env = self._env
-        start = contract.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
+        start = runfolder.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
         # Named as TensorBoard's profiler plugin expects (torch.profiler.tensorboard_trace_handler).
-        name = f"{contract.PROFILE}/{start}/rank0.{time.time_ns()}.pt.trace.json.gz"
+        name = f"{runfolder.PROFILE}/{start}/rank0.{time.time_ns()}.pt.trace.json.gz"
         trace = folder / Path(name).name.removesuffix(".gz")
         export(str(trace))
         steps = f"{last - count + 1}-{last}" if count > 1 else f"{last}"
@@ -265,7 +266,7 @@ class ProfileReport:
             }
             for file, content in contents.items():  # a later start overwrites them
                 (folder / file).write_text(f"{content}\n", encoding="utf-8")
-                files[f"{contract.PROFILE}/{file}"] = folder / file
+                files[f"{runfolder.PROFILE}/{file}"] = folder / file
         except ValueError as error:
             event, text = {"error": str(error)}, _wrapped(f"profile of steps {steps}: {error}")
         if trace.exists():
