@@ -102,15 +102,15 @@ def _keeps_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def load_resumed(state: State, own: State, ranks: Ranks, found: Resumed) -> None:
+def load_resumed(state: State, own: State, ranks: Ranks, resumed: Resumed) -> None:
     """Load a checkpoint into `state`. `own` and the random generators stay unchanged if the number of ranks differs.
 
     Raises UsageError if the checkpoint doesn't match the state.
     """
-    folder = found.manifest.folder
+    folder = resumed.manifest.folder
     try:
-        _put_all(state, encoding.decode(found.shared_state(_current_tensors(state))))
-        if (mine := found.own(ranks)) is not None:
+        _put_all(state, encoding.decode(resumed.shared_state(_current_tensors(state))))
+        if (mine := resumed.own(ranks)) is not None:
             _put_all(own, encoding.decode(mine["own"]))
             rng_state.restore(mine["random"], ranks.device)
     except KeyError as error:

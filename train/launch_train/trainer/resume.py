@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from launch_train import models
@@ -40,7 +41,7 @@ def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
         initialize(run, env)
         return open_outputs(run, env)
     claim = take_over(run.ranks, storage, manifest_fields(run), env)
-    resumed = resume(run.ranks, storage, manifest_fields(run), lambda found: _restore(run, found), scratch_folder(env))
+    resumed = resume(run.ranks, storage, manifest_fields(run), partial(_restore, run), scratch_folder(env))
     if resumed is None:
         initialize(run, env)
     if run.ranks.rank == 0:
@@ -81,20 +82,20 @@ def snapshot(run: Run, **more: Any) -> Snapshot:
     return Snapshot(state_dict.read(run), per_rank, manifest_fields(run, **more), buffers)
 
 
-def _restore(run: Run, found: Resumed) -> None:
+def _restore(run: Run, checkpoint: Resumed) -> None:
     try:
-        state_dict.restore(run, found.shared_state(state_dict.layout(run)))
-        if (per_rank := found.own(run.ranks)) is not None:
+        state_dict.restore(run, checkpoint.shared_state(state_dict.layout(run)))
+        if (per_rank := checkpoint.own(run.ranks)) is not None:
             rng_state.restore(per_rank["random"], run.ranks.device)
         else:
-            seed(run.config, run.ranks, found.manifest.step)
+            seed(run.config, run.ranks, checkpoint.manifest.step)
     except (RuntimeError, KeyError, ValueError) as error:
         if isinstance(error, RuntimeError) and "state_dict" not in str(error):
             raise  # memory or a device: not the code's fault, and a retry may succeed
         reason = one_line(error, 400)  # torch uses a line per tensor
         raise UsageError(
-            f"{found.manifest.folder} doesn't fit this code: {reason}. Restore the code that wrote it, or use a new "
-            "run folder"
+            f"{checkpoint.manifest.folder} doesn't fit this code: {reason}. Restore the code that wrote it, or use a "
+            "new run folder"
         ) from error
     run.state["interruptions"] += 1
 
