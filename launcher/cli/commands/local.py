@@ -122,8 +122,7 @@ def run_request(
     output_format: Output,
 ) -> None:
     """Run a request from a file, or with `dry_run` show it."""
-    from launcher.cli.flows import rehearse, request_file
-    from launcher.cli.flows.rehearse import Rehearsal
+    from launcher.cli.flows import request_file
     from launcher.inputs import code_files
     from launcher.services.local.workdirs import Code
 
@@ -131,9 +130,11 @@ def run_request(
     if dry_run:
         request_file.show(body, output_format, docker=docker)
         return
+    from launcher.cli.flows import rehearse  # Windows lacks what it needs
+
     interpreter = None if docker else python_of_request(body, python, {} if as_job else os.environ)
     code_sent = code_files.without_secrets(code_files.collect_code(folder) if folder else [])
-    job = Rehearsal(
+    job = rehearse.Rehearsal(
         request=body,
         code=Code(code_sent.files, folder if in_place else None),
         content=code_sent.content.digest if folder else "",
@@ -160,8 +161,6 @@ def run_spec(
     output_format: Output,
 ) -> None:
     """Plan a spec and run it, or with `dry_run` show the plan."""
-    from launcher.cli.flows import rehearse
-    from launcher.cli.flows.rehearse import Rehearsal
     from launcher.cli.flows.suggestions import Typed
     from launcher.cli.ui.plan_page import show
     from launcher.cli.ui.streams import say
@@ -198,6 +197,8 @@ def run_spec(
     if dry_run:
         show(plan, inputs.spec, output_format, image=docker, python=inputs.python)
         return
+    from launcher.cli.flows import rehearse  # from here on: Windows, which shows plans, lacks what it needs
+
     if inputs.python and inputs.python.error:
         raise inputs.python.error
     with inputs.located.naming_places():
@@ -214,7 +215,7 @@ def run_spec(
     image = None
     if docker:
         plan, image = with_local_image(plan, inputs)
-    job = Rehearsal(
+    job = rehearse.Rehearsal(
         request=plan.attempts[0].request,
         code=Code(inputs.source.code, inputs.code if in_place else None, inputs.source.installed),
         content=inputs.context.code.digest,
@@ -350,8 +351,8 @@ def as_fresh_run(plan: Plan, inputs: Inputs) -> Plan:
     """Return the plan of the same job under the next free run ID."""
     import msgspec
 
-    from launcher.cli.flows.rehearsal_folder import new_run
     from launcher.inputs.planning import planned
+    from launcher.services.local.run_folder import new_run
 
     run = new_run(plan.run, plan.run_folder or "")
     return planned(msgspec.structs.replace(inputs, context=msgspec.structs.replace(inputs.context, run_id=run)))

@@ -22,8 +22,6 @@ import msgspec
 from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.faults import NEEDS_GPU
-from launcher.cli.flows import preemption, rehearsal_folder
-from launcher.cli.flows.preemption import Preempted, ReplicaExits
 from launcher.cli.options import Output
 from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.streams import say
@@ -31,6 +29,9 @@ from launcher.diagnosis.output_cause import Cause
 from launcher.errors import JobFailed, LaunchError
 from launcher.runs.run_folder import read_results
 from launcher.runs.run_folder import restarts as restarts_in
+from launcher.services.local import preemption, run_folder
+from launcher.services.local.attempts import End
+from launcher.services.local.preemption import Preempted, ReplicaExits
 from launcher.services.local.workdirs import Code
 from launcher.signals import Stopped
 from launcher.text import relative
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from launcher.cli.flows.suggestions import Typed
     from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Plan
-    from launcher.services.local.attempts import End
     from launcher.services.local.request import ParsedJob
     from launcher.services.local.supervisor import Ended, Preemption
     from launcher.services.local.workdirs import WrittenFiles
@@ -112,8 +112,8 @@ def run(job: Rehearsal, output: Output) -> None:
     if job.python:
         check_program(request, job.code, os.environ, job.python.path)
     what = fingerprint(request, content(job, request))
-    with rehearsal_folder.opened(request.run_folder) as storage:
-        before = rehearsal_folder.ended_well(storage, what) if storage else None
+    with run_folder.opened(request.run_folder) as storage:
+        before = run_folder.ended_well(storage, what) if storage else None
         if before:
             when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(before.time))
             again = "--output DIR" if job.plan is None else "--new"
@@ -128,7 +128,7 @@ def run(job: Rehearsal, output: Output) -> None:
             if storage:
                 # launch's own is not recorded: an environment that is activated afterwards is used.
                 python = job.python.path if job.python and job.python.origin != OWN else ""
-                attempt = rehearsal_folder.prepare(storage, job.plan, job.request, request, what, python)
+                attempt = run_folder.prepare(storage, job.plan, job.request, request, what, say, python)
             run_attempt(job, request, storage, attempt, output)
 
 
@@ -139,7 +139,6 @@ def content(job: Rehearsal, request: ParsedJob) -> str:
 
 def run_attempt(job: Rehearsal, request: ParsedJob, storage: Storage | None, attempt: int, output: Output) -> None:
     """Run one attempt (0 without a run folder), record its end, and print the result. Raises JobFailed."""
-    from launcher.services.local.attempts import End
     from launcher.services.local.cancel import stopped_by_cancel
 
     if job.docker:
@@ -160,7 +159,7 @@ def run_attempt(job: Rehearsal, request: ParsedJob, storage: Storage | None, att
             ) from None
     end = End(exit_codes=ran.exit_codes, seconds=time.monotonic() - begun, time=time.time())
     if storage:
-        rehearsal_folder.record_end(storage, attempt, end)
+        run_folder.record_end(storage, attempt, end, say)
     shown = page(job, request, end, storage, printer.restarts)
     shown = msgspec.structs.replace(shown, left=tuple(left))
     if ran.preempted is not None and job.preempt_after is not None:
@@ -204,7 +203,7 @@ def rehearse(
                 printer.reset()
                 return start_job(request, job_id=job_id, environ=os.environ, on_line=printer, preemption=preempted)
 
-            return preemption.run(start, job.preempt_after, builtin=request.is_builtin)
+            return preemption.run(start, job.preempt_after, say, builtin=request.is_builtin)
     except KeyboardInterrupt as stop:
         where = f"the run folder is {request.run_folder}" if request.run_folder else "there is no run folder"
         stop.add_note(f"all processes were stopped; {where}")

@@ -10,15 +10,16 @@ import pytest
 from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launch_train.runfolder.starts import parse_metrics
-from launcher.cli.flows.rehearsal_folder import prepare
 from launcher.cli.flows.rehearse import Rehearsal, content, failure, meaning, page, run, show
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training
+from launcher.cli.ui.streams import say
 from launcher.diagnosis.output_cause import Cause
 from launcher.services.local import on_host
 from launcher.services.local.attempts import End
 from launcher.services.local.request import parse_request, with_image
+from launcher.services.local.run_folder import prepare
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
 from tests.plan.planning import planned
@@ -43,7 +44,7 @@ def test_the_stored_spec_gives_the_same_plan(tmp_path: Path) -> None:
         labels={"no": "1e5"},
     )
     job = Rehearsal(request=plan.attempts[0].request, plan=plan)
-    prepare(open_storage(str(tmp_path)), job.plan, job.request, parse_request(job.request), "")
+    prepare(open_storage(str(tmp_path)), job.plan, job.request, parse_request(job.request), "", say)
     again = read(tmp_path / runfolder.SPEC)
     assert again == msgspec.convert(plan.spec, JobSpec)
 

@@ -10,9 +10,9 @@ import pytest
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.common.storage.client import open_client
 from launch_train.runfolder import metrics_part
-from launcher.cli.flows import rehearsal_folder
 from launcher.errors import NotAuthorised
 from launcher.runs.run_folder import read_results
+from launcher.services.local.run_folder import opened
 from launcher.testing.googlecloud import GoogleCloud
 
 
@@ -58,7 +58,7 @@ def test_without_credentials_a_local_folder_works(tmp_path: Path, monkeypatch: p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    with pytest.raises(NotAuthorised) as caught, rehearsal_folder.opened("gs://my-bucket/runs/r"):
+    with pytest.raises(NotAuthorised) as caught, opened("gs://my-bucket/runs/r"):
         pass
     assert "gcloud auth application-default login" in caught.value.hint
     assert "--output runs" in caught.value.hint

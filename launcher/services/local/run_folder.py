@@ -11,16 +11,28 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch_train import runfolder
-from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.gcp.storage import open_folder, use_errors
+from launcher.plan.binding import read
+from launcher.plan.yaml_text import as_yaml
+from launcher.services.local.attempts import (
+    End,
+    lock,
+    newest_attempt,
+    newest_checkpoint,
+    read_end,
+    read_facts,
+    write_end,
+)
+from launcher.services.local.folder_lock import lock_run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launch_train.common.storage import Storage
     from launcher.plan.model import Plan
-    from launcher.services.local.attempts import End
     from launcher.services.local.request import ParsedJob
+    from launcher.services.local.supervisor import Say
 
 
 @contextmanager
@@ -33,10 +45,6 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
         UsageError: the folder is unusable, or another `launch local` of this run is running.
         NotAuthorised: there are no credentials for its bucket.
     """
-    from launcher.gcp.storage import open_folder, use_errors
-    from launcher.plan.binding import read
-    from launcher.services.local.folder_lock import lock_run_folder
-
     with ExitStack() as stack:
         try:
             storage = open_folder(folder) if folder else None
@@ -59,8 +67,6 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
 
 def ended_well(storage: Storage, fingerprint: str) -> End | None:
     """Return the end of the newest attempt if it ran this same job and succeeded, else None."""
-    from launcher.gcp.storage import use_errors
-    from launcher.services.local.attempts import newest_attempt, read_end, read_facts
 
     with use_errors():
         number = newest_attempt(storage)
@@ -75,14 +81,13 @@ def prepare(
     body: Mapping[str, Any],
     request: ParsedJob,
     fingerprint: str,
+    say: Say,
     python: str = "",
 ) -> int:
     """Write the attempt's lock, the plan and the spec; return the attempt's number. `python` is kept for the next one.
 
     Repeating the command asks for a retry, so a `terminal` file of an earlier attempt is reported and removed.
     """
-    from launcher.gcp.storage import use_errors
-    from launcher.services.local.attempts import lock
 
     with use_errors():
         with suppress(FileNotFoundError):
@@ -93,8 +98,6 @@ def prepare(
         if attempt > 1:
             say(f"attempt {attempt} of this run; {start_text(storage, request)}")
         if plan:
-            from launcher.plan.yaml_text import as_yaml
-
             storage.write(runfolder.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=2))
             storage.write(runfolder.SPEC, f"{as_yaml(plan.spec)}\n".encode())
     return attempt
@@ -102,8 +105,6 @@ def prepare(
 
 def start_text(storage: Storage, request: ParsedJob) -> str:
     """Return where the next attempt starts; a script decides that itself."""
-    from launcher.services.local.attempts import newest_checkpoint
-
     if not request.is_builtin:
         return "it writes to the same run folder"
     step = newest_checkpoint(storage)
@@ -125,10 +126,8 @@ def attempt_facts(plan: Plan | None, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def record_end(storage: Storage, attempt: int, end: End) -> None:
+def record_end(storage: Storage, attempt: int, end: End, say: Say) -> None:
     """Record how the attempt ended. A failure to do so is only printed: the job's own result matters more."""
-    from launcher.gcp.storage import use_errors
-    from launcher.services.local.attempts import write_end
 
     try:
         with use_errors():
@@ -139,8 +138,6 @@ def record_end(storage: Storage, attempt: int, end: End) -> None:
 
 def new_run(run: str, folder: str) -> str:
     """Return the first of RUN, RUN-2, RUN-3 … without attempts; their folders are siblings of `folder`."""
-    from launcher.gcp.storage import open_folder, use_errors
-    from launcher.services.local.attempts import newest_attempt
 
     beside = folder.rpartition("/")[0]
     with use_errors():

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from launch_train.runfolder.starts import Resumption
-from launcher.cli.flows.preemption import Preempted, ReplicaExits, run
+from launcher.cli.ui.streams import say
+from launcher.services.local.preemption import Preempted, ReplicaExits, run
 from launcher.services.local.supervisor import Ended, Preemption
 from tests.command import launch
 
@@ -33,7 +34,7 @@ class Platform:
 
 def test_a_preempted_job_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 75, "b": 75}, 2.34), Ended({"a": 0, "b": 0}))
-    assert run(platform.start, 15) == ReplicaExits(exit_codes={"a": 0, "b": 0}, preempted={"a": 75, "b": 75})
+    assert run(platform.start, 15, say) == ReplicaExits(exit_codes={"a": 0, "b": 0}, preempted={"a": 75, "b": 75})
     assert platform.preemptions == [15, None]
     assert capsys.readouterr().err.splitlines() == [
         "launch: preempting the job (SIGTERM, then SIGKILL after 30 s)",
@@ -45,7 +46,7 @@ def test_a_preempted_job_is_restarted(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_job_preempted_before_a_checkpoint_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     codes = {"a": -9, "b": 143, "c": 0, "d": -9, "e": -9, "f": -9}
     platform = Platform(Ended(codes, 30.0), Ended({"a": 3}))
-    assert run(platform.start, 60) == ReplicaExits(exit_codes={"a": 3}, preempted=codes)
+    assert run(platform.start, 60, say) == ReplicaExits(exit_codes={"a": 3}, preempted=codes)
     assert (
         "launch: all processes exited after 30.0 s: a, d, e and 1 more killed by signal 9 (no checkpoint saved); "
         "b exited with 143 (no checkpoint saved); c exited with 0 (done)\n"
@@ -54,7 +55,7 @@ def test_a_job_preempted_before_a_checkpoint_is_restarted(capsys: pytest.Capture
 
 def test_a_job_that_succeeds_despite_preemption_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 0}, 0.1))
-    assert run(platform.start, 15) == ReplicaExits(exit_codes={"a": 0}, preempted={"a": 0})
+    assert run(platform.start, 15, say) == ReplicaExits(exit_codes={"a": 0}, preempted={"a": 0})
     assert "not restarting" in capsys.readouterr().err
 
 
@@ -70,13 +71,13 @@ def test_a_job_that_succeeds_despite_preemption_is_done(capsys: pytest.CaptureFi
 def test_a_job_that_ends_before_the_preemption(
     codes: dict[str, int], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(Platform(Ended(codes)).start, 7200) == ReplicaExits(exit_codes=codes)
+    assert run(Platform(Ended(codes)).start, 7200, say) == ReplicaExits(exit_codes=codes)
     assert capsys.readouterr().err == f"launch: {what}; the job was not preempted\n"
 
 
 def test_without_preemption_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 75}))
-    assert run(platform.start, None) == ReplicaExits(exit_codes={"a": 75})
+    assert run(platform.start, None, say) == ReplicaExits(exit_codes={"a": 75})
     assert (platform.preemptions, capsys.readouterr().err) == ([None], "")
 
 

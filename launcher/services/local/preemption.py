@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from launch_train.common.contract import Exit
-from launcher.cli.ui.streams import say
+from launcher.services.local.supervisor import GRACE_SECONDS, Ended, Preemption, Say
 from launcher.text import exact_duration, listed, plural
 
 if TYPE_CHECKING:
     from launch_train.runfolder.starts import Resumption
-    from launcher.services.local.supervisor import Ended, Preemption
 
 
 class ReplicaExits(Struct, frozen=True, kw_only=True):
@@ -62,13 +61,13 @@ class Preempted(Struct, frozen=True, kw_only=True):
         }
 
 
-def run(start: Callable[[Preemption | None], Ended], after: float | None, *, builtin: bool = True) -> ReplicaExits:
+def run(
+    start: Callable[[Preemption | None], Ended], after: float | None, say: Say, *, builtin: bool = True
+) -> ReplicaExits:
     """Run a job; with `after`, preempt it after that many seconds and restart it unless it succeeded.
 
     Only for the built-in trainer (`builtin`) does the exit code tell that nothing was saved.
     """
-    from launcher.services.local.supervisor import GRACE_SECONDS, Preemption
-
     if after is None:
         return ReplicaExits(exit_codes=start(None).codes)
     text = f"preempting the job (SIGTERM, then SIGKILL after {GRACE_SECONDS:.0f} s)"
