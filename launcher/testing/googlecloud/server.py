@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from launcher.testing.googlecloud.compute.oslogin import OsLogin
 from launcher.testing.googlecloud.compute.service import Compute
@@ -55,27 +55,6 @@ ENDPOINTS = """
     ORGPOLICY OSLOGIN POLICYTROUBLESHOOTER SECRETMANAGER SERVICEUSAGE
 """
 """gcloud's names of the services whose endpoint is the cloud's address."""
-
-
-def check(request: Request, operation: str, tokens: Collection[str]) -> None:
-    """Refuse requests without one of the tokens.
-
-    Cloud Storage's clients are anonymous if STORAGE_EMULATOR_HOST is set. So a missing token is accepted there, but a
-    wrong one is refused.
-
-    Raises ApiError 401.
-    """
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    if kind == "Bearer" and token in tokens:
-        return
-    service = operation.partition(".")[0]
-    if service in ("storage", "compute"):
-        if service == "compute" or kind:
-            raise ApiError(401, "Invalid Credentials", reason="authError")
-        return
-    reason = "ACCESS_TOKEN_EXPIRED" if kind else "CREDENTIALS_MISSING"
-    metadata = {"service": f"{service}.googleapis.com"}
-    raise ApiError(401, INVALID if kind else MISSING, info=reason, metadata=metadata)
 
 
 class GoogleCloud:
@@ -209,7 +188,7 @@ class GoogleCloud:
         route, names = match
         try:
             if self.tokens is not None:
-                check(request, route.operation, self.tokens)
+                check_token(request, route.operation, self.tokens)
             self.services.refuse(f"{route.operation.partition('.')[0]}.googleapis.com")
             return route.answer(request, **names)
         except ApiError as error:
@@ -223,7 +202,11 @@ class GoogleCloud:
         return route._replace(answer=locked)
 
     def _keep(self, request: Request) -> None:
-        kept = Recorded(request.method, request.path, _json_body(request.body), request.query)
+        try:  # an object's bytes are larger than any JSON request
+            body = json.loads(request.body) if len(request.body) < 1 << 20 else None
+        except ValueError:
+            body = None
+        kept = Recorded(request.method, request.path, body, request.query)
         with self._lock:
             self.requests.append(kept)
             if self.record:
@@ -231,9 +214,22 @@ class GoogleCloud:
                     file.write(json.dumps(kept._asdict()) + "\n")
 
 
-def _json_body(body: bytes) -> Any:
-    """Parse JSON. None: invalid, or an object's bytes, which are larger than any JSON request."""
-    try:
-        return json.loads(body) if len(body) < 1 << 20 else None
-    except ValueError:
-        return None
+def check_token(request: Request, operation: str, tokens: Collection[str]) -> None:
+    """Refuse requests without one of the tokens.
+
+    Cloud Storage's clients are anonymous if STORAGE_EMULATOR_HOST is set. So a missing token is accepted there, but a
+    wrong one is refused.
+
+    Raises ApiError 401.
+    """
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind == "Bearer" and token in tokens:
+        return
+    service = operation.partition(".")[0]
+    if service in ("storage", "compute"):
+        if service == "compute" or kind:
+            raise ApiError(401, "Invalid Credentials", reason="authError")
+        return
+    reason = "ACCESS_TOKEN_EXPIRED" if kind else "CREDENTIALS_MISSING"
+    metadata = {"service": f"{service}.googleapis.com"}
+    raise ApiError(401, INVALID if kind else MISSING, info=reason, metadata=metadata)

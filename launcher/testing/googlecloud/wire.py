@@ -94,12 +94,6 @@ class ApiError(Exception):
         return status
 
 
-def found_errors(violations: list[Violation]) -> ApiError:
-    """Return Vertex AI's error with all violations of a request (format seen in answers of Vertex AI)."""
-    listed = [f"{n}.Field: {field}; Message: {message}" for n, (field, message) in enumerate(violations, 1)]
-    return ApiError(400, "\t".join(["List of found errors:", *listed, ""]), violations=tuple(violations))
-
-
 class Recorded(NamedTuple):
     """One recorded request. `body` is its parsed JSON, or None."""
 

@@ -67,17 +67,16 @@ def shapes() -> dict[str, Shape]:
     """Return all machine types by name."""
     lines = Path(__file__).with_name("machine_types.csv").read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
-    return {row["machine"]: _shape(row) for row in rows}
-
-
-def _shape(row: dict[str, str]) -> Shape:
-    return Shape(
-        name=row["machine"],
-        accelerator=row["accelerator"],
-        gpus=int(row["gpus"]),
-        vcpus=int(row["vcpus"]),
-        memory_gb=float(row["memory_gb"]),
-        local_ssds=int(row["local_ssds"]),
-        zones=frozenset(row["zones"].split()),
-        regions=frozenset(row["regions"].split()),
-    )
+    return {
+        row["machine"]: Shape(
+            name=row["machine"],
+            accelerator=row["accelerator"],
+            gpus=int(row["gpus"]),
+            vcpus=int(row["vcpus"]),
+            memory_gb=float(row["memory_gb"]),
+            local_ssds=int(row["local_ssds"]),
+            zones=frozenset(row["zones"].split()),
+            regions=frozenset(row["regions"].split()),
+        )
+        for row in rows
+    }

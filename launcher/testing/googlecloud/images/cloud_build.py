@@ -170,7 +170,8 @@ class CloudBuild:
 
 def check(message: Any) -> None:
     """Raise ApiError 400 for a build that Cloud Build rejects."""
-    if output_only := [name for name in OUTPUT_ONLY if _is_set(message, name)]:
+    given_fields = {field.name for field, _ in message.ListFields()}
+    if output_only := [name for name in OUTPUT_ONLY if name in given_fields]:
         raise ApiError(400, f"invalid build: {', '.join(output_only)} is set by Cloud Build alone")
     if not message.steps:
         raise ApiError(400, "invalid build: no build steps are specified")
@@ -209,8 +210,3 @@ def _term(message: Any, text: str) -> bool:
     if match["field"] == "status":
         return bool(Status(message.status).name == match["value"])
     return match["value"] in getattr(message, match["field"])
-
-
-def _is_set(message: Any, name: str) -> bool:
-    field = message.DESCRIPTOR.fields_by_name[name]
-    return any(field is set_field for set_field, _ in message.ListFields())

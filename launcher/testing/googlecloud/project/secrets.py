@@ -28,9 +28,10 @@ class SecretManager:
         self.states: dict[tuple[str, str], str] = {}
         """(secret, version) -> DISABLED or DESTROYED. All others are enabled."""
         self.denied: set[str] = set()
+        get, by_secret = OPERATION.replace("access", "get"), lambda request, **names: Target(names["secret"])
         self.routes: list[Route] = [
-            route("GET", VERSION, self.access, OPERATION, _secret),
-            route("GET", VERSION.removesuffix(":access"), self.get, OPERATION.replace("access", "get"), _secret),
+            route("GET", VERSION, self.access, OPERATION, by_secret),
+            route("GET", VERSION.removesuffix(":access"), self.get, get, by_secret),
         ]
 
     def add(self, name: str, value: bytes) -> str:
@@ -83,10 +84,6 @@ class SecretManager:
             name = f"projects/{self.number}/secrets/{secret}/versions/{version}"
             raise ApiError(404, f"Secret Version [{name}] not found.")
         return number
-
-
-def _secret(request: Request, project: str, secret: str, version: str) -> Target:
-    return Target(secret)
 
 
 class Kms:

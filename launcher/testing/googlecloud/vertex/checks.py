@@ -17,7 +17,7 @@ from typing import Any
 from google.cloud import aiplatform_v1
 
 from launcher.testing.googlecloud.compute.instance_checks import GPU_SERIES
-from launcher.testing.googlecloud.wire import ApiError, Violation, found_errors
+from launcher.testing.googlecloud.wire import ApiError, Violation
 
 REQUIRED = "Required field is not set."
 LABELS = (
@@ -35,8 +35,9 @@ WEEK = 7 * 24 * 3600
 def check(job: Any) -> None:
     """Raise ApiError 400 if Vertex would reject `job` (a protobuf CustomJob)."""
     violations = [*_job(job), *_scheduling(job.job_spec)]
-    if violations:
-        raise found_errors(violations)
+    if violations:  # the format was seen in answers of Vertex AI
+        listed = [f"{n}.Field: {field}; Message: {message}" for n, (field, message) in enumerate(violations, 1)]
+        raise ApiError(400, "\t".join(["List of found errors:", *listed, ""]), violations=tuple(violations))
     for pool in job.job_spec.worker_pool_specs:
         if _used(pool):
             _machine(pool.machine_spec)
@@ -122,8 +123,9 @@ def _machine(machine: Any) -> None:
     """Check the pair of machine and accelerator. Vertex reports it as one sentence without a list."""
     name, count = machine.machine_type, machine.accelerator_count
     gpu = aiplatform_v1.AcceleratorType(machine.accelerator_type).name
-    known = accelerators(name)
-    if known is None:
+    rows = [row for row in _machines() if fnmatchcase(name, row["machine_type"])]
+    known = {row["accelerator"]: [*map(int, row["counts"].split())] for row in rows if row["accelerator"]}
+    if not rows:
         raise ApiError(400, f'Machine type "{name}" is not supported.')
     if not count and not name.startswith(GPU_SERIES):  # the A and G series always have accelerators
         return
@@ -145,27 +147,8 @@ def _label(key: str, value: str) -> bool:
     return bool(legal) and key[0] not in "-_" and key + value == (key + value).lower()
 
 
-Accelerators = dict[str, frozenset[int]]
-"""Accelerator type -> allowed counts. Empty: a machine without accelerators."""
-
-
-def accelerators(machine_type: str) -> Accelerators | None:
-    """Return the accelerators of `machine_type`, or None if Vertex does not have it."""
-    rows = [row for pattern, row in _table() if fnmatchcase(machine_type, pattern)]
-    if not rows:
-        return None
-    merged: Accelerators = {}
-    for row in rows:
-        merged.update(row)
-    return merged
-
-
 @cache
-def _table() -> list[tuple[str, Accelerators]]:
+def _machines() -> list[dict[str, str]]:
+    """Return the rows of machines.csv: machine type (a glob), accelerator and its counts, empty without one."""
     lines = Path(__file__).with_name("machines.csv").read_text(encoding="utf-8").splitlines()
-    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
-    return [(row["machine_type"], _row(row["accelerator"], row["counts"])) for row in rows]
-
-
-def _row(accelerator: str, counts: str) -> Accelerators:
-    return {accelerator: frozenset(map(int, counts.split()))} if accelerator else {}
+    return [*csv.DictReader(line for line in lines if not line.startswith("#"))]

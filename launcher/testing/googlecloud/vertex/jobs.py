@@ -272,15 +272,14 @@ def _region(request: Request, project: str, region: str) -> Target:
 
 def matches(job: dict[str, Any], text: str) -> bool:
     """Return whether a job (its JSON) matches a filter. Raises ApiError 400: unsupported filter."""
-    return all(_term(job, term.strip()) for term in re.split(r"\s+AND\s+", text.strip()) if term.strip())
-
-
-def _term(job: dict[str, Any], text: str) -> bool:
-    match = TERM.fullmatch(text)
-    if not match:
-        raise ApiError(400, f"Invalid filter: {text}")
-    value = match["value"].strip('"')
-    return _compare(job, match["field"], match["op"], value, text) != bool(match["no"])
+    for term in filter(None, re.split(r"\s+AND\s+", text.strip())):
+        match = TERM.fullmatch(term.strip())
+        if not match:
+            raise ApiError(400, f"Invalid filter: {term}")
+        value = match["value"].strip('"')
+        if _compare(job, match["field"], match["op"], value, term) == bool(match["no"]):
+            return False
+    return True
 
 
 def _compare(job: dict[str, Any], field: str, operator: str, value: str, text: str) -> bool:
