@@ -190,16 +190,22 @@ def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = Non
             EventPrinter(None).say(f"its folder {why}; following this job only, without further attempts")
     printer = EventPrinter(None)
     watcher = RunWatcher(run.context, printer, run.storage)
-    with report_errors(watcher, printer, None, run.id, output):
+    with report_errors(watcher, printer, None, run.id, output, run):
         job = watch_job(run, watcher, seconds, refused)
-        show_end(job, None, output)
+        show_end(job, None, output, run=run)
 
 
 @contextmanager
 def report_errors(
-    watcher: RunWatcher, printer: EventPrinter, plan: Plan | None, run: str, output: Output
+    watcher: RunWatcher,
+    printer: EventPrinter,
+    plan: Plan | None,
+    run: str,
+    output: Output,
+    followed: FoundRun | None = None,
 ) -> Iterator[None]:
-    """Print the state of the job on a failure, and what continues after Ctrl-C, SIGTERM or SIGHUP."""
+    """Print the state of the job on a failure, and what continues after Ctrl-C, SIGTERM or SIGHUP. `followed`: a run
+    whose job alone is watched."""
     try:
         with signals_stop():
             yield
@@ -207,7 +213,7 @@ def report_errors(
         close_printer(printer)
         job = error.job if isinstance(error, RunEnded) else watcher.job
         if job and isinstance(error, JobFailed | RunEnded):
-            show_end(job, plan, output, error)
+            show_end(job, plan, output, error, run=followed)
         elif job:
             show_job(job, output, error)
         raise

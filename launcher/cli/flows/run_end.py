@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import attempt_of
 from launcher.cli.ui.plan_page import LABEL
@@ -18,6 +20,7 @@ from launcher.text import usd_text
 
 if TYPE_CHECKING:
     from launch_train.runfolder.starts import RunMetrics
+    from launcher.runs.find import FoundRun
 
 
 ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted after at least"}
@@ -54,8 +57,11 @@ def show_begun(job: Job, output: Output) -> None:
     print(f"launch cancel {job.run}\n    cancels it")
 
 
-def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | None = None) -> None:
-    """Print how the run ended, its results and its folder. `error` is the failure that the command ends with."""
+def show_end(
+    job: Job, plan: Plan | None, output: Output, error: LaunchError | None = None, *, run: FoundRun | None = None
+) -> None:
+    """Print how the run ended, its results and its folder; as JSON, of a `run` whose job was watched, its status too.
+    `error` is the failure that the command ends with."""
     from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.run_summary import as_data, lines
@@ -70,12 +76,20 @@ def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | N
     if plan and planned and planned.usd_per_hour is not None and job.ended is not None:
         usd = planned.usd_per_hour * plan.machine.nodes * seconds / 3600
     if output is Output.text:
-        ended = (job.run, folder, job.state == "SUCCEEDED", seconds, results)
-        print("\n".join(lines(*ended, how=ENDS.get(job.state, ""), restarts=count or 0)))
+        summary = (job.run, folder, job.state == "SUCCEEDED", seconds, results)
+        print("\n".join(lines(*summary, how=ENDS.get(job.state, ""), restarts=count or 0)))
         if usd is not None:
             print(f"{'cost':{LABEL}}{usd_text(usd, approx=True)} for the machines of this attempt")
         return
     data = {"seconds": seconds, "usd": usd, "restarts": count, "results": as_data(results)}
+    if run:
+        from launcher.cli.ui.data import status_data
+        from launcher.runs.run import status_of
+        from launcher.runs.run_story import story_of
+
+        ended = replace(run, jobs=(job, *(other for other in run.jobs if other.name != job.name)))
+        status = status_of(ended)
+        data = {**status_data(status, story_of(ended, status.attempts)), **data}
     printed({**job_data(job.run, job), **data}, output, error)
 
 

@@ -231,6 +231,8 @@ def test_the_commands_for_a_run_take_one_here(tmp_path: Path) -> None:
     assert run("logs", str(folder), "--follow").out.count("\n") == 3
     assert run("logs", "tiny", "-o", "yaml").code == 2
     followed = run("follow", "tiny", "-o", "json")
+    assert {"attempts", "progress", "story", "seconds", "results"} <= json.loads(followed.out).keys()
+    assert "error: tiny-0123abcd: it failed" in run("follow", "tiny").err
     assert (followed.code, json.loads(followed.out)["state"], json.loads(followed.out)["error"]["exit_code"]) == (
         *(3, "FAILED"),
         3,
