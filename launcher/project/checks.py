@@ -19,7 +19,6 @@ from launcher.jobs.vm import last_url_part
 from launcher.project import fixes
 from launcher.project.keys import check_keys
 from launcher.project.model import (
-    ORDER,
     UNEXPECTED,
     Check,
     Found,
@@ -28,6 +27,7 @@ from launcher.project.model import (
     ReservationNeed,
     Status,
     answer,
+    by_severity,
     unread,
 )
 from launcher.project.org_policies import check_policies
@@ -37,8 +37,7 @@ from launcher.text import listed, plural
 
 def evaluate(needs: Needs, found: Found) -> tuple[Check, ...]:
     """Return the result of every check whose data was read, failures first."""
-    checks = [one for name, check in CHECKS for one in run(name, check, needs, found)]
-    return tuple(sorted(checks, key=lambda one: ORDER.index(one.status)))
+    return by_severity(result for name, check in CHECKS for result in run(name, check, needs, found))
 
 
 def run(name: str, check: Callable[[Needs, Found], Iterator[Check]], needs: Needs, found: Found) -> Iterator[Check]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -129,6 +129,11 @@ class Needs(Struct, frozen=True, kw_only=True):
         return self.job_account(number) if self.service == "vm" else agent(number) if number else ""
 
 
+def by_severity(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Return the checks, failures first."""
+    return tuple(sorted(checks, key=lambda check: ORDER.index(check.status)))
+
+
 UNEXPECTED: Final = (KeyError, TypeError, ValueError, AttributeError)
 """Exceptions raised by an answer of an unexpected shape. Its content is unknown, which is no reason to refuse a job."""
 
@@ -146,5 +151,5 @@ def unread(name: str, error: LaunchError, text: str = "not checked") -> Check:
 
 def answer(found: Found, name: str) -> Any:
     """Return the result of a read; None if it was not read, or if the resource does not exist."""
-    one = found.get(name)
-    return None if isinstance(one, LaunchError) else one
+    result = found.get(name)
+    return None if isinstance(result, LaunchError) else result

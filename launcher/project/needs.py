@@ -13,8 +13,8 @@ from launcher.images.registry.reference import artifact_repository, parse
 from launcher.plan.model import Attempt, Plan
 from launcher.plan.names import default_output, default_repository
 from launcher.project.model import GpuNeed, Needs, ReservationNeed, SubnetworkNeed
+from launcher.project.vm_checks import has_external_ip, network_of
 from launcher.services import request
-from launcher.services.compute.preflight_checks import has_external_ip, network_of
 from launcher.services.request.vm import properties
 
 BASIC_APIS = ("aiplatform.googleapis.com", "artifactregistry.googleapis.com", "logging.googleapis.com")
@@ -52,7 +52,7 @@ def needs_on_vertex(plan: Plan) -> Needs:
 
 
 def needs_on_vms(plan: Plan) -> Needs:
-    """Return the requirements of VMs alone; `services.compute.preflight` checks their quotas, network and image."""
+    """Return the requirements of VMs alone; `vm_checks` checks their quotas, network and image."""
     first = properties(plan.attempts[0].request)
     external = has_external_ip(first)
     nets = [network_of(first, region, plan.project) for region in dict.fromkeys(one.region for one in plan.attempts)]

@@ -31,9 +31,8 @@ from launcher.project.reads import (
     read_apis,
     read_quota,
 )
+from launcher.project.vm_checks import GLOBAL_GPU_QUOTA, IAP, SSH_PORT, UNPRIVILEGED, VmNetwork, has_nat
 from launcher.services.compute.firewall import Traffic, block
-from launcher.services.compute.preflight import GLOBAL_GPU_QUOTA
-from launcher.services.compute.preflight_checks import IAP, SSH_PORT, UNPRIVILEGED, VmNetwork, has_nat
 from launcher.text import near, plural
 
 COMMON = ("artifactregistry", "cloudbilling", "cloudbuild", "cloudquotas", "cloudresourcemanager", "iam", "logging",

@@ -112,11 +112,10 @@ def image_preparer(
 def preflight(plan: Plan, cloud: CloudContext, events: Events, *, creates_repository: bool = False) -> Plan:
     """Return the plan without the placements that cannot work. Raises PlanRefused, NoCapacity, NotAuthorised: none is
     left."""
-    from launcher.project.plan_preflight import vertex_preflight, vm_preflight
+    from launcher.project import preflight as project
 
-    if plan.target == "vm":
-        return vm_preflight(plan, cloud.compute, events.say, events.show_checks, creates_repository=creates_repository)
-    return vertex_preflight(plan, os.environ, events.show_checks, creates_repository=creates_repository)
+    show = events.show_checks
+    return project.preflight(plan, os.environ, cloud.compute, events.say, show, creates_repository=creates_repository)
 
 
 def with_its_own_image(plan: Plan) -> Plan:

@@ -45,13 +45,13 @@ def doctor(
 
     halves: dict[str, tuple[Check, ...]] = {}
     if only != "project":
-        from launcher.machine.checks import evaluate
-        from launcher.machine.reads import read
+        from launcher.project.machine_checks import evaluate
+        from launcher.project.machine_reads import read
 
         halves["machine"] = evaluate(read(os.environ))
     if only != "machine":
         halves["project"] = project_half(spec, region, target)
-    failed = sum(one.status == "failed" for checks in halves.values() for one in checks)
+    failed = sum(check.status == "failed" for checks in halves.values() for check in checks)
     error = LaunchError(f"{plural(failed, 'problem')} found", "See the lines marked ✗.") if failed else None
     show(halves, output_format, error)
     if error:
@@ -64,23 +64,22 @@ def project_half(spec: Path | None, regions: list[str] | None, target: Target) -
     from launcher.inputs.gather import gather, project
     from launcher.inputs.gcloud_config import default_regions
     from launcher.inputs.planning import planned
-    from launcher.project import doctor as checks
     from launcher.project.model import Check
     from launcher.project.needs import needs_of
+    from launcher.project.preflight import check_needs, check_project
     from launcher.spec.reader import Override
 
     if spec is not None:
         changes = [Override("regions", regions, "--region")] if regions else []
         plan = planned(gather(target, spec, changes))
-        needs = needs_of(plan)
-        return checks.check_vms(plan, needs, os.environ) if target == "vm" else checks.check_needs(needs, os.environ)
+        return check_needs(needs_of(plan), os.environ, plan if target == "vm" else None)
     try:
         name = project(target, os.environ)
     except UsageError as error:
         fix = "gcloud config set project PROJECT"
         return (Check(name="project", status="warning", text=error.problem, fix=fix),)
     chosen = tuple(regions or default_regions(os.environ) or (DEFAULT_REGION,))
-    return checks.check_project(name, chosen, os.environ, vms=target == "vm")
+    return check_project(name, chosen, os.environ, vms=target == "vm")
 
 
 def show(halves: dict[str, tuple[Check, ...]], output: Output, error: LaunchError | None) -> None:

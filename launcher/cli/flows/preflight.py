@@ -20,18 +20,13 @@ def preflight_only(inputs: Inputs, output: Output, *, creates_repository: bool =
     """
     from launcher.cli.ui.documents import printed
     from launcher.inputs.planning import planned, planned_image
-    from launcher.project.needs import needs_of
-    from launcher.project.plan_preflight import vm_checks
-    from launcher.project.preflight import allowed, check, refusal
+    from launcher.project.preflight import allowed, check_plan, refusal
     from launcher.project.report import data, lines, summary
     from launcher.runs.image import check_contents
 
     plan = planned(inputs)
-    if plan.target == "vm":
-        needs = needs_of(plan, creates_repository=creates_repository)
-        results = vm_checks(plan, needs, of_project(plan.project).compute)
-    else:
-        results = check(plan, os.environ, creates_repository=creates_repository)
+    compute = of_project(plan.project).compute
+    results = check_plan(plan, os.environ, compute, creates_repository=creates_repository)
     attempts = allowed(plan, results)
     refused = None if attempts else refusal(results)
     if output is Output.text:

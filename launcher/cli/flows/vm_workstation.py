@@ -119,8 +119,8 @@ def after_preflight(plan: Plan, cloud: CloudContext, printer: EventPrinter, *, d
         LaunchError: the VM would not be reachable from here.
     """
     from launcher.cli.flows.ssh_access import check_access
+    from launcher.project.vm_checks import has_external_ip
     from launcher.runs.submit import preflight
-    from launcher.services.compute.preflight_checks import has_external_ip
     from launcher.ssh.route import missing_gcloud
 
     if not has_external_ip(plan.attempts[0].request) and shutil.which("gcloud") is None:

@@ -13,6 +13,7 @@ from launcher.project import preflight, reads
 from launcher.project.checks import evaluate
 from launcher.project.keys import USE
 from launcher.project.needs import needs_of
+from launcher.services.compute.client import Compute
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Stalled, Status
 from launcher.testing.googlecloud.wire import json_response
 from tests.cli.cloudjobs import Job
@@ -186,7 +187,7 @@ def test_the_reads_take_less_than_three_seconds_at_200_ms_each(whole: Job) -> No
         made = plan(whole.folder / "job.yaml").data
         whole.cloud.latency = 0.2
         began = time.monotonic()
-        checks = preflight.check(made, whole.env)
+        checks = preflight.check_plan(made, whole.env, Compute(made.project, whole.env))
         assert time.monotonic() - began < 3
     assert {one.status for one in checks} == {"ok", "warning"}
     assert len(checks) >= 10
@@ -224,6 +225,12 @@ def test_the_checks_of_a_vm_alone(vms: Vms) -> None:
     assert {one["name"] for one in found["checks"] if one["status"] == "failed"} == {"quota"}
     assert found["placements"] == []
     assert not vms.cloud.compute.names()
+
+
+def test_a_missing_subnetwork_whose_name_says_quota_is_no_lack_of_quota(vms: Vms) -> None:
+    words = ("--type", "l4", "--gpus", "1", "--region", "us-central1", "--set", "identity.subnetwork=quota-net")
+    found = json.loads(vms.launch(*words, "--preflight", "-o", "json", code=2).out)
+    assert {one["name"] for one in found["checks"] if one["status"] == "failed"} == {"vm"}
 
 
 def test_policies_key_and_bucket_of_a_job(whole: Job) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.machine import reads
-from launcher.machine.checks import evaluate, has_kernels, min_driver
+from launcher.project import machine_reads as reads
+from launcher.project.machine_checks import evaluate, has_kernels, min_driver
 from launcher.project.report import lines
 
 GPU = {

@@ -8,16 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.plan.model import Plan
-from launcher.services.compute.preflight import allowed, check
-from launcher.services.compute.preflight_checks import (
+from launcher.project.model import Check
+from launcher.project.preflight import allowed
+from launcher.project.vm_checks import (
     IAP,
     QuotaNeed,
-    VmFinding,
     VmNetwork,
     check_compute_quota_limit,
     check_iap_ssh,
     check_node_traffic,
     check_outbound_access,
+    check_vms,
 )
 from launcher.testing.googlecloud import Fault, Reset, Status
 from tests.plan.planning import planned
@@ -33,25 +34,21 @@ def work_plan(**fields: Any) -> Plan:
     return planned("vm", world={"training": False}, **{**known, **fields})
 
 
-def problems(site: Site, plan: Plan) -> list[tuple[str, str]]:
-    return [(one.scope, one.problem) for one in check(site.compute, plan)]
-
-
 # --- On loopback ------------------------------------------------------------------------------------------------------
 
 
 def test_a_complete_project_has_no_findings(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
-    assert check(site.compute, plan_of()) == ()
+    assert check_vms(site.compute, plan_of()) == ()
     methods = {(one.method, one.path.rpartition("/v1/")[2]) for one in site.cloud.requests}
     assert len(methods) == len(site.cloud.requests), "nothing is asked twice"
     assert {method for method, _ in methods} == {"GET"}
 
 
 def test_a_training_vm_that_could_pull_nothing(site: Site) -> None:
-    [found] = check(site.compute, plan_of())
-    assert (found.scope, found.place) == ("refusal", "us-central1")
-    assert found.problem == (
+    [found] = check_vms(site.compute, plan_of())
+    assert (found.status, found.place) == ("failed", "us-central1")
+    assert found.text == (
         "subnetwork default in us-central1 has neither Private Google Access nor Cloud NAT: without an external IP the "
         "VM has no network"
     )
@@ -61,13 +58,13 @@ def test_a_training_vm_that_could_pull_nothing(site: Site) -> None:
     )
     assert allowed(plan_of(), (found,)) == ()
     site.cloud.compute.zones.open_out("us-central1")
-    assert check(site.compute, plan_of()) == ()
+    assert check_vms(site.compute, plan_of()) == ()
 
 
 def test_findings_only_warn_for_a_workstation(site: Site) -> None:
     site.cloud.compute.zones.firewalls.clear()
-    reached, tunnel = check(site.compute, work_plan())
-    assert {reached.scope, tunnel.scope} == {"warning"}
+    reached, tunnel = check_vms(site.compute, work_plan())
+    assert {reached.status, tunnel.status} == {"warning"}
     assert reached.fix.count("\n") == 2
     assert (
         "gcloud compute routers nats create launch-nat --router=launch-nat --region=us-central1 --project=my-project "
@@ -89,10 +86,10 @@ def nodes_plan(**fields: Any) -> Plan:
 def test_several_nodes_on_a_network_that_blocks_their_traffic(site: Site, external: bool) -> None:
     site.cloud.compute.zones.access("us-central1")
     plan = nodes_plan(vm={"external_ip": external})
-    assert check(site.compute, plan) == (), "the default network has default-allow-internal"
+    assert check_vms(site.compute, plan) == (), "the default network has default-allow-internal"
     site.cloud.compute.zones.firewalls.pop()
-    [found] = check(site.compute, plan)
-    assert (found.scope, found.place) == ("refusal", "us-central1")
+    [found] = check_vms(site.compute, plan)
+    assert (found.status, found.place) == ("failed", "us-central1")
     assert found.fix == (
         "gcloud compute firewall-rules create launch-internal --project=my-project --network=default "
         "--direction=INGRESS --allow=tcp --source-ranges=10.128.0.0/20"
@@ -107,48 +104,48 @@ def test_several_nodes_on_a_named_subnetwork(site: Site) -> None:
         "ipCidrRange": "192.168.0.0/24",
         "privateIpGoogleAccess": True,
     }
-    [found] = check(site.compute, nodes_plan(identity={"subnetwork": "mine"}))
+    [found] = check_vms(site.compute, nodes_plan(identity={"subnetwork": "mine"}))
     assert "--network=own " in found.fix
     assert "--source-ranges=192.168.0.0/24" in found.fix
-    assert check(site.compute, nodes_plan(identity={"subnetwork": "mine"}, machine={"type": "l4", "gpus": 1})) == ()
+    assert check_vms(site.compute, nodes_plan(identity={"subnetwork": "mine"}, machine={"type": "l4", "gpus": 1})) == ()
 
 
-def test_unreadable_firewall_rules_only_warn(site: Site) -> None:
+def test_unreadable_firewall_rules_are_unknown(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     site.cloud.compute.zones.firewalls.clear()
     site.cloud.faults.add(Fault("compute.firewalls.list", Status(403, message="Required permission"), times=99))
-    [found] = check(site.compute, nodes_plan())
-    assert found.scope == "warning"
-    assert found.problem.startswith("not checked: firewall rules")
+    [found] = check_vms(site.compute, nodes_plan())
+    assert found.status == "unknown"
+    assert found.text.startswith("not checked: firewall rules")
 
 
 def test_with_an_external_ip_the_network_is_not_asked_about(site: Site) -> None:
-    assert check(site.compute, work_plan(vm={"external_ip": True})) == ()
+    assert check_vms(site.compute, work_plan(vm={"external_ip": True})) == ()
     assert not any(word in one.path for one in site.cloud.requests for word in ("subnetworks", "routers", "firewalls"))
 
 
 def test_a_missing_subnetwork(site: Site) -> None:
     plan = work_plan(identity={"subnetwork": "mine"})
-    [found] = check(site.compute, plan)
-    assert (found.scope, found.place) == ("refusal", "us-central1")
-    assert found.problem.startswith("subnetwork mine does not exist in us-central1")
+    [found] = check_vms(site.compute, plan)
+    assert (found.status, found.place) == ("failed", "us-central1")
+    assert found.text.startswith("subnetwork mine does not exist in us-central1")
 
 
 def test_a_missing_image_family(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     site.cloud.compute.zones.families.clear()
-    [found] = check(site.compute, plan_of())
-    assert (found.scope, found.place) == ("refusal", "")
-    assert "image family pytorch-2-9-cu129-ubuntu-2404-nvidia-580 does not exist in project deep" in found.problem
+    [found] = check_vms(site.compute, plan_of())
+    assert (found.status, found.place) == ("failed", "")
+    assert "image family pytorch-2-9-cu129-ubuntu-2404-nvidia-580 does not exist in project deep" in found.text
     assert found.fix.startswith("gcloud compute images list --project=deeplearning-platform-release ")
 
 
 def test_a_zone_without_the_machine_costs_only_that_zone(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     site.cloud.faults.add(Fault("compute.machineTypes.get", Status(404, message="The resource was not found")))
-    findings = check(site.compute, plan_of())
+    findings = check_vms(site.compute, plan_of())
     [found] = findings
-    assert (found.scope, found.place in {one.zone for one in plan_of().attempts}) == ("refusal", True)
+    assert (found.status, found.place in {one.zone for one in plan_of().attempts}) == ("failed", True)
     assert len(allowed(plan_of(), findings)) == len(plan_of().attempts) - 1
 
 
@@ -156,22 +153,22 @@ def test_a_quota_of_zero(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     for name in ("PREEMPTIBLE_NVIDIA_L4_GPUS", "NVIDIA_L4_GPUS"):
         site.cloud.compute.quotas.limit(name, 0, "us-central1")
-    [found] = check(site.compute, plan_of())
-    assert (found.scope, found.place, found.provisioning) == ("refusal", "us-central1", "spot")
-    assert "quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is too low for spot: limit 0, 1 needed" in found.problem
+    [found] = check_vms(site.compute, plan_of())
+    assert (found.status, found.place, found.provisioning) == ("failed", "us-central1", "spot")
+    assert "quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is too low for spot: limit 0, 1 needed" in found.text
     assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --preferred-value=1 " in found.fix
     site.cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 8, "us-central1")
-    assert check(site.compute, plan_of()) == ()
+    assert check_vms(site.compute, plan_of()) == ()
 
 
 def test_flex_start_needs_preemptible_quota(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     plan = plan_of(provisioning="flex-start")
     site.cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
-    assert check(site.compute, plan) == ()
+    assert check_vms(site.compute, plan) == ()
     site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 0, "us-central1")
-    [found] = check(site.compute, plan)
-    assert (found.scope, found.place, found.provisioning) == ("refusal", "us-central1", "flex-start")
+    [found] = check_vms(site.compute, plan)
+    assert (found.status, found.place, found.provisioning) == ("failed", "us-central1", "flex-start")
     assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --preferred-value=1 " in found.fix
 
 
@@ -180,16 +177,16 @@ def test_an_exhausted_quota_is_reported(site: Site) -> None:
     for name in ("PREEMPTIBLE_NVIDIA_L4_GPUS", "NVIDIA_L4_GPUS"):
         site.cloud.compute.quotas.limit(name, 1, "us-central1")
     site.launch()
-    [found] = check(site.compute, plan_of())
-    assert (found.scope, found.fix) == ("warning", "")
-    assert found.problem == "quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is used up: 1 of 1 in use, 1 needed"
+    [found] = check_vms(site.compute, plan_of())
+    assert (found.status, found.fix) == ("warning", "")
+    assert found.text == "quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is used up: 1 of 1 in use, 1 needed"
 
 
 def test_a_quota_of_all_regions_refuses_all(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     site.cloud.compute.quotas.limit("GPUS_ALL_REGIONS", 1)
-    [found] = check(site.compute, plan_of(2))
-    assert (found.scope, found.place, found.provisioning) == ("refusal", "", "")
+    [found] = check_vms(site.compute, plan_of(2))
+    assert (found.status, found.place, found.provisioning) == ("failed", "", "")
     assert "--quota-id=GPUS-ALL-REGIONS-per-project --preferred-value=3;" in found.fix
     assert allowed(plan_of(2), (found,)) == ()
 
@@ -198,10 +195,10 @@ def test_unreadable_parts_are_reported_in_one_line(site: Site) -> None:
     for name in ("regions", "subnetworks", "machineTypes", "projects", "images"):
         site.cloud.faults.add(Fault(f"compute.{name}.get", Status(403, message="Required permission"), times=99))
     site.cloud.faults.add(Fault("compute.images.getFromFamily", Reset(), times=99))
-    [found] = check(site.compute, plan_of())
-    assert found.scope == "warning"
-    assert found.problem.startswith("not checked: quotas of the project, quotas of us-central1, subnetwork default of")
-    assert found.problem.endswith("(Compute Engine: Required permission)")
+    [found] = check_vms(site.compute, plan_of())
+    assert found.status == "unknown"
+    assert found.text.startswith("not checked: quotas of the project, quotas of us-central1, subnetwork default of")
+    assert found.text.endswith("(Compute Engine: Required permission)")
     assert allowed(plan_of(), (found,)) == plan_of().attempts
 
 
@@ -217,25 +214,25 @@ PRIVATE = {"privateIpGoogleAccess": True}
 
 
 @pytest.mark.parametrize(
-    ("subnetwork", "routers", "image", "scope"),
+    ("subnetwork", "routers", "image", "status"),
     [
         (PRIVATE, [], IMAGE, None),
-        (PRIVATE, [], "docker.io/library/python", "refusal"),
+        (PRIVATE, [], "docker.io/library/python", "failed"),
         (PRIVATE, [], "gcr.io/my-project/train", None),
         (PRIVATE, [], None, "warning"),
         ({}, [ALL], IMAGE, None),
         ({}, [LISTED], None, None),
-        ({}, [OTHERS], IMAGE, "refusal"),
-        ({}, [{**ALL, "network": "x/other"}], IMAGE, "refusal"),
+        ({}, [OTHERS], IMAGE, "failed"),
+        ({}, [{**ALL, "network": "x/other"}], IMAGE, "failed"),
         ({}, [{"network": "x/default"}], None, "warning"),
-        ({}, [], "docker.io/library/python", "refusal"),
+        ({}, [], "docker.io/library/python", "failed"),
         (None, [], IMAGE, None),
         ({}, None, IMAGE, None),
     ],
 )
-def test_what_a_network_reaches(subnetwork: Any, routers: Any, image: str | None, scope: str | None) -> None:
+def test_what_a_network_reaches(subnetwork: Any, routers: Any, image: str | None, status: str | None) -> None:
     found = check_outbound_access(NET, subnetwork, routers, image)
-    assert (found and found.scope) == scope
+    assert (found and found.status) == status
     assert found is None or found.fix
 
 
@@ -334,32 +331,32 @@ def test_a_deny_rule_before_the_one_for_iap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "scope"),
+    ("own", "other", "status"),
     [
-        ((0, 0), None, "refusal"),
+        ((0, 0), None, "failed"),
         ((4, 0), None, None),
         ((4, 3), None, "warning"),
-        ((1, 0), None, "refusal"),
+        ((1, 0), None, "failed"),
         ((0, 0), (8, 0), None),
         ((0, 0), (8, 7), "warning"),
-        ((0, 0), (0, 0), "refusal"),
-        ((1, 0), (8, 0), "refusal"),
+        ((0, 0), (0, 0), "failed"),
+        ((1, 0), (8, 0), "failed"),
         ((2, 1), (8, 0), "warning"),
         (None, None, None),
     ],
 )
-def test_quotas(own: Any, other: Any, scope: str | None) -> None:
+def test_quotas(own: Any, other: Any, status: str | None) -> None:
     pairs = {"SPOT_GPUS": own, "GPUS": other}
     quotas = [{"metric": name, "limit": one[0], "usage": one[1]} for name, one in pairs.items() if one]
     found = check_compute_quota_limit(
         QuotaNeed(metric="SPOT_GPUS", units=2, fallback="GPUS"), "spot", "us-central1", quotas
     )
-    assert (found and found.scope) == scope
+    assert (found and found.status) == status
 
 
-def test_the_attempts_to_which_a_finding_applies() -> None:
-    attempt = plan_of().attempts[0]
-    assert VmFinding("refusal", "").applies_to(attempt)
-    assert VmFinding("refusal", "", "", str(attempt.zone), "spot").applies_to(attempt)
-    assert not VmFinding("refusal", "", "", "us-central1", "standard").applies_to(attempt)
-    assert not VmFinding("refusal", "", "", "us-east4").applies_to(attempt)
+def test_the_attempts_to_which_a_check_applies() -> None:
+    attempt, check = plan_of().attempts[0], Check(name="vm", status="failed", text="")
+    assert check.applies_to(attempt)
+    assert replace(check, place=str(attempt.zone), provisioning="spot").applies_to(attempt)
+    assert not replace(check, place="us-central1", provisioning="standard").applies_to(attempt)
+    assert not replace(check, place="us-east4").applies_to(attempt)

@@ -1,1 +1,0 @@
-"""This machine's readiness for training: what is read of it, and the checks."""
