@@ -117,10 +117,10 @@ def diagnose_request(refusal: Refusal, context: RequestContext) -> Diagnosis | N
     text = refusal.message
     if refusal.reason in ("alreadyExists", "RESOURCE_ALREADY_EXISTS"):
         return Diagnosis(scope="permanent", kind="invalid", cause=refusal_text(refusal), fix="Use another --name")
-    found = re.findall(r"\d+\.\s?Field: (\S+); Message: (.*?)\s*(?=\d+\.\s?Field:|\Z)", text, re.DOTALL)
-    if not found:
+    fields = re.findall(r"\d+\.\s?Field: (\S+); Message: (.*?)\s*(?=\d+\.\s?Field:|\Z)", text, re.DOTALL)
+    if not fields:
         return None
-    cause = "; ".join(f"{field}: {message}" for field, message in found)
+    cause = "; ".join(f"{field}: {message}" for field, message in fields)
     return Diagnosis(
         scope="permanent", kind="invalid", cause=plain(f"Vertex AI refuses the request: {cause}"), fix=SHOW
     )

@@ -142,11 +142,11 @@ def diagnose_machine(refusal: Refusal, context: RequestContext) -> Diagnosis | N
     """Diagnose a machine that is not available in the place, or anywhere."""
     place = context.zone or context.region
     names = {"region": context.region, "project": context.project, "place": place}
-    for one in PATTERNS:
-        if found := re.search(one.wording, refusal.message, re.IGNORECASE):
-            groups = [plain(group or "") for group in found.groups()]
-            cause, fix = one.cause.format(*groups, **names), one.fix.format(*groups, **names)
-            return Diagnosis(scope=one.scope, kind=one.kind, cause=cause, fix=fix)
+    for pattern in PATTERNS:
+        if match := re.search(pattern.wording, refusal.message, re.IGNORECASE):
+            groups = [plain(group or "") for group in match.groups()]
+            cause, fix = pattern.cause.format(*groups, **names), pattern.fix.format(*groups, **names)
+            return Diagnosis(scope=pattern.scope, kind=pattern.kind, cause=cause, fix=fix)
     if refusal.reason in REASONS:
         kind, cause = REASONS[refusal.reason]
         return Diagnosis(scope="zone", kind=kind, cause=f"{cause} ({place})", fix=OTHER_ZONE)

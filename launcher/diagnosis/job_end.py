@@ -88,11 +88,13 @@ def diagnose_message(job: Job, context: RequestContext) -> Diagnosis | None:
     """Diagnose an error about quotas, placements, images or permissions; None if it is about none of them."""
     if job.error is None:
         return None
-    found = diagnose_by_rules(Refusal(code=HTTP.get(job.error.code, 400), message=job.error.message[:LONGEST]), context)
-    if found is None or found.kind == "busy":
+    diagnosis = diagnose_by_rules(
+        Refusal(code=HTTP.get(job.error.code, 400), message=job.error.message[:LONGEST]), context
+    )
+    if diagnosis is None or diagnosis.kind == "busy":
         return None
     known = first(r"^projects/(\d+)/", job.name)
-    return replace(found, fix=found.fix.replace(project_number(context), known)) if known else found
+    return replace(diagnosis, fix=diagnosis.fix.replace(project_number(context), known)) if known else diagnosis
 
 
 def its_words(job: Job) -> str:
@@ -122,8 +124,8 @@ STOPPED = (128 + 15, 128 + 2)
 
 def exit_codes(text: str) -> list[tuple[str, int]]:
     """Return (replica, exit code), the most specific first: signals often only show how the others were stopped."""
-    found = [(who or "a replica", int(code)) for who, code in re.findall(EXITED, text, re.IGNORECASE)]
-    return sorted(found, key=lambda one: TELLING.index(one[1]) if one[1] in TELLING else 50 + (not 0 < one[1] < 128))
+    codes = [(who or "a replica", int(code)) for who, code in re.findall(EXITED, text, re.IGNORECASE)]
+    return sorted(codes, key=lambda one: TELLING.index(one[1]) if one[1] in TELLING else 50 + (not 0 < one[1] < 128))
 
 
 TELLING = (Exit.SUPERSEDED, Exit.USAGE, Exit.DISAGREED, Exit.TERMINAL, Exit.PREEMPTED, Exit.UNFIT)

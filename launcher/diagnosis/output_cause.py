@@ -94,19 +94,19 @@ class CauseFinder:
     def _note(self, replica: str, line: str) -> None:
         if WRAPPED.search(line):
             return
-        if found := ERROR.match(line):
+        if match := ERROR.match(line):
             kind = "peer" if PEER.search(line) else "error"
-        elif (found := TRAINER.match(line)) and not NOTICE.search(line):
+        elif (match := TRAINER.match(line)) and not NOTICE.search(line):
             self._seen.pop("trainer", None)  # the last message counts
             kind = "trainer"
-        elif found := KILLED.match(line):  # an abort often follows a printed error
-            kind = "aborted" if found["signal"] == "SIGABRT" else "killed"
-        elif found := FAILED.match(line):
+        elif match := KILLED.match(line):  # an abort often follows a printed error
+            kind = "aborted" if match["signal"] == "SIGABRT" else "killed"
+        elif match := FAILED.match(line):
             kind = "peer" if PEER.search(line) else "failed"
-        elif found := REASON.match(line):
+        elif match := REASON.match(line):
             kind = "reason"
-        elif found := REFUSED.match(line):
+        elif match := REFUSED.match(line):
             kind = "refused"
         else:
             return
-        self._seen.setdefault(kind, Cause(replica, with_gpu_hint(found["text"])))
+        self._seen.setdefault(kind, Cause(replica, with_gpu_hint(match["text"])))

@@ -199,8 +199,8 @@ def principal_text(who: str) -> str:
 def binding_command(text: str, context: RequestContext) -> str:
     """Return the command that grants on the resource in a message, otherwise on the project."""
     for wording, command in RESOURCES:
-        if found := re.search(wording, text):
-            return command.format(*found.groups(), project=context.project)
+        if match := re.search(wording, text):
+            return command.format(*match.groups(), project=context.project)
     return f"gcloud projects add-iam-policy-binding {context.project}"
 
 

@@ -84,8 +84,8 @@ def exceeded(refusal: Refusal) -> Exceeded | None:
 
 def listed(text: str) -> tuple[str, ...]:
     """Return the names in Vertex AI's list, without duplicates."""
-    found = first(LISTED, text).replace(",", " ").split()
-    return tuple(dict.fromkeys(name.strip(".-") for name in found if "_" in name or re.match(r"[A-Z]\w+Per\w+", name)))
+    values = first(LISTED, text).replace(",", " ").split()
+    return tuple(dict.fromkeys(name.strip(".-") for name in values if "_" in name or re.match(r"[A-Z]\w+Per\w+", name)))
 
 
 def known_id(name: str) -> str:
@@ -94,13 +94,15 @@ def known_id(name: str) -> str:
         return name
     if name == "GPUS_PER_GPU_FAMILY":
         return "GPUS-PER-GPU-FAMILY-per-project-region"
-    found = re.fullmatch(r".*/custom_model_training_(preemptible_)?(\w+)_gpus", name)
-    if not found:
+    match = re.fullmatch(r".*/custom_model_training_(preemptible_)?(\w+)_gpus", name)
+    if not match:
         return ""
     gpus = catalog.load().gpus.values()
-    ids = (gpu.quota_names["vertex_quota_id"] for gpu in gpus if gpu.quota_names["vertex_quota_metric"] == found[2])
-    kind = "Preemptible" if found[1] else ""
-    return next((f"CustomModelTraining{kind}{one}GPUsPerProjectPerRegion" for one in ids if one), "")
+    ids = (gpu.quota_names["vertex_quota_id"] for gpu in gpus if gpu.quota_names["vertex_quota_metric"] == match[2])
+    kind = "Preemptible" if match[1] else ""
+    return next(
+        (f"CustomModelTraining{kind}{accelerator}GPUsPerProjectPerRegion" for accelerator in ids if accelerator), ""
+    )
 
 
 def quota_fix(quota: Exceeded, context: RequestContext) -> str:

@@ -16,8 +16,8 @@ def plain(text: str) -> str:
 
 def first(pattern: str, text: str) -> str:
     """Return the first group of the first match, ignoring case; empty if there is none."""
-    found = re.search(pattern, text, re.IGNORECASE)
-    return found[1] if found else ""
+    match = re.search(pattern, text, re.IGNORECASE)
+    return match[1] if match else ""
 
 
 def either(*choices: str) -> str:

@@ -42,6 +42,10 @@ class Service(NamedTuple):
     role: str
 
 
+class ApiDisabledError(LaunchError):
+    """The API is disabled in the project, or was enabled less than a minute ago."""
+
+
 class UnreachableError(LaunchError):
     """The API gave no answer, or only transient errors, until the timeout.
 
@@ -236,7 +240,8 @@ def forbidden(reason: str, message: str, service: Service, project: str) -> Laun
         return NotAuthorised(said, f"gcloud auth application-default set-quota-project {project}")
     if reason in ("SERVICE_DISABLED", "accessNotConfigured"):  # accessNotConfigured: the older APIs' name for it
         enable = f"gcloud services enable {service.name}.googleapis.com --project={project}"
-        return LaunchError(f"the {service.title} API is disabled in project {project}", f"{enable}; then wait a minute")
+        problem = f"the {service.title} API is disabled in project {project}"
+        return ApiDisabledError(problem, f"{enable}; then wait a minute")
     if reason == "CONSUMER_INVALID" or "on resource project" in message:
         return NotAuthorised(
             said, f"Check that project {project} exists and that you have access: gcloud projects list"

@@ -102,28 +102,28 @@ def with_base(stamp: Stamp, base: Reference, digest: str) -> Stamp:
 
 def image_manifest(registry: Registry, base: Reference, platform: str) -> Manifest:
     """Return the base's manifest for `platform`, from its index if it has one. Raises LaunchError."""
-    found = registry.manifest(base.repository, base.digest or base.tag or "")
-    if found is None:
+    index = registry.manifest(base.repository, base.digest or base.tag or "")
+    if index is None:
         raise LaunchError(f"the registry no longer has {base}", "Repeat the command.")
-    if found.media_type not in INDEX_TYPES:
-        return found
-    for one in found.body["manifests"]:
-        known = one.get("platform", {})
+    if index.media_type not in INDEX_TYPES:
+        return index
+    for entry in index.body["manifests"]:
+        known = entry.get("platform", {})
         if f"{known.get('os')}/{known.get('architecture')}" == platform:
-            return image_manifest(registry, base.with_digest(one["digest"]), platform)
+            return image_manifest(registry, base.with_digest(entry["digest"]), platform)
     raise LaunchError(f"{base} has no image for {platform}", "Build it for that platform: --builder docker")
 
 
 def new_config(base: Mapping[str, Any], layers: Sequence[Layer], stamp: Stamp) -> dict[str, Any]:
     """Return the base's config with the layers on top. Entrypoint, environment and user are unchanged."""
-    history = [{"created": stamp.created, "created_by": one.made_by} for one in layers]
+    history = [{"created": stamp.created, "created_by": added.made_by} for added in layers]
     inner = base.get("config") or {}
     return {
         **base,
         "created": stamp.created,
         "config": {**inner, "Labels": {**(inner.get("Labels") or {}), **stamp.labels}},
         "history": [*(base.get("history") or ()), *history],
-        "rootfs": {"type": "layers", "diff_ids": [*base["rootfs"]["diff_ids"], *(one.diff_id for one in layers)]},
+        "rootfs": {"type": "layers", "diff_ids": [*base["rootfs"]["diff_ids"], *(added.diff_id for added in layers)]},
     }
 
 

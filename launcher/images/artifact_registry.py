@@ -39,13 +39,13 @@ def create(
 def find(reference: str) -> ArtifactRepository:
     """Parse a reference to a repository, or to an image in it. Raises UsageError."""
     parsed = parse(reference)
-    found = artifact_repository(parsed.host, parsed.repository)
-    if found is None:
+    repository = artifact_repository(parsed.host, parsed.repository)
+    if repository is None:
         raise UsageError(
             f"{reference} is not an Artifact Registry repository",
             "launch can create only those, for example us-docker.pkg.dev/my-project/launch",
         )
-    return found
+    return repository
 
 
 def parent(where: ArtifactRepository) -> str:
@@ -72,14 +72,14 @@ def client(environ: Mapping[str, str]) -> Any:
 def exists(api: Api, where: ArtifactRepository) -> bool:
     """Return whether the repository exists, for containers. Raises LaunchError."""
     try:
-        found = api.ask("get_repository", name=resource(where))
+        repository = api.ask("get_repository", name=resource(where))
     except LaunchError as error:
         if status_of(error) == 404:
             return False
         raise
-    if found.format_.name != "DOCKER":
+    if repository.format_.name != "DOCKER":
         raise UsageError(
-            f"{resource(where)} holds {found.format_.name} packages, not containers",
+            f"{resource(where)} holds {repository.format_.name} packages, not containers",
             "Choose another name: image.repository",
         )
     return True
@@ -110,8 +110,8 @@ def make(api: Api, where: ArtifactRepository, labels: Mapping[str, str]) -> bool
 
 def listed(api: Api, location: str) -> list[Any]:
     """Return a location's repositories (artifactregistry_v1.Repository; first page only). Raises LaunchError."""
-    found = api.ask("list_repositories", parent=f"projects/{api.project}/locations/{location}", page_size=PAGE)
-    return [*next(iter(found.pages)).repositories]
+    pager = api.ask("list_repositories", parent=f"projects/{api.project}/locations/{location}", page_size=PAGE)
+    return [*next(iter(pager.pages)).repositories]
 
 
 def delete(api: Api, name: str) -> None:

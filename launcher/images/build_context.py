@@ -47,8 +47,8 @@ def base_context(source: Source) -> IO[bytes]:
     UsageError."""
     file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 -- the caller closes it
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for one in sorted(source.code):
-            reproducible_tar.add(tar, one, one.name, 0)
+        for member in sorted(source.code):
+            reproducible_tar.add(tar, member, member.name, 0)
         put_text(tar, BASE_DOCKERFILE, source.base_dockerfile)
     file.seek(0)
     return file
@@ -64,13 +64,13 @@ def put_text(tar: tarfile.TarFile, name: str, text: str, mode: int = 0o644) -> N
 def write(tar: tarfile.TarFile, source: Source) -> None:
     """Write all files of the context. Raises UsageError."""
     own = source.dockerfile
-    for one in sorted((*source.locks, *source.project) if own else source.recipe):
-        reproducible_tar.add(tar, one, one.name, 0)
+    for file in sorted((*source.locks, *source.project) if own else source.recipe):
+        reproducible_tar.add(tar, file, file.name, 0)
     for name, text in ((DOCKERFILE, own), ("requirements.txt", source.requirements)):
         if text or name != DOCKERFILE:
             put_text(tar, name, text)
     wheel = (File(source.torch.name, source.torch),) if source.torch else ()
-    trainer = tuple(one._replace(name=posixpath.relpath(one.name, "launch_train")) for one in source.trainer)
+    trainer = tuple(file._replace(name=posixpath.relpath(file.name, "launch_train")) for file in source.trainer)
     for name, text in sorted(source.installed.items()):
         mode = 0o755 if name.startswith("bin/") else 0o644
         put_text(tar, f"launch_train/{contract.PROJECT_FOLDER}/{name}", text, mode)

@@ -169,7 +169,7 @@ def build_request(image: Image, project: str, bucket: str, content: Sent, option
                 "generation": content.generation,
             }
         },
-        "steps": [{"id": STAGE, "name": DOCKER, "args": [literal(one) for one in (*docker, ".")]}],
+        "steps": [{"id": STAGE, "name": DOCKER, "args": [literal(word) for word in (*docker, ".")]}],
         "images": [image.dependencies],
         "timeout": f"{options.timeout_seconds}s",
         "tags": ["launch", tag_of(image)],
@@ -198,9 +198,9 @@ def literal(text: str) -> str:
 def submit(api: Api, scope: BuildScope, request: Mapping[str, Any]) -> RunningBuild:
     """Start the build, or return a running one of the same image. Raises LaunchError."""
     existing = list_builds(api, scope)
-    if active := [one for one in existing if one.status.name in ACTIVE]:
+    if active := [build for build in existing if build.status.name in ACTIVE]:
         return running_build(active[-1], ours=False)
-    return start(api, scope, request, {one.id for one in existing})
+    return start(api, scope, request, {build.id for build in existing})
 
 
 def start(api: Api, scope: BuildScope, request: Mapping[str, Any], known: set[str], tries: int = TRIES) -> RunningBuild:
@@ -214,8 +214,8 @@ def start(api: Api, scope: BuildScope, request: Mapping[str, Any], known: set[st
     try:
         operation = api.once("create_build", parent=scope.parent, build=message)
     except UnreachableError:
-        if found := find_new_build(api, scope, known):
-            return running_build(found, ours=True)
+        if build := find_new_build(api, scope, known):
+            return running_build(build, ours=True)
         if tries == 1:
             raise
         return start(api, scope, request, known, tries - 1)
@@ -226,7 +226,7 @@ def find_new_build(api: Api, scope: BuildScope, known: set[str]) -> Any:
     """Wait for a build of this image that is not in `known`; return None if none appears. Raises LaunchError."""
     until = api.clock.now() + LANDING_SECONDS
     while True:
-        if new := [one for one in list_builds(api, scope) if one.id not in known]:
+        if new := [build for build in list_builds(api, scope) if build.id not in known]:
             return new[-1]
         if api.clock.now() > until:
             return None
@@ -235,8 +235,8 @@ def find_new_build(api: Api, scope: BuildScope, known: set[str]) -> Any:
 
 def list_builds(api: Api, scope: BuildScope) -> Sequence[Any]:
     """Return the first page of this image's builds, newest first. Raises LaunchError."""
-    found: Sequence[Any] = api.ask("list_builds", parent=scope.parent, filter=f'tags="{scope.tag}"').builds
-    return found
+    builds: Sequence[Any] = api.ask("list_builds", parent=scope.parent, filter=f'tags="{scope.tag}"').builds
+    return builds
 
 
 def running_build(message: Any, *, ours: bool) -> RunningBuild:
@@ -289,7 +289,7 @@ def digest_of(ended: Any, reference: str, last: Sequence[str]) -> str:
     """Return the digest of the image that a build pushed. Raises LaunchError: the build failed."""
     if ended.status.name != "SUCCESS":
         raise failure(ended, last)
-    digests = [str(one.digest) for one in ended.results.images if one.name == reference]
+    digests = [str(image.digest) for image in ended.results.images if image.name == reference]
     if not digests:
         raise LaunchError(f"Cloud Build {ended.id} succeeded without the image {reference}", f"See {ended.log_url}")
     return digests[0]
@@ -298,7 +298,7 @@ def digest_of(ended: Any, reference: str, last: Sequence[str]) -> str:
 def failure(ended: Any, last: Sequence[str]) -> LaunchError:
     """Return the error of a failed build: the step, Cloud Build's message, the end of the log, and where all of it is,
     with the command that grants a missing permission if that is the cause."""
-    step = next((one for one in ended.steps if one.status.name == ended.status.name), None)
+    step = next((each for each in ended.steps if each.status.name == ended.status.name), None)
     where = f" in step {step.id or step.name}" if step else ""
     reason = ended.failure_info.detail or ended.status_detail
     problem = f"Cloud Build {ended.id} ended as {ended.status.name}{where}{f': {reason}' if reason else ''}"

@@ -61,11 +61,11 @@ def send(context: IO[bytes], bucket: str, on_line: Callable[[str], None]) -> Sen
 
 def digest_of(file: IO[bytes]) -> str:
     """Return the SHA-256 in hex. Reads the file from its start and rewinds it."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     while chunk := file.read(CHUNK):
-        found.update(chunk)
+        digest.update(chunk)
     file.seek(0)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def stored(folder: Objects, name: str, data: memoryview, on_line: Callable[[str]
     """Return the generation of the object with `data`. Upload it unless it exists."""
     sums = (len(data), checksum(data), md5(data))
     for _ in range(TRIES):
-        there = next((one for one in folder.objects(name) if one.name == name), None)
+        there = next((entry for entry in folder.objects(name) if entry.name == name), None)
         if there and (there.size, there.crc32c, there.md5) == sums:
             on_line(f"{folder.url}/{name} exists already")
             return there.version

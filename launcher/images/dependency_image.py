@@ -124,17 +124,17 @@ def append_node(
         )
     registry.check_write(target.repository)
     report.line(f"appending the node's packages to {request.image.base}")
-    (lock,) = [one.path for one in request.source.locks if one.name == "node.lock"]
+    (lock,) = [lock_file.path for lock_file in request.source.locks if lock_file.name == "node.lock"]
     with temporary_folder("node") as name:
         files = node_packages(lock, request.image.platform, Path(name), environ)
-        made = layer([Tree(FOLDER, files)], Path(name, "node.tar.gz"), "launch: packages of launch_train.node")
+        added = layer([Tree(FOLDER, files)], Path(name, "node.tar.gz"), "launch: packages of launch_train.node")
         change = with_workspace if request.source.code else with_launch
-        append(registry, existing, target, [made], request.stamp, request.image.platform, report.layer, change)
+        append(registry, existing, target, [added], request.stamp, request.image.platform, report.layer, change)
 
 
 def with_launch(settings: dict[str, Any]) -> dict[str, Any]:
     """Return an image's settings in which Python finds launch_train. Entrypoint and user stay the image's own."""
-    env = dict(one.partition("=")[::2] for one in settings.get("Env") or ())
+    env = dict(variable.partition("=")[::2] for variable in settings.get("Env") or ())
     path = ":".join(("/opt/launch", *filter(None, [env.get("PYTHONPATH")])))
     env |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     return {**settings, "Env": [f"{name}={value}" for name, value in env.items()]}

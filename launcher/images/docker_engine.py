@@ -71,8 +71,8 @@ class Engine:
 
     def has(self, reference: str) -> str | None:
         """Return the id of an image in this engine, or None."""
-        found = self._inspect(reference)
-        return str(found["Id"]) if found else None
+        details = self._inspect(reference)
+        return str(details["Id"]) if details else None
 
     def build(
         self,
@@ -194,8 +194,8 @@ class Engine:
         if "@" in image.base:
             return image.base
         name = parse(image.base)
-        found = self._inspect(image.base) or {}
-        digests = [one for one in found.get("RepoDigests") or () if parse(one).name == name.name]
+        details = self._inspect(image.base) or {}
+        digests = [digest for digest in details.get("RepoDigests") or () if parse(digest).name == name.name]
         if not digests:
             on_line(f"the base image {image.base} has no digest: it is in this engine only")
             return image.base
@@ -211,16 +211,16 @@ class Engine:
         except EngineError as error:
             hint = f"{error.hint} To use another base: image.base".lstrip()
             raise EngineError(f"the base image {error.problem}", hint) from error
-        if (found := self._platform(image.base)) != image.platform:  # engines silently pull another platform
+        if (platform := self._platform(image.base)) != image.platform:  # engines silently pull another platform
             raise EngineError(
-                f"the base image {image.base} is for {found}, but the machine is {image.platform}",
+                f"the base image {image.base} is for {platform}, but the machine is {image.platform}",
                 "Choose a base for that platform: image.base",
             )
 
     def _platform(self, reference: str) -> str:
         """Return an image's platform (linux/amd64); empty: the engine does not have the image. Raises EngineError."""
-        found = self._inspect(reference)
-        return f"{found['Os']}/{found['Architecture']}" if found else ""
+        details = self._inspect(reference)
+        return f"{details['Os']}/{details['Architecture']}" if details else ""
 
     def _inspect(self, reference: str) -> dict[str, Any] | None:
         """Return the engine's description of an image, or None. Raises EngineError."""
@@ -234,13 +234,13 @@ class Engine:
 
     def _credentials(self, name: Reference) -> dict[str, str]:
         """Return a registry's credentials in the engine's format; empty: none (old engines require a value)."""
-        found = credentials(name.host, self._environ)
-        if found is None:
+        login = credentials(name.host, self._environ)
+        if login is None:
             return {}
         server = HUB_ACCOUNT if name.host == HUB else name.host
-        if found.identity_token:
-            return {"identitytoken": found.identity_token, "serveraddress": server}
-        return {"username": found.username, "password": found.password, "serveraddress": server}
+        if login.identity_token:
+            return {"identitytoken": login.identity_token, "serveraddress": server}
+        return {"username": login.username, "password": login.password, "serveraddress": server}
 
 
 def as_file(context: IO[bytes]) -> IO[bytes]:
@@ -291,8 +291,8 @@ def check_listens(url: str) -> None:
     """
     parts = urlsplit(url.removeprefix("http+"))
     if parts.scheme == "unix":
-        with socket.socket(socket.AF_UNIX) as one:
-            one.connect(parts.path)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(parts.path)
     elif parts.scheme in ("tcp", "http", "https") and parts.hostname and parts.port:
         socket.create_connection((parts.hostname, parts.port), CONNECT_SECONDS).close()
 

@@ -173,7 +173,7 @@ def read_out(events: Iterator[object]) -> None:
 def refused(name: str, what: str, message: str) -> LaunchError:
     """Return the error of an image operation with the engine's message; NotAuthorised: no permission."""
     problem, words = f"{name} {what}: {message}", message.lower()
-    if any(one in words for one in NO_ACCESS):
+    if any(phrase in words for phrase in NO_ACCESS):
         return denied(parse(name).host, problem, "what launch found for it, handed to the engine")
     if "name unknown" in words:
         return RepositoryMissing(problem, "Create the repository first: launch build --create-repository")

@@ -44,37 +44,37 @@ def contents(registry: Registry, image: Reference, platform: str, limit: int = L
 
     manifest = image_manifest(registry, image, platform)
     config = json.loads(registry.blob(image.repository, manifest.body["config"]["digest"]))
-    env = dict(one.partition("=")[::2] for one in (config.get("config") or {}).get("Env") or ())
-    found = in_layers(registry, image.repository, manifest.body["layers"], limit)
-    torch = found.torch or env.get("PYTORCH_VERSION", "").partition("+")[0]
+    env = dict(variable.partition("=")[::2] for variable in (config.get("config") or {}).get("Env") or ())
+    evidence = in_layers(registry, image.repository, manifest.body["layers"], limit)
+    torch = evidence.torch or env.get("PYTORCH_VERSION", "").partition("+")[0]
     return ImageContents(
         platform=f"{config.get('os', 'linux')}/{config.get('architecture')}",
-        python=found.python or ".".join(env.get("PYTHON_VERSION", "").split(".")[:2]),
+        python=evidence.python or ".".join(env.get("PYTHON_VERSION", "").split(".")[:2]),
         torch=torch,
-        build=found.build or build_of(env.get("CUDA_VERSION", "")),
-        has_node=True if found.node else False if found.complete else None,
+        build=evidence.build or build_of(env.get("CUDA_VERSION", "")),
+        has_node=True if evidence.node else False if evidence.complete else None,
     )
 
 
 def build_of(cuda: str) -> str:
     """Return PyTorch's name of a CUDA version: cu128 for 12.8.1; empty if unknown."""
     parts = cuda.split(".")
-    return f"cu{parts[0]}{parts[1]}" if len(parts) > 1 and all(one.isdigit() for one in parts[:2]) else ""
+    return f"cu{parts[0]}{parts[1]}" if len(parts) > 1 and all(number.isdigit() for number in parts[:2]) else ""
 
 
 def in_layers(registry: Registry, repository: str, layers: list[Mapping[str, Any]], limit: int) -> Found:
     """Return what the layers' files say, reading the smallest layers first."""
-    found, left, whole = Found(), limit, 0
-    for one in sorted(layers, key=lambda layer: int(layer["size"])):
-        if left <= 0 or (found.torch and found.build and found.node):
+    evidence, left, whole = Found(), limit, 0
+    for each in sorted(layers, key=lambda layer: int(layer["size"])):
+        if left <= 0 or (evidence.torch and evidence.build and evidence.node):
             break
-        reader = Reader(registry.stream(repository, one["digest"]), left)
-        found, ended = in_layer(reader, found)
+        reader = Reader(registry.stream(repository, each["digest"]), left)
+        evidence, ended = in_layer(reader, evidence)
         left, whole = left - reader.taken, whole + ended
-    return found._replace(complete=whole == len(layers))
+    return evidence._replace(complete=whole == len(layers))
 
 
-def in_layer(reader: Reader, found: Found) -> tuple[Found, bool]:
+def in_layer(reader: Reader, evidence: Found) -> tuple[Found, bool]:
     """Return what is known with a layer's files, and whether they were read to the end."""
     try:
         with tarfile.open(fileobj=reader, mode="r|*") as tar:  # type: ignore[call-overload]  # tarfile calls read() only
@@ -82,25 +82,25 @@ def in_layer(reader: Reader, found: Found) -> tuple[Found, bool]:
                 text = ""
                 if VERSION_FILE.search(entry.name) and entry.size < 10_000 and (file := tar.extractfile(entry)):
                     text = file.read().decode(errors="replace")
-                found = with_file(found, entry.name, text)
+                evidence = with_file(evidence, entry.name, text)
     except (tarfile.TarError, EOFError, zlib.error, OSError):
-        return found, False
+        return evidence, False
     finally:
         reader.close()
-    return found, not reader.cut
+    return evidence, not reader.cut
 
 
-def with_file(found: Found, name: str, text: str) -> Found:
+def with_file(evidence: Found, name: str, text: str) -> Found:
     """Return what is known with one more file. `text`: the content of torch/version.py."""
     if NODE.search(name):
-        found = found._replace(node=True)
+        evidence = evidence._replace(node=True)
     if match := TORCH.search(f"/{name}"):
-        found = found._replace(torch=match[1], build=match[2] or found.build)
+        evidence = evidence._replace(torch=match[1], build=match[2] or evidence.build)
     if match := PYTHON.search(name):
-        found = found._replace(python=found.python or match[1])
+        evidence = evidence._replace(python=evidence.python or match[1])
     if cuda := re.search(r"^cuda[^=]*= *'([\d.]+)'", text, re.MULTILINE):
-        found = found._replace(build=found.build or build_of(cuda[1]))
-    return found
+        evidence = evidence._replace(build=evidence.build or build_of(cuda[1]))
+    return evidence
 
 
 class Reader:

@@ -61,8 +61,8 @@ def push(request: ImageBuildRequest, environ: Mapping[str, str], report: Report)
     """
     target, base = references(request.image)
     with registry_of(target, environ) as registry:
-        if made := find_in_registry(request.image, target, registry):
-            return made
+        if result := find_in_registry(request.image, target, registry):
+            return result
         missing = registry.head(base.repository, base.tag or "") is None
         if missing:
             dependency_image.make(request, environ, registry, base, report)
@@ -72,10 +72,10 @@ def push(request: ImageBuildRequest, environ: Mapping[str, str], report: Report)
             by_engine(engine, request, "train", request.image.uri, report)
             report.line(f"pushing {target}")
             digest = engine.push(request.image.uri, report.layer)
-            made = ImageResult(reference=pinned(target, digest), how="docker")
+            result = ImageResult(reference=pinned(target, digest), how="docker")
         else:
-            made = appended(request, registry, base, target, report)
-        return replace(made, dependencies=missing, base=base_in(registry, request.image, made.reference))
+            result = appended(request, registry, base, target, report)
+        return replace(result, dependencies=missing, base=base_in(registry, request.image, result.reference))
 
 
 def recorded_base(image: Image, reference: str, environ: Mapping[str, str]) -> str:
@@ -114,8 +114,8 @@ def build(request: ImageBuildRequest, environ: Mapping[str, str], report: Report
     if request.builder == "auto":
         target, base = references(request.image)
         with registry_of(target, environ) as registry:
-            if made := find_in_registry(request.image, target, registry):
-                return made
+            if result := find_in_registry(request.image, target, registry):
+                return result
             if registry.head(base.repository, base.tag or ""):
                 return appended(request, registry, base, target, report)
         report.line(f"the registry has no dependency image {base} yet, so the Docker engine builds")
@@ -132,10 +132,10 @@ def image_in_engine(request: ImageBuildRequest, environ: Mapping[str, str], repo
     if engine.has(image.uri):
         return ImageResult(reference=image.uri, how="there", pushed=False)
     if image.appends_node:
-        found = push(request, environ, report).reference
-    elif not image.pinned and not (found := in_registry(image, environ, report)):
+        reference = push(request, environ, report).reference
+    elif not image.pinned and not (reference := in_registry(image, environ, report)):
         return built(engine, request, report)
-    reference = image.uri if image.pinned else found
+    reference = image.uri if image.pinned else reference
     report.line(f"pulling {reference}")
     engine.pull(reference, report.layer)
     return ImageResult(reference=reference, how="pulled")
@@ -211,7 +211,7 @@ def appended(
     report.line(f"appending the code to {base}")
     with temporary_folder("layers") as folder:
         layers = code_layers(request.source, Path(folder))
-        names = {one.digest: name for one, name in zip(layers, ("our package", "the code"), strict=False)}
+        names = {each.digest: name for each, name in zip(layers, ("our package", "the code"), strict=False)}
 
         def on_bytes(digest: str, done: int, size: int) -> None:
             report.layer(names.get(digest, "the image's config"), done, size)
@@ -227,7 +227,7 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
     """
     from launcher.images.layer import layer
 
-    made = [
+    layers = [
         layer(
             [Tree(TRAINER_FOLDER, source.trainer)], folder / "trainer.tar.gz", "launch: COPY launch_train /opt/launch"
         )
@@ -236,8 +236,8 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
         trees = [Tree(CODE_FOLDER, source.code, LAUNCH_USER, source.digest, group_writes=True)]
         if source.installed:
             trees.append(Tree(PROJECT_FOLDER, write_installed(source.installed, folder / "installed")))
-        made.append(layer(trees, folder / "code.tar.gz", "launch: COPY code /workspace"))
-    return made
+        layers.append(layer(trees, folder / "code.tar.gz", "launch: COPY code /workspace"))
+    return layers
 
 
 # --- With an engine -------------------------------------------------------------------------------------------------

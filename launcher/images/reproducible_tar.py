@@ -55,11 +55,11 @@ def put(tar: tarfile.TarFile, tree: Tree) -> None:
     for name in ("", *folders(tree.files)):
         path = posixpath.join(tree.folder, name).rstrip("/")
         tar.addfile(entry(path, tree.owner, tarfile.DIRTYPE, 0o775 if tree.group_writes else 0o755))
-    found = [
+    entries = [
         add(tar, file, posixpath.join(tree.folder, file.name), tree.owner, group_writes=tree.group_writes)
         for file in sorted(tree.files)
     ]
-    if tree.digest and digest_of(found) != tree.digest:
+    if tree.digest and digest_of(entries) != tree.digest:
         raise LaunchError(
             "the code was changed while its image was built", "No image was built; run the command again."
         )
@@ -67,13 +67,13 @@ def put(tar: tarfile.TarFile, tree: Tree) -> None:
 
 def folders(files: Iterable[File]) -> list[str]:
     """Return all folders that contain the files, parents first."""
-    found: set[str] = set()
+    names: set[str] = set()
     for file in files:
         parent = posixpath.dirname(file.name)
-        while parent and parent not in found:
-            found.add(parent)
+        while parent and parent not in names:
+            names.add(parent)
             parent = posixpath.dirname(parent)
-    return sorted(found)
+    return sorted(names)
 
 
 def add(tar: tarfile.TarFile, file: File, name: str, owner: int, *, group_writes: bool = False) -> bytes:

@@ -95,6 +95,6 @@ def digest_record(file: File, executable: bool = False, digest: str = "") -> byt
 def digest_of(files: Iterable[bytes]) -> str:
     """Return the SHA-256 over the results of `digest_record`, sorted by name."""
     total = hashlib.sha256()
-    for one in sorted(files, key=lambda one: one.partition(b"\0")[0]):
-        total.update(one)
+    for line in sorted(files, key=lambda line: line.partition(b"\0")[0]):
+        total.update(line)
     return total.hexdigest()

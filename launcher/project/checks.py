@@ -57,11 +57,11 @@ def run(name: str, check: Callable[[Needs, Found], Iterator[Check]], needs: Need
 
 def credentials(account: str, found: Found) -> Check:
     """Return whether Google accepts the credentials: not if every read of its APIs failed."""
-    answers = [one for name, one in found.items() if name != "image"]
-    errors = [one for one in answers if isinstance(one, LaunchError)]
+    answers = [each for name, each in found.items() if name != "image"]
+    errors = [each for each in answers if isinstance(each, LaunchError)]
     if len(errors) < len(answers):
         return Check(name="credentials", status="ok", text=account or "application default credentials")
-    if any(isinstance(one, NotAuthorised) and one.hint == LOG_IN for one in errors):
+    if any(isinstance(each, NotAuthorised) and each.hint == LOG_IN for each in errors):
         fix = "gcloud auth application-default login"
         return Check(name="credentials", status="failed", text=words(errors[0].problem), fix=fix)
     if isinstance(errors[0], UnreachableError):  # so is the metadata server where nobody is logged in
@@ -115,8 +115,8 @@ def check_project(needs: Needs, found: Found) -> Iterator[Check]:
 def check_permissions(needs: Needs, found: Found) -> Iterator[Check]:
     """Check that the caller may create, watch and cancel jobs, and read their logs."""
     have = answer(found, "permissions") or ()
-    missing = [one for one in caller_permissions(needs) if one not in have]
-    jobs = [one for one in missing if not one.startswith("logging.")]
+    missing = [permission for permission in caller_permissions(needs) if permission not in have]
+    jobs = [permission for permission in missing if not permission.startswith("logging.")]
     if jobs:
         text = f"you lack {', '.join(jobs)}"
         role = "roles/aiplatform.user" if needs.service == "vertex" else "roles/compute.instanceAdmin.v1"
@@ -220,12 +220,12 @@ def limit_of(info: Any, region: str, dimensions: Mapping[str, str] = NO_DIMENSIO
     specific dimensions come first. A limit of 0 has no `value`: gcloud reads it so
     (command_lib/ai/model_garden_utils)."""
     wanted = {"region": region, **dimensions}
-    for one in info.get("dimensionsInfos", ()):
-        own = one.get("dimensions") or {}
+    for entry in info.get("dimensionsInfos", ()):
+        own = entry.get("dimensions") or {}
         if all(own.get(name, value) == value for name, value in wanted.items()) and region in (
-            one.get("applicableLocations") or [region]
+            entry.get("applicableLocations") or [region]
         ):
-            return int((one.get("details") or {}).get("value", 0))
+            return int((entry.get("details") or {}).get("value", 0))
     return None
 
 
@@ -334,7 +334,7 @@ def check_bucket_permissions(needs: Needs, found: Found) -> Iterator[Check]:
     if found.get("bucket", ...) is None:  # it does not exist, as `check_bucket` reports
         return
     have = (answer(found, "access") or {}).get("permissions", ())
-    missing = [one for one in OBJECT_PERMISSIONS if one not in have]
+    missing = [permission for permission in OBJECT_PERMISSIONS if permission not in have]
     if missing:
         fix = fixes.grant_on_bucket(needs.bucket, LAUNCHER)
         text = f"you lack {', '.join(missing)} on gs://{needs.bucket}"
@@ -348,15 +348,15 @@ def check_job_access(needs: Needs, found: Found) -> Iterator[Check]:
     if not needs.bucket or found.get("bucket", ...) is None:
         return
     account = job_account(needs, found)
-    asked = {one: found.get(f"access {one}") for one in OBJECT_PERMISSIONS}
-    denied = [one for one, state in asked.items() if state == "CANNOT_ACCESS"]
+    states = {permission: found.get(f"access {permission}") for permission in OBJECT_PERMISSIONS}
+    denied = [permission for permission, state in states.items() if state == "CANNOT_ACCESS"]
     if denied:
         text = f"{account} lacks {', '.join(denied)} on gs://{needs.bucket}"
         fix = fixes.grant_on_bucket(needs.bucket, f"serviceAccount:{account}")
         yield Check(name="job access", status=refused(needs), text=text, fix=fix)
         return
     yield known_or_not(
-        "job access", [*asked.values()], f"{account} can read and write gs://{needs.bucket}", f"for {account}"
+        "job access", [*states.values()], f"{account} can read and write gs://{needs.bucket}", f"for {account}"
     )
 
 
@@ -375,12 +375,14 @@ def refused(needs: Needs) -> Literal["failed", "unknown"]:
 
 def known_or_not(name: str, states: list[Any], text: str, about: str) -> Check:
     """Return ok if Policy Troubleshooter answered CAN_ACCESS to all, else unknown with the reason."""
-    error = next((one for one in states if isinstance(one, LaunchError)), None)
+    error = next((state for state in states if isinstance(state, LaunchError)), None)
     if error is not None:
         return unread(name, error, f"not checked {about}")
-    if all(one == "CAN_ACCESS" for one in states):
+    if all(state == "CAN_ACCESS" for state in states):
         return Check(name=name, status="ok", text=text)
-    reason = next((str(one) for one in states if one and one != "CAN_ACCESS"), "the project's number is unknown")
+    reason = next(
+        (str(state) for state in states if state and state != "CAN_ACCESS"), "the project's number is unknown"
+    )
     return Check(name=name, status="unknown", text=f"not checked {about}: {reason}")
 
 
@@ -456,7 +458,7 @@ def check_subnetworks(needs: Needs, found: Found) -> Iterator[Check]:
             continue
         text = f"subnetwork {need.name} of host project {need.project} in {need.region}"
         wanted = subnetwork_permissions(need)
-        missing = [one for one in wanted if one not in (known or ())]
+        missing = [permission for permission in wanted if permission not in (known or ())]
         if known is None:
             fix = f"gcloud compute networks subnets list --project={need.project} --filter=region:{need.region}"
             yield Check(name="network", status="failed", text=f"{text} does not exist", fix=fix, place=need.region)

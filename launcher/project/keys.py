@@ -67,7 +67,7 @@ def check_keys(needs: Needs, found: Found) -> Iterator[Check]:
         elif state == "CAN_ACCESS" and isinstance(known, dict):
             yield Check(name="key", status="ok", text=f"{name} can be used")
         else:
-            errors = [one for one in (known, state) if isinstance(one, LaunchError)]
+            errors = [each for each in (known, state) if isinstance(each, LaunchError)]
             yield (
                 unread("key", errors[0]) if errors else Check(name="key", status="unknown", text=f"{name}: not checked")
             )

@@ -29,25 +29,27 @@ VERTEX: Final = "quotas of Vertex AI"
 def live_offers(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[tuple[str, str], LiveOffer]:
     """Return (GPU, region) -> live data of the first offers. Raises as `launcher.services.compute.live_offers` does."""
     vms_call: Callable[[], Any] = partial(on_compute_engine, compute, catalog, offers)
-    found = together({"vms": vms_call, **quota_requests(compute, catalog, offers)})
-    vms = found.pop("vms")
+    answers = together({"vms": vms_call, **quota_requests(compute, catalog, offers)})
+    vms = answers.pop("vms")
     if isinstance(vms, LaunchError):
         raise vms
-    read = [one for one in offers if (one.gpu.name, str(one.region)) in vms]
+    read = [offer for offer in offers if (offer.gpu.name, str(offer.region)) in vms]
     return {
-        (one.gpu.name, str(one.region)): with_quotas(vms[one.gpu.name, str(one.region)], catalog, one, found)
-        for one in read
+        (offer.gpu.name, str(offer.region)): with_quotas(
+            vms[offer.gpu.name, str(offer.region)], catalog, offer, answers
+        )
+        for offer in read
     }
 
 
 def quota_requests(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[str, Callable[[], Any]]:
     """Return the requests to Cloud Quotas by name: Vertex AI's quotas, and VM quotas that Compute Engine lacks."""
     rest, project = Rest(compute.project, compute.environ), f"projects/{compute.project}"
-    ids = {str(quota.id) for one in offers for _, quota in models_only_in_cloud_quotas(catalog, one)}
+    ids = {str(quota.id) for each in offers for _, quota in models_only_in_cloud_quotas(catalog, each)}
     return tolerant(
         {
             VERTEX: partial(read_quotas, rest, project),
-            **{one: partial(read_quota, rest, project, COMPUTE, one) for one in ids},
+            **{each: partial(read_quota, rest, project, COMPUTE, each) for each in ids},
         }
     )
 
@@ -60,10 +62,10 @@ def models_only_in_cloud_quotas(catalog: Catalog, offer: Offer) -> Iterator[tupl
             yield model, quota
 
 
-def with_quotas(found: LiveOffer, catalog: Catalog, offer: Offer, answers: Mapping[str, Any]) -> LiveOffer:
+def with_quotas(live: LiveOffer, catalog: Catalog, offer: Offer, answers: Mapping[str, Any]) -> LiveOffer:
     """Return an offer's live data with the quotas in these answers."""
-    region, problems = str(offer.region), list(found.problems)
-    quotas = dict(found.quotas)
+    region, problems = str(offer.region), list(live.problems)
+    quotas = dict(live.quotas)
     for model, quota in models_only_in_cloud_quotas(catalog, offer):
         info = answers[str(quota.id)]
         if isinstance(info, LaunchError):
@@ -78,7 +80,7 @@ def with_quotas(found: LiveOffer, catalog: Catalog, offer: Offer, answers: Mappi
         model: vertex_quota_use(known, catalog.quota(offer.machines[0], "vertex", model), region)
         for model in offer.prices
     }
-    return replace(found, quotas=quotas, vertex_quotas=vertex, problems=tuple(dict.fromkeys(problems)))
+    return replace(live, quotas=quotas, vertex_quotas=vertex, problems=tuple(dict.fromkeys(problems)))
 
 
 def vertex_quota_use(known: Mapping[str, Any], quota: Quota | None, region: str) -> QuotaUse | None:

@@ -40,8 +40,8 @@ def evaluate(found: Found) -> tuple[Check, ...]:
 
 def problem(found: Found, name: str) -> str:
     """Return why a read failed; empty if it did not."""
-    one = found.get(name)
-    return one.problem if isinstance(one, LaunchError) else ""
+    result = found.get(name)
+    return result.problem if isinstance(result, LaunchError) else ""
 
 
 def check_python(found: Found) -> Iterator[Check]:
@@ -160,7 +160,7 @@ def has_kernels(archs: Sequence[str], capability: str) -> bool:
     """Return whether a build runs on a compute capability: binaries (sm_80) run on the same major version from their
     minor one on, PTX (compute_80) on every later one. True if either is unknown."""
     wanted = version(capability)
-    pairs = [(one.partition("_")[0], version_of_arch(one)) for one in archs]
+    pairs = [(name.partition("_")[0], version_of_arch(name)) for name in archs]
     known = [(kind, arch) for kind, arch in pairs if arch]
     if not wanted or not known:
         return True
@@ -189,9 +189,9 @@ def major(text: str) -> int:
 
 def min_driver(cuda: str) -> int:
     """Return the oldest driver of a CUDA version by the catalog: that of its build, else of its major version."""
-    known = {name: int(one) for name, one in catalog.load().wheels.items() if one}
+    known = {name: int(driver) for name, driver in catalog.load().wheels.items() if driver}
     exact = known.get("cu" + "".join(cuda.split(".")[:2]))
-    same = [one for name, one in known.items() if name[2:-1] == cuda.partition(".")[0]]
+    same = [driver for name, driver in known.items() if name[2:-1] == cuda.partition(".")[0]]
     return exact or min(same, default=0)
 
 

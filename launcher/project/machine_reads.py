@@ -75,10 +75,10 @@ def torch(environ: Mapping[str, str]) -> dict[str, Any] | None:
         return None
     done = output(environ, sys.executable, "-P", "-c", TORCH, seconds=SECONDS - 5)
     try:
-        found: dict[str, Any] = json.loads(done.strip().splitlines()[-1])
+        report: dict[str, Any] = json.loads(done.strip().splitlines()[-1])
     except (IndexError, ValueError) as error:
         raise LaunchError("import torch printed something unexpected") from error
-    return found
+    return report
 
 
 def gpus(environ: Mapping[str, str]) -> list[dict[str, str]] | None:
@@ -93,18 +93,18 @@ def gpus(environ: Mapping[str, str]) -> list[dict[str, str]] | None:
 def pci_gpus(root: Path) -> int:
     """Return the number of NVIDIA display controllers (PCI class 0x03) on the bus, with or without a driver."""
     devices = [*(root / "sys/bus/pci/devices").glob("*")]
-    return sum(text(one / "vendor") == NVIDIA and text(one / "class").startswith("0x03") for one in devices)
+    return sum(text(device / "vendor") == NVIDIA and text(device / "class").startswith("0x03") for device in devices)
 
 
 def xids(environ: Mapping[str, str]) -> list[str]:
     """Return the kernel log's lines with an Xid of the NVIDIA driver. Raises LaunchError: the log is not readable."""
-    found = re.findall(r"NVRM: (Xid \([^)]*\): [^\n]*)", output(environ, "dmesg"))
-    return [str(one) for one in found]
+    lines = re.findall(r"NVRM: (Xid \([^)]*\): [^\n]*)", output(environ, "dmesg"))
+    return [str(line) for line in lines]
 
 
 def cuda(environ: Mapping[str, str], root: Path) -> dict[str, Any]:
     """Return the CUDA installations, nvcc's version, and the folders of LD_LIBRARY_PATH that hold CUDA libraries."""
-    folders = {one.resolve() for one in (root / "usr/local").glob("cuda*") if one.is_dir()}
+    folders = {folder.resolve() for folder in (root / "usr/local").glob("cuda*") if folder.is_dir()}
     shadows = [
         folder
         for folder in environ.get("LD_LIBRARY_PATH", "").split(":")
@@ -113,7 +113,7 @@ def cuda(environ: Mapping[str, str], root: Path) -> dict[str, Any]:
     has_nvcc = shutil.which("nvcc", path=environ.get("PATH")) is not None
     version = re.search(r"release ([\d.]+)", output(environ, "nvcc", "--version")) if has_nvcc else None
     return {
-        "installations": sorted(str(one) for one in folders),
+        "installations": sorted(str(folder) for folder in folders),
         "nvcc": version[1] if version else "",
         "shadows": shadows,
     }
@@ -122,10 +122,10 @@ def cuda(environ: Mapping[str, str], root: Path) -> dict[str, Any]:
 def space(path: str) -> dict[str, Any]:
     """Return size and free bytes of a file system. Raises LaunchError."""
     try:
-        found = shutil.disk_usage(path)
+        usage = shutil.disk_usage(path)
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror}") from error
-    return {"path": path, "total": found.total, "free": found.free}
+    return {"path": path, "total": usage.total, "free": usage.free}
 
 
 def tools(environ: Mapping[str, str]) -> dict[str, bool]:

@@ -46,7 +46,7 @@ def needs_on_vertex(plan: Plan) -> Needs:
         project=plan.project,
         apis=(*BASIC_APIS, *secrets_api(plan)),
         gpus=tuple(need for attempt in plan.attempts if (need := gpu_need(plan, attempt))),
-        reservations=tuple(reservation_need(plan, one) for one in plan.attempts if is_reserved(one)),
+        reservations=tuple(reservation_need(plan, attempt) for attempt in plan.attempts if is_reserved(attempt)),
         key=first.get("encryptionSpec", {}).get("kmsKeyName", ""),
     )
 
@@ -55,7 +55,9 @@ def needs_on_vms(plan: Plan) -> Needs:
     """Return the requirements of VMs alone; `vm_checks` checks their quotas, network and image."""
     first = properties(plan.attempts[0].request)
     external = has_external_ip(first)
-    nets = [network_of(first, region, plan.project) for region in dict.fromkeys(one.region for one in plan.attempts)]
+    nets = [
+        network_of(first, region, plan.project) for region in dict.fromkeys(attempt.region for attempt in plan.attempts)
+    ]
     boot = next(disk for disk in first["disks"] if disk.get("boot"))
     in_project = re.search(r"projects/([^/]+)/global/images/", boot.get("initializeParams", {}).get("sourceImage", ""))
     return Needs(
@@ -115,8 +117,12 @@ def bucket_name(output: str) -> str:
 def repository_name(reference: str) -> str:
     """Return the resource name of an image's Artifact Registry repository; empty if it is elsewhere."""
     parsed = parse(reference)
-    found = artifact_repository(parsed.host, parsed.repository)
-    return f"projects/{found.project}/locations/{found.location}/repositories/{found.repository}" if found else ""
+    artifact = artifact_repository(parsed.host, parsed.repository)
+    return (
+        f"projects/{artifact.project}/locations/{artifact.location}/repositories/{artifact.repository}"
+        if artifact
+        else ""
+    )
 
 
 def gpu_need(plan: Plan, attempt: Attempt) -> GpuNeed | None:
@@ -140,7 +146,7 @@ def quota_metric(plan: Plan, attempt: Attempt) -> tuple[str, bool]:
     accelerator."""
     tables = catalog.load()
     shapes = tables.machines.get(attempt.machine_type, ())
-    shape = next((one for one in shapes if tables.gpus[one.gpu].title == plan.machine_of(attempt).gpu), None)
+    shape = next((each for each in shapes if tables.gpus[each.gpu].title == plan.machine_of(attempt).gpu), None)
     quota = tables.quota(shape, "vertex", attempt.provisioning) if shape else None
     if quota and quota.metric:
         return quota.metric.rpartition("/")[2], True

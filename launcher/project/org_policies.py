@@ -38,7 +38,11 @@ def constraints(needs: Needs) -> tuple[str, ...]:
 
 def check_policies(needs: Needs, found: Found) -> Iterator[Check]:
     """Check each constraint. All constraints that forbid nothing share one line."""
-    answers = {one: found[f"policy {one}"] for one in constraints(needs) if f"policy {one}" in found}
+    answers = {
+        constraint: found[f"policy {constraint}"]
+        for constraint in constraints(needs)
+        if f"policy {constraint}" in found
+    }
     problems = [
         check
         for name, policy in answers.items()
@@ -120,8 +124,8 @@ def is_allowed(policy: Mapping[str, Any], matches: Matches) -> bool | None:
     if any(rule.get("denyAll") for rule in rules):
         return False
     values = [rule.get("values") or {} for rule in rules]
-    denied = [matches(str(one)) for each in values for one in each.get("deniedValues", ())]
-    allowed = [matches(str(one)) for each in values for one in each.get("allowedValues", ())]
+    denied = [matches(str(value)) for each in values for value in each.get("deniedValues", ())]
+    allowed = [matches(str(value)) for each in values for value in each.get("allowedValues", ())]
     if any(rule.get("allowAll") for rule in rules) or not allowed:
         allowed = [True]
     return both(not_(some(denied)), some(allowed))

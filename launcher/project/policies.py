@@ -79,15 +79,15 @@ def of_repository(rest: Rest, name: str) -> PolicyOf:
 def has_grant(policy: Policy, role: str, member: str) -> bool:
     """Return whether a policy grants a role to a member without a condition."""
     return any(
-        one["role"] == role and member in one.get("members", ()) and not one.get("condition")
-        for one in policy.get("bindings", ())
+        binding["role"] == role and member in binding.get("members", ()) and not binding.get("condition")
+        for binding in policy.get("bindings", ())
     )
 
 
 def with_grant(policy: Policy, role: str, member: str) -> dict[str, Any]:
     """Return the policy with one more member of a role."""
-    bindings = [dict(one) for one in policy.get("bindings", ())]
-    same = next((one for one in bindings if one["role"] == role and not one.get("condition")), None)
+    bindings = [dict(binding) for binding in policy.get("bindings", ())]
+    same = next((binding for binding in bindings if binding["role"] == role and not binding.get("condition")), None)
     if same is None:
         bindings.append({"role": role, "members": [member]})
     else:

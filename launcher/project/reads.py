@@ -58,10 +58,10 @@ Call = Callable[[], Any]
 def read(rest: Rest, needs: Needs, environ: Mapping[str, str], seconds: float = SECONDS) -> dict[str, Any]:
     """Return each answer by its name (`Found`); nothing is raised, except for a bug."""
     until = time.monotonic() + seconds
-    found = settled(together(tolerant(first_calls(rest, needs, environ)), seconds))
-    calls = {**access_calls(rest, needs, found), **key_calls(rest, needs, found)}
+    answers = settled(together(tolerant(first_calls(rest, needs, environ)), seconds))
+    calls = {**access_calls(rest, needs, answers), **key_calls(rest, needs, answers)}
     later = settled(together(tolerant(calls), max(1.0, until - time.monotonic())))
-    return {**found, **later}
+    return {**answers, **later}
 
 
 def tolerant(calls: Mapping[str, Call]) -> dict[str, Call]:
@@ -76,10 +76,11 @@ def tolerant(calls: Mapping[str, Call]) -> dict[str, Call]:
     return {name: partial(answered, call) for name, call in calls.items()}
 
 
-def settled(found: Mapping[str, Any]) -> dict[str, Any]:
+def settled(answers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answers with None in place of each 404."""
     return {
-        name: None if isinstance(one, LaunchError) and status_of(one) == 404 else one for name, one in found.items()
+        name: None if isinstance(result, LaunchError) and status_of(result) == 404 else result
+        for name, result in answers.items()
     }
 
 
@@ -106,7 +107,7 @@ def first_calls(rest: Rest, needs: Needs, environ: Mapping[str, str]) -> dict[st
     if needs.bucket:
         path = f"/storage/v1/b/{needs.bucket}"
         calls["bucket"] = partial(rest, STORAGE, path)
-        pairs = [("permissions", one) for one in OBJECT_PERMISSIONS]
+        pairs = [("permissions", each) for each in OBJECT_PERMISSIONS]
         calls["access"] = partial(rest, STORAGE, f"{path}/iam/testPermissions", params=pairs)
     if needs.repository:
         calls["repository"] = partial(rest, REGISTRY, f"/v1/{needs.repository}")
@@ -114,8 +115,8 @@ def first_calls(rest: Rest, needs: Needs, environ: Mapping[str, str]) -> dict[st
         calls["image"] = partial(find_image, needs.image, environ)
     for secret in needs.secrets:
         calls[f"secret {secret}"] = partial(rest, SECRETS, f"/v1/{secret}")
-    for one in needs.reservations:
-        calls[f"reservation {one.name}"] = partial(rest, COMPUTE, f"/compute/v1/{one.name}")
+    for each in needs.reservations:
+        calls[f"reservation {each.name}"] = partial(rest, COMPUTE, f"/compute/v1/{each.name}")
     return calls
 
 
@@ -136,15 +137,17 @@ def subnetwork_permissions(need: SubnetworkNeed) -> tuple[str, ...]:
 
 def tested(rest: Rest, service: Service, path: str, permissions: tuple[str, ...]) -> list[str]:
     """Return which of the permissions the caller has. Raises LaunchError."""
-    found = rest(service, path, verb="POST", body={"permissions": list(permissions)})
-    return [str(one) for one in found.get("permissions", ())]
+    granted = rest(service, path, verb="POST", body={"permissions": list(permissions)})
+    return [str(permission) for permission in granted.get("permissions", ())]
 
 
 def read_apis(rest: Rest, project: str, apis: tuple[str, ...]) -> dict[str, bool]:
     """Return whether each API is enabled. Raises LaunchError."""
     names = [("names", f"{project}/services/{api}") for api in apis]
-    found = rest(SERVICE_USAGE, f"/v1/{project}/services:batchGet", params=names)
-    states = {str(one["name"]).rpartition("/")[2]: one.get("state") == "ENABLED" for one in found.get("services", ())}
+    page = rest(SERVICE_USAGE, f"/v1/{project}/services:batchGet", params=names)
+    states = {
+        str(entry["name"]).rpartition("/")[2]: entry.get("state") == "ENABLED" for entry in page.get("services", ())
+    }
     return {api: states[api] for api in apis if api in states}
 
 
@@ -164,10 +167,10 @@ def read_quotas(rest: Rest, project: str) -> dict[str, Any]:
     """Return Vertex AI's quotas of training (`quotas`, QuotaInfo by metric without its service) and their `usage`
     (metric -> region -> units; None: it could not be read). Raises LaunchError: the quotas could not be read."""
     quotas = {
-        str(one["metric"]).rpartition("/")[2]: one
-        for one in pages(rest, QUOTAS, f"/v1/{project}/locations/global/services/aiplatform.googleapis.com/quotaInfos",
+        str(info["metric"]).rpartition("/")[2]: info
+        for info in pages(rest, QUOTAS, f"/v1/{project}/locations/global/services/aiplatform.googleapis.com/quotaInfos",
                          "quotaInfos")
-        if "/custom_model_training_" in str(one.get("metric", ""))
+        if "/custom_model_training_" in str(info.get("metric", ""))
     }  # fmt: skip
     try:
         usage: dict[str, dict[str, int]] | None = read_usage(rest, project)
@@ -194,10 +197,10 @@ def read_usage(rest: Rest, project: str) -> dict[str, dict[str, int]]:
         "interval.endTime": now.isoformat(timespec="seconds"),
     }
     usage: dict[str, dict[str, int]] = {}
-    for one in pages(rest, MONITORING, f"/v3/{project}/timeSeries", "timeSeries", params):
-        metric = str(one["metric"]["labels"]["quota_metric"]).rpartition("/")[2]
-        region = str(one["resource"]["labels"].get("location", ""))
-        points = one.get("points") or [{"value": {}}]
+    for series in pages(rest, MONITORING, f"/v3/{project}/timeSeries", "timeSeries", params):
+        metric = str(series["metric"]["labels"]["quota_metric"]).rpartition("/")[2]
+        region = str(series["resource"]["labels"].get("location", ""))
+        points = series.get("points") or [{"value": {}}]
         usage.setdefault(metric, {})[region] = int(points[0]["value"].get("int64Value", 0))  # newest first
     return usage
 
@@ -252,6 +255,6 @@ def key_calls(rest: Rest, needs: Needs, found: Found) -> dict[str, Call]:
 def troubleshoot(rest: Rest, principal: str, resource: str, permission: str) -> str:
     """Return CAN_ACCESS, CANNOT_ACCESS, UNKNOWN_INFO or UNKNOWN_CONDITIONAL: what a principal may do by all policies
     that the caller can read. Raises LaunchError."""
-    asked = {"principal": principal, "fullResourceName": resource, "permission": permission}
-    found = rest(TROUBLESHOOTER, "/v3/iam:troubleshoot", verb="POST", body={"accessTuple": asked})
-    return str(found.get("overallAccessState", ""))
+    access = {"principal": principal, "fullResourceName": resource, "permission": permission}
+    verdict = rest(TROUBLESHOOTER, "/v3/iam:troubleshoot", verb="POST", body={"accessTuple": access})
+    return str(verdict.get("overallAccessState", ""))

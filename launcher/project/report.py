@@ -26,16 +26,16 @@ WORD: Final = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 def lines(checks: Iterable[Check]) -> Iterator[str]:
     """Yield the lines of all checks. Equal findings of several placements are one."""
     groups: dict[str, list[Check]] = {}
-    for one in checks:
-        text, fix = ((part.replace(one.place, "") if one.place else part) for part in (one.text, one.fix))
-        groups.setdefault(f"{one.status} {one.name} {text} {fix}", []).append(one)
+    for check in checks:
+        text, fix = ((part.replace(check.place, "") if check.place else part) for part in (check.text, check.fix))
+        groups.setdefault(f"{check.status} {check.name} {text} {fix}", []).append(check)
     table = quota_table([group for group in groups.values() if group[0].quotas])
     table_lines = iter(table)
     for first, *others in groups.values():
         if table and first.quotas:
             yield from table_lines  # all of them at the first quota, which is the worst
         else:
-            more = f" (also: {', '.join(dict.fromkeys(one.place for one in others))})" if others else ""
+            more = f" (also: {', '.join(dict.fromkeys(check.place for check in others))})" if others else ""
             yield from line_of(first, more)
 
 
@@ -69,14 +69,14 @@ def quota_table(groups: Sequence[Sequence[Check]]) -> list[str]:
     return [*table, *itertools.chain(*fixes)]
 
 
-def line_of(one: Check, more: str = "") -> Iterator[str]:
+def line_of(check: Check, more: str = "") -> Iterator[str]:
     """Yield one check, wrapped beside its name, and its fix."""
-    wrapped = textwrap.wrap(one.text + more, WIDTH - LABEL, break_on_hyphens=False, break_long_words=False) or [""]
-    yield f"{SIGNS[one.status]} {one.name:<{LABEL - 3}} {wrapped[0]}"
+    wrapped = textwrap.wrap(check.text + more, WIDTH - LABEL, break_on_hyphens=False, break_long_words=False) or [""]
+    yield f"{SIGNS[check.status]} {check.name:<{LABEL - 3}} {wrapped[0]}"
     for text in wrapped[1:]:
         yield " " * LABEL + text
-    if one.status != "ok":
-        for command in one.fix.splitlines():
+    if check.status != "ok":
+        for command in check.fix.splitlines():
             yield from (f"    {part}" for part in shell_lines(command, WIDTH - 4))
 
 
@@ -100,7 +100,7 @@ def summary(checks: Sequence[Check]) -> str:
     """Return `1 problem, 2 warnings, 3 not checked`; empty if every check passed."""
     from launcher.text import plural
 
-    counts = {status: sum(one.status == status for one in checks) for status in SIGNS}
+    counts = {status: sum(check.status == status for check in checks) for status in SIGNS}
     parts = [
         plural(counts["failed"], "problem") if counts["failed"] else "",
         plural(counts["warning"], "warning") if counts["warning"] else "",

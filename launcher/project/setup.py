@@ -3,16 +3,22 @@ whether it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import UnreachableError, status_of
+from launcher.gcp.api import ApiDisabledError, UnreachableError, status_of
 from launcher.gcp.parallel import together
 from launcher.gcp.rest import Rest
+from launcher.inputs.gcloud_config import account
 from launcher.project.reads import RESOURCES, tested
-from launcher.project.steps import Step
+from launcher.project.report import shell_lines
+from launcher.project.steps import QuotaRequest, SetupTarget, Step, steps
 
 T = TypeVar("T")
 
@@ -21,13 +27,57 @@ PATIENCE_SECONDS: Final = 180.0
 POLL_SECONDS: Final = 2.0
 
 
+class Setup(Struct, frozen=True, kw_only=True):
+    """The steps that set up a project: those that are done, and the pending ones."""
+
+    target: SetupTarget
+    done: tuple[Step, ...]
+    pending: tuple[Step, ...]
+    missing: tuple[str, ...]
+    """The permissions for the pending steps that the caller lacks."""
+
+
+def read_setup(
+    project: str,
+    environ: Mapping[str, str],
+    *,
+    region: str,
+    vertex: bool = True,
+    vms: bool = False,
+    network: str = "default",
+    quotas: Sequence[QuotaRequest] = (),
+) -> Setup:
+    """Return the state of the project's setup; changes nothing. Raises LaunchError: it can't be read; UsageError: the
+    bucket belongs to another project."""
+    rest, email = Rest(project, environ), account(environ)
+    number = ""  # unknown while Resource Manager's API is disabled
+    with suppress(LaunchError):
+        number = str(rest(RESOURCES, f"/v1/projects/{project}").get("projectNumber", ""))
+    kind = "serviceAccount" if email.endswith(".gserviceaccount.com") else "user"
+    target = SetupTarget(
+        project=project,
+        number=number,
+        region=region,
+        caller=f"{kind}:{email}" if email else "",
+        vertex=vertex,
+        vms=vms,
+        network=network,
+        quotas=tuple(quotas),
+    )
+    every = list(steps(target, rest))
+    pending_steps = pending(every)
+    missing = missing_permissions(pending_steps, rest) if pending_steps else []
+    done = tuple(step for step in every if step not in pending_steps)
+    return Setup(target=target, done=done, pending=tuple(pending_steps), missing=tuple(missing))
+
+
 def pending(steps: Sequence[Step]) -> list[Step]:
     """Return the steps that are not done. Raises LaunchError: one can't be read for another reason than a disabled
     API."""
     answers = together({str(number): step.is_done for number, step in enumerate(steps)})
-    for one in answers.values():
-        if isinstance(one, LaunchError) and not is_disabled(one):
-            raise one
+    for result in answers.values():
+        if isinstance(result, LaunchError) and not isinstance(result, ApiDisabledError):
+            raise result
     return [step for step, done in zip(steps, answers.values(), strict=True) if done is not True]
 
 
@@ -36,11 +86,11 @@ def missing_permissions(steps: Sequence[Step], rest: Rest) -> list[str]:
     wanted = tuple(dict.fromkeys(step.permission for step in steps))
     try:
         have = tested(rest, RESOURCES, f"/v1/projects/{rest.project}:testIamPermissions", wanted)
-    except LaunchError as error:
-        if isinstance(error, NotAuthorised) and not is_disabled(error):
-            raise
+    except NotAuthorised:
+        raise
+    except LaunchError:
         return []
-    return [one for one in wanted if one not in have]
+    return [permission for permission in wanted if permission not in have]
 
 
 def apply(steps: Sequence[Step], clock: Clock, say: Callable[[str], None]) -> None:
@@ -65,23 +115,14 @@ def patiently(call: Callable[[], T], clock: Clock, until: float) -> T:
             return call()
         except LaunchError as error:
             is_new = status_of(error) in (400, 404) and "does not exist" in error.problem  # IAM does not know it yet
-            may_pass = isinstance(error, UnreachableError) or is_disabled(error) or is_new
+            may_pass = isinstance(error, UnreachableError | ApiDisabledError) or is_new
             if clock.now() + POLL_SECONDS > until or not may_pass:
                 raise
         clock.sleep(POLL_SECONDS)
 
 
-def is_disabled(error: LaunchError) -> bool:
-    """Return whether a refusal is that of a disabled API."""
-    return " API is disabled in project " in error.problem
-
-
 def ticket(steps: Sequence[Step], project: str, caller: str) -> Iterator[str]:
     """Yield the text for an administrator: the commands for all steps."""
-    import textwrap
-
-    from launcher.project.report import shell_lines
-
     yield f"# Please run these commands in project {project}, for {caller or 'me'}:"
     for step in steps:
         yield from (f"# {line}" for line in textwrap.wrap(step.text, 78, break_on_hyphens=False))

@@ -108,8 +108,8 @@ def steps(target: SetupTarget, rest: Rest) -> Iterator[Step]:
     yield from grants(target, rest)
     if target.vms:
         yield from network(target, rest)
-    for one in target.quotas:
-        yield from quotas(target, one, rest)
+    for request in target.quotas:
+        yield from quotas(target, request, rest)
 
 
 def apis(target: SetupTarget, rest: Rest) -> Step:
@@ -122,7 +122,7 @@ def apis(target: SetupTarget, rest: Rest) -> Step:
         text=f"enable {len(names)} APIs",
         permission="serviceusage.services.enable",
         command=fixes.enable(target.project, names),
-        is_done=lambda: all(read_apis(rest, project, names).get(one) for one in names),
+        is_done=lambda: all(read_apis(rest, project, names).get(name) for name in names),
         do=lambda: enable(body={"serviceIds": list(names)}),
     )
 
@@ -372,29 +372,29 @@ def parse_quota(text: str) -> QuotaRequest:
     return QuotaRequest(gpu=gpu, gpus=int(number), provisioning=model or "standard")
 
 
-def quotas(target: SetupTarget, asked: QuotaRequest, rest: Rest) -> Iterator[Step]:
+def quotas(target: SetupTarget, request: QuotaRequest, rest: Rest) -> Iterator[Step]:
     """Yield the requests of higher quotas for GPUs: for training on Vertex AI, and for VMs, where one for all regions
     together counts as well. Raises UsageError: a quota's name is unknown."""
-    what = f"{asked.gpus} {asked.gpu} ({asked.provisioning}) in {target.region}"
-    name = f"{asked.gpu}-{'spot' if asked.provisioning in PREEMPTIBLE else 'standard'}-{target.region}"
+    what = f"{request.gpus} {request.gpu} ({request.provisioning}) in {target.region}"
+    name = f"{request.gpu}-{'spot' if request.provisioning in PREEMPTIBLE else 'standard'}-{target.region}"
     if target.vertex:
-        known = named_quota(target, asked, "vertex")
-        yield quota_step(target, VERTEX, known, asked.gpus, f"request {what} for Vertex AI", f"launch-{name}", rest)
+        known = named_quota(target, request, "vertex")
+        yield quota_step(target, VERTEX, known, request.gpus, f"request {what} for Vertex AI", f"launch-{name}", rest)
     if target.vms:
-        known = named_quota(target, asked, "compute")
-        yield quota_step(target, VMS, known, asked.gpus, f"request {what} for VMs", f"launch-vm-{name}", rest)
+        known = named_quota(target, request, "compute")
+        yield quota_step(target, VMS, known, request.gpus, f"request {what} for VMs", f"launch-vm-{name}", rest)
         every = Quota(None, compute_quota_id(GLOBAL_GPU_QUOTA, everywhere=True), 1, {})
-        text = f"request {plural(asked.gpus, 'GPU')} in all regions together for VMs"
-        yield quota_step(target, VMS, every, asked.gpus, text, "launch-vm-all-regions", rest)
+        text = f"request {plural(request.gpus, 'GPU')} in all regions together for VMs"
+        yield quota_step(target, VMS, every, request.gpus, text, "launch-vm-all-regions", rest)
 
 
-def named_quota(target: SetupTarget, asked: QuotaRequest, service: Service) -> Quota:
+def named_quota(target: SetupTarget, request: QuotaRequest, service: Service) -> Quota:
     """Return the quota of a request, with its dimensions. Raises UsageError: its name is unknown."""
-    known = catalog.quotas.quota(1, catalog.load().gpus[asked.gpu], service, asked.provisioning)
+    known = catalog.quotas.quota(1, catalog.load().gpus[request.gpu], service, request.provisioning)
     if known is None or not known.id:
         page = fixes.quota_page(target.project)
         where = "Vertex AI's" if service == "vertex" else "Compute Engine's"
-        problem = f"the name of {where} quota of {asked.provisioning} {asked.gpu} GPUs is unknown"
+        problem = f"the name of {where} quota of {request.provisioning} {request.gpu} GPUs is unknown"
         raise UsageError(problem, f"Request it at {page}")
     return replace(known, dims={"region": target.region, **known.dims})
 
@@ -433,9 +433,9 @@ def quota_step(target: SetupTarget, service: str, quota: Quota, value: int, text
 
     def existing() -> str:
         """Return the preference of this quota under another name: there is one for each quota and its dimensions."""
-        for one in pages(rest, QUOTAS, parent, "quotaPreferences"):
-            if one.get("quotaId") == quota_id and one.get("dimensions", {}) == body["dimensions"]:
-                return str(one["name"])
+        for preference in pages(rest, QUOTAS, parent, "quotaPreferences"):
+            if preference.get("quotaId") == quota_id and preference.get("dimensions", {}) == body["dimensions"]:
+                return str(preference["name"])
         return ""
 
     return Step(

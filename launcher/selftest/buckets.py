@@ -27,8 +27,10 @@ def create(name: str, project: str, region: str, labels: Mapping[str, str]) -> N
 def labelled(project: str, prefix: str, label: str) -> list[str]:
     """Return the names of a project's buckets that begin with `prefix` and have `label`. Raises LaunchError."""
     with launch_errors(project):
-        found = opened().list_buckets(project=project, prefix=prefix, **SECONDS)
-        return [str(one.name) for one in found if label in one.labels and str(one.name).startswith(prefix)]
+        buckets = opened().list_buckets(project=project, prefix=prefix, **SECONDS)
+        return [
+            str(bucket.name) for bucket in buckets if label in bucket.labels and str(bucket.name).startswith(prefix)
+        ]
 
 
 def delete(project: str, name: str) -> None:
@@ -57,6 +59,6 @@ def launch_errors(project: str) -> Iterator[None]:
     except OutputError as error:
         raise LaunchError(str(error)) from error
     except Exception as error:
-        if (found := explain(error, SERVICE, project)) is None:
+        if (explained := explain(error, SERVICE, project)) is None:
             raise
-        raise found from error
+        raise explained from error

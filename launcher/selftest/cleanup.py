@@ -114,11 +114,11 @@ def begin_delete(kit: Kit, machine: VmInstance) -> Finish:
 def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[Removal]:
     """Find the jobs of Vertex AI, and the records of ended ones."""
     regions = catalog.load().training_regions if everywhere else (kit.region,)
-    found = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
-    for job in found.jobs:
+    listing = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
+    for job in listing.jobs:
         if is_ours(job.run, job.labels, scope):
             yield Removal(f"job {job.run}", partial(begin_cancel, kit, job))
-    refuse_unread(found.unread)
+    refuse_unread(listing.unread)
 
 
 def begin_cancel(kit: Kit, job: Job) -> Finish:
@@ -166,10 +166,10 @@ def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
     from launcher.images import artifact_registry
 
     api = Api(artifact_registry.SERVICE, kit.project, artifact_registry.client(kit.environ), kit.clock)
-    for found in artifact_registry.listed(api, "us"):
-        name = found.name.rpartition("/")[2]
-        if is_ours(name, found.labels, scope):
-            yield Removal(f"repository {name}", partial(last_of_all, artifact_registry.delete, api, found.name))
+    for repository in artifact_registry.listed(api, "us"):
+        name = repository.name.rpartition("/")[2]
+        if is_ours(name, repository.labels, scope):
+            yield Removal(f"repository {name}", partial(last_of_all, artifact_registry.delete, api, repository.name))
 
 
 def own_buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:

@@ -45,11 +45,14 @@ def of_operation(google: Shape, ours: Shape) -> Iterator[str]:
 
 def of_field(path: str, google: set[str], ours: set[str]) -> Iterator[str]:
     """Yield the differences in one field."""
-    enums, own = {one for one in google if one.startswith("enum:")}, {one for one in ours if one.startswith("enum:")}
+    enums, own = (
+        {kind for kind in google if kind.startswith("enum:")},
+        {kind for kind in ours if kind.startswith("enum:")},
+    )
     if not kinds(google) & kinds(ours):
         yield f"{path} is {' or '.join(sorted(kinds(google)))}, not {' or '.join(sorted(kinds(ours)))}"
     elif enums and own and (others := enums - own):
-        yield f"{path} has other values: {', '.join(sorted(one.removeprefix('enum:') for one in others))}"
+        yield f"{path} has other values: {', '.join(sorted(kind.removeprefix('enum:') for kind in others))}"
 
 
 def parent(path: str) -> str:
@@ -59,16 +62,16 @@ def parent(path: str) -> str:
 
 def kinds(found: Iterable[str]) -> set[str]:
     """Return the kinds without enum values: an enum's value is a string."""
-    return {one.partition(":")[0].replace("enum", "string") for one in found}
+    return {kind.partition(":")[0].replace("enum", "string") for kind in found}
 
 
 def shapes(calls: Iterable[Mapping[str, Any]]) -> dict[str, Shape]:
     """Return the union of the answers' shapes for each operation and status."""
-    found: dict[str, Shape] = {}
+    by_operation: dict[str, Shape] = {}
     for call in calls:
         if call.get("answer") is not None:
-            note(found.setdefault(f"{call['operation']} {call['status']}", {}), "", call["answer"])
-    return found
+            note(by_operation.setdefault(f"{call['operation']} {call['status']}", {}), "", call["answer"])
+    return by_operation
 
 
 def note(shape: Shape, path: str, value: Any) -> None:

@@ -44,15 +44,15 @@ def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
 
     Raises LaunchError: the region lacks the machine, or its price is unknown.
     """
-    found = [Item("bucket", kit.bucket)]
+    resources = [Item("bucket", kit.bucket)]
     if any(step.group == "push" for step in steps):
         from launcher.images.cloud_build import Options
 
         minutes = Options().timeout_seconds / 60
         usd = catalog.load().rates["cloud-build-minute"].usd * minutes
-        found += [] if kit.repository else [Item("repository", kit.images)]
-        found.append(Item("build", f"by Cloud Build, {minutes:.0f} min at most", usd))
-    return [*found, *(machine(kit, step) for step in steps if step.command)]
+        resources += [] if kit.repository else [Item("repository", kit.images)]
+        resources.append(Item("build", f"by Cloud Build, {minutes:.0f} min at most", usd))
+    return [*resources, *(machine(kit, step) for step in steps if step.command)]
 
 
 def machine(kit: Kit, step: Step) -> Item:
@@ -92,7 +92,7 @@ def run(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: Callab
     If a step fails, the steps that need it are not run, and its jobs and VMs are removed at once.
     """
     for step in steps:
-        known = {one.name: one.ok for one in outcomes}
+        known = {outcome.name: outcome.ok for outcome in outcomes}
         lacking = next((name for name in step.needs if not known.get(name)), None)
         if lacking:
             outcomes.append(Outcome(step.name, None, step.target, 0.0, f"not run: {lacking} did not pass"))

@@ -39,8 +39,8 @@ THINGS: Final = re.compile(
 def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recorded call without other users' data. Lists keep their length."""
     if PEOPLE in str(call.get("path", "")):
-        told = {name: shape(call.get(name), strict=True) for name in ("request", "answer")}
-        return {**call, "path": call["operation"], **told}
+        shapes = {name: shape(call.get(name), strict=True) for name in ("request", "answer")}
+        return {**call, "path": call["operation"], **shapes}
     if PUBLIC.fullmatch(str(call.get("operation", ""))):
         return {**call}
     answer = call.get("answer")

@@ -37,7 +37,7 @@ def check(kit: Kit) -> str:
         units = unit_prices(kit)
     except LaunchError as error:
         raise NotTried(error.problem) from error
-    told = []
+    texts = []
     for model, parts in PARTS.items():
         shipped = known.price(machine, "compute", model, kit.region).usd
         missing = [part for part in parts if part not in units]
@@ -47,8 +47,8 @@ def check(kit: Kit) -> str:
         wrong = shipped is None or abs(shipped - usd) > SHARE * usd
         text = f"{model} ${usd:.4f}/h" + (f", shipped ${shipped}" if wrong else "")
         expect(not wrong or model == "spot", f"{machine.name} in {kit.region}: {text}")
-        told.append(text)
-    return "; ".join(told)
+        texts.append(text)
+    return "; ".join(texts)
 
 
 def unit_prices(kit: Kit) -> dict[str, float]:
@@ -57,9 +57,9 @@ def unit_prices(kit: Kit) -> dict[str, float]:
     Raises LaunchError.
     """
     wanted = [part for parts in PARTS.values() for part in parts]
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for sku in PriceList(kit.project, kit.environ, kit.clock).skus():
-        part = next((one for one in wanted if sku.description.startswith(one)), None)
+        part = next((prefix for prefix in wanted if sku.description.startswith(prefix)), None)
         if part and kit.region in sku.regions:
-            found[part] = sku.usd
-    return found
+            prices[part] = sku.usd
+    return prices

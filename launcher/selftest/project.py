@@ -73,7 +73,7 @@ def missing_permissions(kit: Kit) -> list[str]:
     """Return the permissions that the caller lacks. Raises LaunchError."""
     path = f"/v1/projects/{kit.project}:testIamPermissions"
     have = tested(Rest(kit.project, kit.environ), RESOURCES, path, PERMISSIONS)
-    return [one for one in PERMISSIONS if one not in have]
+    return [permission for permission in PERMISSIONS if permission not in have]
 
 
 # --- The tables -------------------------------------------------------------------------------------------------------
@@ -108,17 +108,20 @@ def machine_type(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[
     from launcher.gcp.api import status_of
 
     try:
-        asked = {"project": kit.project, "zone": zone, "machine_type": machine.name}
-        found = kit.compute.api("MachineTypesClient").ask("get", **asked)
+        request = {"project": kit.project, "zone": zone, "machine_type": machine.name}
+        shown = kit.compute.api("MachineTypesClient").ask("get", **request)
     except LaunchError as error:
         if status_of(error) != 404:
             raise
         yield f"{zone} has no {machine.name}"
         return
-    memory, vcpus = found.memory_mb / 1024, found.guest_cpus
+    memory, vcpus = shown.memory_mb / 1024, shown.guest_cpus
     if (vcpus, memory) != (machine.vcpus, machine.memory_gb):
         yield f"{machine.name} has {vcpus} vCPUs and {memory:g} GB, not {machine.vcpus} and {machine.memory_gb}"
-    kinds = {last_url_part(one.guest_accelerator_type): one.guest_accelerator_count for one in found.accelerators}
+    kinds = {
+        last_url_part(accelerator.guest_accelerator_type): accelerator.guest_accelerator_count
+        for accelerator in shown.accelerators
+    }
     if kinds and kinds != {"nvidia-l4": machine.gpus}:
         yield f"{machine.name} has {kinds}, not {machine.gpus} × nvidia-l4"
 

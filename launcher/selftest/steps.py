@@ -78,21 +78,21 @@ def build(kit: Kit) -> str:
         from launcher.images import artifact_registry
 
         artifact_registry.create(kit.images, kit.environ, kit.clock, {LABEL: kit.id})
-    made = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", "-o", "json").data
+    pushed = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", "-o", "json").data
     states = [build.status.name for build in kit.builds(kit.prefix)]
     expect(states == ["SUCCESS"], f"Cloud Build lists {states or 'no build'}, not one that succeeded")
-    expect(made["how"] == "appended", f"the image was {made['how']}, not appended to what Cloud Build made")
-    kit.notes["image"] = made["reference"]
-    return str(made["dependencies"]).rpartition(":")[2]
+    expect(pushed["how"] == "appended", f"the image was {pushed['how']}, not appended to what Cloud Build made")
+    kit.notes["image"] = pushed["reference"]
+    return str(pushed["dependencies"]).rpartition(":")[2]
 
 
 def append(kit: Kit) -> str:
     """Append an edit of the code, using only the registry."""
     code(kit).write_text("2\n")
-    made = kit.must("push", spec(kit, "build"), "--builder", "append", "-o", "json").data
-    expect(made["how"] == "appended", f"the image was {made['how']}, not appended")
-    expect(made["reference"] != kit.notes["image"], "the edited code has the same image")
-    return f"{made['sent']:,} bytes sent"
+    pushed = kit.must("push", spec(kit, "build"), "--builder", "append", "-o", "json").data
+    expect(pushed["how"] == "appended", f"the image was {pushed['how']}, not appended")
+    expect(pushed["reference"] != kit.notes["image"], "the edited code has the same image")
+    return f"{pushed['sent']:,} bytes sent"
 
 
 def code(kit: Kit) -> Path:
@@ -137,15 +137,15 @@ def once(kit: Kit) -> str:
     """Submit the same job three times at once and check that only one job is created."""
     running = [kit.start(*argv(kit, "once"), "--detach", "-o", "json") for _ in range(AT_ONCE)]
     try:
-        ended = [(one, *one.communicate()) for one in running]
+        ended = [(process, *process.communicate()) for process in running]
     finally:
-        for one in running:
-            one.kill()
+        for process in running:
+            process.kill()
     from launcher.selftest.kit import Ran
 
-    begun = [checked(Ran(("vertex",), one.returncode, out, err)).data for one, out, err in ended]
+    begun = [checked(Ran(("vertex",), process.returncode, out, err)).data for process, out, err in ended]
     run = begun[0]["run"]
-    names = {one["job"] for one in begun}
+    names = {submitted["job"] for submitted in begun}
     there = kit.vertex.find(f'labels.{RUN_LABEL}="{run}"', [kit.region]).jobs
     kit.must("cancel", run, "--region", kit.region)
     expect(len(names) == len(there) == 1, f"{AT_ONCE} submissions name {len(names)} jobs, and {len(there)} exist")
@@ -166,14 +166,14 @@ def preempt(kit: Kit) -> str:
     expect(kit.wait(NODE_SECONDS, is_under_way), f"the job reached step {reached[0]} in {NODE_SECONDS:.0f} s")
     kit.must("cancel", run, "--region", kit.region)
     ended = kit.must("vertex", "--resume", run, "-o", "json").data
-    found = trained(kit, ended, kit.long_run["steps"])
+    summary = trained(kit, ended, kit.long_run["steps"])
     shown = kit.must("metrics", ended["output"], "-o", "json").data
-    at = next((one["step"] for one in shown["events"] if one["event"] == "resumed"), 0)
+    at = next((event["step"] for event in shown["events"] if event["event"] == "resumed"), 0)
     expect(at, "the second job started from step 0, not from a checkpoint")
     rows = {row["step"]: row["loss"] for row in shown["rows"]}
     before, after = mean(rows, at - MEAN + 1, at), mean(rows, at + 1, at + MEAN)
     expect(abs(after - before) <= JOIN * before, f"the loss is {before:.3f} before step {at} and {after:.3f} after it")
-    return f"{found}; resumed from step {at}"
+    return f"{summary}; resumed from step {at}"
 
 
 def mean(rows: Mapping[int, float], first: int, last: int) -> float:
@@ -201,8 +201,8 @@ def trained(kit: Kit, ended: Mapping[str, Any], steps: int = STEPS) -> str:
 
 def vm(kit: Kit) -> str:
     """Create a VM with an L4, and log in over SSH."""
-    made = kit.must(*argv(kit, "vm"), "-o", "json").data
-    expect(made["ready"], "the VM isn't ready")
+    created = kit.must(*argv(kit, "vm"), "-o", "json").data
+    expect(created["ready"], "the VM isn't ready")
     process = kit.start("ssh", kit.name("vm"), "--", "nvidia-smi", "-L")
     try:
         out, err = process.communicate()
@@ -232,13 +232,13 @@ def lease(kit: Kit) -> str:
 def spot_vm(kit: Kit) -> str:
     """Train on a Spot VM. It must delete itself."""
     ended = kit.must(*argv(kit, "spot-vm"), "-o", "json").data
-    found = trained(kit, ended)
+    summary = trained(kit, ended)
 
     def is_gone() -> bool:
         return not kit.compute.instances(f'labels.{RUN_LABEL}="{ended["run"]}"').machines
 
     expect(kit.wait(GONE_SECONDS, is_gone), f"its VM still exists {GONE_SECONDS / 60:.0f} min after its end")
-    return f"{found}; the VM was deleted"
+    return f"{summary}; the VM was deleted"
 
 
 # --- The list ---------------------------------------------------------------------------------------------------------

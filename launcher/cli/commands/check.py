@@ -88,13 +88,13 @@ def show_checked(
     from launcher.cli.ui.documents import printed
     from launcher.inputs.checking import check_specs, find_specs
 
-    found = find_specs(paths)
-    checked = check_specs(found.specs, target=target, project=project)
+    files = find_specs(paths)
+    checked = check_specs(files.specs, target=target, project=project)
     error = refusal(checked)
     if output_format is not Output.text:
-        printed(data(checked, found.other_files), output_format, error)
+        printed(data(checked, files.other_files), output_format, error)
     else:
-        for line in page(checked, found.other_files):
+        for line in page(checked, files.other_files):
             print(shown(line))
         for line in annotation_lines(checked) if shown is log_line else ():
             print(line)
@@ -115,17 +115,17 @@ def show_changes(
     from launcher.cli.ui.spec_changes import changes_data, markdown
     from launcher.inputs.comparing import compare_specs
 
-    found = compare_specs(paths, against, target=target, project=project)
-    error = refusal([one.after for one in found if one.after])
+    changes = compare_specs(paths, against, target=target, project=project)
+    error = refusal([change.after for change in changes if change.after])
     if output_format is not Output.text:
-        printed(changes_data(found, against), output_format, error)
+        printed(changes_data(changes, against), output_format, error)
     else:
-        print("\n".join(map(shown, markdown(found, against))))
+        print("\n".join(map(shown, markdown(changes, against))))
     if error:
         raise error
 
 
 def refusal(checked: list[CheckedSpec]) -> LaunchError | None:
     """Return the error of the command if specs are refused."""
-    count = sum(one.plan is None for one in checked)
+    count = sum(spec.plan is None for spec in checked)
     return PlanRefused(f"{count} of {plural(len(checked), 'spec')} refused; see above") if count else None

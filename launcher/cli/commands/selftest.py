@@ -78,7 +78,7 @@ def selftest(
         outcomes, path, is_clean = carried_out(kit, steps, known)
     if compare and path:
         show_differences(path)
-    if any(one.ok is False for one in outcomes) or not (path and is_clean):
+    if any(outcome.ok is False for outcome in outcomes) or not (path and is_clean):
         raise typer.Exit(1)
 
 
@@ -147,9 +147,9 @@ def planned(kit: Kit, steps: Sequence[Step], usd: float) -> list[Item]:
     """Return the resources to create. Raises PlanRefused: they may cost more than `usd`."""
     from launcher.selftest.course import check_cap, items
 
-    found = items(kit, steps)
-    check_cap(kit, found, usd)
-    return found
+    resources = items(kit, steps)
+    check_cap(kit, resources, usd)
+    return resources
 
 
 def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
@@ -199,7 +199,7 @@ def carried_out(kit: Kit, steps: Sequence[Step], known: Mapping[str, str]) -> tu
                 recorder.step = "clean"
                 is_clean = remove(kit, kit.prefix)
     finally:
-        done = {one.name for one in outcomes}
+        done = {outcome.name for outcome in outcomes}
         missing = [step for step in steps if step.name not in done]
         outcomes += [Outcome(step.name, None, step.target, 0.0, "interrupted") for step in missing]
         print("\n".join(table(outcomes)))
@@ -217,17 +217,17 @@ def remove(kit: Kit, scope: str, *, everywhere: bool = False) -> bool:
 
     say("launch: removing what was created …")
     try:
-        found = clean(kit, scope, everywhere=everywhere)
+        cleaned_up = clean(kit, scope, everywhere=everywhere)
     except KeyboardInterrupt:
         say(f"launch: interrupted; this removes the rest:\n  {clean_command(kit)}")
         raise
-    for name in found.removed:
+    for name in cleaned_up.removed:
         say(f"launch: removed {name}")
-    for problem in found.problems:
+    for problem in cleaned_up.problems:
         say(f"launch: not removed: {problem}")
-    if found.problems:
+    if cleaned_up.problems:
         say(f"launch: something may still be billed; to retry:\n  {clean_command(kit)}")
-    return not found.problems
+    return not cleaned_up.problems
 
 
 def clean_command(kit: Kit) -> str:
@@ -247,11 +247,11 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the lines of each step, of at most 80 columns."""
     from launcher.cli.ui.plan_page import WIDTH, wrapped
 
-    wide = max(len(one.name) for one in outcomes) + 2
-    for one in outcomes:
-        seconds = f" ({one.seconds:.0f} s)" if one.seconds >= 1 else ""
-        first, *more = wrapped(f"{one.found or one.why}{seconds}", WIDTH - wide - 2)
-        yield f"{MARKS[one.ok]} {one.name:{wide}}{first}"
+    wide = max(len(outcome.name) for outcome in outcomes) + 2
+    for outcome in outcomes:
+        seconds = f" ({outcome.seconds:.0f} s)" if outcome.seconds >= 1 else ""
+        first, *more = wrapped(f"{outcome.found or outcome.why}{seconds}", WIDTH - wide - 2)
+        yield f"{MARKS[outcome.ok]} {outcome.name:{wide}}{first}"
         yield from (f"{'':{wide + 2}}{line}" for line in more)
 
 
@@ -274,7 +274,7 @@ def bundled(
         "python": platform.python_version(),
         "system": platform.system(),
         "packages": {name: version_of(name) for name in packages},
-        "steps": [one.as_data() for one in outcomes],
+        "steps": [outcome.as_data() for outcome in outcomes],
     }
     return bundle.written(Path.cwd(), f"{kit.prefix}.zip", results, calls, known)
 
@@ -369,8 +369,8 @@ def show_differences(path: Path) -> None:
         ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
         if not ours.is_file():
             raise LaunchError(f"the loopback cloud's own selftest failed: {ran.stderr[-500:]}")
-        found = [*differences(calls, bundle.read(ours)[1])]
-    print("\n".join(found) if found else "The loopback cloud's answers have the same fields and types.")
+        lines = [*differences(calls, bundle.read(ours)[1])]
+    print("\n".join(lines) if lines else "The loopback cloud's answers have the same fields and types.")
 
 
 def say(text: str) -> None:

@@ -12,7 +12,7 @@ from launcher.text import plural
 
 if TYPE_CHECKING:
     from launcher.errors import NotAuthorised
-    from launcher.project.run_setup import Setup
+    from launcher.project.setup import Setup
 
 DEFAULT_REGION = "us-central1"
 
@@ -43,12 +43,11 @@ def setup(
     from launcher.cli.ui.documents import printed
     from launcher.inputs.gather import project
     from launcher.inputs.gcloud_config import default_regions
-    from launcher.project.run_setup import read_setup
-    from launcher.project.setup import apply
+    from launcher.project.setup import apply, read_setup
     from launcher.project.steps import parse_quota
 
-    quotas = [parse_quota(one) for one in request_quota or ()]
-    found = read_setup(
+    quotas = [parse_quota(request) for request in request_quota or ()]
+    setup_state = read_setup(
         project("vertex", os.environ),
         os.environ,
         region=region or (*default_regions(os.environ), DEFAULT_REGION)[0],
@@ -57,11 +56,11 @@ def setup(
         network=network,
         quotas=quotas,
     )
-    is_text, refused = output_format is Output.text, refusal(found)
+    is_text, refused = output_format is Output.text, refusal(setup_state)
     if is_text:
-        print("\n".join(page(found, commands=not yes or refused is not None)))
+        print("\n".join(page(setup_state, commands=not yes or refused is not None)))
     elif not yes or refused:
-        printed(document(found, ()), output_format, refused)
+        printed(document(setup_state, ()), output_format, refused)
     if refused:
         raise refused
     if not yes:
@@ -73,47 +72,47 @@ def setup(
         if is_text:
             print("\n".join(listed("✓", text)), flush=True)
 
-    apply(found.pending, launcher.clock.REAL, done)
+    apply(setup_state.pending, launcher.clock.REAL, done)
     if not is_text:
-        printed(document(found, finished), output_format)
+        printed(document(setup_state, finished), output_format)
     elif finished:
-        print(f"project {found.target.project} is ready; check it with launch doctor")
+        print(f"project {setup_state.target.project} is ready; check it with launch doctor")
 
 
-def refusal(found: Setup) -> NotAuthorised | None:
+def refusal(setup_state: Setup) -> NotAuthorised | None:
     """Return the error of a caller who lacks permissions; None if nothing is missing."""
     from launcher.errors import NotAuthorised
 
-    if not found.missing:
+    if not setup_state.missing:
         return None
-    problem = f"you lack {', '.join(found.missing)} in project {found.target.project}: nothing was changed"
+    problem = f"you lack {', '.join(setup_state.missing)} in project {setup_state.target.project}: nothing was changed"
     return NotAuthorised(problem, "Send the commands above to an administrator of the project.")
 
 
-def page(found: Setup, *, commands: bool) -> Iterator[str]:
+def page(setup_state: Setup, *, commands: bool) -> Iterator[str]:
     """Yield what exists, and what is missing with its commands: for an administrator if the caller may not do it."""
     from launcher.project.report import shell_lines
     from launcher.project.setup import ticket
 
-    wanted = found.target
-    yield f"project {wanted.project}, region {wanted.region}"
-    for step in found.done:
+    target = setup_state.target
+    yield f"project {target.project}, region {target.region}"
+    for step in setup_state.done:
         yield from listed("✓", step.text)
-    if found.missing:
+    if setup_state.missing:
         yield ""
-        yield from ticket(found.pending, wanted.project, wanted.caller.partition(":")[2])
+        yield from ticket(setup_state.pending, target.project, target.caller.partition(":")[2])
         return
-    if not wanted.caller:
+    if not target.caller:
         yield "! your account is unknown, so you get no right to act as the service account:"
         yield "    gcloud config set account YOU@EXAMPLE.COM"
-    for step in found.pending if commands else ():
+    for step in setup_state.pending if commands else ():
         yield from listed("+", step.text)
         for command in step.command.splitlines():
             yield from (f"    {line}" for line in shell_lines(command, 76))
-    if not found.pending:
+    if not setup_state.pending:
         yield "nothing to do"
     elif commands:
-        yield f"{plural(len(found.pending), 'step')} to do: launch setup --yes, or the commands above"
+        yield f"{plural(len(setup_state.pending), 'step')} to do: launch setup --yes, or the commands above"
 
 
 def listed(sign: str, text: str) -> Iterator[str]:
@@ -124,9 +123,9 @@ def listed(sign: str, text: str) -> Iterator[str]:
         yield f"{' ' if number else sign} {line}"
 
 
-def document(found: Setup, finished: list[str] | tuple[str, ...]) -> dict[str, Any]:
+def document(setup_state: Setup, finished: list[str] | tuple[str, ...]) -> dict[str, Any]:
     """Return the steps for scripts (docs/output.md)."""
-    pending = {step.text for step in found.pending}
+    pending = {step.text for step in setup_state.pending}
     every = [
         {
             "name": step.name,
@@ -134,6 +133,6 @@ def document(found: Setup, finished: list[str] | tuple[str, ...]) -> dict[str, A
             "status": "missing" if step.text in pending and step.text not in finished else "done",
             "command": step.command,
         }
-        for step in (*found.done, *found.pending)
+        for step in (*setup_state.done, *setup_state.pending)
     ]
-    return {"project": found.target.project, "region": found.target.region, "steps": every}
+    return {"project": setup_state.target.project, "region": setup_state.target.region, "steps": every}

@@ -24,34 +24,34 @@ def page(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> Iterator[str
     from launcher.inputs.checking import STAND_IN
 
     yield f"{'result':<7}  {'target':<6}  {'at most':>11}  spec"
-    for one in checked:
-        count = f" ({plural(len(one.warnings), 'warning')})" if one.warnings else ""
-        yield f"{result(one):<7}  {one.target or '':<6}  {cost_text(one):>11}  {one.path}{count}"
-        for problem in one.problems:
+    for spec in checked:
+        count = f" ({plural(len(spec.warnings), 'warning')})" if spec.warnings else ""
+        yield f"{result(spec):<7}  {spec.target or '':<6}  {cost_text(spec):>11}  {spec.path}{count}"
+        for problem in spec.problems:
             yield from finding_lines(problem)
-        for warning in one.warnings if len(checked) == 1 else ():
+        for warning in spec.warnings if len(checked) == 1 else ():
             yield from finding_lines(warning, "warning: ")
     yield ""
-    refused = sum(one.plan is None for one in checked)
+    refused = sum(spec.plan is None for spec in checked)
     skipped = f"; {plural(len(others), 'other YAML file')} skipped" if others else ""
     yield f"{plural(len(checked), 'spec')}: {len(checked) - refused} pass, {refused} refused{skipped}."
-    if any(one.plan and one.plan.project == STAND_IN for one in checked):
+    if any(spec.plan and spec.plan.project == STAND_IN for spec in checked):
         yield f"No project is set; planned for {STAND_IN} (--project sets one)."
-    if len(checked) > 1 and any(one.warnings for one in checked):
+    if len(checked) > 1 and any(spec.warnings for spec in checked):
         yield "launch check SPEC shows the warnings of a spec."
 
 
-def result(one: CheckedSpec) -> str:
+def result(spec: CheckedSpec) -> str:
     """Return pass or refused."""
-    return "pass" if one.plan else "refused"
+    return "pass" if spec.plan else "refused"
 
 
-def cost_text(one: CheckedSpec) -> str:
+def cost_text(spec: CheckedSpec) -> str:
     """Return the upper bound of the cost; `-` for a run on this machine."""
-    if one.plan is None:
+    if spec.plan is None:
         return ""
-    usd = one.plan.limits.usd_at_most
-    return "-" if one.target == "local" else "unknown" if usd is None else usd_text(usd)
+    usd = spec.plan.limits.usd_at_most
+    return "-" if spec.target == "local" else "unknown" if usd is None else usd_text(usd)
 
 
 def finding_lines(finding: SpecFinding, label: str = "") -> Iterator[str]:
@@ -68,23 +68,23 @@ def finding_lines(finding: SpecFinding, label: str = "") -> Iterator[str]:
 
 def data(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> dict[str, Any]:
     """Return the results for scripts (docs/ci.md)."""
-    return {"specs": [spec_data(one) for one in checked], "skipped": [str(path) for path in others]}
+    return {"specs": [spec_data(spec) for spec in checked], "skipped": [str(path) for path in others]}
 
 
-def spec_data(one: CheckedSpec) -> dict[str, Any]:
+def spec_data(spec: CheckedSpec) -> dict[str, Any]:
     """Return the result of one spec for scripts; costs in USD, null if unknown."""
-    plan = one.plan
+    plan = spec.plan
     return {
-        "spec": one.path,
-        "result": result(one),
-        "target": one.target,
+        "spec": spec.path,
+        "result": result(spec),
+        "target": spec.target,
         "run": plan.run if plan else None,
         "machine": msgspec.to_builtins(plan.machine) if plan else None,
         "machines": msgspec.to_builtins(plan.machines) if plan else None,
         "usd_expected": plan.limits.usd_expected if plan else None,
         "usd_at_most": plan.limits.usd_at_most if plan else None,
-        "problems": msgspec.to_builtins(one.problems),
-        "warnings": msgspec.to_builtins(one.warnings),
+        "problems": msgspec.to_builtins(spec.problems),
+        "warnings": msgspec.to_builtins(spec.warnings),
     }
 
 
@@ -96,8 +96,8 @@ def annotation_lines(checked: Sequence[CheckedSpec]) -> Iterator[str]:
 
     Source of the form: GitHub's "Workflow commands for GitHub Actions" and actions/toolkit, core/src/command.ts.
     """
-    for one in checked:
-        for kind, findings in (("error", one.problems), ("warning", one.warnings)):
+    for spec in checked:
+        for kind, findings in (("error", spec.problems), ("warning", spec.warnings)):
             for finding in findings:
                 place = f"file={escaped(in_repository(finding.file), ':,')},line={finding.line or 1}"
                 text = "\n".join(filter(None, (finding.text, finding.hint)))

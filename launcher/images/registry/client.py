@@ -119,9 +119,9 @@ class Registry:
         if response.status_code == 404:
             return None
         self._expect(response, call, 200)
-        found = response.headers.get("Docker-Content-Digest")
-        if found and is_digest(found):
-            return str(found)
+        digest = response.headers.get("Docker-Content-Digest")
+        if digest and is_digest(digest):
+            return str(digest)
         manifest = self.manifest(repository, reference)  # the header is optional
         return manifest.digest if manifest else None
 
@@ -308,10 +308,10 @@ def digest_of(raw: bytes, algorithm: str = "sha256") -> str:
 
 def _checked(raw: bytes, digest: str | None) -> str:
     """Return the digest of `raw`. Raises TransientError: it is not `digest`, so the bytes were damaged in transit."""
-    found = digest_of(raw, digest.partition(":")[0] if digest else "sha256")
-    if digest and found != digest:
-        raise TransientError(f"damaged: it has the digest {found}, and should have {digest}")
-    return found
+    actual = digest_of(raw, digest.partition(":")[0] if digest else "sha256")
+    if digest and actual != digest:
+        raise TransientError(f"damaged: it has the digest {actual}, and should have {digest}")
+    return actual
 
 
 @dataclass(frozen=True)
@@ -409,9 +409,9 @@ class Upload:
         body = self._part(first, size) if size else b""
         headers = {"Content-Type": "application/octet-stream"}
         response = self._answer(self._call("PUT", location, headers, params, body))
-        found = response.headers.get("Docker-Content-Digest", self._blob.digest)
-        if found != self._blob.digest:
-            raise RegistryError(f"{self._tries.what}: the registry stored {found}")
+        stored = response.headers.get("Docker-Content-Digest", self._blob.digest)
+        if stored != self._blob.digest:
+            raise RegistryError(f"{self._tries.what}: the registry stored {stored}")
         self._done = True
 
     def _answer(self, call: RegistryCall) -> Response:
@@ -448,10 +448,10 @@ class Upload:
 
     def _moved(self, response: Response) -> None:
         """Store the upload's URL, which may change with each response."""
-        found = response.headers.get("Location") or self._location
-        if not found:
+        location = response.headers.get("Location") or self._location
+        if not location:
             raise RegistryError(f"{self._tries.what}: the registry returned no upload URL")
-        self._location = self._wire.url(found)
+        self._location = self._wire.url(location)
 
     def _reached(self, offset: int) -> None:
         self._offset = offset
@@ -527,8 +527,8 @@ def _end(response: Response) -> int | None:
 
     "0-0" stands for both zero bytes and one byte.
     """
-    found = re.fullmatch(r"(?:bytes=)?0-(\d+)", response.headers.get("Range", ""))
-    return int(found[1]) + 1 if found and found[1] != "0" else None
+    match = re.fullmatch(r"(?:bytes=)?0-(\d+)", response.headers.get("Range", ""))
+    return int(match[1]) + 1 if match and match[1] != "0" else None
 
 
 @dataclass(frozen=True)

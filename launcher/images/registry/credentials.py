@@ -103,8 +103,8 @@ def credentials(host: str, environ: Mapping[str, str]) -> Credentials | None:
     """Return the first credentials for a registry, or None. A source that can't be read has none."""
     for source in sources(host, environ):
         try:
-            if found := source.credentials():
-                return found
+            if login := source.credentials():
+                return login
         except SourceError:
             continue
     return None
@@ -141,13 +141,13 @@ def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
         # docker.auth only warns of a missing one, and then reports another reason.
         if store and shutil.which(helper, path=environ.get("PATH", "")) is None:
             raise SourceError(f"its credential helper {helper} is not on PATH")
-        found = auth.resolve_authconfig(host)
+        login = auth.resolve_authconfig(host)
     except DockerException as error:
         raise SourceError(f"{path}: {' '.join(str(error).split())}") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:  # docker.auth's errors for an invalid entry
         problem = f"an entry of auths or a credential helper's answer can't be read ({type(error).__name__})"
         raise SourceError(f"{path}: {problem}") from error
-    return _of_docker(found or {})
+    return _of_docker(login or {})
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -187,11 +187,11 @@ def from_google(environ: Mapping[str, str]) -> Credentials | None:
     except ImportError as error:
         raise SourceError('not read: pip install "gcp-launch[gcp]"') from error
     try:
-        found = _loaded(path)
-        found.refresh(Request())
+        loaded = _loaded(path)
+        loaded.refresh(Request())
     except (GoogleAuthError, OSError, ValueError, AttributeError) as error:  # all but GoogleAuthError: an invalid file
         raise SourceError(f"{path or 'this machine'}: {_first_line(error)}") from error
-    return Credentials(OAUTH2, found.token) if found.token else None
+    return Credentials(OAUTH2, loaded.token) if loaded.token else None
 
 
 def _loaded(path: Path | None) -> Any:
@@ -352,11 +352,11 @@ class Auth:
     def _grant(self, scopes: Scopes, challenge: Challenge, start: int, refused: str | None, problem: str) -> str | None:
         """Return the header of the first accepted credentials, from the source with index `start` on."""
         for index in range(start, len(self._sources)):
-            found = self._granted(scopes, challenge, index)
-            if found and found.header != refused:
-                self._grants[scopes] = found
-                return found.header
-            if found:
+            granted = self._granted(scopes, challenge, index)
+            if granted and granted.header != refused:
+                self._grants[scopes] = granted
+                return granted.header
+            if granted:
                 self._note(index, "refused")
         raise denied(self._host, problem, self.tried())
 
@@ -429,14 +429,14 @@ def challenges(text: str) -> list[Challenge]:
 
     A word without a value starts a challenge. Words with values are its parameters.
     """
-    found: list[tuple[str, dict[str, str]]] = []
+    parsed: list[tuple[str, dict[str, str]]] = []
     for word in _WORD.finditer(text):
         name, quoted, bare = word[1].lower(), word[2], word[3]
         if quoted is None and bare is None:
-            found.append((name, {}))
-        elif found and name in ("realm", "service", "scope"):
-            found[-1][1][name] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-    return [Challenge(scheme, **parameters) for scheme, parameters in found]
+            parsed.append((name, {}))
+        elif parsed and name in ("realm", "service", "scope"):
+            parsed[-1][1][name] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+    return [Challenge(scheme, **parameters) for scheme, parameters in parsed]
 
 
 def _basic(credentials: Credentials) -> str:

@@ -126,11 +126,11 @@ def artifact_repository(host: str, repository: str) -> ArtifactRepository | None
 
     In names, a project with a domain (example.com:my-project) is written as example.com/my-project.
     """
-    found, parts = _ARTIFACT_REGISTRY.fullmatch(host), repository.split("/")
+    match, parts = _ARTIFACT_REGISTRY.fullmatch(host), repository.split("/")
     domain = f"{parts.pop(0)}:" if "." in parts[0] else ""
-    if not found or len(parts) < 2 or not _PROJECT.fullmatch(parts[0]) or not _REPOSITORY_ID.fullmatch(parts[1]):
+    if not match or len(parts) < 2 or not _PROJECT.fullmatch(parts[0]) or not _REPOSITORY_ID.fullmatch(parts[1]):
         return None
-    return ArtifactRepository(found[1], domain + parts[0], parts[1])
+    return ArtifactRepository(match[1], domain + parts[0], parts[1])
 
 
 def check_repository(text: str) -> None:

@@ -51,12 +51,12 @@ def denied(host: str, problem: str, tried: str) -> NotAuthorised:
 
 
 def _create(host: str, repository: str) -> str:
-    found = artifact_repository(host, repository)
-    if found is None:
+    artifact = artifact_repository(host, repository)
+    if artifact is None:
         return "Create the repository first, or name another: image.repository"
     return (
         "launch build --create-repository creates it; or gcloud artifacts repositories create "
-        f"{found.repository} --project={found.project} --location={found.location} --repository-format=docker"
+        f"{artifact.repository} --project={artifact.project} --location={artifact.location} --repository-format=docker"
     )
 
 
@@ -81,7 +81,7 @@ def _errors(response: Response) -> list[tuple[str, str]]:
     """Parse errors as in https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes."""
     try:
         errors = json.loads(response.content)["errors"]
-        return [(str(one["code"]), str(one.get("message") or "")) for one in errors]
+        return [(str(entry["code"]), str(entry.get("message") or "")) for entry in errors]
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
 
