@@ -15,7 +15,7 @@ from launch_train.common.text import did_you_mean
 def problems(config: Mapping[str, Any]) -> list[Problem]:
     """Return all problems of `config`, in the order of its keys; empty if it is valid."""
     long = expand_short_forms(config)
-    found = [
+    invalid = [
         *check(long, FIELDS, ()),
         *_model_problems(long),
         *_data_problems(long),
@@ -28,7 +28,7 @@ def problems(config: Mapping[str, Any]) -> list[Problem]:
         *_logger_problems(long),
     ]
     short = {key for key in long if key not in config or type(config[key]) is not type(long[key])}
-    return [(path[:1] if path[0] in short else path, wrong, right) for path, wrong, right in found]
+    return [(path[:1] if path[0] in short else path, wrong, right) for path, wrong, right in invalid]
 
 
 def line(problem: Problem) -> str:
@@ -118,19 +118,19 @@ def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
-    data, given = config.get("data", {}), config.get("model", {})
-    if not isinstance(given, Mapping) or _model_problems(config) or check({"data": data}, FIELDS, ()):
+    data, model = config.get("data", {}), config.get("model", {})
+    if not isinstance(model, Mapping) or _model_problems(config) or check({"data": data}, FIELDS, ()):
         return []
     path = training_path(data) or "the default"
     if problems := _path_problems(data, path):
         return problems
-    if is_foreign(given.get("name", "gpt")) or path == "synthetic" or is_code(path):
+    if is_foreign(model.get("name", "gpt")) or path == "synthetic" or is_code(path):
         return []
-    model = _with_defaults(given)
-    if path == "python-stdlib" and "num_classes" in model:
+    shape = _with_defaults(model)
+    if path == "python-stdlib" and "num_classes" in shape:
         return [(("data",), "python-stdlib is text, but resnet50 needs images", "use a folder of images, or synthetic")]
-    if data.get("tokenizer", "bytes") == "bytes" and not _may_be_tokens(path) and model.get("vocab_size", 256) < 256:
-        wrong = f"{model['vocab_size']} is too small"
+    if data.get("tokenizer", "bytes") == "bytes" and not _may_be_tokens(path) and shape.get("vocab_size", 256) < 256:
+        wrong = f"{shape['vocab_size']} is too small"
         return [(("model", "vocab_size"), wrong, "text is read as bytes: use at least 256")]
     return []
 
@@ -200,11 +200,11 @@ def _keep_problems(config: Mapping[str, Any]) -> list[Problem]:
 
 
 def _sample_problems(config: Mapping[str, Any]) -> list[Problem]:
-    given, model = config.get("eval"), config.get("model", {})
-    samples = given.get("samples", 0) if isinstance(given, Mapping) else 0
-    if not isinstance(given, Mapping) or not samples or not FIELDS["eval"]["samples"].holds(samples):
+    evaluation, model = config.get("eval"), config.get("model", {})
+    samples = evaluation.get("samples", 0) if isinstance(evaluation, Mapping) else 0
+    if not isinstance(evaluation, Mapping) or not samples or not FIELDS["eval"]["samples"].holds(samples):
         return []
-    if given.get("every") == 0:
+    if evaluation.get("every") == 0:
         return [(("eval", "samples"), "needs evaluations, and eval.every is 0", "set eval.every")]
     if config.get("parallel") == "fsdp":
         wrong = "is not available with parallel: fsdp, where no rank has the whole model"
