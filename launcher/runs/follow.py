@@ -27,13 +27,14 @@ def watch_job(
 ) -> Job:
     """Watch a run's job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
     due."""
-    job, context = run.job, run.context
-    intervals = intervals_of(context.of_run(run.storage).poll_seconds)
-    watcher.report(AttemptStarted(job=job, number=0, created=False))
-    view = watcher.view(job, 0)
-    ended = watch(
-        view, watcher.report, context.clock, wait_seconds=None, watch_seconds=watch_seconds, intervals=intervals
-    ).job
+    ended, context = run.job, run.context
+    watcher.report(AttemptStarted(job=ended, number=0, created=False))
+    if context.of_run(run.storage).outlives_client or not ended.is_over:
+        intervals = intervals_of(context.of_run(run.storage).poll_seconds)
+        view = watcher.view(ended, 0)
+        ended = watch(
+            view, watcher.report, context.clock, wait_seconds=None, watch_seconds=watch_seconds, intervals=intervals
+        ).job
     diagnosis = diagnose_end(ended, request.context_of_job(ended, context.project), watcher.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended

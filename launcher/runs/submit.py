@@ -184,15 +184,16 @@ def open_driver(
 class RunWatcher:
     """The driver's watcher: opens a view of each job, and passes events on. `job` is the last job seen."""
 
-    def __init__(self, context: RunContext, events: Events, folder: Storage | None) -> None:
-        self._context, self._events = context, events
+    def __init__(self, context: RunContext, events: Events, folder: Storage | None, *, tail: int | None = None) -> None:
+        """`tail`: number of lines to begin with; None: all."""
+        self._context, self._events, self._tail = context, events, tail
         self._folder = folder
         self._cause = CauseFinder()
         self.job: Job | None = None
 
     def view(self, job: Job, number: int) -> JobView:
         """Return a new view of a job."""
-        return RunJobView(self._context, job, number, self._folder, self._events.say)
+        return RunJobView(self._context, job, number, self._folder, self._events.say, tail=self._tail)
 
     def report(self, event: RunEvent) -> None:
         """Pass an event on."""

@@ -189,7 +189,8 @@ def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = Non
             why = "has a plan that cannot be trusted" if refused else "has no readable plan"
             EventPrinter(None).say(f"its folder {why}; following this job only, without further attempts")
     printer = EventPrinter(None)
-    watcher = RunWatcher(run.context, printer, run.storage)
+    tail = None if run.context.of_run(None).outlives_client else 0  # its own terminal has the lines so far
+    watcher = RunWatcher(run.context, printer, run.storage, tail=tail)
     with report_errors(watcher, printer, None, run.id, output, run):
         job = watch_job(run, watcher, seconds, refused)
         show_end(job, None, output, run=run)

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from launcher.runs.find import FoundRun
 
 
-ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted after at least"}
+ENDS = {
+    "CANCELLED": "was cancelled after",
+    "EXPIRED": "expired after",
+    "INTERRUPTED": "was interrupted after",
+    GONE: "was deleted after at least",
+}
 """Ends that are not failures of the job itself."""
 
 
@@ -76,8 +81,10 @@ def show_end(
     if plan and planned and planned.usd_per_hour is not None and job.ended is not None:
         usd = planned.usd_per_hour * plan.machine.nodes * seconds / 3600
     if output is Output.text:
-        summary = (job.run, folder, job.state == "SUCCEEDED", seconds, results)
-        print("\n".join(lines(*summary, how=ENDS.get(job.state, ""), restarts=count or 0)))
+        how = ENDS.get(job.state, "")
+        known = seconds if job.ended or not job.is_here else None  # an interrupted process records no end
+        summary = (job.run, folder, job.state == "SUCCEEDED", known, results)
+        print("\n".join(lines(*summary, how=how, restarts=count or 0)))
         if usd is not None:
             print(f"{'cost':{LABEL}}{usd_text(usd, approx=True)} for the machines of this attempt")
         return

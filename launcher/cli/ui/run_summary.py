@@ -20,7 +20,7 @@ def lines(
     run: str,
     folder: str | None,
     succeeded: bool,
-    seconds: float,
+    seconds: float | None,
     results: RunMetrics | None,
     preempted: str = "",
     image: str = "",
@@ -31,11 +31,12 @@ def lines(
     """Yield how the run ended, its results and its folder.
 
     `preempted` tells how it resumed after a preemption, `image` what it ran in; `how` replaces `succeeded in` and
-    `failed in`; `restarts` counts the restarts of its processes.
+    `failed in`; `seconds` is None: unknown; `restarts` counts the restarts of its processes.
     """
     yield ""
     how = how or ("succeeded in" if succeeded else "failed in")
-    yield from labelled("run", f"{run} {how} {elapsed(seconds)}")
+    took = how.rpartition(" ")[0] if seconds is None else f"{how} {elapsed(seconds)}"
+    yield from labelled("run", f"{run} {took}")
     if image:
         yield from labelled("image", image)
     if preempted:

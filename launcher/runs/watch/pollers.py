@@ -311,4 +311,4 @@ def still_running_text(job: Job | None, is_still: str) -> tuple[str, str]:
     if job is None:
         return "the job's state could not be read", "Show the job: launch status"
     hint = f"The job is still running. To watch it: launch follow {job.run or job.name}"
-    return f"{job.name} {is_still} {job.state}", hint
+    return f"{job.handle if job.is_here else job.name} {is_still} {job.state}", hint

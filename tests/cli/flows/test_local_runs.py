@@ -328,3 +328,13 @@ def test_status_says_why_a_run_failed_and_what_to_do(tmp_path: Path) -> None:
     data = json.loads(launch("status", "tiny-0123abcd", "--events", "-o", "json", cwd=tmp_path).out)
     assert (len(data["story"]), data["usd"], data["events"][0]["kind"]) == (1, None, "start")
     assert launch("status", "--events", cwd=tmp_path).code == 2
+
+
+def test_following_an_interrupted_run_prints_no_lines_again_and_invents_no_duration(tmp_path: Path) -> None:
+    folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
+    open_storage(str(folder)).write(runfolder.text_part(1, 0, 0), b"old line\n")
+    ran = launch("follow", "tiny", cwd=tmp_path, env=NO_CLOUD)
+    assert (ran.code, "tiny-0123abcd was interrupted\n" in ran.out, "old line" in ran.err) == (3, True, False), (
+        ran.shown
+    )
+    assert "launch local SPEC --resume tiny-0123abcd" in ran.err
