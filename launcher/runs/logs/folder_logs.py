@@ -6,7 +6,6 @@ later than in Cloud Logging.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -16,7 +15,6 @@ from launch_train.common.storage import Storage
 from launcher.gcp.storage import read_errors
 from launcher.runs.logs.line import Line, clean_text, last_overwrite
 
-NAME: Final = re.compile(rf"{runfolder.TEXT}/(\d+)-(\d+)-(\d+)(?:-(\d+))?\.log")
 PARTS_PER_POLL: Final = 8
 """A part has up to a megabyte."""
 ANSWER_SECONDS: Final = 20.0
@@ -90,7 +88,7 @@ class TextLogReader:
             names = self._folder.list(self._prefix)
         parts = []
         for name in names:
-            match = NAME.fullmatch(name)
+            match = runfolder.TEXT_PART.match(name)
             if match and name not in self._read:
                 attempt, node, part, variant = map(int, match.groups("0"))
                 parts.append(LogPart(attempt, part, variant, node, name))

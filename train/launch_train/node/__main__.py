@@ -40,8 +40,7 @@ from launch_train.node.notify import CLOSE_SECONDS, Notifier
 from launch_train.node.own_checkpoints import Resume
 from launch_train.node.process import adopt_orphans
 from launch_train.node.report_writer import LAST_SECONDS, ReportWriter
-from launch_train.node.retry import retry_until
-from launch_train.node.run_record import DuplicateError, RunRecord, ended_jobs
+from launch_train.node.run_record import DuplicateError, RunRecord, ended_jobs, retry_until
 from launch_train.node.torchrun import Torchrun
 from launch_train.telemetry.log_capture import TextCapture
 from launch_train.telemetry.recovery import Leftovers, spool_folder

@@ -31,8 +31,7 @@ from launch_train.node.exit_status import (
     recurring_fault,
 )
 from launch_train.node.own_checkpoints import Resume
-from launch_train.node.retry import retry_until
-from launch_train.node.run_record import RunRecord
+from launch_train.node.run_record import RunRecord, retry_until
 
 Say = Callable[[str], None]
 T = TypeVar("T")

@@ -271,8 +271,7 @@ def newest_row(storage: Storage) -> dict[str, Any]:
             return dict(json.loads(storage.read(runfolder.PROGRESS))["row"])
         parts = sorted(storage.list(f"{runfolder.METRICS}/"))[-MOST_PARTS:]
         for part in reversed(parts):
-            rows = [json.loads(line) for line in storage.read(part).splitlines()]
-            for row in reversed(rows):
+            for row in reversed(runfolder.records(storage.read(part))):
                 if "event" not in row and type(row.get("step")) is int:
                     return dict(row)
     except (TrainError, OSError, ValueError, AttributeError, TypeError, KeyError):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import OutputError, SupersededError, TrainError
 from launch_train.common.storage import Storage
+from launch_train.node.control_store import Timing
+
+T = TypeVar("T")
 
 
 class DuplicateError(TrainError):
@@ -101,8 +105,8 @@ class RunRecord:
         generations."""
         prefix = runfolder.metrics_part(attempt, generation, 0, 0).rsplit("-", 2)[0]
         parts = self.storage.list(f"{prefix}-") if self.storage else []
-        rows = (json.loads(line) for part in parts for line in (self._read(part) or "").splitlines())
-        return any("event" not in row for row in rows)
+        texts = ((self._read(part) or "").encode() for part in parts)
+        return any("event" not in row for text in texts for row in runfolder.records(text))
 
     def write_terminal(self, reason: str) -> None:
         """Forbid every further start of the run."""
@@ -149,3 +153,29 @@ def ended_jobs(environ: Mapping[str, str]) -> frozenset[str] | None:
 
 def _numbers(pattern: re.Pattern[str], names: list[str]) -> list[int]:
     return [int(match[1]) for match in map(pattern.match, names) if match]
+
+
+def retry_until(
+    ask: Callable[[], T],
+    errors: tuple[type[Exception], ...],
+    timing: Timing,
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> T:
+    """Return the result of `ask`, retried while it raises one of `errors`: an outage of the run folder must not end a
+    paid run. `pause` waits so many seconds, or raises.
+
+    Raises the last error after `timing.retry` seconds.
+    """
+    start, reported = time.monotonic(), float("-inf")
+    while True:
+        try:
+            return ask()
+        except errors as error:
+            now = time.monotonic()
+            if now - start >= timing.retry:
+                raise
+            if now - reported >= timing.line:
+                reported = now
+                say(f"{error}; retrying for {timing.retry - (now - start):.0f} s")
+        pause(timing.retry_every)

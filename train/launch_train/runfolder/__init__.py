@@ -12,7 +12,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
 
 PLAN: Final = "plan.json"
 SPEC: Final = "spec.yaml"
@@ -118,6 +121,18 @@ def _record(line: bytes) -> Any:
 def text_part(attempt: int, node: int, part: int) -> str:
     """Return the name of one create-only part of the output of a node and its processes."""
     return f"{TEXT}/{attempt:04d}-{node:04d}-{part:06d}.log"
+
+
+TEXT_PART: Final = re.compile(rf"^{TEXT}/(\d+)-(\d+)-(\d+)(?:-(\d+))?\.log\Z")
+"""Matches the parts of the output: attempt, node, part, and a variant where that name had been taken."""
+
+
+def next_part(storage: Storage, first: str) -> int:
+    """Return the number of the next part to write, after those that the folder has. `first` is the name of part 0.
+    Raises OutputError."""
+    prefix = first.rpartition("-")[0] + "-"
+    numbers = (re.match(r"\d+", name.removeprefix(prefix)) for name in storage.list(prefix))
+    return max((int(number[0]) + 1 for number in numbers if number), default=0)
 
 
 def start_name(attempt: int, generation: int) -> str:

@@ -223,9 +223,7 @@ class LogWriter:
 
     def _open(self) -> Outbox:
         """Open the outbox. Part numbers continue after those of an earlier container of this node."""
-        begin = runfolder.text_part(self._attempt, self._node, 0).rpartition("-")[0]
-        numbers = (name.removeprefix(f"{begin}-").split(".")[0].split("-")[0] for name in self._storage.list(begin))
-        self._part = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
+        self._part = runfolder.next_part(self._storage, runfolder.text_part(self._attempt, self._node, 0))
         return open_outbox(self._storage, {contract.SPOOL: str(self._spool)} if self._spool else {})
 
     def _put(self, outbox: Outbox, block: bytes) -> None:

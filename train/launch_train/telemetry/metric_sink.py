@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -252,13 +251,10 @@ class MetricsWriter:
 
 def _first_free(storage: Storage, name: PartName) -> int:
     """Return the first part number that no existing part has."""
-    prefix = name(0).rpartition("-")[0] + "-"
     try:
-        names = storage.within(LIST_SECONDS).list(prefix)
+        return runfolder.next_part(storage.within(LIST_SECONDS), name(0))
     except UnreachableError:
         return 0
-    numbers = (re.match(r"\d+", name.removeprefix(prefix)) for name in names)
-    return max((int(number[0]) + 1 for number in numbers if number), default=0)
 
 
 def _next_rows(queue: Queue, seconds: float | None = None) -> tuple[list[Row], _Marker | None]:
