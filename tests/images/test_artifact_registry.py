@@ -12,7 +12,7 @@ import pytest
 
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.gcp.api import Api
+from launcher.gcp.api import Api, ApiDisabledError
 from launcher.images.artifact_registry import SERVICE, client, create, find, listed
 from launcher.images.registry.reference import ArtifactRepository
 from launcher.testing.clock import FakeClock
@@ -88,7 +88,7 @@ def test_an_outage_ends_the_wait(cloud: GoogleCloud, time: Clock) -> None:
 REFUSALS = [
     (
         Status(403, message="Artifact Registry API has not been used …", info="SERVICE_DISABLED"),
-        LaunchError,
+        ApiDisabledError,
         "the Artifact Registry API is disabled in project my-project\n"
         "gcloud services enable artifactregistry.googleapis.com --project=my-project; then wait a minute",
     ),
