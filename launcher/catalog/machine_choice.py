@@ -51,7 +51,7 @@ def find(stock: Stock, query: MachineQuery) -> MachineType:
     if query.type not in stock.gpus:
         raise unknown(query.type, stock, "machine.type")
     check_offered(stock.gpus[query.type], "machine.type")
-    if query.accelerator is not None and _gpu(stock, query.accelerator).name != query.type:
+    if query.accelerator is not None and _gpu_of_name(stock, query.accelerator).name != query.type:
         raise CatalogError(
             f"machine.type {query.type} and machine.accelerator {query.accelerator} are different GPUs",
             "Remove machine.accelerator: it is for N1 machine types",
@@ -100,7 +100,7 @@ def _by_gpu(stock: Stock, query: MachineQuery) -> MachineType:
         return next(iter(sold.values()))
     if query.gpus not in sold:
         raise CatalogError(
-            f"machine.gpus: {query.gpus} is not available for {query.type}, only {_counts(sold)} per node",
+            f"machine.gpus: {query.gpus} is not available for {query.type}, only {_gpu_counts(sold)} per node",
             f"Use --gpus {min(sold, key=lambda count: abs(count - (query.gpus or 0)))}; for more GPUs, add nodes: "
             f"--gpus {max(sold)} --nodes 2",
             field="machine.gpus",
@@ -121,7 +121,7 @@ def _by_machine(stock: Stock, query: MachineQuery) -> MachineType:
         return sold[min(sold)]
     if query.gpus not in sold:
         raise CatalogError(
-            f"machine.gpus: {query.type} has {_counts(sold)} ({gpu.title}), not {query.gpus}",
+            f"machine.gpus: {query.type} has {_gpu_counts(sold)} ({gpu.title}), not {query.gpus}",
             f"Remove machine.gpus, or use the GPU's name: --type {gpu.name} --gpus {query.gpus}",
             field="machine.gpus",
         )
@@ -137,7 +137,7 @@ def _with_accelerator(stock: Stock, query: MachineQuery) -> list[MachineType]:
             f"Use --set machine.accelerator={kinds[0]}",
             field="machine.type",
         )
-    wanted = stock.gpus[kinds[0]] if query.accelerator is None else _gpu(stock, query.accelerator)
+    wanted = stock.gpus[kinds[0]] if query.accelerator is None else _gpu_of_name(stock, query.accelerator)
     shapes = [shape for shape in stock.machines[query.type] if shape.gpu == wanted.name]
     if not shapes:
         has = either(stock.gpus[kind].title for kind in kinds)
@@ -146,7 +146,7 @@ def _with_accelerator(stock: Stock, query: MachineQuery) -> list[MachineType]:
     return shapes
 
 
-def _gpu(stock: Stock, accelerator: str) -> Gpu:
+def _gpu_of_name(stock: Stock, accelerator: str) -> Gpu:
     """Return a GPU by any of its names: t4, nvidia-tesla-t4, NVIDIA_TESLA_T4. Raises CatalogError."""
     for gpu in stock.gpus.values():
         if accelerator in (gpu.accelerator, gpu.vertex_accelerator) or accelerator.lower() == gpu.name:
@@ -178,6 +178,6 @@ def _nearest(name: str, stock: Stock) -> list[str]:
     return starts[:4] or near(low, known, 0.5, 3)
 
 
-def _counts(sold: Iterable[int]) -> str:
+def _gpu_counts(sold: Iterable[int]) -> str:
     counts = sorted(sold)
     return f"{either(map(str, counts))} {'GPU' if counts == [1] else 'GPUs'}"

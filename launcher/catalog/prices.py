@@ -62,7 +62,7 @@ def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | No
         expected,
         ceiling=max(usd, ceiling.factor * listed) + on_top,
         ceiling_rule=ceiling.text.replace("list price", text)
-        + (f" plus {_share(tariff.vertex_fee)} for Vertex AI" if on_top else ""),
+        + (f" plus {_share_of_list(tariff.vertex_fee)} for Vertex AI" if on_top else ""),
         hard_bound=max(usd, hard.factor * listed) + on_top,
     )
 
@@ -83,10 +83,12 @@ def _list_at_most(
 def _expected(query: PriceQuery, known: RegionPrices | None, tariff: Tariff) -> Price:
     """Return the expected price, without upper bounds."""
     if known is None:
-        return _unknown(query, f"the price of {query.machine.name} in {query.region} is unknown")
+        return _unknown_price(query, f"the price of {query.machine.name} in {query.region} is unknown")
     usd, key = _base(known, query.model)
     if usd is None:
-        return _unknown(query, f"the {MODELS[query.model]} price of {query.machine.name} in {query.region} is unknown")
+        return _unknown_price(
+            query, f"the {MODELS[query.model]} price of {query.machine.name} in {query.region} is unknown"
+        )
     rule = tariff.rules[key]
     bare = Price(
         usd=usd,
@@ -133,9 +135,9 @@ def _base(known: RegionPrices, model: str) -> tuple[float | None, str]:
 
 def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices, tariff: Tariff) -> Price:
     """Return Vertex AI's price, given Compute Engine's."""
-    fee, share = tariff.vertex_fee, _share(tariff.vertex_fee)
+    fee, share = tariff.vertex_fee, _share_of_list(tariff.vertex_fee)
     if known.listed is None or compute.usd is None:
-        return _unknown(query, f"Vertex AI adds {share} of the list price, which is unknown in {known.region}")
+        return _unknown_price(query, f"Vertex AI adds {share} of the list price, which is unknown in {known.region}")
     # For standard the fee includes the local SSDs: the bills of 2025 do not cover that case, so this is an upper bound.
     on_top = fee.usd * (compute.usd if query.model == "standard" else known.listed - known.local_ssds)
     estimated = "estimated " if tariff.rules[known.list_rule].kind == "estimate" else ""
@@ -148,7 +150,7 @@ def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices, tariff: T
     )
 
 
-def _share(fee: Rate) -> str:
+def _share_of_list(fee: Rate) -> str:
     return f"{fee.usd * 100:g} %"
 
 
@@ -164,5 +166,5 @@ def _sources(*texts: str) -> str:
     return "; ".join(dict.fromkeys(part for text in texts for part in text.split("; ")))
 
 
-def _unknown(query: PriceQuery, why: str) -> Price:
+def _unknown_price(query: PriceQuery, why: str) -> Price:
     return Price(usd=None, approx=True, rule=why, source="", date="", excludes=_excludes(query))

@@ -310,7 +310,7 @@ _FAMILY_LISTS = (
 
 def _machine(row: Row, family: Mapping[str, object]) -> MachineType:
     on_vertex = row["on_vertex"] == "yes"
-    return _shape(
+    return _machine_shape(
         family,
         name=row["name"],
         zones=row["zones"],
@@ -334,7 +334,7 @@ def _n1(row: Row, family: Mapping[str, object]) -> Iterator[MachineType]:
     """Yield a shape per GPU count of an N1 type with a GPU kind."""
     on_vertex, default = set(row["vertex_counts"].split()), set(row["default_counts"].split())
     for count in row["counts"].split():
-        yield _shape(
+        yield _machine_shape(
             family,
             name=row["name"],
             zones=row["gpu"],
@@ -354,7 +354,7 @@ def _n1(row: Row, family: Mapping[str, object]) -> Iterator[MachineType]:
         )
 
 
-def _shape(family: Mapping[str, object], **own: object) -> MachineType:
+def _machine_shape(family: Mapping[str, object], **own: object) -> MachineType:
     """Return a machine of a family; without provisioning models on Vertex AI if it is not offered there."""
     if not own["on_vertex"]:
         own |= {"vertex_provisioning": (), "vertex_default": (), "vertex_warn": {}}

@@ -68,7 +68,7 @@ def find_specs(paths: Sequence[Path]) -> FoundSpecs:
     specs: dict[Path, None] = {}
     others: dict[Path, None] = {}
     for path in paths:
-        for file in yaml_files(path) if path.is_dir() else (path,):
+        for file in spec_candidates(path) if path.is_dir() else (path,):
             (specs if file == path or is_spec(file) else others)[file] = None
     if not specs:
         raise UsageError(
@@ -78,7 +78,7 @@ def find_specs(paths: Sequence[Path]) -> FoundSpecs:
     return FoundSpecs(specs=tuple(specs), other_files=tuple(file for file in others if file not in specs))
 
 
-def yaml_files(folder: Path) -> Iterator[Path]:
+def spec_candidates(folder: Path) -> Iterator[Path]:
     """Yield the YAML files below a folder, sorted; not launch.yaml, and none in hidden folders, virtual environments
     and run folders."""
     for path, folders, names in os.walk(folder):
@@ -115,16 +115,16 @@ def check_specs(
     without either, STAND_IN is used.
     """
     cache = CodeCache()
-    return [check_spec(path, target, project, cache) for path in paths]
+    return [check_one_spec(path, target, project, cache) for path in paths]
 
 
-def check_spec(path: Path, target: Target | None, project: str | None, cache: CodeCache) -> CheckedSpec:
+def check_one_spec(path: Path, target: Target | None, project: str | None, cache: CodeCache) -> CheckedSpec:
     """Plan a spec; see `check_specs`."""
     try:
         refuse_python(path)
         located = read_located(path)
     except LaunchError as error:
-        return CheckedSpec(path=str(path), target=target, problems=tuple(problems_of(error, str(path))))
+        return CheckedSpec(path=str(path), target=target, problems=tuple(findings_of(error, str(path))))
     if target:
         return check_target(located, path, target, project, cache)
     output = located.spec.output
@@ -176,14 +176,14 @@ def check_target(located: Located, path: Path, target: Target, project: str | No
             inputs = replace(inputs, spec=replace(spec, regions="any"))
         plan = planned(inputs)
     except LaunchError as error:
-        return CheckedSpec(path=str(path), target=target, problems=tuple(problems_of(error, located.source)))
+        return CheckedSpec(path=str(path), target=target, problems=tuple(findings_of(error, located.source)))
     texts = (*(["no region is set; checked for all regions that have the machine"] * missing_region), *plan.warnings)
     return CheckedSpec(
         path=str(path), target=target, plan=plan, warnings=tuple(warning(text, located) for text in texts)
     )
 
 
-def problems_of(error: LaunchError, source: str) -> Iterator[SpecFinding]:
+def findings_of(error: LaunchError, source: str) -> Iterator[SpecFinding]:
     """Yield the problems of an error, each with its position; `source` is the spec."""
     for problem in error.problems:
         file, line = split(f"{problem.where}: ", source)[:2]

@@ -51,12 +51,12 @@ def collect_code(folder: Path, without: frozenset[Path] = frozenset()) -> list[F
     left_out = frozenset(path.relative_to(folder).as_posix() for path in without if folder in path.parents)
     listing = Listing(str(folder), ignore_rules.read_dockerignore(folder), left_out)
     return [
-        File(name, Path(path), link(folder, name, path) if os.path.islink(path) else None)  # noqa: PTH114 -- 10,000
+        File(name, Path(path), link_target(folder, name, path) if os.path.islink(path) else None)  # noqa: PTH114 -- 10,000
         for name, path in listing.files()
     ]
 
 
-def searched(path: Path) -> tuple[Hashed, Secret | None]:
+def hashed_and_searched(path: Path) -> tuple[Hashed, Secret | None]:
     """Return what `hashed` does, and the file's first secret. Raises UsageError."""
     search = SecretSearch()
     return content.hashed(path, search.feed), search.secret
@@ -65,7 +65,7 @@ def searched(path: Path) -> tuple[Hashed, Secret | None]:
 def without_secrets(
     files: Sequence[File],
     allowed: Sequence[str] = (),
-    read: Callable[[Path], tuple[Hashed, Secret | None]] = searched,
+    read: Callable[[Path], tuple[Hashed, Secret | None]] = hashed_and_searched,
     *,
     override: str = "image.allow_secrets",
 ) -> Code:
@@ -107,7 +107,7 @@ class CodeCache:
 
     def __init__(self) -> None:
         self._listed = cache(collect_code)
-        self.read = cache(searched)
+        self.read = cache(hashed_and_searched)
 
     def collect_code(self, folder: Path, without: frozenset[Path] = frozenset()) -> list[File]:
         """Return what `collect_code` returns; `without` must be files. Raises as it does."""
@@ -144,7 +144,7 @@ def size_of(path: Path) -> int:
         raise unreadable(path, error) from error
 
 
-def link(folder: Path, name: str, path: str) -> str:
+def link_target(folder: Path, name: str, path: str) -> str:
     """Return a link's target in the image, relative to the link.
 
     Raises:

@@ -42,11 +42,11 @@ def compare_specs(
 
     Raises UsageError: `paths` are not in one git repository, `ref` is not a commit of it, or there is no spec.
     """
-    top = checkout_of(paths)
+    top = common_checkout(paths)
     with temporary_folder("check") as folder:
         copy = Path(os.path.realpath(folder))
         git.export_commit(top, ref, copy)
-        former = [copy / relative(path, top) for path in paths]
+        former = [copy / path_in_repository(path, top) for path in paths]
         there = [path for path in former if path.exists()]
         here = [path for path, old in zip(paths, former, strict=True) if path.exists() or not old.exists()]
         before = check_by_path(find_specs(there).specs if there else (), copy, target, project)
@@ -56,7 +56,7 @@ def compare_specs(
     return pair_and_compare(before, after)
 
 
-def checkout_of(paths: Sequence[Path]) -> Path:
+def common_checkout(paths: Sequence[Path]) -> Path:
     """Return the root of the git repository that has all paths. Raises UsageError."""
     tops = {git.checkout_of(os.path.realpath(path if path.is_dir() else path.parent)) for path in paths}
     if len(tops) != 1 or None in tops:
@@ -67,7 +67,7 @@ def checkout_of(paths: Sequence[Path]) -> Path:
     return Path(str(tops.pop()))
 
 
-def relative(path: Path, top: Path) -> str:
+def path_in_repository(path: Path, top: Path) -> str:
     """Return a path relative to the repository; the last part may be a link."""
     real = Path(os.path.realpath(path)) if path.is_dir() else Path(os.path.realpath(path.parent), path.name)
     return real.relative_to(top).as_posix()
@@ -77,7 +77,7 @@ def check_by_path(
     specs: Iterable[Path], top: Path, target: Target | None, project: str | None
 ) -> dict[str, CheckedSpec]:
     """Check specs and return the results by path. All paths, also in findings, are relative to the repository."""
-    inside = [relative(path, top) for path in specs]
+    inside = [path_in_repository(path, top) for path in specs]
 
     def shown(text: str) -> str:
         return text.replace(f"{top}/", "").replace(str(top), ".")

@@ -114,7 +114,7 @@ def content(files: Iterable[File], read: Callable[[Path], Hashed] | None = None)
 
 
 @cache
-def own_content(files: tuple[File, ...]) -> Content:
+def content_of_own_files(files: tuple[File, ...]) -> Content:
     """Return the content of launch's own files, read once: they don't change while launch runs."""
     return content(files)
 

@@ -33,7 +33,7 @@ def check_data(
         if in_place or (is_absolute and target == "local"):
             check_here(field, path, folder)
         elif is_absolute:
-            if not is_below(path, mounts(spec, target)):
+            if not is_below(path, mounted_folders(spec, target)):
                 problem = f"{field}: {path} does not exist on the job's machine, which has only the code"
                 raise UsageError(problem, COPY, field=field)
         else:
@@ -43,7 +43,7 @@ def check_data(
 def absent_paths(spec: JobSpec, target: Target, folder: Path | None) -> Iterator[tuple[str, str]]:
     """Yield (field, problem) for each argument that names a path which the job's machine will lack; none for a
     rehearsal. `folder` is the code's folder."""
-    mounted = (*mounts(spec, target), *(["/mnt/localssd"] if target == "vm" else []))
+    mounted = (*mounted_folders(spec, target), *(["/mnt/localssd"] if target == "vm" else []))
     for field, path in paths(spec.run) if target != "local" else ():
         if not path.startswith(("/", "~/")) or is_below(path, mounted):
             continue
@@ -79,7 +79,7 @@ MOUNTS = ("/gcs", "/mnt/nfs", "/mnt/lustre")
 """Where Vertex AI mounts buckets and shares."""
 
 
-def mounts(spec: JobSpec, target: Target) -> tuple[str, ...]:
+def mounted_folders(spec: JobSpec, target: Target) -> tuple[str, ...]:
     """Return the mounts of the job's machine: those that the spec names, and on Vertex AI all buckets."""
     named = tuple(mount.folder for mount in spec.mounts)
     shares = (f"/mnt/{kind}/{mount.mount_point}" for kind in ("nfs", "lustre") for mount in getattr(spec.vertex, kind))
@@ -99,14 +99,14 @@ def is_here(path: str) -> bool:
 def check_here(field: str, path: str, folder: Path | None) -> None:
     """Check that a path exists on this machine, relative to the code's folder. Raises UsageError."""
     where = (folder or Path.cwd()) / os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
-    if not os.path.exists(where) and not matching(path, folder):  # noqa: PTH110 -- names may be too long
+    if not os.path.exists(where) and not glob_matches(path, folder):  # noqa: PTH110 -- names may be too long
         if path.startswith(("/", "~")):
             raise UsageError(f"{field}: {path} does not exist on this machine", field=field)
         relative = "The path is relative to the code folder: image.code, or else the spec's own folder."
         raise UsageError(f"{field}: {path} does not exist in {folder or Path.cwd()}", relative, field=field)
 
 
-def matching(path: str, folder: Path | None) -> list[str]:
+def glob_matches(path: str, folder: Path | None) -> list[str]:
     """Return the files and folders of this machine that match a pattern, relative to the code's folder."""
     if not glob.has_magic(path) or "\0" in path:
         return []
@@ -120,7 +120,9 @@ def check_taken_along(field: str, path: str, folder: Path | None, names: Sequenc
     name = posixpath.normpath(path)
     if name == "." or name in names or any(file.startswith(f"{name}/") for file in names):
         return
-    if any(match in names or any(file.startswith(f"{match}/") for file in names) for match in matching(name, folder)):
+    if any(
+        match in names or any(file.startswith(f"{match}/") for file in names) for match in glob_matches(name, folder)
+    ):
         return
     ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110 -- names may be too long
     hint = "It exists, but .gitignore, .dockerignore or its folder's name excludes it." if ignored else COPY

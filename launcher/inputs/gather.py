@@ -250,9 +250,9 @@ def collect_context(
         owner_label=owner_value(gcloud_config.person(os.environ), settings.owner_label),
         version=__version__,
         default_regions=gcloud_config.default_regions(os.environ) if spec.regions is None else (),
-        recipe=content.own_content(source.recipe) if training else EMPTY,
-        locks=content.own_content(source.locks) if training else EMPTY,
-        trainer=content.own_content(source.trainer) if training else EMPTY,
+        recipe=content.content_of_own_files(source.recipe) if training else EMPTY,
+        locks=content.content_of_own_files(source.locks) if training else EMPTY,
+        trainer=content.content_of_own_files(source.trainer) if training else EMPTY,
         base=content.base_image() if training else "",
         code=code.content,
         requirements=requirements,
@@ -498,12 +498,12 @@ def packages_of(spec: JobSpec, beside: Path | None) -> Packages:
     path, extras = requirements_file(spec, beside)
     if path is None:
         return Packages()
-    from launcher.inputs.packages import wanted_packages
+    from launcher.inputs.packages import required_packages
     from launcher.plan.torch_build import python_of_tag
 
     image = spec.image
     is_own = not (image.base or image.dockerfile)
-    return wanted_packages(path, extras, image.python or (None if is_own else python_of_tag(image.base or "")))
+    return required_packages(path, extras, image.python or (None if is_own else python_of_tag(image.base or "")))
 
 
 def below(beside: Path | None, field: str, name: str | None) -> Path | None:

@@ -63,7 +63,7 @@ def active_configuration(environ: Mapping[str, str]) -> Settings:
     if folder is None:
         return {}
     name = environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or text_of(folder / "active_config").strip() or "default"
-    return properties(text_of(folder / "configurations" / f"config_{name}"))
+    return ini_properties(text_of(folder / "configurations" / f"config_{name}"))
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:
@@ -93,7 +93,7 @@ def text_of(path: Path) -> str:
 
 
 @cache
-def properties(text: str) -> Settings:
+def ini_properties(text: str) -> Settings:
     """Parse the INI text of a configuration to `section/property` -> value."""
     if not text:  # gcloud isn't set up here
         return {}

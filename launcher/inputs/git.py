@@ -91,20 +91,20 @@ def checkout_of(folder: str) -> str | None:
 
 def commit(folder: Path, names: Iterable[str] = ()) -> Commit | None:
     """Return the commit that is checked out in a folder, or None. `names` are its files that go into the image."""
-    head = asked(folder, "log", "-1", "--format=%H %cI")
+    head = git_output(folder, "log", "-1", "--format=%H %cI")
     if not head:
         return None
     revision, _, time = head.partition(" ")
     dirty = "-dirty" if differs(folder, names) else ""
-    return Commit(revision + dirty, time, without_user(asked(folder, "remote", "get-url", "origin")))
+    return Commit(revision + dirty, time, without_user(git_output(folder, "remote", "get-url", "origin")))
 
 
 def differs(folder: Path, names: Iterable[str]) -> bool:
     """Return whether the code differs from the commit: a tracked file has changed, or one of `names` is not in git."""
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty", "--", ".")
-    if asked(folder, *without_filters(folder), *status):
+    if git_output(folder, *without_filters(folder), *status):
         return True
-    entries = [entry.partition("\t")[::2] for entry in asked(folder, "ls-files", "--stage", "-z").split("\0")]
+    entries = [entry.partition("\t")[::2] for entry in git_output(folder, "ls-files", "--stage", "-z").split("\0")]
     unknown = set(names) - {name for _, name in entries}
     for submodule in (f"{name}/" for facts, name in entries if facts.startswith(SUBMODULE)):
         inside = {name for name in unknown if name.startswith(submodule)}
@@ -116,7 +116,7 @@ def differs(folder: Path, names: Iterable[str]) -> bool:
 
 def without_filters(folder: Path) -> Iterator[str]:
     """Yield options that disable the repository's own filters, which `git status` would run."""
-    fields = asked(folder, "config", "--show-scope", "-z", "--name-only", "--get-regexp", r"^filter\.").split("\0")
+    fields = git_output(folder, "config", "--show-scope", "-z", "--name-only", "--get-regexp", r"^filter\.").split("\0")
     for scope, name in zip(fields[::2], fields[1::2], strict=False):
         if scope in {"local", "worktree"}:
             yield from ("-c", f"{name}={'false' if name.endswith('.required') else ''}")
@@ -134,8 +134,8 @@ def export_commit(folder: Path, ref: str, to: Path) -> None:
     commit = required(
         folder, f"{ref} is not a commit here", fetch, "rev-parse", "--verify", "--end-of-options", f"{ref}^{{commit}}"
     )
-    objects = asked(folder, "rev-parse", "--path-format=absolute", "--git-path", "objects")
-    form = asked(folder, "rev-parse", "--show-object-format") or "sha1"
+    objects = git_output(folder, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+    form = git_output(folder, "rev-parse", "--show-object-format") or "sha1"
     what = f"git cannot write the files of {ref}"
     required(to, what, "", "init", "--quiet", "--template=", f"--object-format={form}")
     info = to / ".git" / "objects" / "info"
@@ -156,7 +156,7 @@ def required(folder: Path, problem: str, hint: str, *words: str) -> str:
     return os.fsdecode(ran.stdout).strip()
 
 
-def asked(folder: Path, *words: str) -> str:
+def git_output(folder: Path, *words: str) -> str:
     """Return the output of `git WORDS`. Empty if it fails or git is not installed."""
     ran = run(str(folder), *SAFE, *QUIET, *words)
     return os.fsdecode(ran.stdout).strip() if ran and ran.returncode == 0 else ""

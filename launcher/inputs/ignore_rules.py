@@ -33,10 +33,10 @@ class Rule(NamedTuple):
 
 def read_dockerignore(folder: Path) -> DockerIgnore:
     """Read a folder's .dockerignore; return one without rules if the file doesn't exist. Raises UsageError."""
-    return DockerIgnore(parsed_rule for parsed_rule in parsed(folder / NAME, rule) if parsed_rule)
+    return DockerIgnore(parsed_rule for parsed_rule in parsed(folder / NAME, parse_rule) if parsed_rule)
 
 
-def rule(line: str) -> Rule | None:
+def parse_rule(line: str) -> Rule | None:
     """Parse a line; return None for a comment or an empty line.
 
     Raises:

@@ -142,7 +142,7 @@ def look_at(path: Path, origin: str, wanted: Wanted) -> Interpreter:
     interpreter = Interpreter(path=os.path.abspath(path), origin=origin)  # noqa: PTH100 -- Path.resolve follows links
     packages = list(dict.fromkeys(["torch", "pip", *(package for package, _ in wanted.needs), *wanted.packages]))
     try:
-        ask = answers_here if is_own(interpreter.path) else answers
+        ask = answers_here if is_launchs_python(interpreter.path) else answers
         version, installed, lacks = ask(interpreter.path, tuple(packages), tuple(wanted.modules))
         interpreter = replace(interpreter, version=tuple(version), installed=installed, lacks=tuple(lacks))
         check_fitness(interpreter, wanted.needs)
@@ -153,7 +153,7 @@ def look_at(path: Path, origin: str, wanted: Wanted) -> Interpreter:
     return interpreter
 
 
-def is_own(path: str) -> bool:
+def is_launchs_python(path: str) -> bool:
     """Return whether a path is the Python that runs launch; python and python3 of its environment are the same."""
     folders = (os.path.realpath(os.path.dirname(each)) for each in (path, sys.executable))  # noqa: PTH120 -- text
     return len({*folders}) == 1 and os.path.realpath(path) == os.path.realpath(sys.executable)

@@ -33,7 +33,7 @@ CONDA_CPU = re.compile(r"cpuonly|pytorch-cpu|pytorch[\s=].*[=_]\s*cpu")
 GIT = re.compile(r"(^|\s|@)\s*git\+")
 
 
-def wanted_packages(path: Path, names: Sequence[str] = (), python: str | None = None) -> Packages:
+def required_packages(path: Path, names: Sequence[str] = (), python: str | None = None) -> Packages:
     """Return what the file asks of the image's recipe. `names` are extras and dependency groups.
 
     `python` is that of a custom base, or empty if it is unknown; None: launch's own base. Raises UsageError: the file
@@ -54,7 +54,7 @@ def of_lines(lines: Sequence[Line], python: str) -> Packages:
     index = indexes[-1] if indexes else ("", "")
     bare = [line.text.partition("#")[0] for line in lines]
     return Packages(
-        named=tuple(named(lines, python)),
+        named=tuple(torch_requirements(lines, python)),
         index_build=index[0],
         index_where=index[1],
         hashed=any("--hash=" in text or text.strip() == "--require-hashes" for text in bare),
@@ -71,7 +71,7 @@ def place(line: Line) -> str:
     return f"{line.path}:{line.number}"
 
 
-def named(lines: Sequence[Line], python: str) -> Iterator[Requirement]:
+def torch_requirements(lines: Sequence[Line], python: str) -> Iterator[Requirement]:
     """Yield the requirements that concern PyTorch's build on Linux."""
     for parsed, text, line, arch in applied(lines, python):
         if normalised(parsed.name) in NAMED:

@@ -100,7 +100,11 @@ def walk_code(
             continue
         yield name, tree
         for module in modules_imported(tree, name, imports_of):
-            new = [imported_file for imported_file in files_of(module, name, roots, known) if imported_file not in seen]
+            new = [
+                imported_file
+                for imported_file in files_imported(module, name, roots, known)
+                if imported_file not in seen
+            ]
             seen.update(new)
             waiting += new
 
@@ -132,7 +136,7 @@ def imported(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[str]:
     yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def files_of(module: str, importer: str, roots: Sequence[str], names: frozenset[str]) -> Iterator[str]:
+def files_imported(module: str, importer: str, roots: Sequence[str], names: frozenset[str]) -> Iterator[str]:
     """Yield the code files that importing a module runs: the module, and the `__init__.py` of its packages.
 
     They are searched for in `roots` and next to the importing file. A relative name (`.pkg.module`) is searched for in

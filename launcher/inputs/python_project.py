@@ -95,7 +95,7 @@ def read_project(code: Path, folder: str = "") -> Project | None:
     return Project(
         folder=folder,
         name=name,
-        version=version_of(top, roots, name, pyproject, config, keywords),
+        version=project_version(top, roots, name, pyproject, config, keywords),
         roots=tuple("/".join(filter(None, (folder, root))) for root in roots),
         entry_points={group: {each: str(target) for each, target in names.items()} for group, names in points.items()},
         requires_python=str(declared.get("requires-python", options.get("python_requires", ""))),
@@ -357,7 +357,7 @@ def compiled_modules(top: Path, roots: Sequence[str], backend: str, tool: Data, 
 # --- The version ----------------------------------------------------------------------------------------------------
 
 
-def version_of(top: Path, roots: Sequence[str], name: str, pyproject: Data, config: Data, keywords: Data) -> str:
+def project_version(top: Path, roots: Sequence[str], name: str, pyproject: Data, config: Data, keywords: Data) -> str:
     """Return the version: what a file says, else what git's newest tag says, else UNKNOWN."""
     from packaging.version import InvalidVersion, Version
 
@@ -437,7 +437,7 @@ def assigned(top: Path, roots: Sequence[str], module: str, variable: str, depth:
 
 def git_version(top: Path) -> str:
     """Return the version by git's newest tag, as setuptools-scm counts: 1.3.dev5+gabc1234 five commits after v1.2."""
-    described = git.asked(top, "describe", "--tags", "--long", "--match", "*[0-9]*")
+    described = git.git_output(top, "describe", "--tags", "--long", "--match", "*[0-9]*")
     match = re.fullmatch(r".*?(\d+(?:\.\d+)*)([^-]*)-(\d+)-(g[0-9a-f]+)", described)
     if not match:
         return ""

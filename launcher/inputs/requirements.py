@@ -92,7 +92,7 @@ def of_pyproject(path: Path, names: Sequence[str], *, own: bool = True) -> Itera
                     yield from of_name(normalised(extra.strip()), (*above, name))
             else:
                 number = next((number for number, line in enumerate(lines, 1) if need in line), 1)
-                check_syntax(path, number, need)
+                check_requirement(path, number, need)
                 package = normalised(Requirement(need).name)
                 entry = sources.get(package, {})
                 if entry.get("workspace") or "path" in entry:
@@ -165,7 +165,7 @@ def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[Line]:
             check(path, number, bare)
             yield Line(path, number, line)
     for number, named in packages("\n".join(lines)):
-        check_syntax(path, number, named)
+        check_requirement(path, number, named)
 
 
 def project_at(path: Path, local: re.Match[str]) -> Path | None:
@@ -206,7 +206,7 @@ def of_local_project(line: Line, extras: Sequence[str], above: tuple[Path, ...])
         what = "computes its dependencies" if needs is None else f"has no extra {', '.join(extras)}"
         raise UsageError(f"{where}: {project.name} {what}", "Name the packages instead.", field=FIELD)
     for need in (*needs, *(need for extra in extras for need in project.extras[extra])):
-        check_syntax(line.path, line.number, need)
+        check_requirement(line.path, line.number, need)
         check(line.path, line.number, need)
         yield Line(line.path, line.number, need)
 
@@ -235,7 +235,7 @@ def names_and_markers(text: str) -> Iterator[tuple[str, str]]:
             yield need.name, str(need.marker or "")
 
 
-def check_syntax(path: Path, number: int, named: str) -> None:
+def check_requirement(path: Path, number: int, named: str) -> None:
     """Check that pip can read a requirement. Raises UsageError."""
     from packaging.requirements import InvalidRequirement, Requirement
 

@@ -62,7 +62,7 @@ def all_settings(located: Located, settings: AppliedSettings) -> Iterator[Settin
     yield Setting(
         name="project", value=project.value if project else None, origin=project.where if project else NOT_SET
     )
-    yield regions(located)
+    yield region_setting(located)
     repository = default_repository(project.value) if project else None
     yield field(located, "image.repository", spec.image.repository, repository)
     yield field(located, "output", spec.output, default_output(project.value) if project else None)
@@ -80,7 +80,7 @@ def field(located: Located, name: str, value: Any, default: str | None) -> Setti
     return Setting(name=name, value=default, origin=BUILT_IN if default else NOT_SET)
 
 
-def regions(located: Located) -> Setting:
+def region_setting(located: Located) -> Setting:
     """Return the regions: the spec's, those of its zones, or gcloud's."""
     spec: JobSpec = located.spec
     if spec.regions is not None or spec.zones:

@@ -62,7 +62,9 @@ def read_code(
     """
     files = without_outputs((cache or code_files).collect_code(folder, left_out), spec)
     code_files.check_size(files, spec.image.code_limit_mb)
-    code = code_files.without_secrets(files, spec.image.allow_secrets, cache.read if cache else code_files.searched)
+    code = code_files.without_secrets(
+        files, spec.image.allow_secrets, cache.read if cache else code_files.hashed_and_searched
+    )
     names = [file.name for file in code.files]
     if spec.run.script:
         check_script(spec.run.script, folder, names)

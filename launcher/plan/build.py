@@ -61,12 +61,13 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     validate.check_regions(spec, context, placements)
     by_machine = {chosen.name: shared for chosen in machines}  # the attempts on a machine type have the same container
     for chosen in machines if context.training else ():
-        node_container = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
+        node_container = container(spec, chosen, shared, nccl_settings(spec, catalog, context, chosen.machine))
         validate.check_environment(spec, context, node_container)
         by_machine[chosen.name] = msgspec.structs.replace(shared, container=node_container)
     chosen = placements[0].chosen
     attempts = tuple(
-        attempt(spec, catalog, context, by_machine[place.chosen.name], place, of_plan=chosen) for place in placements
+        plan_attempt(spec, catalog, context, by_machine[place.chosen.name], place, of_plan=chosen)
+        for place in placements
     )
     wait_total = parse_duration(spec.limits.wait_total) if spec.limits.wait_total else None
     first = attempts[0]
@@ -272,7 +273,7 @@ def shared_by_attempts(
     identity = compute_identity(spec, context, gpus) if context.training else ""
     return Shared(
         run=run,
-        run_folder=run_folder(spec, context, run),
+        run_folder=folder_of_run(spec, context, run),
         labels=names.labels(spec, context, run, identity),
         image=image_of_machines(spec, catalog, context, machines) if context.training else None,
         container=None,
@@ -292,14 +293,14 @@ def mtbf_hours(catalog: Catalog, placements: Sequence[Placement], nodes: int) ->
     return min(known) / nodes if len(known) == len(placements) else None
 
 
-def run_folder(spec: JobSpec, context: Context, run: str) -> str | None:
+def folder_of_run(spec: JobSpec, context: Context, run: str) -> str | None:
     """Return `<output>/<run>`; None for a VM to work on."""
     if not context.training:
         return None
     return f"{(spec.output or names.default_output(context.project)).rstrip('/')}/{run}"
 
 
-def nccl(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType | None) -> Nccl | None:
+def nccl_settings(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType | None) -> Nccl | None:
     """Return the NCCL settings of the machine's network, or None.
 
     They are needed between several nodes, but not in a rehearsal on one machine, and not on a VM that has one of its
@@ -312,11 +313,11 @@ def nccl(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType
     return catalog.nccl(machine, SERVICE[context.target])
 
 
-def attempt(
+def plan_attempt(
     spec: JobSpec, catalog: Catalog, context: Context, shared: Shared, placement: Placement, *, of_plan: Chosen
 ) -> Attempt:
     """Return one attempt: a request with its price. `of_plan`: the plan's machine."""
-    node_price = price(spec, catalog, context, placement)
+    price = node_price(spec, catalog, context, placement)
     extras = cost.extras(spec, catalog, context, placement)
     after = (
         NOTHING_AFTER_LIMIT
@@ -330,23 +331,23 @@ def attempt(
         machine_type=chosen.name,
         machine=UNSET if chosen == of_plan else figures(chosen, spec.machine.nodes),
         provisioning=placement.provisioning,
-        usd_per_hour=node_price.usd,
-        usd_approx=node_price.approx,
-        usd_is_bound=node_price.bound,
-        usd_rule=node_price.rule,
-        usd_excludes=cost.excluded(node_price, extras, spec, context),
-        usd_ceiling=node_price.ceiling,
-        usd_ceiling_rule=node_price.ceiling_rule,
-        usd_hard_bound=node_price.hard_bound,
+        usd_per_hour=price.usd,
+        usd_approx=price.approx,
+        usd_is_bound=price.bound,
+        usd_rule=price.rule,
+        usd_excludes=cost.excluded(price, extras, spec, context),
+        usd_ceiling=price.ceiling,
+        usd_ceiling_rule=price.ceiling_rule,
+        usd_hard_bound=price.hard_bound,
         usd_extras=extras,
         shutdown_seconds=after.seconds,
         service_restarts=after.restarts if spec.limits.restarts else 0,
         wait_seconds=attempt_wait(spec.limits, context.target, placement.provisioning),
-        request=request(spec, catalog, context, shared, placement),
+        request=request_body(spec, catalog, context, shared, placement),
     )
 
 
-def price(spec: JobSpec, catalog: Catalog, context: Context, placement: Placement) -> Price:
+def node_price(spec: JobSpec, catalog: Catalog, context: Context, placement: Placement) -> Price:
     """Return the catalog's price per node and hour, or that of --price if it is unknown; a rehearsal costs nothing."""
     machine = placement.chosen.machine
     if context.target == "local" or machine is None:
@@ -363,7 +364,9 @@ def price(spec: JobSpec, catalog: Catalog, context: Context, placement: Placemen
     )
 
 
-def request(spec: JobSpec, catalog: Catalog, context: Context, shared: Shared, placement: Placement) -> dict[str, Any]:
+def request_body(
+    spec: JobSpec, catalog: Catalog, context: Context, shared: Shared, placement: Placement
+) -> dict[str, Any]:
     """Return the request's JSON body."""
     if context.target != "vm":
         return vertex_request.custom_job(spec, shared, placement, project=context.project)

@@ -113,10 +113,10 @@ def request_fields(plan: Plan, attempt: Attempt) -> dict[str, str]:
     request = replace_text(attempt.request, plan.run, "RUN")
     if plan.image and not plan.image.pinned:
         request = replace_text(request, plan.image.uri, "IMAGE")
-    return dict(flat(request))
+    return dict(flattened_fields(request))
 
 
-def flat(data: Any, field: str = "") -> Iterator[tuple[str, str]]:
+def flattened_fields(data: Any, field: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted field, text) of plain data. A list of pairs and a text of JSON are treated as a dict; a list of
     scalars is one value."""
     if isinstance(data, list) and any(isinstance(item, dict) for item in data):
@@ -128,6 +128,6 @@ def flat(data: Any, field: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(data, dict):
         for key, value in data.items():
             if key not in DERIVED:
-                yield from flat(value, f"{field}{'' if key.startswith('[') or not field else '.'}{key}")
+                yield from flattened_fields(value, f"{field}{'' if key.startswith('[') or not field else '.'}{key}")
         return
     yield field, data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)

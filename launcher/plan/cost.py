@@ -197,13 +197,13 @@ def check_caps(plan: Plan, spec: JobSpec, files: Sequence[Settings], catalog: Ca
     """
     if plan.target == "local":
         return
-    if problems := [problem for file in files for problem in exceeded(plan, spec, file, catalog)]:
+    if problems := [problem for file in files for problem in exceeded_caps(plan, spec, file, catalog)]:
         refused = PlanRefused("\n".join(map(str, problems)))
         refused.problems = tuple(problems)
         raise refused
 
 
-def exceeded(plan: Plan, spec: JobSpec, file: Settings, catalog: Catalog) -> Iterator[Problem]:
+def exceeded_caps(plan: Plan, spec: JobSpec, file: Settings, catalog: Catalog) -> Iterator[Problem]:
     """Yield each cap that the plan exceeds, with what to change."""
     project = file.project
     regions = sorted({attempt.region for attempt in plan.attempts})

@@ -144,7 +144,7 @@ def estimate(
         batch_size=config.batch_size,
         sample_units=model.units,
         speed=speed,
-        offers=offers(spec, catalog, context, chosen, hours),
+        offers=offers_of_run(spec, catalog, context, chosen, hours),
         note=note,
     )
 
@@ -222,10 +222,10 @@ def training_hours(config: Config, model: ModelSizes, speed: Speed) -> float:
 
 def billed_time(catalog: Catalog, kind: str, training: float, nodes: int) -> float:
     """Return the expected billed hours: start, training, and what interruptions take."""
-    return START_HOURS + training + (interruptions(catalog, kind, training, nodes) or 0.0) * RESTART_HOURS
+    return START_HOURS + training + (expected_interruptions(catalog, kind, training, nodes) or 0.0) * RESTART_HOURS
 
 
-def interruptions(catalog: Catalog, kind: str, hours: float, nodes: int) -> float | None:
+def expected_interruptions(catalog: Catalog, kind: str, hours: float, nodes: int) -> float | None:
     """Return the interruptions expected in `hours` of a run with a provisioning model; None: no rate is known."""
     rate = catalog.interruptions(kind)
     return hours * nodes / rate.hours if rate else None
@@ -274,7 +274,9 @@ def precision(config: Config, gpu: Gpu) -> str:
     return "bf16" if gpu.sm >= 8 else "fp16" if gpu.sm >= 7 else "fp32"
 
 
-def offers(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, work: float | None) -> tuple[Offer, ...]:
+def offers_of_run(
+    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, work: float | None
+) -> tuple[Offer, ...]:
     """Return the run's time and cost by provisioning model: those of the spec, else all that the machine has. `work`:
     hours of training; None: unknown."""
     machine = chosen.machine
@@ -296,7 +298,7 @@ def offer(
     known = [(usd, region) for usd, region in prices if usd is not None]
     usd, region = min(known) if known else (spec.limits.price, regions[0] if regions else UNKNOWN)
     nodes = spec.machine.nodes
-    expected = None if work is None else interruptions(catalog, kind, work, nodes)
+    expected = None if work is None else expected_interruptions(catalog, kind, work, nodes)
     lost = None if expected is None else expected * RESTART_HOURS
     hours = None if work is None else work + (lost or 0)
     return Offer(

@@ -23,7 +23,7 @@ def account(project: str, output: str | None, *, deletes: str | None) -> str:
     email = default_service_account(project)
     name = email.partition("@")[0]
     commands = [continued("gcloud iam service-accounts create", name, f"--project={project}")]
-    commands += [in_project(project, email, role, "None") for role in PROJECT_ROLES]
+    commands += [project_grant(project, email, role, "None") for role in PROJECT_ROLES]
     if output:
         bucket, words = "/".join(output.split("/")[:3]), (f"--member={member(email)}", f"--role={BUCKET_ROLE}")
         commands.append(continued("gcloud storage buckets add-iam-policy-binding", bucket, *words))
@@ -37,10 +37,10 @@ def self_delete(project: str, email: str, prefix: str) -> str:
     with resource attributes)."""
     named = f'resource.name.extract("/instances/{{name}}").startsWith("{prefix}")'
     condition = f'resource.type == "compute.googleapis.com/Instance" && {named}'
-    return in_project(project, email, DELETE_ROLE, f"title=launch-deletes-its-vms,expression={condition}")
+    return project_grant(project, email, DELETE_ROLE, f"title=launch-deletes-its-vms,expression={condition}")
 
 
-def in_project(project: str, email: str, role: str, condition: str) -> str:
+def project_grant(project: str, email: str, role: str, condition: str) -> str:
     """Return the grant of a project role. The condition is explicit: gcloud prompts for it if the project has any."""
     words = (project, f"--member={member(email)}", f"--role={role}", f"--condition={condition}")
     return continued("gcloud projects add-iam-policy-binding", *words)

@@ -36,9 +36,9 @@ def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
     if context.packages.tool == "conda" and torch is None:
         wheel = context.packages.index_build or CONDA_TORCH
     if spec.run.node == "append" and spec.image.uri:
-        return with_node(spec.image.uri, repository(spec, context), platform, context)
+        return with_node(spec.image.uri, image_repository(spec, context), platform, context)
     existing = spec.image.uri
-    location = repository(spec, context)
+    location = image_repository(spec, context)
     base = spec.image.base or context.base
     if spec.image.dockerfile:
         base = f"{location}/{BASE_NAME}:{json_digest((context.own_base.digest, platform), 16)}"
@@ -83,7 +83,7 @@ def with_node(uri: str, location: str, platform: str, context: Context) -> Image
     )
 
 
-def repository(spec: JobSpec, context: Context) -> str:
+def image_repository(spec: JobSpec, context: Context) -> str:
     """Return the image's repository. `launch local` needs no project, so it has its own name.
 
     A domain-scoped project (example.com:my-project) becomes two path segments.

@@ -27,7 +27,7 @@ def parameters(spec: JobSpec) -> list[dict[str, Any]]:
     ]
 
 
-def attached_disks(spec: JobSpec, machine: MachineType, zone: str, labels: dict[str, str]) -> list[dict[str, Any]]:
+def mount_disks(spec: JobSpec, machine: MachineType, zone: str, labels: dict[str, str]) -> list[dict[str, Any]]:
     """Return the disks of the mounts. The startup script finds each by its device name, with the mount's number. Only
     new ones are deleted with the VM."""
     kms = spec.identity.kms_key
@@ -88,7 +88,7 @@ def vertex_lustre(spec: JobSpec) -> list[dict[str, str]]:
     return own
 
 
-def check_vertex(spec: JobSpec) -> None:
+def check_vertex_mounts(spec: JobSpec) -> None:
     """Check that Vertex AI can mount everything where the spec wants it. Raises PlanRefused.
 
     Vertex AI has fixed folders: /gcs for all buckets, /mnt/nfs and /mnt/lustre for shares (aiplatform_v1.NfsMount,
@@ -120,7 +120,7 @@ NO_NETWORK = "a share needs a network that Vertex AI is connected to"
 NETWORK = "Set identity.network: projects/NUMBER/global/networks/NAME (peered), or identity.psc."
 
 
-def check_vm(spec: JobSpec, context: Context) -> None:
+def check_vm_mounts(spec: JobSpec, context: Context) -> None:
     """Check that the disks of the mounts can be attached to all nodes, and that the bucket of the run folder is mounted
     if the program uses its path. Raises PlanRefused."""
     bucket = (spec.output or names.default_output(context.project)).removeprefix("gs://").partition("/")[0]

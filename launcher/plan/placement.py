@@ -96,7 +96,7 @@ def placements_of(spec: JobSpec, context: Context, catalog: Catalog, chosen: Cho
     if not placements:
         raise PlanRefused(
             f"the zones that have {machine.name} are unknown",
-            f"Set them: --zone ZONE (its regions: {listed(known_regions(catalog, machine, context.target), NAMED)})",
+            f"Set them: --zone ZONE (its regions: {listed(machine_regions(catalog, machine, context.target), NAMED)})",
             field="regions",
         )
     return tuple(placements)
@@ -106,7 +106,7 @@ def chosen_regions(
     spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str
 ) -> tuple[str, ...]:
     """Return the spec's regions, otherwise those of its zones, otherwise gcloud's setting. Raises PlanRefused."""
-    with_machine = known = known_regions(catalog, machine, context.target)
+    with_machine = known = machine_regions(catalog, machine, context.target)
     servers = spec.vertex.reduction_server if context.target == "vertex" else None
     if servers and servers.machine_type.startswith("n1-"):
         known = tuple(region for region in known if region in catalog.n1_regions)
@@ -130,12 +130,11 @@ def chosen_regions(
         named = tuple(region for region in named if region not in lacking) or named
     for region in named:
         if context.target == "vertex" and region not in catalog.training_regions:
-            hint = (
-                f"{suggestion(region, catalog.training_regions)}Available: {listed(catalog.training_regions, NAMED)}."
-            )
+            available = f"Available: {listed(catalog.training_regions, NAMED)}."
+            hint = similar_place(region, catalog.training_regions) + available
             raise PlanRefused(f"Vertex AI training is not available in {region}", hint, field=field_of(spec, region))
         if known and region not in known:
-            hint = f"{suggestion(region, known)}Available: {listed(known, NAMED)}."
+            hint = f"{similar_place(region, known)}Available: {listed(known, NAMED)}."
             missing = servers.machine_type if servers and region in with_machine else machine.name
             raise PlanRefused(f"{missing} is not available in {region}", hint, field=field_of(spec, region))
     return named
@@ -149,7 +148,7 @@ def field_of(spec: JobSpec, region: str) -> str:
     return f"zones.{zones.index(region)}" if region in zones else ""
 
 
-def suggestion(name: str, known: tuple[str, ...]) -> str:
+def similar_place(name: str, known: tuple[str, ...]) -> str:
     """`Did you mean us-central1? `, or nothing."""
     return f"{did_you_mean(close)} " if (close := near(name, known, 0.85)) else ""
 
@@ -177,7 +176,7 @@ def is_ai_zone(zone: str) -> bool:
     return len(zone.rpartition("-")[2]) > 1
 
 
-def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tuple[str, ...]:
+def machine_regions(catalog: Catalog, machine: MachineType, target: Target) -> tuple[str, ...]:
     """Return the regions that have the machine; () if unknown."""
     return catalog.regions(machine) if target == "vm" else catalog.vertex_regions(machine)
 
@@ -197,7 +196,7 @@ def expected_rate(
 
 def candidates(catalog: Catalog, machine: MachineType, model: str, target: Target) -> str:
     """The cheapest regions with their prices, a line each."""
-    regions = known_regions(catalog, machine, target)
+    regions = machine_regions(catalog, machine, target)
     lines = []
     for region in sorted(regions, key=partial(expected_rate, catalog, target, machine, model))[:NAMED]:
         price = catalog.price(machine, SERVICE[target], model, region)

@@ -227,7 +227,7 @@ def own_torch(recipe: Recipe) -> Iterator[str]:
     yield from environment(recipe)
     yield "COPY *.lock ./"
     if recipe.packages.tool != "conda":
-        yield f"RUN /opt/venv/bin/pip install --require-hashes --requirement {lock(recipe)}"
+        yield f"RUN /opt/venv/bin/pip install --require-hashes --requirement {lock_file(recipe)}"
     yield from torch_lines(recipe)
     yield from requirements_lines(recipe)
     yield "RUN /opt/venv/bin/python -m pip check"
@@ -278,7 +278,7 @@ def base_torch(recipe: Recipe) -> Iterator[str]:
     yield "COPY *.lock ./"
     yield (
         "RUN /opt/venv/bin/pip install --ignore-installed --target /opt/launch/packages --require-hashes "
-        f"--requirement {lock(recipe)}"
+        f"--requirement {lock_file(recipe)}"
     )
     yield (
         "RUN /opt/venv/bin/python -c 'import re, importlib.metadata as m; "
@@ -349,7 +349,7 @@ def environment(recipe: Recipe) -> Iterator[str]:
         yield "RUN python3 -m venv /opt/venv"
 
 
-def lock(recipe: Recipe) -> str:
+def lock_file(recipe: Recipe) -> str:
     """Return the lock file of launch's own packages."""
     return "requirements.lock" if recipe.full else "node.lock"
 

@@ -33,7 +33,7 @@ def torch_of(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) 
     """
     packages = context.packages
     check_urls(packages)
-    check_python(spec, packages)
+    check_image_python(spec, packages)
     if serves(spec, catalog, packages, chosen):
         if packages.tool != "conda":
             check_pinned_build(spec, catalog, context, chosen)
@@ -46,9 +46,11 @@ def torch_of(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) 
         if demand
         else f"{packages.index_where}: PyTorch's index {packages.index_build}"
     )
-    if spec.run.is_builtin and (packages.tool == "pip" or not fits(known_release(catalog, PINNED), packages, catalog)):
+    if spec.run.is_builtin and (
+        packages.tool == "pip" or not release_fits(known_release(catalog, PINNED), packages, catalog)
+    ):
         raise PlanRefused(f"{where}: the built-in trainer needs torch {PINNED}", USE_A_SCRIPT, field=FIELD)
-    releases = [release for release in reversed(catalog.torch_releases) if fits(release, packages, catalog)]
+    releases = [release for release in reversed(catalog.torch_releases) if release_fits(release, packages, catalog)]
     if not releases:
         raise PlanRefused(f"{where}: {conflict(catalog, packages)}", what_fits(catalog, packages), field=FIELD)
     python = image_python(spec, packages)
@@ -123,7 +125,7 @@ def python_of_tag(base: str) -> str:
     return match[1] if match else ""
 
 
-def check_python(spec: JobSpec, packages: Packages) -> None:
+def check_image_python(spec: JobSpec, packages: Packages) -> None:
     """Check that the project's requires-python admits the image's Python. Raises PlanRefused."""
     requires, image = packages.requires_python, spec.image
     nearest = nearest_python(requires)
@@ -151,7 +153,7 @@ def serves(spec: JobSpec, catalog: Catalog, packages: Packages, chosen: Chosen) 
     if packages.hashed and torch:
         return False
     build = wanted_build(spec, packages)
-    return fits(known_release(catalog, PINNED), packages, catalog) and build in (
+    return release_fits(known_release(catalog, PINNED), packages, catalog) and build in (
         "",
         spec.image.wheel or chosen.gpu.wheel,
     )
@@ -173,7 +175,7 @@ def wanted_build(spec: JobSpec, packages: Packages) -> str:
     return (torch.build if torch else "") or packages.index_build or spec.image.wheel or ""
 
 
-def fits(release: TorchRelease, packages: Packages, catalog: Catalog) -> bool:
+def release_fits(release: TorchRelease, packages: Packages, catalog: Catalog) -> bool:
     """Return whether the requirements allow a release of PyTorch, with the packages that are built for it."""
     # A version of a package that the catalog does not know is left to pip.
     return all(
@@ -232,7 +234,7 @@ def best_build(
     builds = [
         build
         for build in release.builds
-        if wanted in ("", build) and not problem(release, build, driver, catalog, chosen)
+        if wanted in ("", build) and not build_problem(release, build, driver, catalog, chosen)
     ]
     own = pypi_build(release, chosen)
     xformers = first(context.packages, "xformers") is not None
@@ -258,7 +260,7 @@ def pypi_build(release: TorchRelease, chosen: Chosen) -> str:
     return release.pypi_arm64 if arm else release.pypi
 
 
-def problem(release: TorchRelease, build: str, driver: int | None, catalog: Catalog, chosen: Chosen) -> str:
+def build_problem(release: TorchRelease, build: str, driver: int | None, catalog: Catalog, chosen: Chosen) -> str:
     """Return why a build does not run on the machine; empty if it does, as far as is known."""
     gpu, needed = chosen.gpu, int(catalog.wheels.get(build) or 0)
     if not release.has_kernels(build, gpu):
@@ -351,7 +353,9 @@ def no_build(
     if wanted and wanted not in newest.builds:
         why = f"torch {newest.version} has no build {wanted}; it has {', '.join(newest.builds)}"
     else:
-        reasons = [problem(newest, build, driver, catalog, chosen) for build in ([wanted] if wanted else newest.builds)]
+        reasons = [
+            build_problem(newest, build, driver, catalog, chosen) for build in ([wanted] if wanted else newest.builds)
+        ]
         why = f"torch {newest.version}: {'; '.join(reasons)}"
     return PlanRefused(
         f"{where}: {why}", f"On {chosen.gpu.title}: {working(newest, spec, catalog, context, chosen)}", field=FIELD

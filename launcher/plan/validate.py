@@ -64,8 +64,8 @@ def check_spec(spec: JobSpec, context: Context) -> None:
         check_vm(spec, context)
     elif context.target == "vertex":
         check_vertex(spec)
-        mounts.check_vertex(spec)
-        check_secrets(spec, context)
+        mounts.check_vertex_mounts(spec)
+        check_secrets_account(spec, context)
 
 
 def check_vm(spec: JobSpec, context: Context) -> None:
@@ -82,7 +82,7 @@ def check_vm(spec: JobSpec, context: Context) -> None:
     if spec.machine.nodes > 1:
         check_several_vms(spec, context)
     if context.training:
-        mounts.check_vm(spec, context)
+        mounts.check_vm_mounts(spec, context)
     if spec.vm.idle_stop and parse_duration(spec.vm.idle_stop) < MIN_IDLE_STOP:
         raise PlanRefused(
             f"vm.idle_stop: {spec.vm.idle_stop} is too short: the VM would stop during a pause in your work",
@@ -163,7 +163,7 @@ def check_vertex(spec: JobSpec) -> None:
         )
 
 
-def check_secrets(spec: JobSpec, context: Context) -> None:
+def check_secrets_account(spec: JobSpec, context: Context) -> None:
     """Check that a job with secrets names a service account. The default, Vertex AI's service agent for custom code,
     cannot get tokens for other services (Vertex AI, access control). Raises PlanRefused."""
     named = [*spec.secrets, *(["notify.webhook"] if spec.notify and spec.notify.webhook.startswith(STORED) else [])]
@@ -429,7 +429,7 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
     if is_type and has_locked_version:
         check_type(name, model.task, tasks, catalog)
     has_own_data = "run.config.data" in custom_functions(spec.run)
-    if config.data.block_size is None and not has_own_data and is_text(model, config.data, tasks):
+    if config.data.block_size is None and not has_own_data and takes_tokens(model, config.data, tasks):
         raise PlanRefused(
             f"run.config.data.block_size: required for {model.name}: the number of tokens per sample",
             "Set it: --set run.config.data.block_size=1024",
@@ -455,7 +455,7 @@ def check_type(name: str, task: str, tasks: tuple[str, ...] | None, catalog: Cat
         )
 
 
-def is_text(model: ExternalModel, data: Data, tasks: tuple[str, ...] | None) -> bool:
+def takes_tokens(model: ExternalModel, data: Data, tasks: tuple[str, ...] | None) -> bool:
     """Return whether the model certainly takes tokens. `tasks` are those of its type; None if unknown."""
     task = model.task if model.task != "auto" or not tasks else tasks[0]
     if task != "auto":

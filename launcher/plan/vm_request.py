@@ -33,7 +33,7 @@ def request(spec: JobSpec, context: Context, shared: Shared, placement: Placemen
 
     `family` is the image family to boot, unless the spec names an image.
     """
-    names = nodes(spec, shared)
+    names = vm_names(spec, shared)
     body = instance(spec, context, shared, placement, family)
     if len(names) == 1:
         return {"name": names[0], **body}
@@ -66,7 +66,7 @@ def instance(spec: JobSpec, context: Context, shared: Shared, placement: Placeme
     if machine is None or zone is None:
         raise ValueError("an Instance needs a machine type and a zone")
     kind = placement.provisioning.partition(":")[0]
-    data_disks = mounts.attached_disks(spec, machine, zone, shared.labels) if shared.container else []
+    data_disks = mounts.mount_disks(spec, machine, zone, shared.labels) if shared.container else []
     return {
         "machineType": f"zones/{zone}/machineTypes/{machine.name}",
         "labels": shared.labels,
@@ -77,8 +77,8 @@ def instance(spec: JobSpec, context: Context, shared: Shared, placement: Placeme
             *data_disks,
         ],
         "networkInterfaces": [network_interface(spec, placement.region)],
-        "scheduling": scheduling(spec, machine, kind, shared),
-        **given(reservationAffinity=reservation_affinity(placement.provisioning, context.project)),
+        "scheduling": vm_scheduling(spec, machine, kind, shared),
+        **given(reservationAffinity=vm_reservation_affinity(placement.provisioning, context.project)),
         "serviceAccounts": [{"email": account_of(spec, context), "scopes": [SCOPE]}],
         "metadata": {"items": metadata(spec, context, shared, placement, family)},
         # Secure Boot must be off: it refuses NVIDIA's kernel module unless a key that the image trusts has signed it.
@@ -165,7 +165,7 @@ def network_interface(spec: JobSpec, region: str) -> dict[str, Any]:
     }
 
 
-def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -> dict[str, Any]:
+def vm_scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -> dict[str, Any]:
     """Return the provisioning model and the time after which Google itself ends the VM."""
     training = shared.container is not None
     action = on_stop(spec, training=training)
@@ -186,7 +186,7 @@ def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -
     }
 
 
-def reservation_affinity(provisioning: str, project: str) -> dict[str, Any] | None:
+def vm_reservation_affinity(provisioning: str, project: str) -> dict[str, Any] | None:
     """Return the ReservationAffinity: none for flex-start, which must not consume one; otherwise the named reservation
     only. A shared reservation is named with its project.
     """
@@ -294,7 +294,7 @@ def training_parameters(
         "arguments": arguments,
         "env": container.env,
         **({"mounts": mounts.parameters(spec)} if spec.mounts else {}),
-        "nodes": list(nodes(spec, shared)),
+        "nodes": list(vm_names(spec, shared)),
         "domain": domain(context.project, placement),
         "account": account,
         "grant": iam_commands.self_delete(context.project, account, prefix(spec, shared.run)),
@@ -324,7 +324,7 @@ def account_of(spec: JobSpec, context: Context) -> str:
     return spec.identity.service_account or own
 
 
-def nodes(spec: JobSpec, shared: Shared) -> tuple[str, ...]:
+def vm_names(spec: JobSpec, shared: Shared) -> tuple[str, ...]:
     """Return the VMs' names, node 0 first."""
     count = spec.machine.nodes
     return (shared.run,) if count == 1 else tuple(f"{shared.run}-n{node}" for node in range(count))

@@ -46,12 +46,12 @@ def check(spec: JobSpec, invalid: Sequence[Path] = ()) -> list[Finding]:
     return [
         finding
         for rule in CHECKS
-        if not any(overlap(path, field) for path in invalid for field in rule.reads)
+        if not any(paths_overlap(path, field) for path in invalid for field in rule.reads)
         for finding in rule.find(spec)
     ]
 
 
-def overlap(path: Path, other: Path) -> bool:
+def paths_overlap(path: Path, other: Path) -> bool:
     """Return whether one path equals the other or lies below it."""
     shared = min(len(path), len(other))
     return path[:shared] == other[:shared]
@@ -79,7 +79,7 @@ def trainer_config(spec: JobSpec) -> Iterator[Finding]:
 
     secret = [at for at, _ in secrets_in(run.config, ())]
     for path, what, fix in problems(run.config):
-        if any(overlap(path, at) for at in secret):
+        if any(paths_overlap(path, at) for at in secret):
             continue  # the trainer's message would show the secret
         yield Finding(("run", "config", *path), what, fix)
 
@@ -339,7 +339,7 @@ def persistent_resource(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(("vertex", "persistent_resource"), f"cannot be combined with provisioning {unsupported[0]}", fix)
 
 
-def output(spec: JobSpec) -> Iterator[Finding]:
+def output_location(spec: JobSpec) -> Iterator[Finding]:
     """The output is a folder in a bucket, or a local path."""
     from launcher.spec.secret_detection import known_secret, masked
 
@@ -362,7 +362,7 @@ def mount_points(spec: JobSpec) -> Iterator[Finding]:
         yield from duplicates(("vertex", kind), points, "use a different mount_point for each mount")
 
 
-def mounts(spec: JobSpec) -> Iterator[Finding]:
+def mount_sources(spec: JobSpec) -> Iterator[Finding]:
     """Each mount has one source, and its own folder in the container."""
     for index, mount in enumerate(spec.mounts):
         at = ("mounts", index)
@@ -392,7 +392,7 @@ def labels(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(("labels", key), "the prefix launch- is reserved for launch's own labels", "rename the label")
 
 
-def environment(spec: JobSpec) -> Iterator[Finding]:
+def variable_names(spec: JobSpec) -> Iterator[Finding]:
     """The spec's variables must not collide with each other, the platform's or launch's."""
     from launch_train.common.contract import RESERVED, RESERVED_PREFIXES
 
@@ -479,11 +479,11 @@ CHECKS = (
     Check(reservation_outside_places, (("provisioning",), ("regions",), ("zones",), ("vm", "dense_reservation"))),
     Check(reduction_server, (("vertex", "reduction_server"), ("machine",), ("provisioning",))),
     Check(persistent_resource, (("vertex", "persistent_resource"), ("provisioning",))),
-    Check(output, (("output",),)),
+    Check(output_location, (("output",),)),
     Check(mount_points, (("vertex", "nfs"), ("vertex", "lustre"))),
-    Check(mounts, (("mounts",),)),
+    Check(mount_sources, (("mounts",),)),
     Check(labels, (("labels",),)),
-    Check(environment, (("env",), ("secrets",))),
+    Check(variable_names, (("env",), ("secrets",))),
     Check(secrets_in_env, (("env",),)),
     Check(secrets_in_program, (("run",), ("image", "setup"))),
     *(

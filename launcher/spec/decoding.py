@@ -124,7 +124,7 @@ class Decoder:
 
     def json(self, node: Node, _shape: Shape, at: Path) -> Any:
         """Return free-form data, and report numbers that JSON cannot represent."""
-        for path, scalar in scalars(node, at):
+        for path, scalar in scalars_below(node, at):
             value = scalar.value
             if isinstance(value, float) and not math.isfinite(value):
                 fix = "use a finite number up to 1e308: the value is sent as JSON, which has no .nan and no .inf"
@@ -173,10 +173,10 @@ class Decoder:
         return INVALID
 
 
-def scalars(node: Node, at: Path) -> list[tuple[Path, Scalar]]:
+def scalars_below(node: Node, at: Path) -> list[tuple[Path, Scalar]]:
     """Return all single values at and below a node, with their paths."""
     if isinstance(node, Map):
-        return [scalar for key, child in node.entries.items() for scalar in scalars(child, (*at, key))]
+        return [scalar for key, child in node.entries.items() for scalar in scalars_below(child, (*at, key))]
     if isinstance(node, List):
-        return [scalar for index, child in enumerate(node.items) for scalar in scalars(child, (*at, index))]
+        return [scalar for index, child in enumerate(node.items) for scalar in scalars_below(child, (*at, index))]
     return [(at, node)] if isinstance(node, Scalar) else []

@@ -52,7 +52,7 @@ def parse_set(text: str) -> Override:
     return Override(path, plain(loaded.root), where, loaded.root)
 
 
-def apply(root: Node, overrides: Sequence[Override]) -> tuple[Node, list[Problem]]:
+def apply_overrides(root: Node, overrides: Sequence[Override]) -> tuple[Node, list[Problem]]:
     """Return the nodes with the overrides applied in order, and the problems of those that cannot be applied."""
     problems: list[Problem] = []
     for override in overrides:

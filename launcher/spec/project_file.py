@@ -140,7 +140,7 @@ def with_settings(
             node = file.root
             for step in path:
                 node = node.entries[step] if isinstance(node, Map) else node
-            root = with_node(root, path, node)
+            root = with_entry(root, path, node)
             origins.append(Origin(".".join(path), node.where))
     if not origins:
         return located, ()
@@ -172,10 +172,10 @@ def with_field(data: Any, path: Sequence[str], value: Any) -> Any:
     return msgspec.structs.replace(data, **{name: new})
 
 
-def with_node(root: Node, path: Sequence[str], node: Node) -> Node:
+def with_entry(root: Node, path: Sequence[str], node: Node) -> Node:
     """Return the nodes with one more at a path, adding missing sections."""
     if not path:
         return node
     entries = root.entries if isinstance(root, Map) else {}
-    child = with_node(entries.get(path[0], Map(node.where, {})), path[1:], node)
+    child = with_entry(entries.get(path[0], Map(node.where, {})), path[1:], node)
     return Map(root.where, {**entries, path[0]: child})

@@ -16,7 +16,7 @@ from launcher.spec.checks import check
 from launcher.spec.decoding import Decoder
 from launcher.spec.models import JobSpec
 from launcher.spec.nodes import Map, Node, clipped, dotted, from_plain, place, plain
-from launcher.spec.overrides import Override, apply, parse_set
+from launcher.spec.overrides import Override, apply_overrides, parse_set
 from launcher.spec.shapes import shape_of
 from launcher.spec.yaml_loader import MAX_BYTES, Loaded, load
 from launcher.text import either, near
@@ -91,7 +91,7 @@ def from_data(data: Mapping[str, Any], source: str, overrides: Sequence[Override
 
 def decode(loaded: Loaded, source: str, overrides: Sequence[Override]) -> Located:
     """Decode the nodes of a spec, with the overrides applied. Raises SpecError with all problems."""
-    root, override_problems = apply(loaded.root, overrides)
+    root, override_problems = apply_overrides(loaded.root, overrides)
     if newer := newer_version(root, source):
         raise SpecError((newer,))
     decoder = Decoder(JobSpec)

@@ -73,7 +73,7 @@ def shape_of(hint: Any, metas: tuple[Meta, ...] = ()) -> Shape:
     if origin is Annotated:
         return shape_of(args[0], (*hint.__metadata__, *metas))
     if origin in (Union, UnionType):
-        return union(args, metas)
+        return union_shape(args, metas)
     bounded = Annotated[(hint, *metas)] if metas else hint
     if hint in KINDS:
         return Shape(KINDS[hint], bounded, metas)
@@ -85,7 +85,7 @@ def shape_of(hint: Any, metas: tuple[Meta, ...] = ()) -> Shape:
     return of_generic[origin]() if origin else Shape("model", bounded, metas, items=hint)
 
 
-def union(args: tuple[Any, ...], metas: tuple[Meta, ...]) -> Shape:
+def union_shape(args: tuple[Any, ...], metas: tuple[Meta, ...]) -> Shape:
     """Return the shape of `T | None`, of a list with an alternative word (`regions: any`), or of a text with an
     alternative list (`machine.type`)."""
     first, *rest = [shape_of(arg, metas) for arg in args if arg is not NoneType]

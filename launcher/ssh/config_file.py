@@ -12,14 +12,14 @@ from typing import Final
 
 from launcher.jobs.vm import VmInstance
 from launcher.ssh import command
-from launcher.ssh.keys import forget, locked, make_folder, text_of, write
+from launcher.ssh.keys import forget, locked, make_ssh_folder, text_of, write
 
 HEAD: Final = "# Written by launch (launch vm code NAME); launch overwrites its blocks.\n"
 NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", re.M)
 """The VM that a block belongs to."""
 
 
-def blocks(text: str) -> dict[str, str]:
+def host_blocks(text: str) -> dict[str, str]:
     """Return the Host blocks by name."""
     parts = re.split(r"^(?=Host )", text, flags=re.M)
     host_blocks = (part for part in parts if part.startswith("Host "))
@@ -48,13 +48,13 @@ def gone(there: Iterable[VmInstance], unread: Iterable[str], project: str) -> Ca
 
 def put(file: Path, machine: VmInstance, target: command.SshTarget, is_gone: Callable[[str], bool]) -> None:
     """Write a VM's block, and remove the host keys of deleted VMs. Raises LaunchError."""
-    make_folder(file.parent)
+    make_ssh_folder(file.parent)
     with locked(file.parent):
         before = text_of(file)
-        kept = {name: block for name, block in blocks(before).items() if not is_gone(resource_of(block))}
+        kept = {name: block for name, block in host_blocks(before).items() if not is_gone(resource_of(block))}
         kept[machine.name] = command.block([machine.name], target, note=machine.resource)
         write(file, HEAD + "".join(f"\n{block}" for _, block in sorted(kept.items())))
-    for resource in filter(is_gone, map(resource_of, blocks(before).values())):
+    for resource in filter(is_gone, map(resource_of, host_blocks(before).values())):
         forget(file.parent, f"compute.{resource.rpartition('/')[2]}")
 
 
@@ -76,7 +76,7 @@ def words(text: str) -> list[str]:
 
 def include(config: Path, file: Path) -> None:
     """Add the Include line at the top of ~/.ssh/config. Raises LaunchError."""
-    make_folder(config.parent)
+    make_ssh_folder(config.parent)
     with locked(config.parent):
         before = text_of(config)
         write(config, include_line(file) + "\n" + (f"\n{before}" if before else ""))

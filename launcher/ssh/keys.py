@@ -45,7 +45,7 @@ def ensure_key(folder: Path, report: Callable[[str], None]) -> Path:
     """
     key = folder / KEY
     public = key.with_name(f"{KEY}.pub")
-    make_folder(folder)
+    make_ssh_folder(folder)
     with locked(folder):  # ssh-keygen would ask before it overwrites a key that another launch has just created
         if not key.is_file():
             report(f"creating an SSH key without passphrase, where gcloud expects it: {key}")
@@ -115,7 +115,7 @@ def store_host_keys(settings: Path, alias: str, keys: tuple[str, ...]) -> bool:
     Raises LaunchError: the file can't be written.
     """
     file = known_hosts(settings, alias)
-    make_folder(file.parent)
+    make_ssh_folder(file.parent)
     if keys:
         lines = [f"{alias} {key}" for key in keys]
     elif file.exists():
@@ -138,7 +138,7 @@ def forget(settings: Path, alias: str) -> None:
         raise LaunchError(f"can't remove {file}: {error.strerror}") from error
 
 
-def make_folder(folder: Path) -> None:
+def make_ssh_folder(folder: Path) -> None:
     """Create a folder that only its owner can access. Raises LaunchError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -80,17 +80,17 @@ class OsLogin:
             LaunchError: refused, or no answer for a minute.
         """
         profile = self._profile()
-        if not (name := user_name(profile)) or not has_key(profile, key, now):
+        if not (name := oslogin_user(profile)) or not has_key(profile, key, now):
             arguments = {"user": self._account, "project": self._api.project, "key": key, "region": region}
             profile = self._api.ask("import_key", **arguments).get("loginProfile", {})
-            name = user_name(profile)
+            name = oslogin_user(profile)
         if not name:
             raise LaunchError(f"OS Login has no user name for {self._account}", "launch ssh NAME --user USER")
         return name
 
     def known_user(self) -> str:
         """Return the user name, or an empty string; registers nothing. Raises as `user` does."""
-        return user_name(self._profile())
+        return oslogin_user(self._profile())
 
     def _profile(self) -> Any:
         if not self._account:
@@ -106,7 +106,7 @@ class OsLogin:
             return {}  # the account has no profile yet
 
 
-def user_name(profile: Mapping[str, Any]) -> str:
+def oslogin_user(profile: Mapping[str, Any]) -> str:
     """Return the user name of the primary POSIX account, else of the first one; empty: none."""
     accounts = profile.get("posixAccounts", [])
     account = next((each for each in accounts if each.get("primary")), accounts[0] if accounts else {})

@@ -149,10 +149,10 @@ def test_the_recipe_and_the_trainer_have_forward_slashes(monkeypatch: pytest.Mon
 def test_a_links_target_has_forward_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "link.py").symlink_to("parts/model.py")
-    expected = code_files.link(tmp_path, "link.py", str(tmp_path / "link.py"))
+    expected = code_files.link_target(tmp_path, "link.py", str(tmp_path / "link.py"))
     monkeypatch.setattr(os, "readlink", lambda path, **_: "parts\\model.py")
     monkeypatch.setattr(os, "sep", "\\")
-    assert code_files.link(tmp_path, "link.py", str(tmp_path / "link.py")) == expected == "parts/model.py"
+    assert code_files.link_target(tmp_path, "link.py", str(tmp_path / "link.py")) == expected == "parts/model.py"
 
 
 def test_a_local_output_has_forward_slashes(monkeypatch: pytest.MonkeyPatch) -> None:

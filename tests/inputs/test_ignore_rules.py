@@ -9,7 +9,7 @@ import re
 import pytest
 from docker.utils.build import PatternMatcher
 
-from launcher.inputs.ignore_rules import DockerIgnore, rule
+from launcher.inputs.ignore_rules import DockerIgnore, parse_rule
 
 # Pattern, path, whether Docker excludes it: github.com/moby/patternmatcher, patternmatcher_test.go (Apache-2.0).
 MOBY = r"""
@@ -112,7 +112,7 @@ REFUSED = ["!", "[]a]", "[-]", "[x-]", "[-x]", "\\", "[a-b-c]", "[", "[^", "[^bc
 
 
 def excludes(lines: list[str], path: str) -> bool:
-    return DockerIgnore(found for line in lines if (found := rule(line))).excludes(path)
+    return DockerIgnore(found for line in lines if (found := parse_rule(line))).excludes(path)
 
 
 def test_mobys_table() -> None:
@@ -129,7 +129,7 @@ def test_the_last_rule_that_matches_decides(lines: list[str], path: str, said: b
 @pytest.mark.parametrize("line", REFUSED)
 def test_patterns_that_docker_refuses(line: str) -> None:
     with pytest.raises((ValueError, re.error)):
-        rule(line)
+        parse_rule(line)
 
 
 def test_lines_are_read_as_docker_reads_them() -> None:
@@ -138,7 +138,7 @@ def test_lines_are_read_as_docker_reads_them() -> None:
         assert excludes([line], "data/a")
         assert excludes([line], "data")
         assert not excludes([line], "pkg/data/a")
-    assert rule("# data") is rule("") is rule("  ") is None
+    assert parse_rule("# data") is parse_rule("") is parse_rule("  ") is None
     assert excludes([" #x"], "#x")
     assert excludes(["data", "! data/a"], "data/b")
     assert not excludes(["data", "! data/a"], "data/a")
@@ -157,6 +157,9 @@ def test_what_the_sdk_says() -> None:
             chance.choice(["", "", "!", "/"]) + "/".join(chance.choices(parts, k=chance.choice([1, 1, 2, 3])))
             for _ in range(chance.randint(1, 4))
         ]
-        sdk, ours = PatternMatcher(list(patterns)), DockerIgnore(found for one in patterns if (found := rule(one)))
+        sdk, ours = (
+            PatternMatcher(list(patterns)),
+            DockerIgnore(found for one in patterns if (found := parse_rule(one))),
+        )
         differing += [(patterns, path) for path in paths if sdk.matches(path) != ours.excludes(path)]
     assert not differing[:5]

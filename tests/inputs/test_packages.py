@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.inputs.packages import wanted_packages
+from launcher.inputs.packages import required_packages
 from launcher.plan.model import Packages
 
 
 def read(folder: Path, text: str, name: str = "requirements.txt") -> Packages:
     (folder / name).write_text(text)
-    return wanted_packages(folder / name)
+    return required_packages(folder / name)
 
 
 def test_a_requirement_has_its_place_even_in_an_included_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.inputs import content
-from launcher.inputs.code_files import Code, collect_code, searched, without_secrets
+from launcher.inputs.code_files import Code, collect_code, hashed_and_searched, without_secrets
 from launcher.inputs.content import CHUNK
 from launcher.inputs.secret_files import SecretSearch
 from tests.command import ROOT
@@ -169,7 +169,7 @@ def test_a_secret_across_two_chunks_is_found_on_its_line(tmp_path: Path) -> None
         text = head[: begin - 1 or None] + "\n" + "hf_" + RANDOM[:34] + "\n" + lines + "ghp_" + RANDOM[:36]
         (tmp_path / "a.py").write_text(text)
         (file,) = collect_code(tmp_path)
-        _, secret = searched(file.path)
+        _, secret = hashed_and_searched(file.path)
         assert secret == ("Hugging Face token", text.partition("hf_")[0].count("\n") + 1)
 
 

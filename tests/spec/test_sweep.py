@@ -9,7 +9,7 @@ import pytest
 
 from launcher.errors import LaunchError, SpecError, UsageError
 from launcher.spec.nodes import List, Map, Scalar, plain
-from launcher.spec.overrides import apply, parse_set
+from launcher.spec.overrides import apply_overrides, parse_set
 from launcher.spec.sweep import MOST_POINTS, Point, parse_axes, points
 from launcher.spec.yaml_loader import load
 
@@ -138,7 +138,7 @@ def test_one_argument_of_a_script_is_set_in_the_form_that_it_has(
     arguments: str, setting: str, expected: list[str]
 ) -> None:
     spec = load(f"run: {{script: train.py, args: {arguments}}}".encode(), lambda line: f"job.yaml:{line}").root
-    root, problems = apply(spec, [parse_set(f"run.args.{setting}")])
+    root, problems = apply_overrides(spec, [parse_set(f"run.args.{setting}")])
     assert not problems
     assert isinstance(root, Map)
     run = root.entries["run"]
@@ -150,15 +150,15 @@ def test_one_argument_of_a_script_is_set_in_the_form_that_it_has(
 
 def test_an_argument_has_a_single_value_and_is_set_in_a_list() -> None:
     spec = load(b"run: {script: train.py, args: [--lr, 1]}", lambda line: f"job.yaml:{line}").root
-    _, [problem] = apply(spec, [parse_set("run.args.lr=[1, 2]")])
+    _, [problem] = apply_overrides(spec, [parse_set("run.args.lr=[1, 2]")])
     assert "expected a single value" in problem.what
     several = load(b"run: {script: train.py, args: [--lr, 1, 2, 3, --amp]}", lambda line: f"job.yaml:{line}").root
-    _, [problem] = apply(several, [parse_set("run.args.lr=4")])
+    _, [problem] = apply_overrides(several, [parse_set("run.args.lr=4")])
     assert "--lr has several values (job.yaml:1)" in problem.what
     text = load(b"run: {script: train.py, args: --lr}", lambda line: f"job.yaml:{line}").root
-    _, [problem] = apply(text, [parse_set("run.args.lr=1")])
+    _, [problem] = apply_overrides(text, [parse_set("run.args.lr=1")])
     assert "run.args is not a list (job.yaml:1)" in problem.what
     without = load(b"run: {script: train.py}", lambda line: f"job.yaml:{line}").root
-    root, problems = apply(without, [parse_set("run.args.lr=1"), parse_set("run.args.lr=2")])
+    root, problems = apply_overrides(without, [parse_set("run.args.lr=1"), parse_set("run.args.lr=2")])
     assert not problems
     assert plain(root)["run"]["args"] == ["--lr=2"]

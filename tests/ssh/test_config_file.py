@@ -30,9 +30,9 @@ def put(file: Path, *machines: VmInstance) -> str:
 def test_a_block_for_each_vm_and_the_newest_of_a_name(tmp_path: Path) -> None:
     file = tmp_path / "launch" / "ssh_config"
     text = put(file, machine(), machine(name="other", id="2"), machine(id="3"))
-    assert list(config_file.blocks(text)) == ["dev", "other"]
-    assert "HostKeyAlias compute.3" in config_file.blocks(text)["dev"]
-    assert config_file.resource_of(config_file.blocks(text)["dev"]) == machine(id="3").resource
+    assert list(config_file.host_blocks(text)) == ["dev", "other"]
+    assert "HostKeyAlias compute.3" in config_file.host_blocks(text)["dev"]
+    assert config_file.resource_of(config_file.host_blocks(text)["dev"]) == machine(id="3").resource
     assert file.stat().st_mode & 0o777 == 0o600
     assert put(file, machine(id="3")) == text, "the same again changes nothing"
     assert [one.name for one in file.parent.iterdir()] == ["ssh_config"]
@@ -45,7 +45,7 @@ def test_blocks_of_vms_that_are_gone(tmp_path: Path) -> None:
     text = put(file, here, gone, silent, foreign)
     (file).write_text(text + "\nHost mine\n    HostName 192.0.2.1\n")
     config_file.put(file, here, target(here), config_file.gone([here], ["us-east4-a"], "my-project"))
-    assert list(config_file.blocks(file.read_text())) == ["dev", "foreign", "mine", "silent"]
+    assert list(config_file.host_blocks(file.read_text())) == ["dev", "foreign", "mine", "silent"]
 
 
 def test_the_include_line(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_40_vms_that_8_processes_register_at_once(tmp_path: Path) -> None:
     assert [process.returncode for process in all_of_them] == [0] * 8
     known = {file.name: file.read_text() for file in (tmp_path / "known_hosts.d").iterdir()}
     assert known == {f"compute.{n}": f"compute.{n} ssh-rsa {n}\n" for n in range(40)}
-    assert set(config_file.blocks((tmp_path / "ssh_config").read_text())) == {f"vm-{n}" for n in range(40)}
+    assert set(config_file.host_blocks((tmp_path / "ssh_config").read_text())) == {f"vm-{n}" for n in range(40)}
     assert len("".join(said).splitlines()) == 1
     assert keys.public_key(tmp_path / ".ssh" / keys.KEY)
 

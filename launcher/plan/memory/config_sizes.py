@@ -20,7 +20,7 @@ def sizes_of(config: Config) -> ModelSizes | None:
     if isinstance(model, ResNet):
         from launcher.plan.memory import resnet
 
-        return resnet.sizes(model.name, model.width, model.num_classes, model.image_size)
+        return resnet.resnet_sizes(model.name, model.width, model.num_classes, model.image_size)
     if isinstance(model, Gpt | Bert):
         return transformer.sizes(replace(of_builtin(model), scores=scores))
     shape = of_family(model, config.data.block_size) if not config.loss else None

@@ -12,7 +12,7 @@ from launcher.catalog import Catalog, MachineType
 from launcher.errors import PlanRefused
 from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.model_sizes import ModelSizes
-from launcher.plan.memory.need import Need, Setup, largest_micro_batch, need, setup_of
+from launcher.plan.memory.need import Need, Setup, largest_micro_batch, memory_setup, need
 from launcher.plan.model import Chosen, Context
 from launcher.plan.placement import SERVICE
 from launcher.spec.checks import config_of
@@ -56,7 +56,7 @@ def fit(model: ModelSizes, setup: Setup) -> Fit:
 
 def setup_on(spec: JobSpec, config: Config, chosen: Chosen) -> Setup:
     """Return the setup on a spec's machine."""
-    return setup_of(
+    return memory_setup(
         config,
         chosen.gpu,
         world=chosen.gpus * spec.machine.nodes,

@@ -91,7 +91,7 @@ class Need(Struct, frozen=True):
         return max(self.parts, key=lambda part: part.size)
 
 
-def setup_of(config: Config, gpu: Gpu, *, world: int, memory_gb: float, limit_gb: float | None = None) -> Setup:
+def memory_setup(config: Config, gpu: Gpu, *, world: int, memory_gb: float, limit_gb: float | None = None) -> Setup:
     """Return the setup that the trainer would choose on a GPU (launch_train.performance)."""
     optimizer = config.optimizer
     sharded = config.parallel == "fsdp" and world > 1

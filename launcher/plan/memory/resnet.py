@@ -31,7 +31,7 @@ class Convolution(NamedTuple):
         return self.outputs * self.size**2
 
 
-def sizes(name: str, width: int, classes: int, image_size: int) -> ModelSizes:
+def resnet_sizes(name: str, width: int, classes: int, image_size: int) -> ModelSizes:
     """Return the sizes of ResNet-50 (v1.5)."""
     stem, blocks = layers(width, image_size)
     every = [stem, *(layer for block in blocks for layer in block)]

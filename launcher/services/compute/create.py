@@ -63,7 +63,7 @@ class VmCreator:
         while True:
             with suppress(GoneError):
                 machine = self._compute.instance(operation.zone, name)
-                is_mine = machine.run == labels_of(body).get(RUN_LABEL)
+                is_mine = machine.run == request_labels(body).get(RUN_LABEL)
                 if is_mine and machine.created >= operation.inserted - SLACK_SECONDS:
                     return pending_job(machine.resource, machine.created, attempt, body)
             if self._compute.clock.now() >= until:
@@ -83,7 +83,7 @@ class VmCreator:
             there = self._compute.instance(zone, name)
         except GoneError:
             return transient_refusal(f"{name} was deleted a moment ago", error)
-        run = labels_of(body).get(RUN_LABEL)
+        run = request_labels(body).get(RUN_LABEL)
         if not run or there.run != run:
             return error
         if there.trains and there.status in DOWN:
@@ -111,10 +111,12 @@ def require_success(operation: Operation) -> Operation:
 
 def pending_job(name: str, created: float, attempt: Attempt, body: Mapping[str, Any]) -> Job:
     """Return a job that waits for its machines."""
-    return Job(name=name, region=attempt.region, state="PENDING", created=created, labels=labels_of(body), request=body)
+    return Job(
+        name=name, region=attempt.region, state="PENDING", created=created, labels=request_labels(body), request=body
+    )
 
 
-def labels_of(body: Mapping[str, Any]) -> Mapping[str, str]:
+def request_labels(body: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the labels in a request for one VM or for several."""
     labels: Mapping[str, str] = body.get("instanceProperties", body).get("labels", {})
     return labels

@@ -68,10 +68,10 @@ def rank(rule: Mapping[str, Any]) -> tuple[int, bool]:
 def ports_of(rule: Mapping[str, Any]) -> set[int]:
     """Return the TCP ports that a rule allows or denies."""
     parts = [*rule.get("allowed", ()), *rule.get("denied", ())]
-    return {port for part in parts if part.get("IPProtocol") in ("tcp", "6", "all") for port in numbers(part)}
+    return {port for part in parts if part.get("IPProtocol") in ("tcp", "6", "all") for port in port_numbers(part)}
 
 
-def numbers(part: Mapping[str, Any]) -> Sequence[int]:
+def port_numbers(part: Mapping[str, Any]) -> Sequence[int]:
     """Return the ports of one protocol, or all ports if none is named."""
     spans = [str(port).partition("-") for port in part.get("ports", ())]
     return [n for first, _, end in spans for n in range(int(first), int(end or first) + 1)] if spans else range(65536)

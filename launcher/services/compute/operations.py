@@ -75,7 +75,7 @@ def operation_of(operation: Mapping[str, Any]) -> Operation:
     """Parse an Operation in canonical proto3 JSON."""
     return Operation(
         name=operation.get("name", ""),
-        project=project_of(operation.get("zone", "")),
+        project=operation_project(operation.get("zone", "")),
         zone=last_url_part(operation.get("zone", "")),
         kind=operation.get("operationType", ""),
         target=str(operation.get("targetId", "")),
@@ -87,16 +87,16 @@ def operation_of(operation: Mapping[str, Any]) -> Operation:
         inserted=seconds(operation.get("insertTime")) or 0.0,
         ended=seconds(operation.get("endTime")),
         http_status=int(operation.get("httpErrorStatusCode", 0)),
-        errors=tuple(map(error_of, operation.get("error", {}).get("errors", ()))),
+        errors=tuple(map(operation_error, operation.get("error", {}).get("errors", ()))),
     )
 
 
-def project_of(zone: str) -> str:
+def operation_project(zone: str) -> str:
     """Return the project in a zone's URL: …/projects/PROJECT/zones/ZONE."""
     return zone.rpartition("/zones/")[0].rpartition("/")[2]
 
 
-def error_of(error: Mapping[str, Any]) -> OperationError:
+def operation_error(error: Mapping[str, Any]) -> OperationError:
     """Parse one of error.errors[]."""
     details = error.get("errorDetails", ())
     info: Mapping[str, Any] = next((each["errorInfo"] for each in details if "errorInfo" in each), {})

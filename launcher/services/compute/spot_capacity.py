@@ -59,14 +59,14 @@ def order_by_score(attempts: Sequence[Attempt], scores: Mapping[str, float]) -> 
     Zones without a score come last, in the plan's order.
     """
     ordered: list[Attempt] = []
-    for (model, price, _), group in groupby(attempts, key=group_key):
+    for (model, price, _), group in groupby(attempts, key=attempt_group):
         members = list(group)
         known = model == "spot" and price is not None
         ordered += sorted(members, key=lambda attempt: -scores.get(attempt.zone or "", -1.0)) if known else members
     return tuple(ordered)
 
 
-def group_key(attempt: Attempt) -> tuple[str, float | None, str]:
+def attempt_group(attempt: Attempt) -> tuple[str, float | None, str]:
     """Return the properties that attempts must share to be reordered."""
     return attempt.provisioning, attempt.usd_per_hour, attempt.machine_type
 

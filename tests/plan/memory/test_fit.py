@@ -14,7 +14,7 @@ from launcher.catalog import load
 from launcher.errors import PlanRefused
 from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.fit import fit_of, memory_line
-from launcher.plan.memory.need import GB, Setup, divisors, largest_micro_batch, need, setup_of
+from launcher.plan.memory.need import GB, Setup, divisors, largest_micro_batch, memory_setup, need
 from launcher.plan.placement import choose
 from tests.command import launch
 from tests.plan.planning import context, planned, spec
@@ -79,7 +79,7 @@ def test_the_micro_batch_of_the_estimate_fits_and_divides_the_share(gpu: str) ->
     model = sizes_of(config)
     assert model is not None
     card = load().gpu(gpu)
-    setup = setup_of(config, card, world=1, memory_gb=card.memory_gb)
+    setup = memory_setup(config, card, world=1, memory_gb=card.memory_gb)
     found = largest_micro_batch(model, setup)
     assert found
     assert 480 % found == 0
