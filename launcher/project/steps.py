@@ -13,7 +13,7 @@ from launcher import catalog
 from launcher.catalog.model import Quota, Service
 from launcher.catalog.quotas import PREEMPTIBLE, compute_quota_id
 from launcher.errors import LaunchError, UsageError
-from launcher.gcp.api import status_of
+from launcher.gcp.api import ApiDisabledError, answer_behind, older_reason, status_of
 from launcher.gcp.rest import Rest
 from launcher.plan.iam_commands import BUCKET_ROLE
 from launcher.plan.names import default_output, default_repository, default_service_account
@@ -184,7 +184,8 @@ def own_bucket(target: SetupTarget, rest: Rest) -> Any:
     try:
         known = exists(lambda: rest(STORAGE, f"/storage/v1/b/{target.bucket}"))
     except LaunchError as error:
-        if status_of(error) != 403 or "disabled" in error.problem:
+        is_closed = older_reason(answer_behind(error)) == "accountDisabled"  # the owner's billing account
+        if status_of(error) != 403 or is_closed or isinstance(error, ApiDisabledError):
             raise
         problem = f"gs://{target.bucket} exists, but you may not read it: it may belong to another project"
         raise UsageError(problem, f"gcloud storage buckets describe gs://{target.bucket}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -181,6 +182,25 @@ def test_a_strangers_bucket_is_refused(fresh: GoogleCloud, readable: bool) -> No
     ran = setup(fresh, "--yes", code=2)
     assert "gs://my-project-launch" in ran.err
     assert not changes(fresh)
+
+
+def test_a_closed_billing_account_is_no_strangers_bucket(fresh: GoogleCloud) -> None:
+    fresh.services.disabled.discard("storage.googleapis.com")
+    message = "The billing account for the owning project is disabled in state closed"
+    fresh.faults.add(Fault("storage.buckets.get", Status(403, reason="accountDisabled", message=message), times=None))
+    ran = setup(fresh, "--yes", code=4)
+    assert message in " ".join(ran.err.split())
+    assert "another project" not in ran.err
+
+
+def test_the_terraform_module_has_every_api_role_and_address_range_of_the_steps(fresh: GoogleCloud) -> None:
+    steps = json.loads(setup(fresh, "--for", "both", "-o", "json").out)["steps"]
+    commands = "\n".join(step["command"] for step in steps)
+    names = {*re.findall(r"([a-z]+)\.googleapis\.com", commands), *re.findall(r"--role=(\S+)", commands)}
+    names |= {*re.findall(r"--source-ranges=([\d./]+)", commands)}
+    module = Path("docs/terraform/main.tf").read_text(encoding="utf-8")
+    assert len(names) > 20
+    assert {name for name in names if f'"{name}"' not in module} == set()
 
 
 def test_soft_delete_of_an_old_bucket_is_turned_off(fresh: GoogleCloud) -> None:
