@@ -2,7 +2,11 @@
 
 Known values (the project, its number, the account, tokens, this machine's user, name and home) are replaced everywhere,
 also in keys. E-mail addresses, tokens, keys and IP addresses are recognised by pattern, secrets also by the name of
-their field. `foreign` removes what answers contain about other resources.
+their field.
+
+Answers about other users' resources are reduced to their shape: keys, kinds of values, and known enums. An allow-list:
+a text stays if it belongs to this selftest, comes from one of Google's public catalogs, or stands in a field that only
+ever holds Google's own words. Numbers and booleans stay, except in logs, metadata and people.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.selftest.foreign import reduced
+from launcher.selftest.kit import OWN
 
 LONGEST: Final = 2000
 """Maximum length of a text, such as a VM's startup script, in characters."""
@@ -25,10 +29,10 @@ SECRET: Final = re.compile(r"(\w*token|\w*secret|private_?key\w*|password|bucket
 PUBLIC_PROJECTS: Final = "deeplearning-platform-release|vertex-ai|cloud-builders"
 
 
-def unless_path(found: re.Match[str]) -> str:
+def unless_path(match: re.Match[str]) -> str:
     """Return BASE64, or the same text if it is a path such as v1/projects/PROJECT/customJobs."""
-    is_path = all(PART.fullmatch(part) for part in found[0].split("/"))
-    return found[0] if is_path and "/" in found[0] else "BASE64"
+    is_path = all(PART.fullmatch(part) for part in match[0].split("/"))
+    return match[0] if is_path and "/" in match[0] else "BASE64"
 
 
 PART: Final = re.compile(r"[a-z]*([A-Z][a-z]+)*|[A-Z]+|v\d\w*|\d+|[0-9a-f]+")
@@ -52,7 +56,7 @@ NUMBER: Final = re.compile(
 BUCKET: Final = re.compile(r"(?:\bgs://|/b/)(?!launch-selftest-)([a-z0-9][\w.-]+)")
 
 
-def written(
+def write_bundle(
     folder: Path, name: str, results: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], known: Mapping[str, str]
 ) -> Path:
     """Write a zip file with results.json (as benchmarks/results/selftest-DATE.json) and calls.json; return its path."""
@@ -69,7 +73,7 @@ def written(
     return path
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_bundle(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return a bundle's results and calls. Raises OSError, ValueError, KeyError: the file is no bundle."""
     with zipfile.ZipFile(path) as file:
         return json.loads(file.read("results.json")), json.loads(file.read("calls.json"))
@@ -82,7 +86,7 @@ class Redactor:
         """`known`: value -> replacement. Short values are only replaced as whole words."""
         self._values = frozenset(known)
         longest = sorted((value for value in known if value), key=len, reverse=True)
-        self._known = [(re.compile(whole(value), re.IGNORECASE), known[value]) for value in longest]
+        self._known = [(re.compile(whole_word(value), re.IGNORECASE), known[value]) for value in longest]
 
     def __call__(self, value: Any) -> Any:
         """Return the redacted JSON."""
@@ -90,7 +94,9 @@ class Redactor:
             return self.text(value)
         if isinstance(value, Mapping):
             return {
-                self.text(str(key)): "TOKEN" if SECRET.fullmatch(str(key)) and is_text(each) else self(each)
+                self.text(str(key)): "TOKEN"
+                if each and isinstance(each, str) and SECRET.fullmatch(str(key))
+                else self(each)
                 for key, each in value.items()
             }
         if isinstance(value, int) and str(value) in self._values:
@@ -109,12 +115,61 @@ class Redactor:
 SHORT: Final = 6
 
 
-def is_text(value: Any) -> bool:
-    """Return whether a value can contain a secret."""
-    return isinstance(value, str) and bool(value)
-
-
-def whole(value: str) -> str:
+def whole_word(value: str) -> str:
     """Return a pattern that matches a value as a whole word: `root` must not match in `chroot`."""
     plain = re.escape(value)
     return plain if len(value) > SHORT else rf"(?<![A-Za-z0-9]){plain}(?![A-Za-z0-9])"
+
+
+# --- Other users' resources -------------------------------------------------------------------------------------------
+
+NAMES: Final = ("name", "displayName", "id", "bucket", "logsBucket", "selfLink", "targetLink")
+"""Fields with the name of the resource that contains them."""
+PUBLIC: Final = re.compile(
+    r"GET .*/(skus|machineTypes/\*|acceleratorTypes/\*|regions/\*|images/family/\*)|.*Permissions"
+)
+"""Operations whose answers are Google's catalogs or permissions."""
+HARMLESS: Final = re.compile(
+    "@type|IPProtocol|architecture|code|currencyCode|direction|domain|format|kind|locationType|metric|mode|reason|shell"
+    "|natIpAllocateOption|operatingSystemType|operationType|sourceSubnetworkIpRangesToNat|state|status|storageClass"
+    "|usageType"
+)
+"""Fields whose values are Google's own terms."""
+WORD: Final = re.compile(r"[\w#./-]{1,80}")
+STRICT: Final = frozenset({"entries", "commonInstanceMetadata", "loginProfile", "posixAccounts", "sshPublicKeys"})
+"""Fields that are reduced to their shape."""
+FREE: Final = frozenset({"labels", "annotations", "jsonPayload", "protoPayload", "sshPublicKeys"})
+"""Maps whose keys are chosen by users."""
+PEOPLE: Final = "/users/"
+"""Occurs only in the paths of OS Login."""
+THINGS: Final = re.compile(
+    r"(?<=/)(subnetworks|instances|repositories|builds|images|b|o|users)/(?!launch-selftest-)[^/:]+"
+)
+
+
+def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded call without other users' data. Lists keep their length."""
+    if PEOPLE in str(call.get("path", "")):
+        shapes = {name: shape(call.get(name), strict=True) for name in ("request", "answer")}
+        return {**call, "path": call["operation"], **shapes}
+    if PUBLIC.fullmatch(str(call.get("operation", ""))):
+        return {**call}
+    answer = call.get("answer")
+    if not (isinstance(answer, Mapping) and answer.keys() == {"error"}):  # an error message explains a failed step
+        answer = shape(answer)
+    return {**call, "path": THINGS.sub(r"\1/*", str(call.get("path", ""))), "answer": answer}
+
+
+def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:
+    """Return JSON of the same shape. `name` is the field that contains it."""
+    strict = strict or name in STRICT
+    if isinstance(value, Mapping):
+        if not strict and any(OWN.search(str(value.get(name, ""))) for name in NAMES):
+            return value  # the selftest's own resource
+        keys = [str(number) for number in range(len(value))] if name in FREE else [*map(str, value)]
+        return {key: shape(each, key, strict=strict) for key, each in zip(keys, value.values(), strict=True)}
+    if isinstance(value, list):
+        return [shape(each, name, strict=strict) for each in value]
+    if isinstance(value, str):
+        return value if HARMLESS.fullmatch(name) and WORD.fullmatch(value) else "string"
+    return type(value)() if strict and isinstance(value, int | float) and not isinstance(value, bool) else value

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from launcher import catalog
 from launcher.errors import LaunchError
-from launcher.selftest import buckets
+from launcher.gcp.api import Service, explain
 from launcher.selftest.kit import LABEL, OWN, PREFIX, Kit
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def clean(kit: Kit, scope: str = f"{PREFIX}-", *, everywhere: bool = False) -> C
 
     A failure doesn't stop the rest. Machines come first: they cost the most, and write to the bucket.
     """
-    return worked(kit, scope, (machines, jobs, builds, repositories, own_buckets), everywhere=everywhere)
+    return worked(kit, scope, (machines, jobs, builds, repositories, buckets), everywhere=everywhere)
 
 
 def stop(kit: Kit, scope: str) -> Cleaned:
@@ -57,7 +57,7 @@ def worked(kit: Kit, scope: str, kinds: tuple[Find, ...], *, everywhere: bool) -
     problems: list[str] = []
     begun: list[tuple[str, Finish]] = []
     for find in kinds:
-        with collected(problems, find.__name__.replace("own_", "")):
+        with collected(problems, find.__name__):
             for name, begin in find(kit, scope, everywhere):
                 with collected(problems, name):
                     begun.append((name, begin()))
@@ -114,11 +114,11 @@ def begin_delete(kit: Kit, machine: VmInstance) -> Finish:
 def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[Removal]:
     """Find the jobs of Vertex AI, and the records of ended ones."""
     regions = catalog.load().training_regions if everywhere else (kit.region,)
-    listing = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
-    for job in listing.jobs:
+    snapshot = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
+    for job in snapshot.jobs:
         if is_ours(job.run, job.labels, scope):
             yield Removal(f"job {job.run}", partial(begin_cancel, kit, job))
-    refuse_unread(listing.unread)
+    refuse_unread(snapshot.unread)
 
 
 def begin_cancel(kit: Kit, job: Job) -> Finish:
@@ -148,16 +148,15 @@ def builds(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
     from launcher.images import cloud_build
 
     active = [build for build in kit.builds(scope) if build.status.name in cloud_build.ACTIVE]
-    ours = set(names_of_buckets(kit, scope)) if active else set()
+    ours = set(selftest_buckets(kit.project, scope)) if active else set()
+
+    def cancel(number: str) -> Finish:
+        kit.cloud_build().ask("cancel_build", name=f"{kit.builds_of}/builds/{number}")
+        return lambda: True
+
     for build in active:
         if build.source.storage_source.bucket in ours:
-            yield Removal(f"build {build.id}", partial(cancel_build, kit, build.id))
-
-
-def cancel_build(kit: Kit, number: str) -> Finish:
-    """Cancel a build."""
-    kit.cloud_build().ask("cancel_build", name=f"{kit.builds_of}/builds/{number}")
-    return lambda: True
+            yield Removal(f"build {build.id}", partial(cancel, build.id))
 
 
 def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
@@ -172,15 +171,10 @@ def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
             yield Removal(f"repository {name}", partial(last_of_all, artifact_registry.delete, api, repository.name))
 
 
-def own_buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
+def buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
     """Find the buckets, with their objects."""
-    for name in names_of_buckets(kit, scope):
-        yield Removal(f"bucket {name}", partial(last_of_all, buckets.delete, kit.project, name))
-
-
-def names_of_buckets(kit: Kit, scope: str) -> list[str]:
-    """Return the names of the selftests' buckets; all of them have the label."""
-    return [name for name in buckets.labelled(kit.project, scope, LABEL) if OWN.match(name)]
+    for name in selftest_buckets(kit.project, scope):
+        yield Removal(f"bucket {name}", partial(last_of_all, delete_bucket, kit.project, name))
 
 
 def last_of_all(delete: Callable[..., object], *what: object) -> Finish:
@@ -191,3 +185,41 @@ def last_of_all(delete: Callable[..., object], *what: object) -> Finish:
         return True
 
     return finish
+
+
+# --- Cloud Storage ----------------------------------------------------------------------------------------------------
+
+STORAGE: Final = Service("storage", "Cloud Storage", "roles/storage.admin")
+ONCE: Final = {"timeout": 30.0, "retry": None}
+"""Options of each call, in seconds."""
+
+
+def selftest_buckets(project: str, prefix: str) -> list[str]:
+    """Return the names of the selftests' buckets that begin with `prefix` and have the label. Raises LaunchError."""
+    with storage_client(project) as client:
+        buckets = client.list_buckets(project=project, prefix=prefix, **ONCE)
+        return [str(bucket.name) for bucket in buckets if is_ours(str(bucket.name), bucket.labels, prefix)]
+
+
+def delete_bucket(project: str, name: str) -> None:
+    """Delete a bucket with all objects in it. Raises LaunchError."""
+    with storage_client(project) as client:
+        for blob in client.list_blobs(name, **ONCE):
+            blob.delete(**ONCE)
+        client.bucket(name).delete(**ONCE)
+
+
+@contextmanager
+def storage_client(project: str) -> Iterator[Any]:
+    """Yield Google's client; its errors are raised as LaunchError."""
+    from launch_train.common.storage import OutputError
+    from launch_train.common.storage.client import open_client
+
+    try:
+        yield open_client()
+    except OutputError as error:
+        raise LaunchError(str(error)) from error
+    except Exception as error:
+        if (explained := explain(error, STORAGE, project)) is None:
+            raise
+        raise explained from error

@@ -123,8 +123,8 @@ class Kit:
 
     def builds(self, scope: str) -> list[Any]:
         """Return the builds of selftests, found by the bucket of their source. Raises LaunchError."""
-        builds = self.cloud_build().ask("list_builds", parent=self.builds_of, filter='tags="launch"').builds
-        return [build for build in builds if str(build.source.storage_source.bucket).startswith(scope)]
+        tagged = self.cloud_build().ask("list_builds", parent=self.builds_of, filter='tags="launch"').builds
+        return [build for build in tagged if str(build.source.storage_source.bucket).startswith(scope)]
 
     def must(self, *argv: str) -> Ran:
         """Run a command that must succeed.

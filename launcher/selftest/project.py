@@ -1,20 +1,24 @@
-"""Check a project's APIs and permissions, and the shipped tables against it."""
+"""Check a project's APIs and permissions, and the shipped tables and prices against it.
+
+A machine is priced by its parts (https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list): so many
+vCPUs, GB of memory and GPUs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Final
 
 from launcher import catalog
 from launcher.errors import LaunchError
-from launcher.gcp.api import Api
+from launcher.gcp.api import Api, status_of
 from launcher.gcp.parallel import together
+from launcher.gcp.price_list import PriceList
 from launcher.gcp.rest import Rest
 from launcher.jobs.vm import last_url_part
 from launcher.project.reads import RESOURCES, tested
-from launcher.selftest import buckets
-from launcher.selftest.kit import GPU, LABEL, PREFIX, Kit, expect
+from launcher.selftest.cleanup import selftest_buckets
+from launcher.selftest.kit import GPU, LABEL, PREFIX, Kit, NotTried, expect
 
 PERMISSIONS: Final = (
     "aiplatform.customJobs.create",
@@ -54,6 +58,11 @@ def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
         api = Api(artifact_registry.SERVICE, kit.project, artifact_registry.client(kit.environ), kit.clock)
         return artifact_registry.listed(api, "us")
 
+    def missing_permissions() -> list[str]:
+        path = f"/v1/projects/{kit.project}:testIamPermissions"
+        granted = tested(Rest(kit.project, kit.environ), RESOURCES, path, PERMISSIONS)
+        return [permission for permission in PERMISSIONS if permission not in granted]
+
     def entries() -> Any:
         api = Api(LOGGING, kit.project, LogClient(kit.environ), kit.clock)
         return api.ask("list_log_entries", resourceNames=[f"projects/{kit.project}"], pageSize=1)
@@ -64,16 +73,9 @@ def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
         "Artifact Registry": repository_names,
         "Cloud Build": lambda: kit.builds(PREFIX),
         "Cloud Logging": entries,
-        "Cloud Storage": lambda: buckets.labelled(kit.project, PREFIX, LABEL),
-        "permissions": partial(missing_permissions, kit),
+        "Cloud Storage": lambda: selftest_buckets(kit.project, PREFIX),
+        "permissions": missing_permissions,
     }
-
-
-def missing_permissions(kit: Kit) -> list[str]:
-    """Return the permissions that the caller lacks. Raises LaunchError."""
-    path = f"/v1/projects/{kit.project}:testIamPermissions"
-    have = tested(Rest(kit.project, kit.environ), RESOURCES, path, PERMISSIONS)
-    return [permission for permission in PERMISSIONS if permission not in have]
 
 
 # --- The tables -------------------------------------------------------------------------------------------------------
@@ -81,12 +83,12 @@ def missing_permissions(kit: Kit) -> list[str]:
 
 def tables(kit: Kit) -> str:
     """Check that quotas, machine types, zones and images match the catalog."""
-    wrong = [*differences(kit)]
+    wrong = [*table_differences(kit)]
     expect(not wrong, "; ".join(wrong))
     return "quotas, machine types, zones, image family"
 
 
-def differences(kit: Kit) -> Iterator[str]:
+def table_differences(kit: Kit) -> Iterator[str]:
     """Yield the differences between the shipped tables and the project's region. Raises LaunchError."""
     known = catalog.load()
     machine = known.find(GPU, None, None, "compute")
@@ -97,43 +99,89 @@ def differences(kit: Kit) -> Iterator[str]:
         if quota and quota.metric and quota.metric not in metrics:
             yield f"{kit.region} has no quota {quota.metric}"
     for zone in known.zones(machine, kit.region):
-        yield from machine_type(kit, machine, zone)
+        yield from machine_type_differences(kit, machine, zone)
     family = known.image_family(machine)
-    if family is None or not exists(kit, family):
-        yield f"there is no image family {family.family if family else 'for an L4'}"
-
-
-def machine_type(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[str]:
-    """Yield the differences of a zone's machine type."""
-    from launcher.gcp.api import status_of
-
-    try:
-        request = {"project": kit.project, "zone": zone, "machine_type": machine.name}
-        shown = kit.compute.api("MachineTypesClient").ask("get", **request)
-    except LaunchError as error:
-        if status_of(error) != 404:
-            raise
-        yield f"{zone} has no {machine.name}"
+    if family is None:
+        yield "there is no image family for an L4"
         return
-    memory, vcpus = shown.memory_mb / 1024, shown.guest_cpus
-    if (vcpus, memory) != (machine.vcpus, machine.memory_gb):
-        yield f"{machine.name} has {vcpus} vCPUs and {memory:g} GB, not {machine.vcpus} and {machine.memory_gb}"
-    kinds = {
-        last_url_part(accelerator.guest_accelerator_type): accelerator.guest_accelerator_count
-        for accelerator in shown.accelerators
-    }
-    if kinds and kinds != {"nvidia-l4": machine.gpus}:
-        yield f"{machine.name} has {kinds}, not {machine.gpus} × nvidia-l4"
-
-
-def exists(kit: Kit, family: catalog.ImageFamily) -> bool:
-    """Return whether an image family exists. Raises LaunchError."""
-    from launcher.gcp.api import status_of
-
     try:
         kit.compute.api("ImagesClient").ask("get_from_family", project=family.project, family=family.family)
     except LaunchError as error:
         if status_of(error) != 404:
             raise
-        return False
-    return True
+        yield f"there is no image family {family.family}"
+
+
+def machine_type_differences(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[str]:
+    """Yield the differences of a zone's machine type."""
+    try:
+        request = {"project": kit.project, "zone": zone, "machine_type": machine.name}
+        offered = kit.compute.api("MachineTypesClient").ask("get", **request)
+    except LaunchError as error:
+        if status_of(error) != 404:
+            raise
+        yield f"{zone} has no {machine.name}"
+        return
+    memory, vcpus = offered.memory_mb / 1024, offered.guest_cpus
+    if (vcpus, memory) != (machine.vcpus, machine.memory_gb):
+        yield f"{machine.name} has {vcpus} vCPUs and {memory:g} GB, not {machine.vcpus} and {machine.memory_gb}"
+    kinds = {
+        last_url_part(accelerator.guest_accelerator_type): accelerator.guest_accelerator_count
+        for accelerator in offered.accelerators
+    }
+    if kinds and kinds != {"nvidia-l4": machine.gpus}:
+        yield f"{machine.name} has {kinds}, not {machine.gpus} × nvidia-l4"
+
+
+# --- Prices -----------------------------------------------------------------------------------------------------------
+
+PARTS: Final = {
+    "standard": ("G2 Instance Core running", "G2 Instance Ram running", "Nvidia L4 GPU running"),
+    "spot": (
+        "Spot Preemptible G2 Instance Core running",
+        "Spot Preemptible G2 Instance Ram running",
+        "Nvidia L4 GPU attached to Spot Preemptible VMs running",
+    ),
+}
+"""Prefixes of the descriptions of a vCPU, a GB and a GPU."""
+SHARE: Final = 0.02
+"""Largest relative error of the shipped price. Spot prices change up to once a day, so they are only reported."""
+
+
+def prices(kit: Kit) -> str:
+    """Check that the machine costs what the catalog says.
+
+    Raises NotTried: the price list can't be read; LaunchError.
+    """
+    known = catalog.load()
+    machine = known.find(GPU, None, None, "compute")
+    try:
+        units = unit_prices(kit)
+    except LaunchError as error:
+        raise NotTried(error.problem) from error
+    texts = []
+    for model, parts in PARTS.items():
+        shipped = known.price(machine, "compute", model, kit.region).usd
+        missing = [part for part in parts if part not in units]
+        expect(not missing, f"Google's list has no {missing[:1]} in {kit.region}")
+        counts = (machine.vcpus, machine.memory_gb or 0.0, machine.gpus)
+        usd = sum(count * units[part] for count, part in zip(counts, parts, strict=True))
+        wrong = shipped is None or abs(shipped - usd) > SHARE * usd
+        text = f"{model} ${usd:.4f}/h" + (f", shipped ${shipped}" if wrong else "")
+        expect(not wrong or model == "spot", f"{machine.name} in {kit.region}: {text}")
+        texts.append(text)
+    return "; ".join(texts)
+
+
+def unit_prices(kit: Kit) -> dict[str, float]:
+    """Return the USD per hour of each part in the kit's region, by the prefix of its description.
+
+    Raises LaunchError.
+    """
+    wanted = [part for parts in PARTS.values() for part in parts]
+    usd_of_part: dict[str, float] = {}
+    for sku in PriceList(kit.project, kit.environ, kit.clock).skus():
+        part = next((prefix for prefix in wanted if sku.description.startswith(prefix)), None)
+        if part and kit.region in sku.regions:
+            usd_of_part[part] = sku.usd
+    return usd_of_part

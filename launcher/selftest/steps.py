@@ -1,16 +1,24 @@
-"""The steps of the selftest: the resources that each creates, its prerequisites and its check."""
+"""The steps of the selftest: the resources that each creates, its prerequisites and its check.
+
+`items` lists what the steps create and may cost, `run_steps` runs them in order.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from launcher import catalog
+from launcher.errors import LaunchError, NoCapacity, PlanRefused
 from launcher.jobs.job import RUN_LABEL
 from launcher.jobs.vm import DOWN
-from launcher.selftest import prices, project
-from launcher.selftest.kit import CPU, GPU, LABEL, SMALL, Kit, checked, expect
+from launcher.selftest import project
+from launcher.selftest.cleanup import ONCE, stop, storage_client
+from launcher.selftest.kit import CPU, GPU, LABEL, SMALL, Kit, NotTried, Ran, checked, expect
+from launcher.text import usd_text
 
 STEPS: Final = 20
 """Training steps of the short runs."""
@@ -38,14 +46,40 @@ class Step(NamedTuple):
     spec: Mapping[str, Any] = {}
 
 
+class Item(NamedTuple):
+    """One resource, and the upper bound on its cost. None: negligible."""
+
+    kind: str
+    name: str
+    usd: float | None = None
+
+
+class Outcome(NamedTuple):
+    """The result of a step. `ok` is None if it could not be tried: no capacity, or a prerequisite failed."""
+
+    name: str
+    ok: bool | None
+    target: str
+    seconds: float
+    why: str = ""
+    found: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """Return it in the format of benchmarks/results/selftest-DATE.json."""
+        return {**self._asdict(), "seconds": round(self.seconds, 1)}
+
+
 # --- The project ------------------------------------------------------------------------------------------------------
 
 
 def bucket(kit: Kit) -> str:
     """Create the selftest's bucket, and try every storage operation in it."""
-    from launcher.selftest import buckets
-
-    buckets.create(kit.bucket.removeprefix("gs://"), kit.project, kit.region, {LABEL: kit.id})
+    with storage_client(kit.project) as client:
+        resource = client.bucket(kit.prefix)
+        resource.labels = {LABEL: kit.id}
+        resource.iam_configuration.uniform_bucket_level_access_enabled = True
+        resource.soft_delete_policy.retention_duration_seconds = 0
+        client.create_bucket(resource, project=kit.project, location=kit.region, **ONCE)
     folder = kit.storage()
     first = folder.write("a", b"one", create=True)
     expect(is_refused(lambda: folder.write("a", b"two", create=True)), "an object was created twice under one name")
@@ -78,21 +112,21 @@ def build(kit: Kit) -> str:
         from launcher.images import artifact_registry
 
         artifact_registry.create(kit.images, kit.environ, kit.clock, {LABEL: kit.id})
-    pushed = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", "-o", "json").data
+    image = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", "-o", "json").data
     states = [build.status.name for build in kit.builds(kit.prefix)]
     expect(states == ["SUCCESS"], f"Cloud Build lists {states or 'no build'}, not one that succeeded")
-    expect(pushed["how"] == "appended", f"the image was {pushed['how']}, not appended to what Cloud Build made")
-    kit.notes["image"] = pushed["reference"]
-    return str(pushed["dependencies"]).rpartition(":")[2]
+    expect(image["how"] == "appended", f"the image was {image['how']}, not appended to what Cloud Build made")
+    kit.notes["image"] = image["reference"]
+    return str(image["dependencies"]).rpartition(":")[2]
 
 
 def append(kit: Kit) -> str:
     """Append an edit of the code, using only the registry."""
     code(kit).write_text("2\n")
-    pushed = kit.must("push", spec(kit, "build"), "--builder", "append", "-o", "json").data
-    expect(pushed["how"] == "appended", f"the image was {pushed['how']}, not appended")
-    expect(pushed["reference"] != kit.notes["image"], "the edited code has the same image")
-    return f"{pushed['sent']:,} bytes sent"
+    image = kit.must("push", spec(kit, "build"), "--builder", "append", "-o", "json").data
+    expect(image["how"] == "appended", f"the image was {image['how']}, not appended")
+    expect(image["reference"] != kit.notes["image"], "the edited code has the same image")
+    return f"{image['sent']:,} bytes sent"
 
 
 def code(kit: Kit) -> Path:
@@ -119,8 +153,6 @@ def logs(kit: Kit) -> str:
     printed: list[dict[str, Any]] = []
 
     def is_complete() -> bool:
-        import json
-
         printed[:] = [json.loads(line) for line in kit.must("logs", run, "-o", "json").out.splitlines()]
         return any(re.search(rf"step +{STEPS}/{STEPS}\b", line["text"]) for line in printed)
 
@@ -141,11 +173,9 @@ def once(kit: Kit) -> str:
     finally:
         for process in running:
             process.kill()
-    from launcher.selftest.kit import Ran
-
     begun = [checked(Ran(("vertex",), process.returncode, out, err)).data for process, out, err in ended]
     run = begun[0]["run"]
-    names = {submitted["job"] for submitted in begun}
+    names = {job["job"] for job in begun}
     there = kit.vertex.find(f'labels.{RUN_LABEL}="{run}"', [kit.region]).jobs
     kit.must("cancel", run, "--region", kit.region)
     expect(len(names) == len(there) == 1, f"{AT_ONCE} submissions name {len(names)} jobs, and {len(there)} exist")
@@ -166,14 +196,14 @@ def preempt(kit: Kit) -> str:
     expect(kit.wait(NODE_SECONDS, is_under_way), f"the job reached step {reached[0]} in {NODE_SECONDS:.0f} s")
     kit.must("cancel", run, "--region", kit.region)
     ended = kit.must("vertex", "--resume", run, "-o", "json").data
-    summary = trained(kit, ended, kit.long_run["steps"])
+    result = trained(kit, ended, kit.long_run["steps"])
     shown = kit.must("metrics", ended["output"], "-o", "json").data
     at = next((event["step"] for event in shown["events"] if event["event"] == "resumed"), 0)
     expect(at, "the second job started from step 0, not from a checkpoint")
     rows = {row["step"]: row["loss"] for row in shown["rows"]}
     before, after = mean(rows, at - MEAN + 1, at), mean(rows, at + 1, at + MEAN)
     expect(abs(after - before) <= JOIN * before, f"the loss is {before:.3f} before step {at} and {after:.3f} after it")
-    return f"{summary}; resumed from step {at}"
+    return f"{result}; resumed from step {at}"
 
 
 def mean(rows: Mapping[int, float], first: int, last: int) -> float:
@@ -232,13 +262,13 @@ def lease(kit: Kit) -> str:
 def spot_vm(kit: Kit) -> str:
     """Train on a Spot VM. It must delete itself."""
     ended = kit.must(*argv(kit, "spot-vm"), "-o", "json").data
-    summary = trained(kit, ended)
+    result = trained(kit, ended)
 
     def is_gone() -> bool:
         return not kit.compute.instances(f'labels.{RUN_LABEL}="{ended["run"]}"').machines
 
     expect(kit.wait(GONE_SECONDS, is_gone), f"its VM still exists {GONE_SECONDS / 60:.0f} min after its end")
-    return f"{summary}; the VM was deleted"
+    return f"{result}; the VM was deleted"
 
 
 # --- The list ---------------------------------------------------------------------------------------------------------
@@ -257,7 +287,7 @@ def training(hours: float, provisioning: Iterable[str], **config: Any) -> dict[s
 ALL: Final = (
     Step("access", "", "project", project.access),
     Step("tables", "", "project", project.tables),
-    Step("prices", "", "project", prices.check),
+    Step("prices", "", "project", project.prices),
     Step("bucket", "", "bucket", bucket),
     Step("build", "push", "image", build, ("bucket",)),
     Step("append", "push", "image", append, ("build",)),
@@ -290,8 +320,6 @@ def argv(kit: Kit, name: str) -> tuple[str, ...]:
 
 def spec(kit: Kit, name: str) -> str:
     """Write a step's spec, and return its path."""
-    import json
-
     fields = {
         "name": kit.name(name),
         "machine": {"type": GPU},
@@ -306,3 +334,87 @@ def spec(kit: Kit, name: str) -> str:
     path = kit.folder / f"{name}.yaml"
     path.write_text(json.dumps(fields), encoding="utf-8")
     return str(path)
+
+
+# --- Cost -------------------------------------------------------------------------------------------------------------
+
+
+def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
+    """Return the resources that the steps create.
+
+    Raises LaunchError: the region lacks the machine, or its price is unknown.
+    """
+    resources = [Item("bucket", kit.bucket)]
+    if any(step.group == "push" for step in steps):
+        from launcher.images.cloud_build import Options
+
+        minutes = Options().timeout_seconds / 60
+        usd = catalog.load().rates["cloud-build-minute"].usd * minutes
+        resources += [] if kit.repository else [Item("repository", kit.images)]
+        resources.append(Item("build", f"by Cloud Build, {minutes:.0f} min at most", usd))
+    return [*resources, *(step_item(kit, step) for step in steps if step.command)]
+
+
+def step_item(kit: Kit, step: Step) -> Item:
+    """Return the job or VM of a step, priced by the dry run of its command. Raises LaunchError."""
+    ran = kit.launch(*argv(kit, step.name), "--dry-run", "-o", "json")
+    if ran.code:
+        raise PlanRefused(ran.problem)
+    plan = ran.data
+    usd = plan["limits"]["usd_hard_bound"]
+    kind = plan["machine"]["machine_type"]
+    if usd is None:  # without a price, --usd would be no upper bound
+        raise PlanRefused(f"the highest price of {kind} in {kit.region} is unknown", "Choose another --region.")
+    what = "job" if step.command[0] == "vertex" else "VM"
+    return Item(what, f"{kit.name(step.name)}, {kind}, {plan['limits']['hours']:g} h at most", usd)
+
+
+def total(resources: Sequence[Item]) -> float:
+    """Return the sum in USD."""
+    return sum(item.usd or 0.0 for item in resources)
+
+
+def check_cap(kit: Kit, resources: Sequence[Item], usd: float) -> None:
+    """Raise PlanRefused if it could cost more than `usd`; the hint lists the parts that fit."""
+    if total(resources) <= usd:
+        return
+    fits = [group for group in GROUPS if total(items(kit, chosen([group]))) <= usd]
+    hint = f"Each of these fits by itself: {', '.join(f'--only {group}' for group in fits)}" if fits else "Raise --usd."
+    raise PlanRefused(f"the selftest could cost {usd_text(total(resources))}, more than --usd {usd:.2f}", hint)
+
+
+# --- The run ----------------------------------------------------------------------------------------------------------
+
+
+def run_steps(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: Callable[[Step], None]) -> None:
+    """Run the steps; each one's outcome is appended to `outcomes` as soon as it is known.
+
+    If a step fails, the steps that need it are not run, and its jobs and VMs are removed at once.
+    """
+    for step in steps:
+        known = {outcome.name: outcome.ok for outcome in outcomes}
+        lacking = next((name for name in step.needs if not known.get(name)), None)
+        if lacking:
+            outcomes.append(Outcome(step.name, None, step.target, 0.0, f"not run: {lacking} did not pass"))
+            continue
+        begins(step)
+        began = kit.clock.now()
+        ok, text = tried(step, kit)
+        seconds = kit.clock.now() - began
+        outcomes.append(Outcome(step.name, ok, step.target, seconds, "" if ok else text, text if ok else ""))
+        if not ok:
+            stop(kit, kit.name(step.name))
+
+
+def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:
+    """Return whether a step passed, and the finding or the reason. An unexpected exception counts as a failure."""
+    try:
+        return True, step.check(kit)
+    except NoCapacity as error:
+        return None, f"no capacity: {error.problem}"
+    except NotTried as error:
+        return None, f"not tried: {error.problem}"
+    except LaunchError as error:
+        return False, " ".join(f"{error.problem} {error.hint}".split())
+    except Exception as error:  # noqa: BLE001 - the other steps continue
+        return False, f"{type(error).__name__}: {error}"

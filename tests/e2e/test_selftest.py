@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.selftest import course
-from launcher.selftest.bundle import read, written
+from launcher.selftest import steps
+from launcher.selftest.bundle import read_bundle, write_bundle
 from launcher.selftest.kit import SMALL
 from launcher.selftest.steps import BY_NAME
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Runner
@@ -45,7 +45,7 @@ def test_a_job_really_trains(world: World) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert world.left() == []
     (path,) = world.folder.glob("launch-selftest-*.zip")
-    results, _ = read(path)
+    results, _ = read_bundle(path)
     (cpu,) = [step for step in results["steps"] if step["name"] == "cpu"]
     assert (cpu["ok"], cpu["found"].partition(",")[0]) == (True, "20 steps")
 
@@ -53,9 +53,9 @@ def test_a_job_really_trains(world: World) -> None:
 @pytest.mark.parametrize("world", ["trains"], indirect=True)
 def test_a_run_is_preempted_and_really_goes_on(world: World) -> None:
     with world.kit() as kit:
-        outcomes: list[course.Outcome] = []
+        outcomes: list[steps.Outcome] = []
         quick = replace(kit, long_run={"steps": 1000, "model": SMALL, "batch_size": 8}, poll_seconds=1.0)
-        course.run(quick, [BY_NAME["preempt"]._replace(needs=())], outcomes, lambda _step: None)
+        steps.run_steps(quick, [BY_NAME["preempt"]._replace(needs=())], outcomes, lambda _step: None)
         (preempt,) = outcomes
         assert preempt.ok, preempt
         assert "resumed from step" in preempt.found
@@ -99,12 +99,12 @@ def test_a_bundle_is_compared_with_the_loopback_cloud(world: World, tmp_path: Pa
     ran = run(*words(world), "--only", "push", cwd=tmp_path, env=world.env)
     assert ran.returncode == 0, ran.stderr
     (path,) = tmp_path.glob("launch-selftest-*.zip")
-    results, calls = read(path)
+    results, calls = read_bundle(path)
     changed = json.loads(json.dumps(calls))
     for call in changed:
         if call["operation"] == "GET /compute/v1/projects/*":
             call["answer"] |= {"xpnProjectStatus": "UNSPECIFIED", "id": 5}
-    google = written(tmp_path, "google.zip", results, changed, {})
+    google = write_bundle(tmp_path, "google.zip", results, changed, {})
     compared = run("selftest", "--compare", str(google), cwd=tmp_path, env=world.env)
     assert compared.returncode == 0, compared.stderr
     told = compared.stdout.splitlines()

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 from google.cloud import artifactregistry_v1
 
-from launcher.selftest.bundle import Redactor, read, written
-from launcher.selftest.compare import differences
+from launcher.selftest.bundle import Redactor, read_bundle, write_bundle
+from launcher.selftest.recording import differences
 from launcher.testing.googlecloud import Fault, Status
 from launcher.testing.googlecloud.faults import Serve, Step
 from launcher.testing.googlecloud.images.artifact_registry import RepositoryRecord
@@ -89,7 +89,7 @@ def test_a_whole_selftest_tells_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert ran.code == 1, ran.shown
     (path,) = home.glob("launch-selftest-*.zip")
     assert leaks(path) == []
-    results, calls = read(path)
+    results, calls = read_bundle(path)
     assert {one["name"] for one in results["steps"]} >= {"access", "cpu", "once"}
     failed = next(one for one in results["steps"] if one["name"] == "tables")
     assert failed["ok"] is False
@@ -106,7 +106,7 @@ def test_the_results_are_what_is_adopted(world: World) -> None:
     ran = world.selftest("--only", "push")
     assert ran.code == 0, ran.shown
     (path,) = world.folder.glob("launch-selftest-*.zip")
-    results, _ = read(path)
+    results, _ = read_bundle(path)
     assert {"date", "commit", "version", "steps"} <= results.keys()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", results["date"])
     for step in results["steps"]:
@@ -195,7 +195,7 @@ def test_of_what_is_not_ours_the_shape_alone_is_kept(
     """Allow-list: keys, kinds, counts and Google's own words stay; `launch selftest --compare` needs no more."""
     path = operation.partition(" ")[2].replace("users/*", "users/jane")
     call = {"operation": operation, "path": path, "request": None, "status": 200, "answer": answer}
-    _, [kept] = read(written(tmp_path, "x.zip", {}, [call], {}))
+    _, [kept] = read_bundle(write_bundle(tmp_path, "x.zip", {}, [call], {}))
     text = json.dumps(kept)
     assert [word for word in secrets if word.lower() in text.lower()] == []
     assert kept["answer"].keys() == answer.keys()
@@ -235,10 +235,10 @@ def test_a_projects_number_is_learnt_wherever_it_stands(tmp_path: Path) -> None:
     mail = "by service-5555555555@gcp-sa.example and 6666666666-compute@developer.gserviceaccount.com; 5555555555"
     call = {"operation": "GET /storage/v1/b", "path": "/storage/v1/b", "query": {"project": "4444444444"}}
     refused = {**call, "answer": {"error": {"message": f"/x?project=7777777777 7777777777 {mail}"}}}
-    path = written(tmp_path, "x.zip", {}, [{**call, "answer": answer}, refused], {})
-    assert re.findall(r"\d{6,}", json.dumps(read(path)[1]).replace(OWN, "")) == []
+    path = write_bundle(tmp_path, "x.zip", {}, [{**call, "answer": answer}, refused], {})
+    assert re.findall(r"\d{6,}", json.dumps(read_bundle(path)[1]).replace(OWN, "")) == []
 
 
 def test_long_texts_are_cut(tmp_path: Path) -> None:
-    path = written(tmp_path, "x.zip", {"steps": []}, [{"answer": {"name": OWN, "text": "x y " * 5000}}], {})
-    assert read(path)[1][0]["answer"]["text"].endswith("… (20000 characters)")
+    path = write_bundle(tmp_path, "x.zip", {"steps": []}, [{"answer": {"name": OWN, "text": "x y " * 5000}}], {})
+    assert read_bundle(path)[1][0]["answer"]["text"].endswith("… (20000 characters)")

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli.commands.selftest import revision
 from launcher.errors import PlanRefused
-from launcher.selftest import bundle, course
+from launcher.selftest import bundle, steps
 from launcher.selftest.kit import Ran
 from launcher.selftest.steps import ALL, BY_NAME, argv
 from launcher.testing.googlecloud import Fault, Status
@@ -88,8 +88,8 @@ def test_the_bound_counts_every_restart(world: World) -> None:
             if step.command:
                 limits = kit.must(*argv(kit, step.name), "--dry-run", "-o", "json").data["limits"]
                 assert limits["restarts"] == 0, step.name
-                assert course.machine(kit, step).usd == limits["usd_hard_bound"], step.name
-        assert course.total(course.items(kit, ALL)) <= 5.0
+                assert steps.step_item(kit, step).usd == limits["usd_hard_bound"], step.name
+        assert steps.total(steps.items(kit, ALL)) <= 5.0
 
 
 def test_a_machine_without_a_known_bound_is_refused(world: World) -> None:
@@ -97,7 +97,7 @@ def test_a_machine_without_a_known_bound_is_refused(world: World) -> None:
     with world.kit(bucket=False, image=False) as kit:
         unsure = replace(kit, launch=lambda *argv: Ran(argv, 0, json.dumps(plan), ""))
         with pytest.raises(PlanRefused, match="x in us-central1 is unknown"):
-            course.machine(unsure, BY_NAME["cpu"])
+            steps.step_item(unsure, BY_NAME["cpu"])
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_made(world: World) -> None:
@@ -127,7 +127,7 @@ def test_an_error_in_the_bundle_hides_no_table(world: World, monkeypatch: pytest
     def broken(*_: object) -> Path:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(bundle, "written", broken)
+    monkeypatch.setattr(bundle, "write_bundle", broken)
     ran = world.selftest("--only", "push")
     assert (ran.code, world.left()) == (1, [])
     assert [line.split()[1] for line in ran.out.splitlines()][-1] == "append"

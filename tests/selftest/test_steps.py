@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import pytest
 
-from launcher.selftest import course
+from launcher.selftest import steps
 from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import ALL, BY_NAME, GROUPS, chosen
@@ -147,16 +147,16 @@ def test_a_good_project(world: World) -> None:
 def test_a_step_is_seen_to_fail(world: World, red: Red) -> None:
     """It says why, what needs it isn't run, and nothing that it made costs anything afterwards."""
     with world.kit(bucket=red.step != "bucket", image=red.step not in ("build", "append")) as kit:
-        outcomes: list[course.Outcome] = []
+        outcomes: list[steps.Outcome] = []
         before = [BY_NAME[name]._replace(needs=()) for name in BEFORE.get(red.step, ())]
         if red.step in BROKEN_BEFORE:
             red.breaks(world, kit)
-        course.run(kit, before, outcomes, lambda _step: None)
+        steps.run_steps(kit, before, outcomes, lambda _step: None)
         assert all(one.ok for one in outcomes), outcomes
         if red.step not in BROKEN_BEFORE:
             red.breaks(world, kit)
         later = [step._replace(needs=(red.step,)) for step in ALL if red.step in step.needs]
-        course.run(kit, [BY_NAME[red.step]._replace(needs=()), *later], outcomes, lambda _step: None)
+        steps.run_steps(kit, [BY_NAME[red.step]._replace(needs=()), *later], outcomes, lambda _step: None)
         failed, *others = outcomes[len(before) :]
         assert (failed.ok, red.why in failed.why) == (red.ok, True), failed
         assert {(one.ok, one.why) for one in others} <= {(None, f"not run: {red.step} did not pass")}

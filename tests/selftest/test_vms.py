@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.selftest import course
+from launcher.selftest import steps
 from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import Kit
 from launcher.selftest.steps import BY_NAME
@@ -43,9 +43,9 @@ def server(world: World, tmp_path: Path, gcloud: str) -> Iterator[SshServer]:
         yield server
 
 
-def run(kit: Kit, *names: str) -> list[course.Outcome]:
-    outcomes: list[course.Outcome] = []
-    course.run(kit, [BY_NAME[name] for name in names], outcomes, lambda _step: None)
+def run(kit: Kit, *names: str) -> list[steps.Outcome]:
+    outcomes: list[steps.Outcome] = []
+    steps.run_steps(kit, [BY_NAME[name] for name in names], outcomes, lambda _step: None)
     return outcomes
 
 

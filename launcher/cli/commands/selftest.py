@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import io
+import os
+import platform
+import secrets
+import socket
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from launch_train.common.scratch import temporary_folder
+from launcher import __version__
+from launcher.cli.flows.cloud import of_project
 from launcher.cli.help_page import COMMON, COST, RUN, WHERE, option
+from launcher.cli.ui.plan_page import WIDTH, wrapped
 from launcher.errors import LaunchError, UsageError
+from launcher.inputs import gcloud_config
+from launcher.inputs.gather import project as default_project
+from launcher.inputs.git import commit
+from launcher.selftest import bundle as bundles
+from launcher.selftest.cleanup import clean as remove_resources
+from launcher.selftest.kit import PREFIX, Kit, Ran
+from launcher.selftest.recording import Recorder, differences, recorded
+from launcher.selftest.steps import GROUPS, Item, Outcome, Step, check_cap, chosen, items, run_steps, total
 from launcher.signals import signals_stop
 from launcher.text import usd_text
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from launcher.selftest.course import Item, Outcome
-    from launcher.selftest.kit import Kit, Ran
-    from launcher.selftest.steps import Step
 
 MARKS = {True: "✓", False: "✗", None: "–"}
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,21 +75,21 @@ def selftest(
     if bundle:
         show_differences(bundle)
         return
-
-    from launcher.selftest.steps import GROUPS, chosen
-
     groups = [word for word in only.split(",") if word]
     if unknown := [group for group in groups if group not in GROUPS]:
         raise UsageError(f"unknown part {unknown[0]!r} in --only", f"Use some of {','.join(GROUPS)}.")
     with temporary_folder("selftest") as folder, signals_stop():
         kit = kit_of(project, region, Path(folder), repository, needs_region=not clean)
         if clean:
-            cleaned(kit, everywhere=region is None)
+            if not remove(kit, f"{PREFIX}-", everywhere=region is None):
+                raise typer.Exit(1)
             return
         steps = chosen(groups)
-        items, known = planned(kit, steps, usd), known_values(kit)
+        resources = items(kit, steps)
+        check_cap(kit, resources, usd)
+        known = known_values(kit)
         check_folder()
-        confirm(kit, items, yes)
+        confirm(kit, resources, yes)
         outcomes, path, is_clean = carried_out(kit, steps, known)
     if compare and path:
         show_differences(path)
@@ -84,14 +99,6 @@ def selftest(
 
 def kit_of(project: str | None, region: str | None, folder: Path, repository: str, *, needs_region: bool) -> Kit:
     """Return the steps' kit, and set this process's project to the one named. Raises UsageError."""
-    import os
-    import secrets
-
-    from launcher.cli.flows.cloud import of_project
-    from launcher.inputs import gcloud_config
-    from launcher.inputs.gather import project as default_project
-    from launcher.selftest.kit import Kit
-
     os.environ["CLOUDSDK_CORE_PROJECT"] = name = project or default_project("vertex", os.environ)
     where = region or next(iter(gcloud_config.default_regions(os.environ)), "")
     if needs_region and not where:
@@ -117,11 +124,7 @@ def kit_of(project: str | None, region: str | None, folder: Path, repository: st
 
 def launch(*argv: str) -> Ran:
     """Run a command in this process. Raises KeyboardInterrupt: a signal stopped it."""
-    import contextlib
-    import io
-
     from launcher.cli import run
-    from launcher.selftest.kit import Ran
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -133,8 +136,6 @@ def launch(*argv: str) -> Ran:
 
 def start(*argv: str) -> subprocess.Popen[str]:
     """Start a command in a separate process."""
-    import subprocess
-
     pipe = subprocess.PIPE
     line = [sys.executable, "-m", "launcher", *argv]
     return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace")
@@ -143,25 +144,14 @@ def start(*argv: str) -> subprocess.Popen[str]:
 # --- Before -----------------------------------------------------------------------------------------------------------
 
 
-def planned(kit: Kit, steps: Sequence[Step], usd: float) -> list[Item]:
-    """Return the resources to create. Raises PlanRefused: they may cost more than `usd`."""
-    from launcher.selftest.course import check_cap, items
-
-    resources = items(kit, steps)
-    check_cap(kit, resources, usd)
-    return resources
-
-
-def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
+def confirm(kit: Kit, resources: Sequence[Item], yes: bool) -> None:
     """Show what will be created, and ask. Raises UsageError: no terminal; typer.Exit: the answer is no."""
-    from launcher.selftest.course import total
-
     say(f"launch selftest creates in project {kit.project}, region {kit.region}:\n")
-    for item in found:
+    for item in resources:
         say(f"  {item.kind:12}{item.name}")
         if item.usd is not None:
             say(f"  {'':12}at most {usd_text(item.usd)}")
-    say(f"\nat most {usd_text(total(found))} in all, including boot disks, excluding network traffic")
+    say(f"\nat most {usd_text(total(resources))} in all, including boot disks, excluding network traffic")
     say(f"Everything is removed at the end. If this process is killed:\n  {clean_command(kit)}")
     if yes:
         return
@@ -180,9 +170,6 @@ def carried_out(kit: Kit, steps: Sequence[Step], known: Mapping[str, str]) -> tu
 
     Returns the outcomes, the bundle (None: it could not be written), and whether nothing is left in the project.
     """
-    from launcher.selftest.course import Outcome, run
-    from launcher.selftest.recording import Recorder, recorded
-
     outcomes: list[Outcome] = []
     recorder = Recorder()
     path, is_clean = None, False
@@ -194,7 +181,7 @@ def carried_out(kit: Kit, steps: Sequence[Step], known: Mapping[str, str]) -> tu
     try:
         with recorded(recorder):
             try:
-                run(kit, steps, outcomes, begins)
+                run_steps(kit, steps, outcomes, begins)
             finally:
                 recorder.step = "clean"
                 is_clean = remove(kit, kit.prefix)
@@ -213,21 +200,19 @@ def carried_out(kit: Kit, steps: Sequence[Step], known: Mapping[str, str]) -> tu
 
 def remove(kit: Kit, scope: str, *, everywhere: bool = False) -> bool:
     """Remove the resources of a scope, and print each. Return whether nothing is left."""
-    from launcher.selftest.cleanup import clean
-
     say("launch: removing what was created …")
     try:
-        cleaned_up = clean(kit, scope, everywhere=everywhere)
+        removal = remove_resources(kit, scope, everywhere=everywhere)
     except KeyboardInterrupt:
         say(f"launch: interrupted; this removes the rest:\n  {clean_command(kit)}")
         raise
-    for name in cleaned_up.removed:
+    for name in removal.removed:
         say(f"launch: removed {name}")
-    for problem in cleaned_up.problems:
+    for problem in removal.problems:
         say(f"launch: not removed: {problem}")
-    if cleaned_up.problems:
+    if removal.problems:
         say(f"launch: something may still be billed; to retry:\n  {clean_command(kit)}")
-    return not cleaned_up.problems
+    return not removal.problems
 
 
 def clean_command(kit: Kit) -> str:
@@ -235,18 +220,8 @@ def clean_command(kit: Kit) -> str:
     return f"launch selftest --clean --project {kit.project}"
 
 
-def cleaned(kit: Kit, *, everywhere: bool) -> None:
-    """Run `--clean`. Raises typer.Exit: something is left."""
-    from launcher.selftest.kit import PREFIX
-
-    if not remove(kit, f"{PREFIX}-", everywhere=everywhere):
-        raise typer.Exit(1)
-
-
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the lines of each step, of at most 80 columns."""
-    from launcher.cli.ui.plan_page import WIDTH, wrapped
-
     wide = max(len(outcome.name) for outcome in outcomes) + 2
     for outcome in outcomes:
         seconds = f" ({outcome.seconds:.0f} s)" if outcome.seconds >= 1 else ""
@@ -259,12 +234,6 @@ def bundled(
     kit: Kit, outcomes: Sequence[Outcome], calls: Sequence[Mapping[str, object]], known: Mapping[str, str]
 ) -> Path:
     """Write the bundle to the current folder, and return its path."""
-    import platform
-    from datetime import UTC, datetime
-
-    from launcher import __version__
-    from launcher.selftest import bundle
-
     packages = ("google-cloud-aiplatform", "google-cloud-compute", "google-cloud-storage", "grpcio", "requests")
     results = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -276,13 +245,11 @@ def bundled(
         "packages": {name: version_of(name) for name in packages},
         "steps": [outcome.as_data() for outcome in outcomes],
     }
-    return bundle.written(Path.cwd(), f"{kit.prefix}.zip", results, calls, known)
+    return bundles.write_bundle(Path.cwd(), f"{kit.prefix}.zip", results, calls, known)
 
 
 def revision(root: Path) -> str:
     """Return the commit of launch's checkout, or an empty text if launch is installed."""
-    from launcher.inputs.git import commit
-
     project = root / "pyproject.toml"
     if not (root / ".git").exists() or not project.is_file() or 'name = "gcp-launch"' not in project.read_text():
         return ""
@@ -292,8 +259,6 @@ def revision(root: Path) -> str:
 
 def version_of(package: str) -> str:
     """Return a package's version, or an empty text if it is not installed."""
-    from importlib import metadata
-
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -302,8 +267,6 @@ def version_of(package: str) -> str:
 
 def check_folder() -> None:
     """Check that the bundle can be written to the current folder. Raises UsageError."""
-    import tempfile
-
     try:
         with tempfile.TemporaryFile(dir=Path.cwd()):
             pass
@@ -313,13 +276,7 @@ def check_folder() -> None:
 
 def known_values(kit: Kit) -> dict[str, str]:
     """Return values that must not be in the bundle, and their replacements."""
-    import getpass
-    import os
-    import socket
-
-    from launcher.inputs.gcloud_config import setting
-
-    account = setting("core/account", os.environ) or ""
+    account = gcloud_config.setting("core/account", os.environ) or ""
     file = Path(os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "/nonexistent"))
     known = {
         str(ROOT): "CHECKOUT",
@@ -353,13 +310,8 @@ def attempt(read: Callable[[], str]) -> str:
 
 def show_differences(path: Path) -> None:
     """Print where a bundle's answers differ from the loopback cloud's. Raises UsageError: it is no bundle."""
-    import subprocess
-
-    from launcher.selftest import bundle
-    from launcher.selftest.compare import differences
-
     try:
-        _, calls = bundle.read(path)
+        _, calls = bundles.read_bundle(path)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot read the bundle {path}: {error}", "launch selftest writes one.") from error
     say("launch: running the same steps against the loopback cloud …")
@@ -369,7 +321,7 @@ def show_differences(path: Path) -> None:
         ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
         if not ours.is_file():
             raise LaunchError(f"the loopback cloud's own selftest failed: {ran.stderr[-500:]}")
-        lines = [*differences(calls, bundle.read(ours)[1])]
+        lines = [*differences(calls, bundles.read_bundle(ours)[1])]
     print("\n".join(lines) if lines else "The loopback cloud's answers have the same fields and types.")
 
 
