@@ -131,7 +131,7 @@ class Job(Struct, frozen=True, kw_only=True):
     @property
     def run(self) -> str:
         """Return the run id. Empty for a job that launch did not create."""
-        return self.labels.get(RUN_LABEL, "") or (self.id if self.is_here else "")
+        return self.id if self.is_here else self.labels.get(RUN_LABEL, "")  # a folder may have been copied
 
     @property
     def is_workplace(self) -> bool:

@@ -44,6 +44,10 @@ class CloudContext(Struct, frozen=True, kw_only=True):
         """Return the Compute Engine client."""
         return self.vms.compute
 
+    def with_notice(self, say: Callable[[str], None]) -> CloudContext:
+        """Return the same project with another receiver of messages."""
+        return open_cloud(self.project, say)
+
     def of_run(self, folder: Storage | None) -> Services:
         """Return the services with a run's folder, which records how deleted VMs ended."""
         return Services(self.vertex, self.vms.for_run(folder))

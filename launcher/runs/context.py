@@ -40,6 +40,9 @@ class RunContext(Protocol):
     def clock(self) -> Clock:
         """Return the clock of watches and waits."""
 
+    def with_notice(self, say: Callable[[str], None]) -> RunContext:
+        """Return this place with another receiver of messages, such as a region that could not be read."""
+
     def of_run(self, folder: Storage | None) -> Jobs:
         """Return the service that has the jobs of a run with this folder."""
 
@@ -61,6 +64,10 @@ class LocalContext:
     def __init__(self) -> None:
         self.clock = launcher.clock.REAL
         self._service = ThisMachine()
+
+    def with_notice(self, say: Callable[[str], None]) -> LocalContext:
+        """Return this machine, which has no messages."""
+        return self
 
     def of_run(self, folder: Storage | None) -> ThisMachine:
         """Return this machine."""

@@ -95,6 +95,9 @@ def cancel_and_confirm(service: Jobs, job: Job, clock: Clock, say: Callable[[str
         if job.is_over:
             return job
         clock.sleep(POLL_SECONDS)
+    if job.is_here:
+        problem = f"{job.handle} is still running {exact_duration(service.stop_seconds)} after it was cancelled"
+        raise LaunchError(problem, service.stuck_fix)
     raise StillRunning(
         f"{job.name} is still {job.state} {exact_duration(service.stop_seconds)} after the request to cancel it; "
         "nothing was created",

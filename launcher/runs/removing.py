@@ -66,7 +66,7 @@ def removable_folder(run: str, storage: Storage) -> Removable:
     nested = [name for name in names if name.endswith(f"/{runfolder.PLAN}")]
     if nested:
         raise UsageError(f"{storage.url} contains another run: {nested[0]}", "Delete that run first.")
-    has_attempts = any(name.startswith(f"{runfolder.ATTEMPTS}/") for name in names)
+    has_attempts = any(runfolder.ATTEMPT_LOCK.match(name) for name in names)
     exists = names or isinstance(storage, LocalFolder)  # a folder here may be empty: others have a `metrics` too
     if exists and json_field(plan, "run") != run and not has_attempts:
         raise UsageError(f"{storage.url} is not the folder of {run}: it has neither its plan nor attempts")

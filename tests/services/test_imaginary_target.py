@@ -50,6 +50,9 @@ class Garage:
         if not self.job.is_over:
             self.job = replace(self.job, state=self.ends_as, ended=1000.0)
 
+    def with_notice(self, say: Callable[[str], None]) -> Garage:
+        return self
+
     def of_run(self, folder: Storage | None) -> Garage:
         return self
 

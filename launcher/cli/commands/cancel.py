@@ -44,7 +44,7 @@ def cancel_found(run: FoundRun, output: Output, *, yes: bool) -> None:
     from launcher.runs.cancelling import cancel_run
 
     say = EventPrinter(None).say
-    if not yes and run.is_active:
+    if not yes and run.is_active and not run.job.is_here:
         confirm_for_another(run.id, run.job.labels, "Cancel", "cancelled", f"launch cancel {run.id}")
     try:
         cancelled = cancel_run(run, say)

@@ -90,7 +90,7 @@ def points(sweep: Sweep) -> Sequence[FoundRun]:
 
 def lines(deletion: Deletion) -> Iterator[str]:
     """Yield the lines that describe what will be deleted."""
-    from launcher.cli.flows.confirm import other_owner
+    from launcher.cli.flows.confirm import other_owner_of
     from launcher.runs.logs.line import clean_text
     from launcher.text import relative
 
@@ -102,5 +102,5 @@ def lines(deletion: Deletion) -> Iterator[str]:
         yield f"  checkpoints: step {listed([str(step) for step in data.checkpoints], NAMED)}"
     if data.user_files:
         yield clean_text(f"  files that launch did not write: {listed(data.user_files, NAMED)}")
-    if owner := other_owner(job.labels):
+    if owner := other_owner_of(job):
         yield f"  it {owner}"

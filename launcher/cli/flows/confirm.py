@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from launcher.errors import LaunchError, UsageError
 from launcher.inputs.gcloud_config import person
-from launcher.jobs.job import OWNER_LABEL
+from launcher.jobs.job import OWNER_LABEL, Job
 from launcher.plan.names import is_of_another
 
 
@@ -34,6 +34,11 @@ def confirm_for_another(name: str, labels: Mapping[str, str], verb: str, done: s
     of = f"{name} {owner}"
     if not confirmed(f"{of}.\n{verb} it?", of, f"To {verb.lower()} it anyway: {command} --yes"):
         raise LaunchError(f"{name} was not {done}")
+
+
+def other_owner_of(job: Job) -> str:
+    """Return whose job it is, as `other_owner` does; empty on this machine, where its files have an owner."""
+    return "" if job.is_here else other_owner(job.labels)
 
 
 def other_owner(labels: Mapping[str, str]) -> str:

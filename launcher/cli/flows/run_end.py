@@ -27,6 +27,7 @@ ENDS = {
     "CANCELLED": "was cancelled after",
     "EXPIRED": "expired after",
     "INTERRUPTED": "was interrupted after",
+    "UNKNOWN": "can't be read after",
     GONE: "was deleted after at least",
 }
 """Ends that are not failures of the job itself."""

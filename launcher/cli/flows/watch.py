@@ -13,7 +13,9 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from launcher.cli.flows.confirm import other_owner
+from msgspec.structs import replace
+
+from launcher.cli.flows.confirm import other_owner_of
 from launcher.cli.flows.find_run import run_or_sweep
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.keys import Keys, single_keys
@@ -83,7 +85,8 @@ def sources(
                 runs |= {run.job.name: run for run in active_points(sweep) or sweep.runs}
             case run:
                 runs[run.job.name] = run
-    return [WatchedRun(run, messages.say) for run in runs.values()]
+    quiet = (replace(run, context=run.context.with_notice(messages.say)) for run in runs.values())
+    return [WatchedRun(run, messages.say) for run in quiet]
 
 
 def is_terminal() -> bool:
@@ -208,7 +211,7 @@ class Screen:
         if view.job is None or view.job.is_over:
             self._message = f"{view.id} is not running."
         else:
-            owner = other_owner(view.job.labels)
+            owner = other_owner_of(view.job)
             self._message = f"Cancel {view.id}{f', which {owner}' if owner else ''}? Press y to cancel it."
             self._asks = lambda: self._start_to_cancel(source, watch)
 

@@ -25,7 +25,7 @@ def job_data(run: str, job: Job) -> dict[str, Any]:
         "job": None if job.is_here else job.name,
         "region": job.region,
         "zone": job.zone,
-        "machine": machine_of(job),
+        "machine": machine_of(job) if request.machine_type(job.request) else None,
         "provisioning": provisioning_of(job) or None,
         "image": request.image(job.request) or None,
         "output": request.run_folder(job.request),

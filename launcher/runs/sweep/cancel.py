@@ -29,8 +29,11 @@ def cancel_sweep(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Cancell
     results: list[Cancellation] = []
     errors: list[LaunchError] = []
     if sweep.here:
-        with use_errors():
-            mark_cancelled(LocalFolder(Path(RUNS)), sweep.name)
+        try:
+            with use_errors():
+                mark_cancelled(LocalFolder(Path(RUNS)), sweep.name)
+        except LaunchError as error:
+            errors.append(error)
     if sweep.cloud and sweep.cloud.output:
         try:
             with use_errors():

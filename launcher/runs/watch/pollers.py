@@ -21,6 +21,7 @@ from launcher.runs.watch.events import (
     ProgressUpdated,
     StateChanged,
 )
+from launcher.services.base import GoneError
 
 
 class Intervals(NamedTuple):
@@ -203,7 +204,7 @@ class JobPoller:
         if isinstance(error, UnreachableError):
             self._missing = 0
             self._outage.failed(error)
-        elif status_of(error) == 404:
+        elif isinstance(error, GoneError) or status_of(error) == 404:
             self._handle_missing(error)
         else:
             self._handle_refusal(error)

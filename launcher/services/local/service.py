@@ -36,8 +36,8 @@ class ThisMachine:
 
     def cancel(self, name: str) -> None:
         """Begin to cancel a job. Raises UsageError: its folder can't be written."""
-        self._cancelled.add(name)
         request_cancel(LocalFolder(Path(name)))
+        self._cancelled.add(name)
 
     def release(self, job: Job) -> None:
         """Do nothing: an ended run has no processes."""

@@ -68,7 +68,9 @@ def test_a_folder_that_is_no_run_is_not_deleted(tmp_path: Path) -> None:
     outer = make(tmp_path / "outer-0123abcd", ended(0))
     make(outer / "inner-0123abcd", ended(0))
     open_storage(str(outer)).write(f"inner-0123abcd/{runfolder.PLAN}", b"{}")
-    for name in ("./project", "./outer-0123abcd", ".", "/etc"):
+    (tmp_path / "exams" / "attempts").mkdir(parents=True)
+    (tmp_path / "exams" / "attempts" / "notes.txt").write_text("not an attempt")
+    for name in ("./project", "./outer-0123abcd", "./exams", ".", "/etc"):
         assert rm(tmp_path, name, "--yes").code == 2
     assert (tmp_path / "project" / "metrics").exists()
     assert (outer / "inner-0123abcd" / runfolder.PLAN).exists()

@@ -22,6 +22,7 @@ from launcher.runs.find import local_run
 from launcher.services.local import cancel
 from launcher.services.local.attempts import End, lock, write_end
 from launcher.services.local.folder_lock import lock_run_folder
+from launcher.services.local.service import ThisMachine
 from launcher.signals import Stopped, signals_stop
 from launcher.testing.googlecloud import GoogleCloud
 from tests.cli.cloudjobs import Job
@@ -307,7 +308,7 @@ def test_a_run_that_does_not_stop_is_reported(tmp_path: Path) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
     with (
         lock_run_folder(folder),
-        pytest.raises(LaunchError, match="is still RUNNING 1 min after the request"),
+        pytest.raises(LaunchError, match="is still running 1 min after it was cancelled"),
     ):
         cancelled_here(folder, Clock(clock, clock.sleep))
 
@@ -337,4 +338,36 @@ def test_following_an_interrupted_run_prints_no_lines_again_and_invents_no_durat
     assert (ran.code, "tiny-0123abcd was interrupted\n" in ran.out, "old line" in ran.err) == (3, True, False), (
         ran.shown
     )
-    assert "launch local SPEC --resume tiny-0123abcd" in ran.err
+    assert "launch local SPEC --resume runs/tiny-0123abcd" in ran.err
+
+
+def test_a_run_that_vanishes_while_it_is_followed_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.sleep))
+    folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
+    clock.at[3] = lambda: shutil.rmtree(folder)
+    with lock_run_folder(folder):
+        ran = launch("follow", "tiny", cwd=tmp_path, env=NO_CLOUD)
+    assert (ran.code, clock.now < 60, "still running" in ran.err) == (3, True, False), ran.shown
+
+
+def test_a_cancellation_that_failed_does_not_disturb_the_watch(tmp_path: Path) -> None:
+    folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
+    here = ThisMachine()
+    with lock_run_folder(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("launcher.services.local.service.request_cancel", lambda _: pytest.fail("read-only"))
+        with pytest.raises(pytest.fail.Exception):
+            here.cancel(str(folder))
+        assert here.get(str(folder)).state == "RUNNING"
+
+
+def test_a_copied_run_is_named_by_its_folder(tmp_path: Path) -> None:
+    folder = make(tmp_path / "runs" / "copy-0123abcd")
+    facts = {**FACTS, "machine": None, "labels": {"launch-run": "tiny-0123abcd"}}
+    lock(open_storage(str(folder)), facts)
+    ran = launch("follow", "copy", "-o", "json", cwd=tmp_path, env=NO_CLOUD)
+    data = json.loads(ran.out)
+    assert (data["run"], data["machine"]) == ("copy-0123abcd", None)
+    assert "--resume runs/copy-0123abcd" in data["error"]["hint"]
