@@ -55,7 +55,7 @@ class UserCode(Struct, frozen=True):
     secret_files: tuple[str, ...] = ()
     """Files that hold secrets, and are therefore no part of the code."""
     left_out: tuple[str, ...] = ()
-    """What is no code either: the spec, its settings file, the output of local runs."""
+    """Other files that are not part of the code: the spec, its settings file, the output of local runs."""
     roots: tuple[str, ...] = ("",)
     """Folders that modules are imported from, relative to the code's own (empty)."""
     installed: Mapping[str, str] = {}

@@ -117,7 +117,7 @@ class Context(Frozen, frozen=True, kw_only=True):
     torch: Content = EMPTY
     """The spec's PyTorch wheel."""
     code_warnings: tuple[str, ...] = ()
-    """What will probably fail of the user's code on the job's machine."""
+    """Why the user's code will probably fail on the job's machine."""
     run_id: str | None = None
     training: bool = True
     """False: a VM to work on over SSH."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.commands.selftest import revision
+from launcher.cli.flows.selftest import revision
 from launcher.errors import PlanRefused
 from launcher.selftest import bundle, steps
 from launcher.selftest.kit import Ran

@@ -72,7 +72,7 @@ def metrics(
     nodes = read_nodes(folder)
     if output_format is Output.text:
         table = lines(name, found, len(found.rows) if everything else ROWS)
-        print("\n".join([*table, *sample_lines(found.events), *remarks(found, nodes)]))
+        print("\n".join([*table, *sample_lines(found.events), *event_and_gpu_lines(found, nodes)]))
         return
     data = {"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}
     nodes_data = [node.to_dict() for node in nodes]
@@ -158,7 +158,7 @@ def sample_lines(events: Sequence[Record]) -> Iterator[str]:
             yield from (f"  {printable(line)}"[:WIDTH] for line in text.splitlines()[:SAMPLE_LINES])
 
 
-def remarks(found: RunMetrics, nodes: Sequence[Node]) -> Iterator[str]:
+def event_and_gpu_lines(found: RunMetrics, nodes: Sequence[Node]) -> Iterator[str]:
     """Yield the events of the run and the state of its GPUs, in at most 80 columns."""
     from launcher.cli.ui.gpu_monitor import lines as gpu_lines
     from launcher.cli.ui.plan_page import wrapped

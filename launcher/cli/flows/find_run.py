@@ -134,7 +134,7 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
         return max((*here, *there), key=lambda run: run.job.begun)
     if not (here and there) and (run := only_one(here or there)):
         return run
-    raise several(text, here, there, can_take_last=last is not None)
+    raise ambiguous_run(text, here, there, can_take_last=last is not None)
 
 
 def folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[str, Storage]:
@@ -165,7 +165,7 @@ def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]
     return look_up(cloud, text, searched(regions))
 
 
-def several(text: str, here: Sequence[FoundRun], there: Sequence[FoundRun], *, can_take_last: bool) -> UsageError:
+def ambiguous_run(text: str, here: Sequence[FoundRun], there: Sequence[FoundRun], *, can_take_last: bool) -> UsageError:
     """Return the error of a name that several runs have, with a command for each, and one for the newest."""
     ids = {run.id for run in here}
     lines = []

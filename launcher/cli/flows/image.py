@@ -87,11 +87,11 @@ def lines(job: ImageBuildRequest, result: ImageResult, seconds: float) -> list[s
 
         code = code_text(image) if image.files else "none"
         shown.append(f"{'code':{LABEL}}{code}; {image.platform}, {image.wheel}")
-    return [*shown, "", how(result, seconds)]
+    return [*shown, "", outcome_text(result, seconds)]
 
 
-def how(result: ImageResult, seconds: float) -> str:
-    """Return how the image was made, in a sentence."""
+def outcome_text(result: ImageResult, seconds: float) -> str:
+    """Return in a sentence what was done: built, appended, pulled or nothing."""
     from launcher.text import size_text
 
     took = f"{seconds:.1f} s"

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirmation
-from launcher.cli.flows.find_run import not_a_run, several
+from launcher.cli.flows.find_run import ambiguous_run, not_a_run
 from launcher.cli.flows.find_sweep import find_named, may_be_sweep
 from launcher.cli.flows.plan import gather
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
@@ -143,7 +143,7 @@ def run_to_resume(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -
         raise
     if run := runs[0] if last else only_one(runs):
         return run
-    raise several(name, (), runs, can_take_last=True)
+    raise ambiguous_run(name, (), runs, can_take_last=True)
 
 
 def follow(

@@ -66,19 +66,19 @@ def block(view: RunView, width: int, now: float, number: int | None = None) -> I
         yield labelled("progress", progress_line(view.progress, now), width)
         yield from curves(view, width)
     for label, text in gpu_monitor.labelled_lines(view.nodes):
-        yield from several(label, text, width)
+        yield from labelled_lines(label, text, width)
     if cost := cost_text(view.story.chapters, view.story.cap):
         spent, cap = total_usd(view.story.chapters), view.story.cap
         yield labelled("cost", f"{cost}  {bar(spent / cap)}" if spent is not None and cap else cost, width)
     for place, attempt in enumerate(view.story.chapters[-3:]):
         count = f"{attempt.number}. " if len(view.story.chapters) > 1 else ""
-        yield from several("" if place else "attempt", f"{count}{attempt_text(attempt)}", width)
+        yield from labelled_lines("" if place else "attempt", f"{count}{attempt_text(attempt)}", width)
     for label, text, style in (
         ("trouble", view.trouble and f"{view.trouble} Retrying; the run continues.", "yellow"),
         ("note", view.note, "yellow"),
         ("error", view.error.problem if view.error else "", "red"),
     ):
-        yield from several(label, text, width, style) if text else ()
+        yield from labelled_lines(label, text, width, style) if text else ()
 
 
 def title(view: RunView, width: int, number: int | None) -> Text:
@@ -137,7 +137,7 @@ def labelled(label: str, text: str, width: int) -> Text:
     return Text(f"{label:<{LABEL}}{printable(text)}"[:width])
 
 
-def several(label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
+def labelled_lines(label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
     """Yield the lines of a text beside its label."""
     for place, line in enumerate(wrapped(text, width - LABEL)):
         yield Text(f"{'' if place else label:<{LABEL}}{line}", style=style)

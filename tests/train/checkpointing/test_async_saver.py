@@ -41,12 +41,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
-    """A bucket in this process's environment; it stays until no save is under way any more."""
+    """A bucket in this process's environment; it stays until no save or upload is under way any more."""
     for name, value in cloud.environ().items():
         monkeypatch.setenv(name, value)
     yield cloud
     cloud.faults.clear()
-    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]:
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith(("checkpoint", "spool"))]:
         thread.join(10)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -169,3 +171,18 @@ def test_variables_that_are_none_are_removed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "environ", os.environ.copy())
     torchrun_preloaded.set_environ({"A": "1", "B": None})
     assert dict(os.environ) == {"A": "1"}
+
+
+def test_a_fork_waits_for_the_thread_that_imported_to_end() -> None:
+    """A native thread outlives `join` by some milliseconds, in which MKL's lock may be held: a rank would hang."""
+    program = """
+import threading, time
+from launch_train.node import torchrun_preloaded
+torchrun_preloaded.ENDING_SECONDS = 0.5
+for seconds in (0.1, 60):
+    threading.Thread(target=time.sleep, args=(seconds,), daemon=True).start()
+    print(torchrun_preloaded.is_alone())
+"""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY / "train")}
+    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "False"]

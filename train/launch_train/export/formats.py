@@ -22,7 +22,9 @@ Writer = Callable[[Manifest, Sequence[Mapping[str, Any]], Path, Path], list[str]
 
 
 def prepare(kind: str, about: Mapping[str, Any], *, weights_only: bool) -> Writer:
-    """Return the writer of safetensors, torch or dcp."""
+    """Return the writer of safetensors, torch or dcp. Raises UsageError: dcp without the optimizer's names."""
+    if kind == "dcp" and not is_script(about) and not weights_only:
+        trained(about)  # refused before the download
     write = _write_script if is_script(about) else _write_model
     return lambda manifest, shards, scratch, folder: write(
         kind, manifest, state_of(shards, scratch), folder, weights_only
@@ -32,6 +34,17 @@ def prepare(kind: str, about: Mapping[str, Any], *, weights_only: bool) -> Write
 def is_script(about: Mapping[str, Any]) -> bool:
     """Return whether a custom script wrote the checkpoint (launch_train.checkpoint)."""
     return "script" in about
+
+
+def trained(about: Mapping[str, Any]) -> list[str]:
+    """Return the names of the trained parameters, in the optimizer's order. Raises UsageError if they are unknown."""
+    if "trained" not in about:
+        raise UsageError(
+            "the optimizer's state can't be exported: an older version of launch wrote this checkpoint, without the "
+            "names of its parameters; use --weights-only, or resume the run once"
+        )
+    names: list[str] = about["trained"]
+    return names
 
 
 # --- The built-in trainer's checkpoints -------------------------------------------------------------------------------
@@ -44,7 +57,7 @@ def _write_model(kind: str, manifest: Manifest, state: State, folder: Path, weig
     elif kind == "torch":
         torch.save(model, folder / "model.pt")
     else:
-        named = {} if weights_only else {"optimizer": named_optimizer(state["optimizer"], about["trained"])}
+        named = {} if weights_only else {"optimizer": named_optimizer(state["optimizer"], trained(about))}
         _save_dcp({"model": model, **named}, folder)
     return []
 

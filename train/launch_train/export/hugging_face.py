@@ -62,7 +62,7 @@ def prepare(about: Mapping[str, Any], *, weights_only: bool) -> formats.Writer:
     """Return the writer. Raises UsageError if transformers has no such model, or the optimizer's state can't be
     exported."""
     recipe = _recipe(about)
-    return partial(_write, recipe, None if weights_only else about["trained"])
+    return partial(_write, recipe, None if weights_only else formats.trained(about))
 
 
 def _recipe(about: Mapping[str, Any]) -> Recipe:

@@ -18,6 +18,7 @@ import runpy
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,8 @@ COMMAND: Final = (sys.executable, "-u", "-m", TRAINER)
 """A rank's command as torchrun makes it, without arguments."""
 PROCESSES: Final = "--nproc-per-node="
 LOWEST_PRIORITY: Final = 19
+ENDING_SECONDS: Final = 5.0
+"""Time for a thread that has been joined to end; at the lowest priority on a busy machine it may take a while."""
 
 
 def main(module: str, argv: Sequence[str]) -> int:
@@ -55,7 +58,7 @@ def main(module: str, argv: Sequence[str]) -> int:
         argv = request["argv"]
         set_environ({**os.environ, **request["env"]})
     gc.freeze()
-    if loaded[0]:
+    if loaded[0] and is_alone():
         processes = next(word for word in argv if word.startswith(PROCESSES)).removeprefix(PROCESSES)
         start_in_forks([ForkedRank() for _ in range(int(processes))])
     from launch_train.node import torchrun_wrapper
@@ -89,6 +92,20 @@ def is_mapped(library: str) -> bool:
     """
     with suppress(OSError):
         return library in Path("/proc/self/maps").read_text(errors="replace")
+    return True
+
+
+def is_alone() -> bool:
+    """Return whether this process has no other thread, after some time for those that are ending.
+
+    A fork copies the locks that other threads hold, and nobody opens them in the copy. `Thread.join` returns before the
+    native thread has ended: its destructors still free what MKL has allocated, under MKL's lock.
+    """
+    deadline = time.monotonic() + ENDING_SECONDS
+    while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 -- names alone
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
     return True
 
 
