@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launch_train.bench import collective
+from launch_train.bench.measure import all_reduce
 from launch_train.distributed import process_group as ranked
 from launch_train.distributed.process_group import Ranks
 
@@ -20,7 +20,7 @@ SIZES = (1, 1000, 1 << 20)
 def main() -> None:
     ranks = ranked.join(os.environ)
     found = [one for size in SIZES for one in _checked(ranks, size)]
-    figures = collective.measure(ranks, (1, 16), 0.2)
+    figures = all_reduce(ranks, (1, 16), 0.2)
     everybody = ranked.gather(ranks, [name for name, ok in found if not ok])
     if ranks.rank == 0:
         wrong = [f"rank {rank}: {name}" for rank, names in enumerate(everybody) for name in names]

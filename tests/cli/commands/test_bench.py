@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.bench import collective
+from launch_train.bench import measure
 from launch_train.bench.figures import PARTS
 from launch_train.common import contract
 from launcher.cli.commands import bench
@@ -22,7 +22,7 @@ def test_json_report_of_two_ranks() -> None:
     ran = launch("bench", "--quick", "--only", "memory,allreduce", "--gpus", "2", "-o", "json")
     assert ran.code == 0, ran.shown
     data = json.loads(ran.out)
-    names = ["memory copy", "memory triad", *map(collective.name, collective.QUICK), collective.LINK]
+    names = ["memory copy", "memory triad", *(f"all-reduce {size} MB" for size in measure.QUICK_SIZES), measure.LINK]
     assert (data["world_size"], data["ok"], data["findings"], list(data["figures"])) == (2, True, [], names)
     assert [(rank["rank"], rank["gpu"], list(rank["figures"])) for rank in data["ranks"]] == [
         (0, 0, names),

@@ -12,15 +12,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from launch_train import runfolder
 from launch_train.bench import __main__ as program
-from launch_train.bench import amp, bandwidth, clock, collective, loader_benchmark, matmul, suite
+from launch_train.bench import measure
 from launch_train.bench.figures import PARTS, BenchFigure, Measured
-from launch_train.bench.report import Report
+from launch_train.bench.verdict import Report
 from launch_train.common import contract
 from launch_train.common.config import Gpt, ResNet
 from launch_train.common.errors import OutputError, UnfitError, UsageError
@@ -47,46 +49,50 @@ def by_name(figures: list[BenchFigure]) -> dict[str, float]:
 
 
 def test_repeats_fit_the_budget_within_bounds() -> None:
-    assert [clock.repeats(each, 1.0) for each in (0.1, 1e-5, 5.0, 0.0)] == [10, clock.MOST, clock.LEAST, clock.MOST]
+    assert [measure.repeats(each, 1.0) for each in (0.1, 1e-5, 5.0, 0.0)] == [
+        10,
+        measure.MOST,
+        measure.FEWEST,
+        measure.MOST,
+    ]
 
 
 def test_the_clock_gives_the_median_of_the_repeats() -> None:
     naps = iter([0.0, 0.02, 0.02, 0.02, 0.3])  # two to warm up, and one that was disturbed
-    assert 0.02 <= clock.seconds(lambda: time.sleep(next(naps)), CPU, 0.02) < 0.1
+    assert 0.02 <= measure.median_seconds(lambda: time.sleep(next(naps)), CPU, 0.02) < 0.1
 
 
 def test_matrix_products_in_each_kind_of_number() -> None:
-    found = by_name(matmul.measure(CPU, 0.01, host=True, size=128))
+    found = by_name(measure.matrix_products(CPU, 0.01, host=True, size=128))
     assert list(found) == ["matmul fp32", "matmul bf16"]
     assert all(1e-6 < value < 100 for value in found.values())
 
 
 def test_a_products_operations_are_counted_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "seconds", lambda work, device, budget: work() is None or 1e-3)
-    assert matmul.tflops(CPU, "fp32", 100, 0.0) == pytest.approx(2 * 100**3 / 1e-3 / 1e12)
-    copy, triad = bandwidth.memory(CPU, 0.0, size=4000)
+    monkeypatch.setattr(measure, "median_seconds", lambda work, device, budget: work() is None or 1e-3)
+    assert measure.tflops(CPU, "fp32", 100, 0.0) == pytest.approx(2 * 100**3 / 1e-3 / 1e12)
+    copy, triad = measure.memory_bandwidth(CPU, 0.0, size=4000)
     assert [copy.value, triad.value] == pytest.approx([2 * 4000 / 1e-3 / 1e9, 3 * 4000 / 1e-3 / 1e9])
 
 
 def test_tf32_is_switched_for_the_product_alone() -> None:
-    with matmul.tf32(True):
+    with measure.tf32_products(True):
         assert torch.get_float32_matmul_precision() == "high"
-        with matmul.tf32(False):
+        with measure.tf32_products(False):
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "high"
 
 
 def test_memory_is_read_and_written() -> None:
-    found = by_name(bandwidth.memory(CPU, 0.01, size=1 << 22))
+    found = by_name(measure.memory_bandwidth(CPU, 0.01, size=1 << 22))
     assert list(found) == ["memory copy", "memory triad"]
     assert all(0.05 < value < 5000 for value in found.values())
-    assert bandwidth.host(CPU, 0.01) == []
+    assert measure.host_copies(CPU, 0.01) == []
 
 
 def test_the_bus_bandwidth_of_an_all_reduce_is_nccl_tests() -> None:
-    assert collective.bus_gbs(1 << 30, 0.01, 2) == pytest.approx((1 << 30) / 0.01 / 1e9)
-    assert collective.bus_gbs(1 << 30, 0.01, 8) == pytest.approx(1.75 * (1 << 30) / 0.01 / 1e9)
-    assert collective.measure(Ranks(), (1,), 0.01) == []
+    assert [measure.bus_bytes(1000, ranks) for ranks in (2, 8)] == [1000, 1750]
+    assert measure.all_reduce(Ranks(), (1,), 0.01) == []
 
 
 @pytest.mark.parametrize(("device", "megabytes"), [("cpu", 64), ("cuda", 512)])
@@ -96,43 +102,60 @@ def test_a_gpus_link_carries_more_than_the_host_takes_to_start_it(
     def noted(_: Ranks, count: int) -> torch.Tensor:
         raise UnfitError(f"{4 * count >> 20} MB")
 
-    monkeypatch.setattr(collective, "_allocated", noted)
+    monkeypatch.setattr(measure, "shared_buffer", noted)
     with pytest.raises(UnfitError, match=f"^{megabytes} MB$"):
-        collective.measure(Ranks(world=2, device=torch.device(device)), collective.QUICK, 0.1)
+        measure.all_reduce(Ranks(world=2, device=torch.device(device)), measure.QUICK_SIZES, 0.1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_in_the_ring_of_a_node_everybody_receives_what_is_sent(size: int) -> None:
-    beside = range(8, 8 + size)  # the second node's
-    sent = {(rank, collective.neighbours(rank, beside)[0]) for rank in beside}
-    received = {(collective.neighbours(rank, beside)[1], rank) for rank in beside}
+def test_in_the_ring_of_a_node_each_rank_receives_what_another_sends(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    ring, buffer = range(8, 8 + size), torch.empty(0)  # the second node's
+    exchanged: list[tuple[str, int, int]] = []
+
+    def exchange(both: list[tuple[str, int]]) -> list[Any]:
+        exchanged.extend((work, peer, rank) for work, peer in both)
+        return []
+
+    monkeypatch.setattr(dist, "P2POp", lambda work, _, peer: (work.__name__, peer))
+    monkeypatch.setattr(dist, "batch_isend_irecv", exchange)
+    for rank in ring:
+        measure.pass_on(rank, ring, buffer, buffer)
+    sent = {(rank, peer) for work, peer, rank in exchanged if work == "isend"}
+    received = {(peer, rank) for work, peer, rank in exchanged if work == "irecv"}
     assert sent == received
-    assert len(sent) == size
+    assert len(sent) == (size if size > 1 else 0)
 
 
 def test_mixed_precision_against_fp32_on_a_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = amp.Trial("GPT", Gpt(n_layer=1, n_head=2, n_embd=16, block_size=16), 2)
-    monkeypatch.setattr(amp, "trials", lambda memory_gb, quick: [small] if quick and memory_gb is None else [])
-    found = by_name(amp.measure(CPU, 0.05, quick=True))
+    small = measure.Trial("GPT", Gpt(n_layer=1, n_head=2, n_embd=16, block_size=16), 2)
+    monkeypatch.setattr(measure, "trials", lambda memory_gb, quick: [small] if quick and memory_gb is None else [])
+    found = by_name(measure.training_steps(CPU, 0.05, quick=True))
     assert list(found) == ["GPT fp32", "GPT bf16", "GPT bf16/fp32"]
     assert found["GPT bf16/fp32"] == pytest.approx(found["GPT bf16"] / found["GPT fp32"])
     assert all(value > 0.01 for value in found.values())
 
 
 def test_what_is_mixed_and_tried_depends_on_the_gpu() -> None:
-    assert [amp.numbers(of).name for of in (None, (6, 0), (7, 5), (9, 0))] == ["bf16", "fp16", "fp16", "bf16"]
-    assert [trial.batch for trial in amp.trials(80.0, quick=False)] == [32, 128]
-    assert [trial.batch for trial in amp.trials(16.0, quick=True)] == [4]
-    small = amp.Trial("ResNet-50", ResNet(image_size=32, width=4, num_classes=10), 2)
-    amp._step(small, amp.numbers(None), CPU)()
+    assert [measure.mixed_precision(of).name for of in (None, (6, 0), (7, 5), (9, 0))] == [
+        "bf16",
+        "fp16",
+        "fp16",
+        "bf16",
+    ]
+    assert [trial.batch for trial in measure.trials(80.0, quick=False)] == [32, 128]
+    assert [trial.batch for trial in measure.trials(16.0, quick=True)] == [4]
+    small = measure.Trial("ResNet-50", ResNet(image_size=32, width=4, num_classes=10), 2)
+    measure.training_step(small, measure.mixed_precision(None), CPU)()
 
 
 def test_photographs_are_decoded_by_workers() -> None:
-    data = loader_benchmark.Photographs(loader_benchmark.photograph())
+    data = measure.Photographs(measure.make_photograph())
     assert len(data._jpeg) > 50_000
     assert (data[3].shape, data[3].dtype) == ((3, 224, 224), torch.float32)
     assert not torch.equal(data[3], data[4])
-    assert all(1 < loader_benchmark.rate(data, workers, 0.1) < 1e5 for workers in (0, 1))
+    assert all(1 < measure.loading_rate(data, workers, 0.1) < 1e5 for workers in (0, 1))
 
 
 def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +165,9 @@ def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) 
         used.append(torch.get_num_threads())
         return 1.0
 
-    monkeypatch.setattr(loader_benchmark, "rate", rate)
-    with matmul.threads(3):
-        loader_benchmark.measure(0.0, quick=True)
+    monkeypatch.setattr(measure, "loading_rate", rate)
+    with measure.cpu_threads(3):
+        measure.data_loading(0.0, quick=True)
         assert torch.get_num_threads() == 3
     assert set(used) == {1}
 
@@ -154,23 +177,23 @@ def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) 
     [(1, False, (0, 1)), (2, True, (0, 2)), (6, False, (0, 1, 2, 4, 6)), (96, False, (0, 1, 2, 4, 8, 16))],
 )
 def test_numbers_of_workers(most: int, quick: bool, counts: tuple[int, ...]) -> None:
-    assert loader_benchmark.counts(quick, most) == counts
+    assert measure.worker_counts(quick, most) == counts
 
 
 def test_a_part_that_fails_is_noted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> list[BenchFigure]:
         raise RuntimeError("CUDA out of memory.\n  Tried to allocate 512 MiB")
 
-    monkeypatch.setattr(bandwidth, "memory", broken)
+    monkeypatch.setattr(measure, "memory_bandwidth", broken)
     heard: list[str] = []
-    (found,) = suite.run(Ranks(), ["memory", "host", "allreduce"], quick=True, env={}, say=heard.append)
+    (found,) = measure.measure_all(Ranks(), ["memory", "host", "allreduce"], quick=True, env={}, say=heard.append)
     assert found.troubles == (("memory", "CUDA out of memory. Tried to allocate 512 MiB"),)
     assert (heard, list(found.seconds)) == (["memory", "host", "allreduce"],) * 2
 
 
 @pytest.mark.parametrize(("text", "link"), [("4, 16\n", (4, 16)), ("[N/A], [N/A]\n", None), ("", None)])
 def test_what_nvidia_smi_says_of_the_link(text: str, link: tuple[int, int] | None) -> None:
-    assert suite.link(text) == link
+    assert measure.parse_link(text) == link
 
 
 # --- The command line -------------------------------------------------------------------------------------------------
@@ -248,5 +271,5 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     assert time.monotonic() - began < 90
     data = json.loads((tmp_path / "it.json").read_text())
     assert data["ok"], data["findings"]
-    assert {"matmul fp32", "matmul fp16", "memory copy", "to GPU, pinned", matmul.SPEED_UP} <= set(data["figures"])
+    assert {"matmul fp32", "matmul fp16", "memory copy", "to GPU, pinned", measure.SPEED_UP} <= set(data["figures"])
     assert not any(rank["troubles"] for rank in data["ranks"])

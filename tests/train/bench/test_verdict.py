@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 
 from launch_train.bench import peaks
 from launch_train.bench.figures import BenchFigure, Measured, Trouble
-from launch_train.bench.report import WIDTH, Report, cell, table, to_dict
-from launch_train.bench.verdict import judge, marks, pcie_gbs
+from launch_train.bench.verdict import (
+    WIDTH,
+    Report,
+    cell,
+    judge,
+    pcie_gbs,
+    reference_figures,
+    table,
+    to_dict,
+)
 from launcher import catalog
 
 H200 = "NVIDIA H200"
@@ -285,7 +293,9 @@ def test_no_two_rows_fit_the_same_gpu() -> None:
         rows = list(csv.DictReader(file))
     assert all(row["source"] for row in rows)
     for device in {*CUDA.values(), "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 5090"}:
-        assert sum(peaks._fits(words, without, device) for words, without, _ in peaks._table()) == 1, device
+        present = peaks._words(device)
+        fitting = [card for words, without, card in peaks._table() if words <= present and not without & present]
+        assert len(fitting) == 1, device
 
 
 def test_the_requests_peaks_count_for_the_gpu_that_was_asked_for() -> None:
@@ -293,5 +303,5 @@ def test_the_requests_peaks_count_for_the_gpu_that_was_asked_for() -> None:
     assert peaks.requested(text, CUDA["h100"]) == {"bf16": 989, "fp32": None}
     assert peaks.requested(text, CUDA["l4"]) == peaks.requested("", CUDA["l4"]) == peaks.requested("no JSON", "x") == {}
     assert peaks.requested(text, "NVIDIA H100 80GB HBM3 MIG 1g.10gb") == {}, "a part of one"
-    held = marks([measured()], measured(), {"bf16": 1000.0, "fp32": None})
+    held = reference_figures([measured()], measured(), {"bf16": 1000.0, "fp32": None})
     assert (held["matmul bf16"].peak, held["matmul fp32"].peak) == (1000, 67)

@@ -20,7 +20,7 @@ from launch_train.common.errors import OutputError, UsageError
 from launch_train.common.process_exit import leave, run_program
 
 if TYPE_CHECKING:
-    from launch_train.bench.report import Report
+    from launch_train.bench.verdict import Report
     from launch_train.distributed.process_group import Ranks
 
 
@@ -47,20 +47,14 @@ def main() -> NoReturn:
         bench(options, ranks, os.environ)
         process_group.finish(ranks)
 
-    leave(run_program("launch_train.bench", work, lambda error: _speaks(ranks, rank, error)), rank=rank)
+    def should_report(error: BaseException) -> bool:
+        if ranks is None:  # all ranks have an invalid command line; torch may fail to import on one
+            return rank == 0 or not isinstance(error, UsageError)
+        from launch_train.distributed import process_group
 
+        return process_group.should_report(ranks, error)
 
-def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
-    """Return whether this rank prints its error.
-
-    Before the ranks are joined: an invalid command line, which all ranks have, is printed by rank 0 only; any other
-    error (torch may fail to import) by each rank.
-    """
-    if ranks is None:
-        return rank == 0 or not isinstance(error, UsageError)
-    from launch_train.distributed import process_group
-
-    return process_group.should_report(ranks, error)
+    leave(run_program("launch_train.bench", work, should_report), rank=rank)
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -90,8 +84,8 @@ def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
     """
     import torch
 
-    from launch_train.bench.report import Report
-    from launch_train.bench.suite import run
+    from launch_train.bench.measure import measure_all
+    from launch_train.bench.verdict import Report
     from launch_train.distributed.process_group import run_on_rank_0
 
     def progress(part: str) -> None:
@@ -101,7 +95,7 @@ def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
     if options.json not in ("", "-") and not Path(options.json).parent.is_dir():
         raise UsageError(f"--json {options.json}: there is no folder {Path(options.json).parent}")
     began = time.monotonic()
-    measured = run(ranks, options.parts, quick=options.quick, env=env, say=progress)
+    measured = measure_all(ranks, options.parts, quick=options.quick, env=env, say=progress)
     requested = peaks.requested(env.get(contract.GPU, ""), measured[0].device)
     seconds = round(time.monotonic() - began, 1)
     report = Report(tuple(measured), requested, options.quick, torch.__version__, round(time.time(), 1), seconds)
@@ -110,7 +104,7 @@ def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
 
 def publish(options: Options, report: Report, env: Mapping[str, str]) -> None:
     """Print and write the report on rank 0; with --strict, raise UnfitError for faults."""
-    from launch_train.bench.report import table, to_dict
+    from launch_train.bench.verdict import table, to_dict
     from launch_train.common.errors import UnfitError
 
     data = json.dumps(to_dict(report), indent=1) + "\n"

@@ -51,6 +51,10 @@ class Measured(NamedTuple):
     def on_gpu(self) -> bool:
         return self.device != "cpu"
 
+    @property
+    def title(self) -> str:
+        return f"{'GPU' if self.on_gpu else 'process'} {self.gpu} of node {self.node}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the data for the JSON."""
         figures = {figure.name: {"value": figure.value, "unit": figure.unit} for figure in self.figures}

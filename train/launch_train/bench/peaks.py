@@ -41,7 +41,8 @@ class GpuType(NamedTuple):
 
 def of(device: str) -> GpuType | None:
     """Return the card for CUDA's device name ("NVIDIA H100 80GB HBM3", "Tesla T4"), or None if unknown."""
-    return next((card for words, without, card in _table() if _fits(words, without, device)), None)
+    present = _words(device)
+    return next((card for words, without, card in _table() if words <= present and not without & present), None)
 
 
 def requested(gpu: str, device: str) -> Mapping[str, float | None]:
@@ -62,11 +63,6 @@ def tflops(device: str) -> Mapping[str, float | None]:
     """Return the peak TFLOP/s of a card by CUDA's device name; empty if unknown."""
     card = of(device)
     return card.tflops if card else {}
-
-
-def _fits(words: frozenset[str], without: frozenset[str], device: str) -> bool:
-    present = _words(device)
-    return words <= present and not without & present
 
 
 def _words(text: str) -> frozenset[str]:

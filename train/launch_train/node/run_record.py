@@ -121,7 +121,7 @@ class RunRecord:
         self._write(runfolder.node_record(node), json.dumps(facts) + "\n")
 
     def write_bench(self, node: int, report: bytes) -> None:
-        """Record the benchmark of this node's GPUs (train/launch_train/bench/report.py)."""
+        """Record the benchmark of this node's GPUs (train/launch_train/bench/verdict.py)."""
         self._write(runfolder.node_bench(node), report.decode())
 
     def write_stacks(self, name: str, stacks: bytes) -> None:

@@ -232,7 +232,7 @@ def node_bench(node: int) -> str:
 
 BENCH: Final = "bench.json"
 """The report of `launch_train.bench`, if that was the run (JSON: figures, ranks, findings, ok;
-train/launch_train/bench/report.py)."""
+train/launch_train/bench/verdict.py)."""
 
 MACHINES: Final = "machines"
 
