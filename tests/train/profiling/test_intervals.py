@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch_train.profiling.intervals import Interval, intersect, length, subtract, union
+from launch_train.profiling.trace import Interval, intersect, length, subtract, union
 
 spans = st.lists(
     st.builds(lambda a, b: Interval(min(a, b), max(a, b)), st.integers(0, 30), st.integers(0, 30)), max_size=8

@@ -30,7 +30,15 @@ NO_DEVICE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the verdict; return 0, 2 if the trace is unusable, or 141 (SIGPIPE) if stdout is closed."""
-    options = _parse_options(arguments)
+    about = "What bounds a run, from a trace of it."
+    parser = argparse.ArgumentParser("python -m launch_train.profiling.__main__", description=about)
+    parser.add_argument("trace", type=Path, help="TRACE.json or TRACE.json.gz, of torch.profiler")
+    parser.add_argument("--steps", type=int, metavar="N", help="analyse only the first N steps")
+    parser.add_argument("--setup", type=_setup, default=Setup(), help="the run's settings, as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--pack", action="store_true", help="compress the trace, too")
+    parser.add_argument("--nice", type=int, default=0, choices=range(20), metavar="0…19", help="make way for others")
+    options = parser.parse_args(arguments)
     os.nice(options.nice)
     try:
         trace = traces.read(options.trace)
@@ -53,18 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 128 + signal.SIGPIPE
     return 0
-
-
-def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    about = "What bounds a run, from a trace of it."
-    parser = argparse.ArgumentParser("python -m launch_train.profiling.__main__", description=about)
-    parser.add_argument("trace", type=Path, help="TRACE.json or TRACE.json.gz, of torch.profiler")
-    parser.add_argument("--steps", type=int, metavar="N", help="analyse only the first N steps")
-    parser.add_argument("--setup", type=_setup, default=Setup(), help="the run's settings, as JSON")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--pack", action="store_true", help="compress the trace, too")
-    parser.add_argument("--nice", type=int, default=0, choices=range(20), metavar="0…19", help="make way for others")
-    return parser.parse_args(arguments)
 
 
 def _setup(text: str) -> Setup:

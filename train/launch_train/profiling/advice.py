@@ -169,10 +169,7 @@ def format_verdict(verdict: Mapping[str, Any], steps: str = "") -> str:
     count = plural(verdict["steps"], "step")
     which = f"{count.partition(' ')[2]} {steps}" if steps else count
     lines = [f"profile of {which}: bound by {verdict['bound'].replace('_', ' ')}"]
-    for sentence in verdict["sentences"]:
-        lines += _wrapped(sentence, " " * (5 - sentence.index(" ")))
-    return "\n".join([*lines, *_wrapped(f"First: {verdict['advice']}.", "  ")])
-
-
-def _wrapped(sentence: str, indent: str) -> list[str]:
-    return textwrap.wrap(sentence, WIDTH, initial_indent=indent, subsequent_indent=" " * 6)
+    sentences = {sentence: " " * (5 - sentence.index(" ")) for sentence in verdict["sentences"]}
+    for sentence, indent in {**sentences, f"First: {verdict['advice']}.": "  "}.items():
+        lines += textwrap.wrap(sentence, WIDTH, initial_indent=indent, subsequent_indent=" " * 6)
+    return "\n".join(lines)

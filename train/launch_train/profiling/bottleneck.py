@@ -14,8 +14,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from launch_train.profiling import kernel_categories
-from launch_train.profiling.intervals import Interval, Times, intersect, length, subtract, union
-from launch_train.profiling.trace import ASIDE, OPTIMIZER, PHASES, Event, Trace
+from launch_train.profiling.trace import (
+    ASIDE,
+    OPTIMIZER,
+    PHASES,
+    Event,
+    Interval,
+    Times,
+    Trace,
+    intersect,
+    length,
+    subtract,
+    union,
+)
 
 Cause = Literal[
     "input", "compute", "communication", "memory", "launch_overhead", "host_sync", "optimizer", "allocation", "other"
@@ -26,7 +37,6 @@ other: outside the steps' own work."""
 
 TINY = 8.0
 """Microseconds; a CPU operator that takes less time is mostly call overhead."""
-
 
 MOST_KERNELS = 15
 
@@ -199,19 +209,21 @@ def _of_cpu(trace: Trace) -> Analysis:
     window = subtract(union(step.span for step in trace.steps), trace.ranges(*ASIDE))
     account = _Account(window)
     spans = _by_cause(trace, trace.steps[0].thread)
-    for cause, each in spans.items():
-        account.give(cause, union(each))
-    passes = trace.ranges(*PHASES)
-    syncs = union(spans["host_sync"])
-    outside = length(subtract(syncs, passes)) / (length(syncs) or 1.0)
-    count = len(trace.steps)
+    for cause, times in spans.items():
+        account.give(cause, times)
+    within, own_times = _Within(window), dict[Event, float]()  # without that of operators inside
+    for span, stack in _moments(event for event in trace.host if event.thread == trace.steps[0].thread):
+        if _calculates(stack) and within(span.begin):
+            own_times[stack[-1]] = own_times.get(stack[-1], 0.0) + span.end - span.begin
+    syncs, count = spans["host_sync"], len(trace.steps)
+    outside = length(subtract(syncs, trace.ranges(*PHASES))) / (length(syncs) or 1.0)
     return Analysis(
         account.shares(),
         count,
         account.whole / count / 1e6,
         gpu=False,
         sync_outside=outside,
-        kernels=_costliest(_operator_times(trace, _Within(window)), count),
+        kernels=_costliest(((event.name, time) for event, time in own_times.items()), count),
     )
 
 
@@ -222,27 +234,20 @@ def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Interval]]:
     is the cost of that read (host_sync).
     """
     spans: dict[Cause, list[Interval]] = {cause: [] for cause in CAUSES}
-    speaking = _Overlap(union(event.span for event in trace.host if kernel_categories.is_communication(event.name)))
+    idle: list[Interval] = []
     own = [event for event in trace.host if event.thread == thread]
-    read = {event.begin for event in own if event.name in kernel_categories.READS}
+    reads = {event.begin for event in own if event.name in kernel_categories.READS}
     for span, stack in _moments(own):
-        cause, idle = _cause(stack), not _calculates(stack)
-        if cause in ("launch_overhead", "other") and idle:
-            talking, rest = speaking(span)
-            spans["communication"] += talking
-            spans["host_sync" if span.end in read else cause] += rest
-        else:
-            spans[cause].append(span)
-    return spans
-
-
-def _operator_times(trace: Trace, window: _Within) -> Iterator[tuple[str, float]]:
-    """Yield each operator of the training thread with its own time, without that of operators inside it."""
-    own: dict[Event, float] = {}
-    for span, stack in _moments(event for event in trace.host if event.thread == trace.steps[0].thread):
-        if _calculates(stack) and window(span.begin):
-            own[stack[-1]] = own.get(stack[-1], 0.0) + span.end - span.begin
-    yield from ((event.name, time) for event, time in own.items())
+        cause = _cause(stack)
+        if cause in ("launch_overhead", "other") and not _calculates(stack):
+            idle.append(span)
+            cause = "host_sync" if span.end in reads else cause
+        spans[cause].append(span)
+    talks = union(event.span for event in trace.host if kernel_categories.is_communication(event.name))
+    waits = intersect(union(idle), talks)
+    return {cause: subtract(union(times), waits) for cause, times in spans.items()} | {
+        "communication": union([*spans["communication"], *waits])
+    }
 
 
 def _costliest(times: Iterable[tuple[str, float]], steps: int) -> tuple[Kernel, ...]:
@@ -252,22 +257,6 @@ def _costliest(times: Iterable[tuple[str, float]], steps: int) -> tuple[Kernel, 
         totals.setdefault(name, []).append(time)
     longest = sorted(totals, key=lambda name: -sum(totals[name]))[:MOST_KERNELS]
     return tuple(Kernel(name, sum(totals[name]) / steps / 1e6, len(totals[name]) / steps) for name in longest)
-
-
-class _Overlap:
-    """Splits spans into their parts inside and outside a set of times. Spans must be passed in order."""
-
-    def __init__(self, times: Times) -> None:
-        self._times, self._place = times, 0
-
-    def __call__(self, span: Interval) -> tuple[list[Interval], list[Interval]]:
-        while self._place < len(self._times) and self._times[self._place].end <= span.begin:
-            self._place += 1
-        end = self._place
-        while end < len(self._times) and self._times[end].begin < span.end:
-            end += 1
-        near = self._times[self._place : end]
-        return intersect([span], near), subtract([span], near)
 
 
 def _moments(events: Iterable[Event]) -> Iterator[tuple[Interval, list[Event]]]:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
@@ -54,39 +54,26 @@ MOST_BYTES = 1 << 29
 _NOTHING = nullcontext()
 
 
-class Profiler(Protocol):
-    """Records steps of the training loop."""
+class Profiler:
+    """The profiler of the training loop. This one records nothing."""
 
     @property
     def records(self) -> bool:
         """Return whether profiling slows down the current step, so that its duration must not be counted."""
+        return False
 
     def start(self) -> None:
         """Called before the first step."""
 
     def range(self, name: str) -> AbstractContextManager[object]:
         """Mark a part of the step in the trace, with a name from launch_train.profiling.trace."""
+        return _NOTHING
 
     def stepped(self, step: int) -> None:
         """Called after each step."""
 
     def close(self) -> None:
         """Stop recording and wait for the verdict."""
-
-
-class NoProfiler:
-    """Records nothing."""
-
-    records = False
-
-    def start(self) -> None: ...
-
-    def range(self, name: str) -> AbstractContextManager[object]:
-        return _NOTHING
-
-    def stepped(self, step: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def open_profiler(
@@ -97,7 +84,7 @@ def open_profiler(
     `facts` are those of the start event; `accumulates`: a step has several micro-batches.
     """
     if config.profile is None or ranks.rank:
-        return NoProfiler()
+        return Profiler()
     import torch._inductor.config  # noqa: F401 - takes 2 s; else the profiler imports it in a step
 
     report = ProfileReport(env, sink, setup_of(config, ranks, env, facts, accumulates=accumulates))
@@ -126,7 +113,7 @@ def setup_of(
     )
 
 
-class Recording:
+class Recording(Profiler):
     """Skips `wait` steps, warms up torch's profiler, records, and reports from a thread.
 
     Steps after the recording run at full speed. Errors are reported and do not end the run.
@@ -189,7 +176,7 @@ class Recording:
             work()
         except Exception as error:  # noqa: BLE001 - profiling is optional; training continues without it
             self._drop()
-            self._report.failed(error)
+            self._report.no_verdict(error)
 
     def _begin(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else Kineto writes two lines to stderr
@@ -246,7 +233,7 @@ class ProfileReport:
             with temporary_folder("profile") as folder:
                 self._send(export, count, last, Path(folder))
         except Exception as error:  # noqa: BLE001 - training continues without a profile
-            self.failed(error)
+            self.no_verdict(error)
 
     def _send(self, export: Callable[[str], object], count: int, last: int, folder: Path) -> None:
         env = self._env
@@ -260,15 +247,13 @@ class ProfileReport:
         try:
             event = judge(trace, self._setup, count)
             text = format_verdict(event, steps)
-            contents = {
-                "verdict.json": json.dumps({**event, "which": steps, "trace": name}, indent=2),
-                "verdict.txt": text,
-            }
-            for file, content in contents.items():  # a later start overwrites them
+            verdict = json.dumps({**event, "which": steps, "trace": name}, indent=2)
+            for file, content in (("verdict.json", verdict), ("verdict.txt", text)):  # a later start overwrites them
                 (folder / file).write_text(f"{content}\n", encoding="utf-8")
                 files[f"{runfolder.PROFILE}/{file}"] = folder / file
         except ValueError as error:
-            event, text = {"error": str(error)}, _wrapped(f"profile of steps {steps}: {error}")
+            event = {"error": str(error)}
+            text = textwrap.fill(f"profile of steps {steps}: {error}", WIDTH, subsequent_indent="  ")
         if trace.exists():
             pack(trace)
         kept = self._keep(files)
@@ -288,13 +273,10 @@ class ProfileReport:
             print(f"profile: {error}", file=sys.stderr, flush=True)
         return True
 
-    def failed(self, error: Exception) -> None:
-        """Report that the profiler failed."""
-        self.no_verdict(f"no verdict: {error}".partition("\n")[0])
-
-    def no_verdict(self, reason: str) -> None:
-        """Report that there is no verdict, and why."""
-        print(_wrapped(f"profile: {reason}"), flush=True)
+    def no_verdict(self, reason: Exception | str) -> None:
+        """Report that there is no verdict, and why: the profiler failed, or nothing was recorded."""
+        reason = f"no verdict: {reason}".partition("\n")[0] if isinstance(reason, Exception) else reason
+        print(textwrap.fill(f"profile: {reason}", WIDTH, subsequent_indent="  "), flush=True)
         self._log({"error": reason})
 
     def _log(self, fields: Mapping[str, Any]) -> None:
@@ -303,10 +285,6 @@ class ProfileReport:
             self._sink.put([row])
         except Exception as error:  # noqa: BLE001 - the training thread meets the same error and handles it
             print(f"profile: {error}", file=sys.stderr, flush=True)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def judge(trace: Path, setup: Setup, steps: int) -> dict[str, Any]:
@@ -326,8 +304,8 @@ def judge(trace: Path, setup: Setup, steps: int) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=JUDGE_SECONDS,
             check=False,
+            timeout=JUDGE_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         limit = f"{JUDGE_SECONDS:.0f} s: record fewer steps"

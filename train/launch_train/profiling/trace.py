@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launch_train.profiling.intervals import Interval, union
-
 STEP = "ProfilerStep#"
 """Prefix of torch.profiler's name for a step, which lasts from one call of its step() to the next."""
 
@@ -27,9 +25,20 @@ PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 ASIDE = ("evaluation", "checkpoint")
 """Ranges outside training, excluded from the analysis."""
 
-_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
-_HOST = frozenset({"cpu_op", "user_annotation"})
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_CALLS = ("cuda_runtime", "cuda_driver")
+_HOST = ("cpu_op", "user_annotation")
+
+
+class Interval(NamedTuple):
+    """Half-open interval from `begin` to `end`, with begin < end."""
+
+    begin: float
+    end: float
+
+
+Times = Sequence[Interval]
+"""A set of times as `union` returns it: sorted, and each span ends before the next begins."""
 
 
 class Event(NamedTuple):
@@ -50,9 +59,10 @@ class Trace:
     """Events of one process: host work, CUDA calls and device work."""
 
     def __init__(self, host: Iterable[Event], calls: Iterable[Event] = (), device: Iterable[Event] = ()) -> None:
-        self.host = sorted(host, key=_order)
-        self.calls = sorted(calls, key=_order)
-        self.device = sorted(device, key=_order)
+        # By begin, outer events before the events inside them.
+        self.host, self.calls, self.device = (
+            sorted(events, key=lambda event: (event.begin, -event.end)) for events in (host, calls, device)
+        )
 
     @cached_property
     def steps(self) -> list[Event]:
@@ -72,11 +82,6 @@ class Trace:
     def ranges(self, *names: str) -> list[Interval]:
         """Return the times in which a thread was in one of these ranges."""
         return union(event.span for event in self.host if event.name in names)
-
-
-def _order(event: Event) -> tuple[float, float]:
-    """Sort by begin, outer events before the events inside them."""
-    return event.begin, -event.end
 
 
 def read(path: Path) -> Trace:
@@ -100,22 +105,63 @@ def read(path: Path) -> Trace:
 
 def parse(events: Sequence[Mapping[str, Any]]) -> Trace:
     """Parse the `traceEvents` of a trace; skip incomplete events and kinds that the analysis does not use."""
-    host, calls, device = [], [], []
-    for each in events:
-        kind = each.get("cat")
-        if each.get("ph") != "X":
-            continue
-        if kind in _HOST:
-            host.append(_event(each))
-        elif kind in _CALLS:
-            calls.append(_event(each))
-        elif kind in _DEVICE:
-            device.append(_event(each))
+    host, calls, device = list[Event](), list[Event](), list[Event]()
+    lists = {**dict.fromkeys(_HOST, host), **dict.fromkeys(_CALLS, calls), **dict.fromkeys(_DEVICE, device)}
+    for item in events:
+        kept = lists.get(item.get("cat", ""))
+        if item.get("ph") == "X" and kept is not None:
+            begin, end = float(item["ts"]), float(item["ts"]) + max(0.0, float(item.get("dur") or 0.0))
+            thread, correlation = (item.get("pid"), item.get("tid")), (item.get("args") or {}).get("correlation")
+            kept.append(Event(str(item.get("name", "")), begin, end, thread, int(correlation or 0)))
     return Trace(host, calls, device)
 
 
-def _event(each: Mapping[str, Any]) -> Event:
-    begin, arguments = float(each["ts"]), each.get("args") or {}
-    duration = max(0.0, float(each.get("dur") or 0.0))
-    correlation = int(arguments.get("correlation") or 0)
-    return Event(str(each.get("name", "")), begin, begin + duration, (each.get("pid"), each.get("tid")), correlation)
+# --- Sets of times ----------------------------------------------------------------------------------------------------
+
+
+def union(spans: Iterable[Interval]) -> list[Interval]:
+    """Return the union of spans, which may be unsorted, overlapping or empty."""
+    merged: list[Interval] = []
+    for begin, end in sorted(span for span in spans if span.end > span.begin):
+        if merged and begin <= merged[-1].end:
+            merged[-1] = Interval(merged[-1].begin, max(end, merged[-1].end))
+        else:
+            merged.append(Interval(begin, end))
+    return merged
+
+
+def intersect(times: Times, other: Times) -> list[Interval]:
+    """Return the times in both sets."""
+    common: list[Interval] = []
+    i = j = 0
+    while i < len(times) and j < len(other):
+        begin, end = max(times[i].begin, other[j].begin), min(times[i].end, other[j].end)
+        if begin < end:
+            common.append(Interval(begin, end))
+        if times[i].end < other[j].end:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def subtract(times: Times, other: Times) -> list[Interval]:
+    """Return the times in `times` but not in `other`."""
+    left: list[Interval] = []
+    j = 0
+    for begin, end in times:
+        while j < len(other) and other[j].end <= begin:
+            j += 1
+        k = j
+        while k < len(other) and other[k].begin < end:
+            if other[k].begin > begin:
+                left.append(Interval(begin, other[k].begin))
+            begin = max(begin, other[k].end)  # noqa: PLW2901 - the rest of the span
+            k += 1
+        if begin < end:
+            left.append(Interval(begin, end))
+    return left
+
+
+def length(times: Iterable[Interval]) -> float:
+    return sum(end - begin for begin, end in times)

@@ -41,7 +41,7 @@ from launch_train.performance import optimizer as optim
 from launch_train.performance.grad_guard import GradGuard
 from launch_train.performance.micro_batch import MicroBatches
 from launch_train.performance.prepare_model import apply_memory_settings, prepare
-from launch_train.profiling.profiler import NoProfiler, Profiler, open_profiler
+from launch_train.profiling.profiler import Profiler, open_profiler
 from launch_train.telemetry.metric_sink import Null, Sink, open_sink
 from launch_train.trainer import warmup
 from launch_train.trainer.metrics_buffer import Recorder
@@ -95,7 +95,7 @@ class Run:
     heartbeat: Heartbeat
     """Active in one process per node."""
     sink: Sink = field(default_factory=Null)
-    profiler: Profiler = field(default_factory=NoProfiler)
+    profiler: Profiler = field(default_factory=Profiler)
     monitor: Monitor = field(default_factory=NoMonitor)
     saver: Saver | None = None
     resumed: Manifest | None = None
