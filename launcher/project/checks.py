@@ -50,9 +50,7 @@ def run(name: str, check: Callable[[Needs, Found], Iterator[Check]], needs: Need
     try:
         yield from list(check(needs, found))
     except UNEXPECTED as error:
-        yield Check(
-            name=name, status="unknown", text=f"not checked: unexpected answer ({type(error).__name__}: {error})"
-        )
+        yield Check(name, "unknown", f"not checked: unexpected answer ({type(error).__name__}: {error})")
 
 
 def credentials(account: str, found: Found) -> Check:
@@ -60,13 +58,11 @@ def credentials(account: str, found: Found) -> Check:
     answers = [each for name, each in found.items() if name != "image"]
     errors = [each for each in answers if isinstance(each, LaunchError)]
     if len(errors) < len(answers):
-        return Check(name="credentials", status="ok", text=account or "application default credentials")
+        return Check("credentials", "ok", account or "application default credentials")
     if any(isinstance(each, NotAuthorised) and each.hint == LOG_IN for each in errors):
-        fix = "gcloud auth application-default login"
-        return Check(name="credentials", status="failed", text=words(errors[0].problem), fix=fix)
+        return Check("credentials", "failed", words(errors[0].problem), "gcloud auth application-default login")
     if isinstance(errors[0], UnreachableError):  # so is the metadata server where nobody is logged in
-        fix = "gcloud auth application-default login"
-        return Check(name="credentials", status="unknown", text=words(errors[0].problem), fix=fix)
+        return Check("credentials", "unknown", words(errors[0].problem), "gcloud auth application-default login")
     return unread("credentials", errors[0])
 
 
@@ -79,12 +75,11 @@ def check_apis(needs: Needs, found: Found) -> Iterator[Check]:
     missing = [api for api in needs.apis if states.get(api) is False]
     unknown = [api for api in needs.apis if api not in states]
     if missing:
-        text = f"disabled: {', '.join(missing)}"
-        yield Check(name="apis", status="failed", text=text, fix=fixes.enable(needs.project, missing))
+        yield Check("apis", "failed", f"disabled: {', '.join(missing)}", fixes.enable(needs.project, missing))
     elif unknown:
-        yield Check(name="apis", status="unknown", text=f"not reported: {', '.join(unknown)}")
+        yield Check("apis", "unknown", f"not reported: {', '.join(unknown)}")
     else:
-        yield Check(name="apis", status="ok", text=f"{plural(len(states), 'API')} enabled")
+        yield Check("apis", "ok", f"{plural(len(states), 'API')} enabled")
 
 
 def check_billing(needs: Needs, found: Found) -> Iterator[Check]:
@@ -92,24 +87,22 @@ def check_billing(needs: Needs, found: Found) -> Iterator[Check]:
     known = answer(found, "billing") or {}
     if known.get("billingEnabled"):
         account = last_url_part(str(known.get("billingAccountName", "")))
-        yield Check(name="billing", status="ok", text=f"billing account {account}" if account else "enabled")
+        yield Check("billing", "ok", f"billing account {account}" if account else "enabled")
     else:
         text = f"project {needs.project} has no billing account"
-        yield Check(name="billing", status="failed", text=text, fix=fixes.link_billing(needs.project))
+        yield Check("billing", "failed", text, fixes.link_billing(needs.project))
 
 
 def check_project(needs: Needs, found: Found) -> Iterator[Check]:
     """Check that the project exists and is active."""
     known = answer(found, "project")
     if known is None:
-        text = f"project {needs.project} does not exist"
-        yield Check(name="project", status="failed", text=text, fix="gcloud projects list")
+        yield Check("project", "failed", f"project {needs.project} does not exist", "gcloud projects list")
     elif known.get("lifecycleState", "ACTIVE") != "ACTIVE":
-        text = f"project {needs.project} is {known['lifecycleState']}"
         fix = f"gcloud projects undelete {needs.project}"
-        yield Check(name="project", status="failed", text=text, fix=fix)
+        yield Check("project", "failed", f"project {needs.project} is {known['lifecycleState']}", fix)
     else:
-        yield Check(name="project", status="ok", text=f"{needs.project} ({known.get('projectNumber', '')})")
+        yield Check("project", "ok", f"{needs.project} ({known.get('projectNumber', '')})")
 
 
 def check_permissions(needs: Needs, found: Found) -> Iterator[Check]:
@@ -120,29 +113,26 @@ def check_permissions(needs: Needs, found: Found) -> Iterator[Check]:
     if jobs:
         text = f"you lack {', '.join(jobs)}"
         role = "roles/aiplatform.user" if needs.service == "vertex" else "roles/compute.instanceAdmin.v1"
-        fix = fixes.grant_in_project(needs.project, LAUNCHER, role)
-        yield Check(name="permissions", status="failed", text=text, fix=fix)
+        yield Check("permissions", "failed", text, fixes.grant_in_project(needs.project, LAUNCHER, role))
     if len(missing) > len(jobs):
         fix = fixes.grant_in_project(needs.project, LAUNCHER, "roles/logging.viewer")
-        text = "you lack logging.logEntries.list: launch can't show a job's log"
-        yield Check(name="permissions", status="warning", text=text, fix=fix)
+        yield Check("permissions", "warning", "you lack logging.logEntries.list: launch can't show a job's log", fix)
     if not missing:
         what = "create, watch and cancel jobs" if needs.service == "vertex" else "create and watch VMs"
-        yield Check(name="permissions", status="ok", text=f"you can {what}, and read logs")
+        yield Check("permissions", "ok", f"you can {what}, and read logs")
 
 
 def check_acting(needs: Needs, found: Found) -> Iterator[Check]:
     """Check that the job's service account exists and that the caller may act as it."""
     have = answer(found, "actAs")
     if have is None:
-        text = f"service account {needs.account} does not exist"
         fix = fixes.create_account(needs.account, needs.project)
-        yield Check(name="actAs", status="failed", text=text, fix=fix)
+        yield Check("actAs", "failed", f"service account {needs.account} does not exist", fix)
     elif "iam.serviceAccounts.actAs" not in have:
         text = f"you have no permission to act as {needs.account}"
-        yield Check(name="actAs", status="failed", text=text, fix=act_as_command(needs.account, needs.project))
+        yield Check("actAs", "failed", text, act_as_command(needs.account, needs.project))
     else:
-        yield Check(name="actAs", status="ok", text=f"you can act as {needs.account}")
+        yield Check("actAs", "ok", f"you can act as {needs.account}")
 
 
 # --- Quota and reservations -------------------------------------------------------------------------------------------
@@ -169,11 +159,10 @@ def list_vertex_quotas(needs: Needs, quotas: Any, usage: Any) -> Iterator[Check]
         ]
         if figures:
             text = f"{region}: {', '.join(f'{gpu_of(quota.metric)} {units_text(quota.limit)}' for quota in figures)}"
-            yield Check(name="quota", status="ok", text=text, place=region, quotas=tuple(figures))
+            yield Check("quota", "ok", text, place=region, quotas=tuple(figures))
         else:
-            text = f"no GPU quota for training on Vertex AI in {region}"
             fix = f"launch setup --request-quota l4:1 --region {region}"
-            yield Check(name="quota", status="warning", text=text, fix=fix, place=region)
+            yield Check("quota", "warning", f"no GPU quota for training on Vertex AI in {region}", fix, region)
 
 
 def gpu_of(metric: str) -> str:
@@ -195,12 +184,11 @@ def check_vertex_quota_limit(project: str, need: GpuNeed, quotas: Any, usage: An
     figures = QuotaFigures(metric=metric, region=need.region, limit=limit, used=used, needed=need.gpus)
     if info is None or limit is None:
         missing = f"quota {need.metric}" if info is None else f"a limit of {need.metric} in {need.region}"
-        text = f"the project lists no {missing}"
-        return Check(name="quota", status="unknown", text=text, quotas=(figures,), **where)
+        return Check("quota", "unknown", f"the project lists no {missing}", quotas=(figures,), **where)
     in_use = "usage unknown" if used is None else f"{used} in use"
     text = f"{metric} in {need.region}: {need.gpus} needed, {in_use}, limit {units_text(limit)}"
     if limit < 0 or limit - (used or 0) >= need.gpus:
-        return Check(name="quota", status="ok", text=text, quotas=(figures,), **where)
+        return Check("quota", "ok", text, quotas=(figures,), **where)
     quota, wanted = str(info.get("quotaId", "")), max(limit, 0) + need.gpus
     fix = fixes.raise_quota(project, "aiplatform.googleapis.com", quota, wanted, {"region": need.region})
     reason = (info.get("quotaIncreaseEligibility") or {}).get("ineligibilityReason", "")
@@ -209,7 +197,7 @@ def check_vertex_quota_limit(project: str, need: GpuNeed, quotas: Any, usage: An
         fix = fixes.link_billing(project) if reason == "NO_VALID_BILLING_ACCOUNT" else fixes.quota_page(project)
         figures = replace(figures, no_increase=reason)
     status: Status = "failed" if limit < need.gpus else "warning"
-    return Check(name="quota", status=status, text=text, fix=fix, quotas=(figures,), **where)
+    return Check("quota", status, text, fix, quotas=(figures,), **where)
 
 
 NO_DIMENSIONS: Final[Mapping[str, str]] = {}
@@ -250,12 +238,12 @@ def check_reservation(needs: Needs, found: Found) -> Iterator[Check]:
                     f"; it ends on {datetime.fromisoformat(ends).astimezone(UTC):%Y-%m-%d %H:%M} UTC, and its VMs too"
                 )
             yield Check(
-                name="reservation",
-                status=status,
-                text=text,
-                fix=fix,
-                place=need.region,
-                provisioning=f"reservation:{need.name}",
+                "reservation",
+                status,
+                text,
+                fix,
+                need.region,
+                f"reservation:{need.name}",
                 ends=ends or UNSET,
             )
 
@@ -297,12 +285,12 @@ def check_bucket(needs: Needs, found: Found) -> Iterator[Check]:
     known, url = answer(found, "bucket"), f"gs://{needs.bucket}"
     if known is None:
         fix = fixes.create_bucket(url, needs.project, needs.regions[0] if needs.regions else "REGION")
-        yield Check(name="bucket", status="failed", text=f"bucket {url} does not exist", fix=fix)
+        yield Check("bucket", "failed", f"bucket {url} does not exist", fix)
         return
     warnings = [*bucket_warnings(needs, known, answer(found, "project") or {})]
     yield from warnings
     if not warnings:
-        yield Check(name="bucket", status="ok", text=f"{url} in {known.get('location', '').lower()}")
+        yield Check("bucket", "ok", f"{url} in {known.get('location', '').lower()}")
 
 
 def bucket_warnings(needs: Needs, known: Any, project: Any) -> Iterator[Check]:
@@ -311,22 +299,19 @@ def bucket_warnings(needs: Needs, known: Any, project: Any) -> Iterator[Check]:
     if known.get("locationType", "region") != "region" and needs.service == "vertex":
         text = f"{url} is in the {known['locationType']} {location}: Vertex AI can't mount it at /gcs"
         fix = fixes.create_bucket("gs://NAME", needs.project, needs.regions[0] if needs.regions else "REGION")
-        yield Check(name="bucket", status="warning", text=text, fix=fix)
+        yield Check("bucket", "warning", text, fix)
     elif needs.regions and location not in needs.regions:
         text = f"{url} is in {location}, the job runs in {listed(needs.regions, 3)}: traffic between regions is billed"
         is_region = known.get("locationType", "region") == "region"
-        fix = f"launch {needs.service} … --region {location}" if is_region else ""
-        yield Check(name="bucket", status="warning", text=text, fix=fix)
+        yield Check("bucket", "warning", text, f"launch {needs.service} … --region {location}" if is_region else "")
     owner, number = str(known.get("projectNumber", "")), str(project.get("projectNumber", ""))
     if owner and number and owner != number:
         text = f"{url} belongs to project {owner}, not to {needs.project} ({number})"
-        yield Check(name="bucket", status="warning", text=text, fix=f"gcloud projects describe {owner}")
+        yield Check("bucket", "warning", text, f"gcloud projects describe {owner}")
     days = int((known.get("softDeletePolicy") or {}).get("retentionDurationSeconds", 0)) / 86_400
     if days:
         text = f"{url} keeps and bills deleted checkpoints for {days:g} days (soft delete)"
-        yield Check(
-            name="bucket", status="warning", text=text, fix=f"gcloud storage buckets update {url} --clear-soft-delete"
-        )
+        yield Check("bucket", "warning", text, f"gcloud storage buckets update {url} --clear-soft-delete")
 
 
 def check_bucket_permissions(needs: Needs, found: Found) -> Iterator[Check]:
@@ -336,11 +321,10 @@ def check_bucket_permissions(needs: Needs, found: Found) -> Iterator[Check]:
     have = (answer(found, "access") or {}).get("permissions", ())
     missing = [permission for permission in OBJECT_PERMISSIONS if permission not in have]
     if missing:
-        fix = fixes.grant_on_bucket(needs.bucket, LAUNCHER)
         text = f"you lack {', '.join(missing)} on gs://{needs.bucket}"
-        yield Check(name="access", status="failed", text=text, fix=fix)
+        yield Check("access", "failed", text, fixes.grant_on_bucket(needs.bucket, LAUNCHER))
     else:
-        yield Check(name="access", status="ok", text=f"you can read and write gs://{needs.bucket}")
+        yield Check("access", "ok", f"you can read and write gs://{needs.bucket}")
 
 
 def check_job_access(needs: Needs, found: Found) -> Iterator[Check]:
@@ -351,9 +335,8 @@ def check_job_access(needs: Needs, found: Found) -> Iterator[Check]:
     states = {permission: found.get(f"access {permission}") for permission in OBJECT_PERMISSIONS}
     denied = [permission for permission, state in states.items() if state == "CANNOT_ACCESS"]
     if denied:
-        text = f"{account} lacks {', '.join(denied)} on gs://{needs.bucket}"
         fix = fixes.grant_on_bucket(needs.bucket, f"serviceAccount:{account}")
-        yield Check(name="job access", status=refused(needs), text=text, fix=fix)
+        yield Check("job access", refused(needs), f"{account} lacks {', '.join(denied)} on gs://{needs.bucket}", fix)
         return
     yield known_or_not(
         "job access", [*states.values()], f"{account} can read and write gs://{needs.bucket}", f"for {account}"
@@ -379,11 +362,11 @@ def known_or_not(name: str, states: list[Any], text: str, about: str) -> Check:
     if error is not None:
         return unread(name, error, f"not checked {about}")
     if all(state == "CAN_ACCESS" for state in states):
-        return Check(name=name, status="ok", text=text)
+        return Check(name, "ok", text)
     reason = next(
         (str(state) for state in states if state and state != "CAN_ACCESS"), "the project's number is unknown"
     )
-    return Check(name=name, status="unknown", text=f"not checked {about}: {reason}")
+    return Check(name, "unknown", f"not checked {about}: {reason}")
 
 
 def check_repository(needs: Needs, found: Found) -> Iterator[Check]:
@@ -391,27 +374,23 @@ def check_repository(needs: Needs, found: Found) -> Iterator[Check]:
     known, short = answer(found, "repository"), needs.repository
     if known is None:
         if needs.creates_repository:
-            yield Check(name="repository", status="ok", text=f"{short} will be created")
+            yield Check("repository", "ok", f"{short} will be created")
         else:
-            text = f"{short} does not exist (--create-repository creates it)"
             fix = fixes.create_repository(needs.repository)
-            yield Check(name="repository", status="failed", text=text, fix=fix)
+            yield Check("repository", "failed", f"{short} does not exist (--create-repository creates it)", fix)
         return
     if known.get("format", "DOCKER") != "DOCKER":
         text = f"{short} holds {known['format']} packages, not containers"
-        yield Check(
-            name="repository", status="failed", text=text, fix=f"launch {needs.service} … --set image.repository=…"
-        )
+        yield Check("repository", "failed", text, f"launch {needs.service} … --set image.repository=…")
         return
     number = str((answer(found, "project") or {}).get("projectNumber", ""))
     if found.get("access image") == "CANNOT_ACCESS":
         who = needs.pulling_account(number)
         text = f"{'Vertex AI' if needs.service == 'vertex' else who} can't pull from {short}"
-        fix = fixes.grant_on_repository(needs.repository, f"serviceAccount:{who}")
         status = refused(needs) if needs.service == "vm" else "unknown"  # as in `refused`
-        yield Check(name="repository", status=status, text=text, fix=fix)
+        yield Check("repository", status, text, fixes.grant_on_repository(needs.repository, f"serviceAccount:{who}"))
     else:
-        yield Check(name="repository", status="ok", text=f"{short} exists")
+        yield Check("repository", "ok", f"{short} exists")
 
 
 def check_image(needs: Needs, found: Found) -> Iterator[Check]:
@@ -419,9 +398,9 @@ def check_image(needs: Needs, found: Found) -> Iterator[Check]:
     if answer(found, "image") is None:
         name = needs.image.partition("@")[0]
         fix = f"gcloud artifacts docker images list {name}" if needs.repository else f"docker manifest inspect {name}"
-        yield Check(name="image", status="failed", text=f"the registry has no {needs.image}", fix=fix)
+        yield Check("image", "failed", f"the registry has no {needs.image}", fix)
     else:
-        yield Check(name="image", status="ok", text=f"{needs.image.partition('@')[0]} exists")
+        yield Check("image", "ok", f"{needs.image.partition('@')[0]} exists")
 
 
 def check_secrets(needs: Needs, found: Found) -> Iterator[Check]:
@@ -433,17 +412,16 @@ def check_secrets(needs: Needs, found: Found) -> Iterator[Check]:
         state = known.get("state", "ENABLED") if isinstance(known, dict) else ""
         if known is None:
             text, fix = f"{version} does not exist", f"gcloud secrets versions list {secret} --project={project}"
-            yield Check(name="secret", status="failed", text=text, fix=fix)
+            yield Check("secret", "failed", text, fix)
         elif state and state != "ENABLED":
             fix = f"gcloud secrets versions enable {name} {where}"
             if state == "DESTROYED":
                 fix = f"gcloud secrets versions add {secret} --project={project} --data-file=FILE"
-            yield Check(name="secret", status="failed", text=f"{version} is {state}", fix=fix)
+            yield Check("secret", "failed", f"{version} is {state}", fix)
         elif found.get(f"access {version}") == "CANNOT_ACCESS":
             grant = f"--member=serviceAccount:{account} --role={fixes.SECRET_ROLE}"
             fix = f"gcloud secrets add-iam-policy-binding {secret} --project={project} {grant}"
-            text = f"{account} can't read the secret {secret}"
-            yield Check(name="secret", status=refused(needs), text=text, fix=fix)
+            yield Check("secret", refused(needs), f"{account} can't read the secret {secret}", fix)
         else:
             states = [found.get(f"access {version}"), *([known] if isinstance(known, LaunchError) else [])]
             yield known_or_not("secret", states, f"{account} can read {secret}", f"whether {account} can read {secret}")
@@ -461,16 +439,15 @@ def check_subnetworks(needs: Needs, found: Found) -> Iterator[Check]:
         missing = [permission for permission in wanted if permission not in (known or ())]
         if known is None:
             fix = f"gcloud compute networks subnets list --project={need.project} --filter=region:{need.region}"
-            yield Check(name="network", status="failed", text=f"{text} does not exist", fix=fix, place=need.region)
+            yield Check("network", "failed", f"{text} does not exist", fix, need.region)
         elif missing:
             fix = (
                 f"gcloud compute networks subnets add-iam-policy-binding {need.name} --region={need.region} "
                 f"--project={need.project} --member={LAUNCHER} --role=roles/compute.networkUser"
             )
-            problem = f"you lack {', '.join(missing)} on {text}"
-            yield Check(name="network", status="failed", text=problem, fix=fix, place=need.region)
+            yield Check("network", "failed", f"you lack {', '.join(missing)} on {text}", fix, need.region)
         else:
-            yield Check(name="network", status="ok", text=f"you can use {text}", place=need.region)
+            yield Check("network", "ok", f"you can use {text}", place=need.region)
 
 
 CHECKS: Final[tuple[tuple[str, Callable[[Needs, Found], Iterator[Check]]], ...]] = (

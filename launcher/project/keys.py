@@ -54,23 +54,21 @@ def check_keys(needs: Needs, found: Found) -> Iterator[Check]:
         if f"key {key}" in found and known is None:
             project, location, ring, _ = key.split("/")[1::2]
             fix = f"gcloud kms keys list --keyring={ring} --location={location} --project={project}"
-            yield Check(name="key", status="failed", text=f"{name} does not exist", fix=fix)
+            yield Check("key", "failed", f"{name} does not exist", fix)
         elif primary.get("state", "ENABLED") != "ENABLED":
-            yield Check(name="key", status="failed", text=f"{name} is {primary['state']}", fix=enable(primary["name"]))
+            yield Check("key", "failed", f"{name} is {primary['state']}", enable(primary["name"]))
         elif state == "CANNOT_ACCESS":
             project, location, ring, short = key.split("/")[1::2]
             fix = (
                 f"gcloud kms keys add-iam-policy-binding {short} --keyring={ring} --location={location} "
                 f"--project={project} --member=serviceAccount:{agent} --role=roles/cloudkms.cryptoKeyEncrypterDecrypter"
             )
-            yield Check(name="key", status="failed", text=f"{agent} can't use {name}", fix=fix)
+            yield Check("key", "failed", f"{agent} can't use {name}", fix)
         elif state == "CAN_ACCESS" and isinstance(known, dict):
-            yield Check(name="key", status="ok", text=f"{name} can be used")
+            yield Check("key", "ok", f"{name} can be used")
         else:
             errors = [each for each in (known, state) if isinstance(each, LaunchError)]
-            yield (
-                unread("key", errors[0]) if errors else Check(name="key", status="unknown", text=f"{name}: not checked")
-            )
+            yield (unread("key", errors[0]) if errors else Check("key", "unknown", f"{name}: not checked"))
 
 
 def enable(version: str) -> str:

@@ -47,7 +47,7 @@ def problem(found: Found, name: str) -> str:
 def check_python(found: Found) -> Iterator[Check]:
     """Report this Python."""
     known = answer(found, "python") or {}
-    yield Check(name="python", status="ok", text=f"{known.get('version', '')} ({known.get('path', '')})")
+    yield Check("python", "ok", f"{known.get('version', '')} ({known.get('path', '')})")
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------
@@ -57,15 +57,14 @@ def check_driver(found: Found) -> Iterator[Check]:
     """Check that the driver works if the machine has NVIDIA GPUs."""
     cards, rows = answer(found, "pci") or 0, answer(found, "gpus")
     if error := problem(found, "gpus"):
-        fix = "sudo reboot" if "mismatch" in error.lower() else "sudo nvidia-smi -q"
-        yield Check(name="driver", status="failed", text=error, fix=fix)
+        yield Check("driver", "failed", error, "sudo reboot" if "mismatch" in error.lower() else "sudo nvidia-smi -q")
     elif rows:
-        yield Check(name="driver", status="ok", text=f"NVIDIA {rows[0]['driver_version']}")
+        yield Check("driver", "ok", f"NVIDIA {rows[0]['driver_version']}")
     elif cards:
         text = f"the machine has {cards} NVIDIA GPU{'s' * (cards > 1)}, but no working driver"
-        yield Check(name="driver", status="failed", text=text, fix="sudo apt-get install nvidia-driver-580-server")
+        yield Check("driver", "failed", text, "sudo apt-get install nvidia-driver-580-server")
     else:
-        yield Check(name="driver", status="ok", text="no NVIDIA GPU: launch local runs on the CPU")
+        yield Check("driver", "ok", "no NVIDIA GPU: launch local runs on the CPU")
 
 
 def check_gpus(found: Found) -> Iterator[Check]:
@@ -76,19 +75,17 @@ def check_gpus(found: Found) -> Iterator[Check]:
         errors, mode = row["ecc.errors.uncorrected.volatile.total"], row["compute_mode"]
         if errors.isdigit() and int(errors):
             text = f"{row['name']}: {errors} uncorrectable ECC errors since the last reset"
-            yield Check(name=name, status="failed", text=text, fix=f"sudo nvidia-smi --gpu-reset --id={index}")
+            yield Check(name, "failed", text, f"sudo nvidia-smi --gpu-reset --id={index}")
         elif mode.startswith(("Exclusive", "Prohibited")):
             text = f"{row['name']}: compute mode {mode}, so a second process fails"
-            yield Check(name=name, status="warning", text=text, fix=f"sudo nvidia-smi --compute-mode=0 --id={index}")
+            yield Check(name, "warning", text, f"sudo nvidia-smi --compute-mode=0 --id={index}")
         elif total and used > total // 10:
             text = f"{row['name']}: {used / 1024:.1f} of {total / 1024:.0f} GiB in use by other processes"
-            yield Check(
-                name=name, status="warning", text=text, fix="nvidia-smi --query-compute-apps=pid,name --format=csv"
-            )
+            yield Check(name, "warning", text, "nvidia-smi --query-compute-apps=pid,name --format=csv")
         else:
             most = total * (1 << 20) / ADAMW_BYTES / GB
             holds = f", at most {most:.1f}B parameters with AdamW in fp32" if total else ""
-            yield Check(name=name, status="ok", text=f"{row['name']}, {total / 1024:.0f} GiB{holds}")
+            yield Check(name, "ok", f"{row['name']}, {total / 1024:.0f} GiB{holds}")
 
 
 def megabytes(text: str) -> int:
@@ -101,16 +98,16 @@ def check_xids(found: Found) -> Iterator[Check]:
     if not answer(found, "gpus"):
         return
     if error := problem(found, "xids"):
-        yield Check(name="xid", status="unknown", text=f"the kernel log is not readable: {error}", fix="sudo dmesg")
+        yield Check("xid", "unknown", f"the kernel log is not readable: {error}", "sudo dmesg")
         return
     lines = answer(found, "xids") or ()
     numbers = {int(match[1]) for line in lines if (match := re.search(r"\): (\d+)", line))}
     if not lines:
-        yield Check(name="xid", status="ok", text="no Xid errors in the kernel log")
+        yield Check("xid", "ok", "no Xid errors in the kernel log")
         return
     serious = numbers - WARNING_XIDS
     text = f"Xid {', '.join(map(str, sorted(numbers)))} in the kernel log: {lines[-1]}"
-    yield Check(name="xid", status="failed" if serious else "warning", text=text, fix="sudo dmesg | grep NVRM")
+    yield Check("xid", "failed" if serious else "warning", text, "sudo dmesg | grep NVRM")
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -120,27 +117,25 @@ def check_torch(found: Found) -> Iterator[Check]:
     """Check that torch works, that it has kernels for the GPUs, and that the driver supports its CUDA."""
     known, rows = answer(found, "torch"), answer(found, "gpus") or []
     if error := problem(found, "torch"):
-        yield Check(
-            name="torch", status="failed", text=f"import torch fails: {error}", fix=f"{INSTALL_TORCH} --force-reinstall"
-        )
+        yield Check("torch", "failed", f"import torch fails: {error}", f"{INSTALL_TORCH} --force-reinstall")
         return
     if known is None:
-        yield Check(name="torch", status="warning", text="not installed: needed to train here", fix=INSTALL_TORCH)
+        yield Check("torch", "warning", "not installed: needed to train here", INSTALL_TORCH)
         return
     cuda = known.get("cuda")
     text = f"{known['version']}, CUDA {cuda or 'none'}"
     if rows and (wrong := mismatch(known, rows)):
-        yield Check(name="torch", status="failed", text=f"{text}: {wrong}", fix=install(rows))
+        yield Check("torch", "failed", f"{text}: {wrong}", install(rows))
         return
     if rows and not known.get("available"):
         text += ": torch sees no GPU (CUDA_VISIBLE_DEVICES?)"
-        yield Check(name="torch", status="failed", text=text, fix="unset CUDA_VISIBLE_DEVICES\nnvidia-smi")
+        yield Check("torch", "failed", text, "unset CUDA_VISIBLE_DEVICES\nnvidia-smi")
         return
     seen = f", {known['gpus']} of {len(rows)} GPUs visible" if rows else ""
-    yield Check(name="torch", status="ok", text=text + seen)
+    yield Check("torch", "ok", text + seen)
     if cuda:
         libraries = f"NCCL {known.get('nccl') or 'unknown'}, cuDNN {known.get('cudnn') or 'unknown'}"
-        yield Check(name="libraries", status="ok", text=f"{libraries} (torch's own)")
+        yield Check("libraries", "ok", f"{libraries} (torch's own)")
 
 
 def mismatch(known: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> str:
@@ -211,16 +206,15 @@ def check_cuda(found: Found) -> Iterator[Check]:
     folders, nvcc, shadows = known.get("installations", ()), known.get("nvcc", ""), known.get("shadows", ())
     if shadows and torch.get("cuda"):
         text = f"LD_LIBRARY_PATH has CUDA libraries that replace torch's own: {listed(shadows, 2)}"
-        yield Check(name="cuda", status="warning", text=text, fix="unset LD_LIBRARY_PATH")
+        yield Check("cuda", "warning", text, "unset LD_LIBRARY_PATH")
     elif nvcc and torch.get("cuda") and nvcc.partition(".")[0] != torch["cuda"].partition(".")[0]:
         text = f"nvcc is CUDA {nvcc}, torch is CUDA {torch['cuda']}: extensions that are compiled here fail to load"
         version = torch["cuda"]
-        yield Check(name="cuda", status="warning", text=text, fix=f"export CUDA_HOME=/usr/local/cuda-{version}")
+        yield Check("cuda", "warning", text, f"export CUDA_HOME=/usr/local/cuda-{version}")
     elif len(folders) > 1:
-        text = f"{len(folders)} installations ({listed(folders, 3)}); torch uses its own"
-        yield Check(name="cuda", status="ok", text=text)
+        yield Check("cuda", "ok", f"{len(folders)} installations ({listed(folders, 3)}); torch uses its own")
     elif folders:
-        yield Check(name="cuda", status="ok", text=f"{folders[0]}{f', nvcc {nvcc}' if nvcc else ''}")
+        yield Check("cuda", "ok", f"{folders[0]}{f', nvcc {nvcc}' if nvcc else ''}")
 
 
 # --- Space and tools --------------------------------------------------------------------------------------------------
@@ -235,24 +229,24 @@ def check_space(found: Found) -> Iterator[Check]:
         if memory["total"] < LEAST_SHM:
             status, fix = "warning", "sudo mount -o remount,size=16G /dev/shm"
             text += "; in a container: docker run --shm-size=16g"
-        yield Check(name="shm", status=status, text=text, fix=fix)
+        yield Check("shm", status, text, fix)
     if disk:
         free = disk["free"]
         status = "failed" if free < NO_DISK else "warning" if free < LOW_DISK else "ok"
         fix = "" if status == "ok" else "du -xh --max-depth=1 . | sort -h | tail"
-        yield Check(name="disk", status=status, text=f"{size_text(free)} free here", fix=fix)
+        yield Check("disk", status, f"{size_text(free)} free here", fix)
 
 
 def check_tools(found: Found) -> Iterator[Check]:
     """Check for the optional tools."""
     known = answer(found, "tools") or {}
     if known.get("google"):
-        yield Check(name="google", status="ok", text="Google's client libraries are installed")
+        yield Check("google", "ok", "Google's client libraries are installed")
     else:
         text = "Google's client libraries are not installed: launch can plan, but not submit"
-        yield Check(name="google", status="warning", text=text, fix=INSTALL_GCP)
+        yield Check("google", "warning", text, INSTALL_GCP)
     if known.get("gcloud"):
-        yield Check(name="gcloud", status="ok", text="installed")
+        yield Check("gcloud", "ok", "installed")
     else:
         text = "not installed: needed to log in, and for SSH to VMs without an external IP"
-        yield Check(name="gcloud", status="warning", text=text, fix="https://cloud.google.com/sdk/docs/install")
+        yield Check("gcloud", "warning", text, "https://cloud.google.com/sdk/docs/install")

@@ -21,7 +21,7 @@ Found = Mapping[str, Any]
 """Name of a read -> the JSON answer; None: the resource does not exist; LaunchError: it could not be read."""
 
 
-class Check(Struct, frozen=True, kw_only=True):
+class Check(Struct, frozen=True):
     """The result of one check.
 
     `failed` means that a job can't be created or can't work, in a region or zone (`place`; empty: any) with a
@@ -146,7 +146,7 @@ def agent(number: str) -> str:
 def unread(name: str, error: LaunchError, text: str = "not checked") -> Check:
     """Return the result of a check whose read failed, with the reason."""
     fix = error.hint.partition("; then ")[0].partition(", or run as")[0]  # the rest of the line is no command
-    return Check(name=name, status="unknown", text=f"{text}: {words(error.problem)}", fix=fix)
+    return Check(name, "unknown", f"{text}: {words(error.problem)}", fix)
 
 
 def answer(found: Found, name: str) -> Any:

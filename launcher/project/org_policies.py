@@ -52,7 +52,7 @@ def check_policies(needs: Needs, found: Found) -> Iterator[Check]:
     ]
     yield from dict.fromkeys(problems)
     if answers and not problems:
-        yield Check(name="policy", status="ok", text="no organization policy stops a job")
+        yield Check("policy", "ok", "no organization policy stops a job")
 
 
 def problems_of(name: str, needs: Needs, policy: Mapping[str, Any]) -> Iterator[Check]:
@@ -90,9 +90,9 @@ def refused(needs: Needs, name: str, allowed: bool | None, text: str, fix: str, 
     """Yield the result unless the policy allows it."""
     if allowed is None:
         text = f"{name} is not checked: its rules have conditions, or groups that launch does not know"
-        yield Check(name="policy", status="unknown", text=text, fix=describe(needs, name), place=place)
+        yield Check("policy", "unknown", text, describe(needs, name), place)
     elif not allowed:
-        yield Check(name="policy", status="failed", text=text, fix=fix, place=place)
+        yield Check("policy", "failed", text, fix, place)
 
 
 def describe(needs: Needs, name: str) -> str:

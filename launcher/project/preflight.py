@@ -122,6 +122,6 @@ def check_needs(needs: Needs, environ: Mapping[str, str], vms: Plan | None = Non
         return (login,)
     checks = [*evaluate(needs, answers)]
     if vms:
-        fits = Check(name="vm", status="ok", text="network, firewall, quota, machine type and boot image fit")
+        fits = Check("vm", "ok", "network, firewall, quota, machine type and boot image fit")
         checks += check_vms(Compute(needs.project, environ), vms) or [fits]
     return (login, *by_severity(checks))

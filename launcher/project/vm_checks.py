@@ -57,7 +57,7 @@ def check_vms(compute: Compute, plan: Plan) -> tuple[Check, ...]:
     checks = [*evaluate(compute.project, plan, answers)]
     if unread:
         problem = words(next(iter(unread.values())).problem)
-        checks.append(Check(name="vm", status="unknown", text=f"not checked: {', '.join(unread)} ({problem})"))
+        checks.append(Check("vm", "unknown", f"not checked: {', '.join(unread)} ({problem})"))
     return by_severity(dict.fromkeys(checks))
 
 
@@ -182,14 +182,13 @@ def evaluate(project: str, plan: Plan, answers: Answers) -> Iterator[Check]:
             machine, where = attempt.machine_type, f"--project={project}"
             fix = f'gcloud compute machine-types list {where} --filter="name={machine}" --format="value(zone)"'
             problem = f"machine type {machine} is not available in {attempt.zone}"
-            checks.append(Check(name="vm", status="failed", text=problem, fix=fix, place=attempt.zone))
+            checks.append(Check("vm", "failed", problem, fix, attempt.zone))
     if "image" in answers and answers["image"] is None:
         source = source_image(first)
         owner = match[1] if (match := re.search(r"projects/([^/]+)/", source)) else ""
         kind = "image family" if "/family/" in source else "image"
-        problem = f"{kind} {last_url_part(source)} does not exist in project {owner}"
         fix = f'gcloud compute images list --project={owner} --no-standard-images --format="value(family)"'
-        checks.append(Check(name="vm", status="failed", text=problem, fix=fix))
+        checks.append(Check("vm", "failed", f"{kind} {last_url_part(source)} does not exist in project {owner}", fix))
     yield from filter(None, checks)
 
 
@@ -201,7 +200,7 @@ def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> Check | None:
     if subnetwork is None:
         problem = f"subnetwork {net.subnetwork} does not exist in {net.region} of project {net.project}"
         fix = f"gcloud compute networks subnets list --project={net.project} --filter=region:{net.region}"
-        return Check(name="vm", status="failed" if net.is_named else "warning", text=problem, fix=fix, place=net.region)
+        return Check("vm", "failed" if net.is_named else "warning", problem, fix, net.region)
     image = read(plan.attempts[0].request).image if plan.image else None
     return check_outbound_access(net, subnetwork, answers.get(f"routers of {net.region}"), image)
 
@@ -279,21 +278,19 @@ def check_outbound_access(
         target = "packages and GitHub" if image is None else image.partition("@")[0]
         problem = f"{where} has no Cloud NAT: without an external IP the VM can't reach {target}"
         return Check(
-            name="vm",
-            status="warning" if image is None else "failed",
-            text=problem,
-            fix=nat_commands(net, subnetwork),
-            place=net.region,
+            "vm",
+            "warning" if image is None else "failed",
+            problem,
+            nat_commands(net, subnetwork),
+            net.region,
         )
     problem = f"{where} has neither Private Google Access nor Cloud NAT: without an external IP the VM has no network"
     if image is not None and GOOGLE_REGISTRY.match(image):
-        return Check(name="vm", status="failed", text=problem, fix=private_access_command(net), place=net.region)
+        return Check("vm", "failed", problem, private_access_command(net), net.region)
     fix = nat_commands(net, subnetwork)
     if image is None:
-        return Check(
-            name="vm", status="warning", text=problem, fix=f"{private_access_command(net)}\n{fix}", place=net.region
-        )
-    return Check(name="vm", status="failed", text=problem, fix=fix, place=net.region)
+        return Check("vm", "warning", problem, f"{private_access_command(net)}\n{fix}", net.region)
+    return Check("vm", "failed", problem, fix, net.region)
 
 
 def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Mapping[str, Any]]) -> bool:
@@ -336,9 +333,8 @@ def check_iap_ssh(net: VmNetwork, network: str, rules: Sequence[Mapping[str, Any
     blocked = block(rules, network, Traffic("INGRESS", IAP, range(SSH_PORT, SSH_PORT + 1), account))
     if blocked is None:
         return None
-    problem = f"{blocked_by(blocked, network)} IAP's tunnel: launch ssh can't reach the VM"
     fix = allow_command("launch-iap-ssh", net, network, blocked, f"--allow=tcp:{SSH_PORT}", IAP)
-    return Check(name="vm", status="warning", text=problem, fix=fix)
+    return Check("vm", "warning", f"{blocked_by(blocked, network)} IAP's tunnel: launch ssh can't reach the VM", fix)
 
 
 def check_node_traffic(
@@ -360,7 +356,7 @@ def check_node_traffic(
                 "rendezvous; hierarchical and network firewall policies were not read"
             )
             fix = allow_command("launch-internal", net, network, blocked, "--allow=tcp", peers, direction)
-            return Check(name="vm", status="failed", text=problem, fix=fix, place=net.region)
+            return Check("vm", "failed", problem, fix, net.region)
     return None
 
 
@@ -417,14 +413,11 @@ def check_compute_quota_limit(
     if limit >= use.units:
         problem = f"quota {quota['metric']} {where} is used up: {usage:g} of {limit:g} in use, {use.units} needed"
         figures = replace(figures, metric=quota["metric"])
-        return Check(
-            name="quota", status="warning", text=problem, place=region, provisioning=provisioning, quotas=(figures,)
-        )
-    problem = f"quota {use.metric} {where} is too low for {provisioning}: limit {limit:g}, {use.units} needed"
+        return Check("quota", "warning", problem, place=region, provisioning=provisioning, quotas=(figures,))
     return Check(
-        name="quota",
-        status="failed",
-        text=problem,
+        "quota",
+        "failed",
+        f"quota {use.metric} {where} is too low for {provisioning}: limit {limit:g}, {use.units} needed",
         place=region,
         provisioning=provisioning if region else "",
         quotas=(figures,),

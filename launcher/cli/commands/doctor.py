@@ -77,7 +77,7 @@ def project_half(spec: Path | None, regions: list[str] | None, target: Target) -
         name = project(target, os.environ)
     except UsageError as error:
         fix = "gcloud config set project PROJECT"
-        return (Check(name="project", status="warning", text=error.problem, fix=fix),)
+        return (Check("project", "warning", error.problem, fix),)
     chosen = tuple(regions or default_regions(os.environ) or (DEFAULT_REGION,))
     return check_project(name, chosen, os.environ, vms=target == "vm")
 

@@ -43,8 +43,7 @@ def setup(
     from launcher.cli.ui.documents import printed
     from launcher.inputs.gather import project
     from launcher.inputs.gcloud_config import default_regions
-    from launcher.project.setup import apply, read_setup
-    from launcher.project.steps import parse_quota
+    from launcher.project.setup import apply, parse_quota, read_setup
 
     quotas = [parse_quota(request) for request in request_quota or ()]
     setup_state = read_setup(
