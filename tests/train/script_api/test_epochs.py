@@ -125,6 +125,7 @@ def test_two_ranks_with_loader_workers_are_preempted_twice_by_a_signal_to_the_gr
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["        generator=draws,\n", "[epoch * len(dataset) + index for index in sampler]"])
 def test_each_part_of_it_is_needed(whole: dict[int, float], tmp_path: Path, part: str) -> None:
     """Without the loader's generator, or with a worker's own draws in place of the key's, a run differs."""
