@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import plain_loop, turns
 from benchmarks.plain_loop import Job
-from launch_train.common.config.settings import Gpt
+from launch_train.common.config import Gpt
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from launch_train.common.config.settings import Gpt
+from launch_train.common.config import Gpt
 from launch_train.data.sample_order import draw
 from launch_train.models.gpt import GPT
 

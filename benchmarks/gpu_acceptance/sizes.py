@@ -91,7 +91,7 @@ def flops_per_token(shape: Mapping[str, Any]) -> float:
     """Return a GPT's FLOPs per token, forward and backward."""
     import torch
 
-    from launch_train.common.config.settings import Gpt
+    from launch_train.common.config import Gpt
     from launch_train.models import gpt
 
     with torch.device("meta"):

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from benchmarks import plain_loop
 from benchmarks.plain_loop import Job
 from launch_train.common import contract
-from launch_train.common.config import parse
-from launch_train.common.config.settings import Gpt
+from launch_train.common.config import Gpt, parse
 from launch_train.distributed import process_group as ranked
 from launch_train.distributed.process_group import Ranks
 from launch_train.trainer import train

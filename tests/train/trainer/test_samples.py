@@ -19,8 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from launch_train.common.config import parse
-from launch_train.common.config.settings import MOST_SAMPLES
+from launch_train.common.config import MOST_SAMPLES, parse
 from launch_train.common.errors import PreemptedError
 from launch_train.data import open_data, open_decoder
 from launch_train.data.token_file import PRETOKENISED

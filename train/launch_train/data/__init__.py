@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet
-from launch_train.common.config.rules import is_code
+from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet, is_code
 from launch_train.common.errors import UsageError
 from launch_train.data.files import split_by_name
 from launch_train.data.masked_lm import Masked, Rows

@@ -33,7 +33,7 @@ NUMPY: Final = b"\x93NUMPY"
 NOT_TOKENS: Final = (b"PK\x03\x04", b"\x80\x02", b"\x1f\x8b")
 """First bytes of .bin files that hold no tokens: weights (torch.save's zip archives and pickles), and gzip."""
 LARGEST: Final = 10_000_000
-"""The largest vocabulary that a model may have (launch_train.common.config.settings)."""
+"""The largest vocabulary that a model may have (launch_train.common.config)."""
 
 
 def holding(data: str, column: str = "text") -> Literal["no", "some", "only"]:

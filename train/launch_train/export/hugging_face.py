@@ -19,8 +19,7 @@ from torch import Tensor
 
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.checkpointing.partition import State
-from launch_train.common.config import Gpt, Optimizer
-from launch_train.common.config.settings import kind_of
+from launch_train.common.config import Gpt, Optimizer, kind_of
 from launch_train.common.errors import UsageError
 from launch_train.export import formats
 from launch_train.export.mapped import copied, empty, state_of

@@ -20,8 +20,7 @@ from launch_train.checkpointing.manifest import CheckpointError
 from launch_train.checkpointing.partition import REF
 from launch_train.checkpointing.resume_loader import PATIENT_SECONDS, scratch_folder
 from launch_train.common import contract
-from launch_train.common.config import InitFrom
-from launch_train.common.config.checks import kind_of_weights
+from launch_train.common.config import InitFrom, kind_of_weights
 from launch_train.common.errors import OutputError, UsageError
 from launch_train.common.storage import Storage, open_storage
 from launch_train.common.storage.objects import Objects

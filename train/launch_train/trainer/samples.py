@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launch_train.checkpointing import rng_state
-from launch_train.common.config import Config, ExternalModel, ResNet
-from launch_train.common.config.checks import no_samples_of
+from launch_train.common.config import Config, ExternalModel, ResNet, no_samples_of
 from launch_train.common.decisions import Choice
 from launch_train.common.text import one_line
 from launch_train.data import open_decoder
