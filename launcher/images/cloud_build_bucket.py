@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Final, NamedTuple
 
 from launch_train.common.storage import OutputError, open_storage
-from launch_train.common.storage.objects import Objects
-from launch_train.common.storage.sources import checksum
+from launch_train.common.storage.bucket import Objects, checksum
 from launcher.errors import LaunchError
 from launcher.text import size_text
 

@@ -22,7 +22,7 @@ from launch_train.checkpointing.multipart_writer import CancelledError
 from launch_train.checkpointing.partition import assign_to_ranks, join, split
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
-from launch_train.common.storage.sources import checksum
+from launch_train.common.storage.bucket import checksum
 
 STATE = {
     "model": {"w": torch.arange(3000.0), "b": torch.ones(7, dtype=torch.bfloat16)},

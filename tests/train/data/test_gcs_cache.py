@@ -12,8 +12,8 @@ import pytest
 
 from launch_train.common.config import parse
 from launch_train.common.errors import OutputError, UnfitError, UsageError
-from launch_train.common.storage import objects, open_storage
-from launch_train.common.storage.objects import Objects
+from launch_train.common.storage import open_storage
+from launch_train.common.storage.bucket import Object, Objects
 from launch_train.common.storage.retry import RetryClock
 from launch_train.data import gcs_cache, open_data
 from launch_train.distributed.process_group import Ranks
@@ -71,7 +71,7 @@ def test_one_object_is_a_file(cloud: GoogleCloud, tmp_path: Path) -> None:
 
 
 def test_a_large_object_comes_in_parts(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "PART", 1000)
+    monkeypatch.setattr(bucket, "PART", 1000)
     content = os.urandom(3500)
     open_storage("gs://my-bucket").write("big", content)
     cloud.faults.add(Fault(GET, Status(503)))
@@ -93,7 +93,7 @@ def test_what_arrives_damaged_is_not_kept(cloud: GoogleCloud, tmp_path: Path) ->
 def test_an_object_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Objects.objects
 
-    def late(self: Objects, prefix: str = "") -> list[objects.Object]:
+    def late(self: Objects, prefix: str = "") -> list[Object]:
         found = real(self, prefix)
         open_storage("gs://my-bucket").write("images/a/1.jpg", b"changed")
         return found

@@ -13,7 +13,7 @@ import launch_train.data
 from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.common.storage import open_storage
-from launch_train.common.storage.objects import Objects
+from launch_train.common.storage.bucket import Objects
 from launch_train.data import gcs_cache, open_data, tokenize
 from launch_train.data.source import Source
 from launch_train.data.token_store import TokenStore

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from launch_train import runfolder
 from launch_train.common.errors import TrainError
 from launch_train.common.storage import Storage, UnreachableError
-from launch_train.common.storage.sources import checksum
+from launch_train.common.storage.bucket import checksum
 
 PART_BYTES = 16 << 20
 """Size of one object."""

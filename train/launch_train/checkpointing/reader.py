@@ -10,7 +10,7 @@ from typing import Any
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.checkpointing.multipart_writer import WORKERS, CheckpointPart
 from launch_train.common.storage import Storage
-from launch_train.common.storage.sources import checksum
+from launch_train.common.storage.bucket import checksum
 
 
 def fetch(storage: Storage, manifest: Manifest, folder: Path) -> list[Path]:

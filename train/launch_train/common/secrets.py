@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
-from launch_train.common.storage.client import credentials
 
 ENDPOINT: Final = "https://secretmanager.googleapis.com"
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
@@ -112,6 +111,8 @@ def session(environ: Mapping[str, str], endpoint: str) -> Any:
     """Return a session with the job's credentials. Raises GoogleAuthError, and OutputError for an unreadable token."""
     import google.auth
     from google.auth.transport.requests import AuthorizedSession
+
+    from launch_train.common.storage.client import credentials
 
     # An emulator of Cloud Storage doesn't emulate Secret Manager.
     relevant = {name: value for name, value in environ.items() if name != "STORAGE_EMULATOR_HOST"}

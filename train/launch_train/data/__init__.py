@@ -18,7 +18,7 @@ from launch_train.data.token_file import PRETOKENISED, Corpus, cache_folder, con
 from launch_train.distributed.process_group import Ranks, gather, run_once_per_node
 
 if TYPE_CHECKING:
-    from launch_train.common.storage.objects import Object
+    from launch_train.common.storage.bucket import Object
     from launch_train.data.image_index import Listing
     from launch_train.data.tokenize import TextFiles
     from launch_train.data.tokenizers import Decode, Tokenizer

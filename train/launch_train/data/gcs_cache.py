@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launch_train.common.errors import OutputError, UnfitError, UsageError
 from launch_train.common.storage import UnreachableError
-from launch_train.common.storage.objects import Object, Objects
+from launch_train.common.storage.bucket import Object, Objects
 from launch_train.common.text import si
 from launch_train.data.token_file import ProgressTimer, unfit, written
 

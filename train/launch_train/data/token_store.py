@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from launch_train.common.errors import OutputError
-from launch_train.common.storage.objects import Objects
+from launch_train.common.storage.bucket import Objects
 from launch_train.common.text import si
 from launch_train.data.token_file import BLOCK, TokenStatistics, temporary
 

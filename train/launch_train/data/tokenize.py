@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from launch_train.common.cgroup import cores
 from launch_train.common.errors import TrainError, UsageError
-from launch_train.common.storage.objects import Object
+from launch_train.common.storage.bucket import Object
 from launch_train.common.text import si
 from launch_train.data.files import opened
 from launch_train.data.gcs_cache import stream

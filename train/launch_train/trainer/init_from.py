@@ -23,7 +23,7 @@ from launch_train.common import contract
 from launch_train.common.config import InitFrom, kind_of_weights
 from launch_train.common.errors import OutputError, UsageError
 from launch_train.common.storage import Storage, open_storage
-from launch_train.common.storage.objects import Objects
+from launch_train.common.storage.bucket import Objects
 from launch_train.common.text import one_line
 from launch_train.distributed.dtensor import Region, SavedTensor, load_like, local_part, saved_tensors
 from launch_train.distributed.process_group import run_on_all, run_once_per_node

@@ -279,10 +279,10 @@ def test_no_flipped_bit_in_an_answer_to_an_upload_is_believed(folder: GcsFolder,
 def test_an_upload_that_is_damaged_on_its_way_is_refused_and_sent_again(
     folder: GcsFolder, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launch_train.common.storage import session
+    from launch_train.common.storage import client
 
     sent: list[int] = []
-    send = session.TimeLimitAdapter.send
+    send = client.TimeLimitAdapter.send
 
     def damaged(self: Any, request: Any, *args: Any, **options: Any) -> Any:
         if request.method in ("POST", "PUT") and request.body and len(request.body) > 300 and not sent:
@@ -290,7 +290,7 @@ def test_an_upload_that_is_damaged_on_its_way_is_refused_and_sent_again(
             request.body = request.body[:-60] + bytes([request.body[-60] ^ 4]) + request.body[-59:]
         return send(self, request, *args, **options)
 
-    monkeypatch.setattr(session.TimeLimitAdapter, "send", damaged)
+    monkeypatch.setattr(client.TimeLimitAdapter, "send", damaged)
     folder.write("a", SMALL, create=True)
     assert sent
     assert stored(cloud, "a") == SMALL

@@ -1,18 +1,23 @@
-"""Retries of one call to Cloud Storage: exponential backoff with full jitter, until its time is up."""
+"""Retries of one call to Cloud Storage, and what its errors mean.
+
+A call is retried with exponential backoff and full jitter, until its time is up.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
+import re
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from launch_train.common.backoff import Backoff
 from launch_train.common.errors import OutputError
-from launch_train.common.storage import errors
 
 T = TypeVar("T")
 
@@ -34,6 +39,14 @@ TOO_LATE = 0.05
 
 class UnreachableError(OutputError):
     """The run folder was unreachable, or failed with retryable errors, until the time limit."""
+
+
+class LostError(Exception):
+    """A resumable upload was lost too often."""
+
+
+class TornError(Exception):
+    """An object or a response was damaged or lost in transit; a retry may work."""
 
 
 class BudgetSpentError(Exception):
@@ -80,13 +93,13 @@ class RetryBudget:
             try:
                 return request()
             except Exception as error:
-                if not errors.is_retryable(error):
+                if not is_retryable(error):
                     raise
                 self.unsure = True
                 self._wait(error)
 
     def _wait(self, error: Exception) -> None:
-        requested = errors.retry_after(error)
+        requested = _retry_after(error)
         wait = max(requested, min(self._world.random() * self._backoff.wait(), self.left() / 2))
         if self.left() - wait < TOO_LATE:
             raise BudgetSpentError(f"tried for {self.seconds:.3g} s") from error
@@ -95,3 +108,143 @@ class RetryBudget:
 
 CURRENT: ContextVar[RetryBudget | None] = ContextVar("budget", default=None)
 """The current call of this thread, whose time limit the connection respects."""
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+RETRYABLE = (408, 429, 500, 502, 503, 504)
+"""Status codes after which a retry may work (https://cloud.google.com/storage/docs/retry-strategy)."""
+
+
+def is_retryable(error: Exception) -> bool:
+    """Return whether a retry may work."""
+    from google.auth.exceptions import RefreshError, TransportError
+    from google.cloud.storage.exceptions import DataCorruption
+    from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, RequestException
+    from urllib3.exceptions import HTTPError
+
+    if status := status_of(error):
+        return status in RETRYABLE
+    if isinstance(error, (InvalidURL, InvalidSchema, MissingSchema)):
+        return False
+    if isinstance(error, RefreshError):
+        return bool(error.retryable)
+    broken = (TornError, DataCorruption, TransportError, RequestException, HTTPError, http.client.HTTPException)
+    return isinstance(error, (*broken, ConnectionError, TimeoutError))
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of an error of Google's client, else 0."""
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.cloud.storage.exceptions import InvalidResponse
+
+    if isinstance(error, GoogleAPICallError):
+        return int(error.code or 0)
+    if isinstance(error, InvalidResponse):
+        return int(error.response.status_code)
+    return 0
+
+
+def _retry_after(error: Exception) -> float:
+    """Return the seconds of the response's Retry-After; 0 if it has none, or a date."""
+    response = getattr(error, "response", None)
+    text = response.headers.get("Retry-After", "") if response is not None else ""
+    return float(text) if re.fullmatch(r"\d{1,6}", text) else 0.0
+
+
+def is_missing_bucket(error: Exception) -> bool:
+    """Return whether a 404 is about the bucket rather than an object in it."""
+    return status_of(error) == 404 and "bucket does not exist" in error_text(error)
+
+
+def is_upload_lost(error: Exception) -> bool:
+    """Return whether a resumable upload must be restarted: the service no longer knows it, or has kept only a part of a
+    chunk (a 308 that Google's client rejects with ValueError), from which the client can't resume."""
+    from google.auth.exceptions import GoogleAuthError
+
+    lost = status_of(error) in (308, 404, 410) and not is_missing_bucket(error)
+    return lost or (isinstance(error, ValueError) and not isinstance(error, GoogleAuthError))
+
+
+def error_text(error: BaseException) -> str:
+    """Return the service's message on one line, or that of the innermost cause."""
+    response = getattr(error, "response", None)
+    text = _message(response) if response is not None else ""
+    return " ".join((text or str(_innermost(error)) or type(error).__name__).split())
+
+
+def _message(response: Any) -> str:
+    """Return the message of a response: of its JSON, or its text as far as it arrived."""
+    try:
+        text = str(response.text)
+    except (OSError, RuntimeError):  # requests' errors are OSErrors; RuntimeError: the content was already read
+        return ""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:300]
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the innermost error: requests wraps urllib3's errors, which wrap the socket's."""
+    while True:
+        inner = getattr(error, "reason", None)
+        if not isinstance(inner, BaseException):
+            inner = next((each for each in reversed(error.args) if isinstance(each, BaseException)), None)
+        if inner is None:
+            return error
+        error = inner
+
+
+def storage_error(error: Exception, url: str, bucket: str, *, may_be_missing: bool) -> Exception | None:
+    """Return the error that Storage promises, with what to do; None for one that isn't Cloud Storage's."""
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+
+    if isinstance(error, BudgetSpentError):
+        return UnreachableError(f"{url} is unreachable, {error}: {error_text(error.__cause__ or error)}")
+    if isinstance(error, LostError):
+        return OutputError(f"{url} could not be uploaded, {error}: {error_text(error.__cause__ or error)}")
+    if isinstance(error, PreconditionFailed):
+        return FileExistsError(f"{url} exists, or has another version now")
+    if isinstance(error, NotFound) and may_be_missing and not is_missing_bucket(error):
+        return FileNotFoundError(f"{url} does not exist")
+    return _explain_refusal(error, url, bucket)
+
+
+def _explain_refusal(error: Exception, url: str, bucket: str) -> OutputError | None:
+    from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from requests.exceptions import RequestException
+
+    text = error_text(error)
+    if isinstance(error, GoogleAuthError) or status_of(error) == 401:
+        return OutputError(f"{url}: the credentials were rejected ({text}): {LOG_IN}")
+    if status_of(error) == 403:
+        return OutputError(f"{url}: {_forbidden(text, bucket)}")
+    if status_of(error) == 404:
+        create = f"gcloud storage buckets create gs://{bucket} --location=REGION"
+        return OutputError(f"{url}: bucket {bucket} does not exist: {create}")
+    if isinstance(error, (GoogleAPIError, RequestException)) or status_of(error):
+        return OutputError(f"{url}: Cloud Storage rejected the request: {text}")
+    return None
+
+
+LOG_IN = "gcloud auth application-default login, or run the machine as a service account"
+
+_PERMISSION = re.compile(r"(storage\.objects\.\w+)")
+"""Permissions of roles/storage.objectUser (https://cloud.google.com/storage/docs/access-control/iam-roles)."""
+_WHO = re.compile(r"^(\S+@\S+) does not have")
+
+
+def _forbidden(text: str, bucket: str) -> str:
+    """Return which permission who is missing, and the command that grants it; else the service's message."""
+    permission, who = _PERMISSION.search(text), _WHO.search(text)
+    if not permission:
+        return f"access denied: {text}"
+    member = "MEMBER"
+    if who:
+        member = f"{'serviceAccount' if who[1].endswith('.gserviceaccount.com') else 'user'}:{who[1]}"
+    return (
+        f"{who[1] if who else 'the caller'} lacks the permission {permission[1]}: gcloud storage buckets "
+        f"add-iam-policy-binding gs://{bucket} --member={member} --role=roles/storage.objectUser"
+    )
