@@ -71,7 +71,7 @@ def test_one_object_is_a_file(cloud: GoogleCloud, tmp_path: Path) -> None:
 
 
 def test_a_large_object_comes_in_parts(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "PART", 1000)
+    monkeypatch.setattr("launch_train.common.storage.bucket.PART", 1000)
     content = os.urandom(3500)
     open_storage("gs://my-bucket").write("big", content)
     cloud.faults.add(Fault(GET, Status(503)))
