@@ -24,7 +24,6 @@ from launcher.catalog.model import (
     Price,
     PriceTable,
     Quota,
-    Rate,
     RegionPrices,
     Service,
     Throughput,
@@ -47,13 +46,12 @@ __all__ = [
     "Price",
     "PriceTable",
     "Quota",
-    "Rate",
     "Service",
     "TorchRelease",
     "load",
 ]
 
-PLAIN = Nccl({}, None, None, "NCCL's own choice: no settings for this machine are known", "", "")
+PLAIN = Nccl({}, None, None, "NCCL's own choice: no settings for this machine are known")
 
 
 @cache
@@ -91,7 +89,7 @@ class Catalog:
         return self._other_prices or tables.price_table()
 
     @cached_property
-    def rates(self) -> Mapping[str, Rate]:
+    def rates(self) -> Mapping[str, float]:
         """vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour), cloud-build-minute (USD)."""
         return tables.rates()
 
@@ -216,15 +214,14 @@ class Catalog:
         """Return the seconds that may be billed after a time limit, and the service's own restarts."""
         return tables.after_limit()[service, provisioning.partition(":")[0]]
 
-    def disk_price(self, kind: str, region: str) -> Rate | None:
-        """Return the price of a GB and month of a disk type, whether its VM runs or not; `None` if unknown."""
+    def disk_price(self, kind: str, region: str) -> float | None:
+        """Return the USD per GB and month of a disk type, whether its VM runs or not; `None` if unknown."""
         return tables.disk_prices().get((kind, region))
 
     def disk_price_at_most(self, kind: str, region: str) -> float | None:
         """Return USD per GB and month, or an upper bound: hyperdisk-balanced costs less than pd-ssd."""
         substitute = "pd-ssd" if kind in tables.price_bounds() else kind
-        rate = self.disk_price(kind, region) or self.disk_price(substitute, region)
-        return rate.usd if rate else None
+        return self.disk_price(kind, region) or self.disk_price(substitute, region)
 
     def warnings(self, machine: MachineType, service: Service, provisioning: str) -> tuple[str, ...]:
         """Return notes on the machine with this service and provisioning model."""

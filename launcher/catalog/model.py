@@ -42,8 +42,6 @@ class Gpu(Struct, frozen=True, gc=False):
     shut_down: str
     notes: tuple[str, ...]
     vm_notes: tuple[str, ...]
-    source: str
-    peak_source: str
     quota_names: Mapping[str, str | None]
 
 
@@ -61,8 +59,6 @@ class TorchRelease(Struct, frozen=True, gc=False):
     pypi_arm64: str
     python: tuple[str, ...]
     companions: Mapping[str, tuple[str, ...]]
-    source: str
-    certainty: str
 
     def has_kernels(self, build: str, gpu: Gpu) -> bool:
         """Return whether a build has kernels for a GPU: those of an older GPU of the same generation run too."""
@@ -77,16 +73,14 @@ class BaseImage(Struct, frozen=True, gc=False):
     python: bool
     torch: bool
     nvcc: bool
-    source: str
-    certainty: str
 
 
 class MachineType(Struct, frozen=True, gc=False):
     """A machine type with its GPUs. An N1 type occurs once per GPU kind and count.
 
-    `memory_gb` and `local_ssd_gib` are of the whole machine; `gbps` is its egress bandwidth in Gbit/s. `share` is a
-    fractional type's part of one GPU ("1/8"). `local_ssd_auto`: the machine includes the disks, and the request must
-    not list them. `default`: a spec selects this shape by GPU name and count. `zones`: its key in zones.csv.
+    `memory_gb` and `local_ssd_gib` are of the whole machine. `share` is a fractional type's part of one GPU ("1/8").
+    `local_ssd_auto`: the machine includes the disks, and the request must not list them. `default`: a spec selects this
+    shape by GPU name and count. `zones`: its key in zones.csv.
     """
 
     name: str
@@ -105,7 +99,6 @@ class MachineType(Struct, frozen=True, gc=False):
     vertex_boot_disk_types: tuple[str, ...]
     vertex_boot_disk_default: str | None
     nics: int | None
-    gbps: int | None
     arch: str
     guest_accelerator: bool
     on_vertex: bool
@@ -116,7 +109,6 @@ class MachineType(Struct, frozen=True, gc=False):
     vertex_warn: Mapping[str, str]
     default: bool
     notes: tuple[str, ...]
-    source: str
 
     def provisioning(self, service: Service) -> tuple[str, ...]:
         """Return the provisioning models that `service` offers for this machine."""
@@ -147,8 +139,6 @@ class Price(Struct, frozen=True, gc=False):
     usd: float | None
     approx: bool
     rule: str
-    source: str
-    date: str
     excludes: tuple[str, ...]
     bound: bool = False
     ceiling: float | None = None
@@ -190,8 +180,6 @@ class Nccl(Struct, frozen=True, gc=False):
     library_path: str | None
     script: str | None
     network: str
-    source: str
-    certainty: str
 
 
 class ImageFamily(Struct, frozen=True, gc=False):
@@ -201,21 +189,7 @@ class ImageFamily(Struct, frozen=True, gc=False):
     project: str
     arch: str
     driver: str
-    python: str | None
-    framework: str
-    supported_until: str | None
     default: bool
-    source: str
-
-
-class Rate(Struct, frozen=True, gc=False):
-    """A price per unit: USD, or a share of another price."""
-
-    usd: float
-    unit: str
-    source: str
-    date: str
-    certainty: str
 
 
 class Interruptions(Struct, frozen=True, gc=False):
@@ -234,9 +208,6 @@ class Throughput(Struct, frozen=True, gc=False):
     per_second: float
     unit: str
     rule: str
-    source: str
-    date: str
-    certainty: str
 
 
 class PriceRule(Struct, frozen=True, gc=False):
@@ -270,8 +241,6 @@ class RegionPrices(Struct, frozen=True, gc=False):
     spot: float | None
     spot_rule: str
     local_ssds: float
-    source: str
-    date: str
 
 
 class PriceTable(Struct, frozen=True, gc=False):
@@ -297,5 +266,3 @@ class Component(Struct, frozen=True, gc=False):
 
     listed: float
     spot: float | None
-    source: str
-    date: str

@@ -20,7 +20,6 @@ from launcher.catalog.model import (
     Price,
     PriceBound,
     PriceRule,
-    Rate,
     RegionPrices,
     Service,
 )
@@ -43,7 +42,7 @@ class Tariff(Struct, frozen=True, gc=False):
 
     rules: Mapping[str, PriceRule]
     bounds: Mapping[str, PriceBound]
-    vertex_fee: Rate
+    vertex_fee: float
 
 
 def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff) -> Price:
@@ -56,7 +55,7 @@ def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | No
     older = query.model == "flex-start" and query.machine.gpu in tariff.bounds["flex-older"].gpus
     hard = tariff.bounds["flex-older" if older else "at-list"]
     ceiling = tariff.bounds["spot-ceiling"] if query.model == "spot" else hard
-    fee = tariff.vertex_fee.usd * (listed if query.model == "standard" else fee_base)
+    fee = tariff.vertex_fee * (listed if query.model == "standard" else fee_base)
     on_top = fee if query.service == "vertex" else 0.0
     return structs.replace(
         expected,
@@ -95,8 +94,6 @@ def _expected(query: PriceQuery, known: RegionPrices | None, tariff: Tariff) -> 
         approx=rule.kind != "exact" or query.model == "reservation",
         bound=rule.kind == "bound",
         rule=rule.text,
-        source=known.source,
-        date=known.date,
         excludes=_excludes(query),
     )
     return _on_vertex(bare, query, known, tariff) if query.service == "vertex" else bare
@@ -119,8 +116,6 @@ def of_components(
         spot=round(sum(spot), 6) if len(spot) == len(parts) else None,
         spot_rule="n1-spot",
         local_ssds=0.0,
-        source=_sources(*(part.source for _, part in parts)),
-        date=_sources(*(part.date for _, part in parts)),
     )
 
 
@@ -139,19 +134,18 @@ def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices, tariff: T
     if known.listed is None or compute.usd is None:
         return _unknown_price(query, f"Vertex AI adds {share} of the list price, which is unknown in {known.region}")
     # For standard the fee includes the local SSDs: the bills of 2025 do not cover that case, so this is an upper bound.
-    on_top = fee.usd * (compute.usd if query.model == "standard" else known.listed - known.local_ssds)
+    on_top = fee * (compute.usd if query.model == "standard" else known.listed - known.local_ssds)
     estimated = "estimated " if tariff.rules[known.list_rule].kind == "estimate" else ""
     return structs.replace(
         compute,
         usd=compute.usd + on_top,
         approx=True,
         rule=f"{compute.rule}, plus {share} of the {estimated}list price (Vertex AI)",
-        source=_sources(compute.source, fee.source),
     )
 
 
-def _share_of_list(fee: Rate) -> str:
-    return f"{fee.usd * 100:g} %"
+def _share_of_list(fee: float) -> str:
+    return f"{fee * 100:g} %"
 
 
 def _excludes(query: PriceQuery) -> tuple[str, ...]:
@@ -161,10 +155,5 @@ def _excludes(query: PriceQuery) -> tuple[str, ...]:
     return ("boot disk", "local SSD", "network traffic") if optional_disks else ("boot disk", "network traffic")
 
 
-def _sources(*texts: str) -> str:
-    """Join sources without duplicates."""
-    return "; ".join(dict.fromkeys(part for text in texts for part in text.split("; ")))
-
-
 def _unknown_price(query: PriceQuery, why: str) -> Price:
-    return Price(usd=None, approx=True, rule=why, source="", date="", excludes=_excludes(query))
+    return Price(usd=None, approx=True, rule=why, excludes=_excludes(query))

@@ -35,9 +35,7 @@ from launcher.text import parse_duration
 
 DEFAULT_HOURS = 24.0
 DEFAULT_WORKSTATION_HOURS = 12.0
-FREE = Price(
-    usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), ceiling=0.0, hard_bound=0.0
-)
+FREE = Price(usd=0.0, approx=False, rule="on this machine", excludes=(), ceiling=0.0, hard_bound=0.0)
 NOTHING_AFTER_LIMIT = AfterLimit(seconds=0, restarts=0)
 
 

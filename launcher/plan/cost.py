@@ -51,7 +51,7 @@ def extras(spec: JobSpec, catalog: Catalog, context: Context, placement: Placeme
     on_vertex = context.target == "vertex"
     disk = disk_spec(spec, machine) if on_vertex else boot_disk_of(spec, machine)
     month = catalog.disk_price_at_most(disk["bootDiskType"], placement.region)
-    fee = 1 + catalog.rates["vertex-fee"].usd if on_vertex else 1.0
+    fee = 1 + catalog.rates["vertex-fee"] if on_vertex else 1.0
     by_part = {} if month is None else {"boot disk": disk["bootDiskSizeGb"] * month / MONTH_HOURS * fee}
     if context.target == "vm" and context.training and (disks := new_disks(spec)):
         months = [catalog.disk_price_at_most(new_disk_type(mount, machine), placement.region) for mount in disks]
@@ -60,7 +60,7 @@ def extras(spec: JobSpec, catalog: Catalog, context: Context, placement: Placeme
             total = sum(size * (usd or 0.0) for size, usd in zip(sizes, months, strict=True))
             by_part["new disks"] = total / MONTH_HOURS
     if context.target == "vm" and spec.vm.external_ip:
-        by_part["external address"] = catalog.rates["external-ip"].usd
+        by_part["external address"] = catalog.rates["external-ip"]
     return by_part
 
 

@@ -349,7 +349,7 @@ def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
         from launcher.images.cloud_build import Options
 
         minutes = Options().timeout_seconds / 60
-        usd = catalog.load().rates["cloud-build-minute"].usd * minutes
+        usd = catalog.load().rates["cloud-build-minute"] * minutes
         resources += [] if kit.repository else [Item("repository", kit.images)]
         resources.append(Item("build", f"by Cloud Build, {minutes:.0f} min at most", usd))
     return [*resources, *(step_item(kit, step) for step in steps if step.command)]

@@ -19,22 +19,17 @@ def matching(pattern: str, description: str, words: tuple[str, ...] = ()) -> Met
 DURATION = r"^[1-9][0-9]{0,6}(s|m|h|d)$"
 Duration = Annotated[str, matching(DURATION, "a duration: 90s, 30m, 6h or 2d")]
 Name = Annotated[
-    str,
-    matching(r"^[a-z][a-z0-9-]{0,40}$", "a-z, 0-9 and -, starting with a letter, at most 41 characters"),
+    str, matching(r"^[a-z][a-z0-9-]{0,40}$", "a-z, 0-9 and -, starting with a letter, at most 41 characters")
 ]
 LabelKey = Annotated[
     str,
     matching(
-        r"^[a-z][a-z0-9_-]{0,62}$",
-        "a label key: a-z, 0-9, - and _, starting with a letter, at most 63 characters",
+        r"^[a-z][a-z0-9_-]{0,62}$", "a label key: a-z, 0-9, - and _, starting with a letter, at most 63 characters"
     ),
 ]
 LabelValue = Annotated[str, matching(r"^[a-z0-9_-]{0,63}$", "a label value: a-z, 0-9, - and _, at most 63 characters")]
 EnvName = Annotated[str, matching(r"^[A-Za-z_][A-Za-z0-9_]{0,254}$", "a variable name: letters, digits and _")]
-ShellLine = Annotated[
-    str,
-    matching(r"\S", "a line for a shell: text without a line break; join several with &&"),
-]
+ShellLine = Annotated[str, matching(r"\S", "a line for a shell: text without a line break; join several with &&")]
 BUCKET = r"^gs://[a-z0-9][a-z0-9._-]{1,221}[a-z0-9](/.*)?$"
 Region = Annotated[str, matching(r"^[a-z]+(-[a-z]+)+[0-9]+$", "a region, such as us-central1")]
 Repository = Annotated[
@@ -83,11 +78,7 @@ Event = Annotated[
     ),
 ]
 ServiceAccount = Annotated[
-    str,
-    matching(
-        r"^[^@\s]+@[^@\s]+\.gserviceaccount\.com$",
-        "a service account: NAME@PROJECT.iam.gserviceaccount.com",
-    ),
+    str, matching(r"^[^@\s]+@[^@\s]+\.gserviceaccount\.com$", "a service account: NAME@PROJECT.iam.gserviceaccount.com")
 ]
 MountPoint = Annotated[str, matching(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", "a folder name: letters, digits, . _ and -")]
 

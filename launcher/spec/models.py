@@ -48,10 +48,9 @@ class Machine(Model, frozen=True, kw_only=True):
         None
     )
     nodes: Annotated[int, Meta(ge=1, le=1000, description="number of machines")] = 1
-    accelerator: (
-        Annotated[str, Meta(description="the GPU, for machine types that take several kinds: t4 on n1-standard-8")]
-        | None
-    ) = None
+    accelerator: Annotated[
+        str | None, Meta(description="the GPU, for machine types that take several kinds: t4 on n1-standard-8")
+    ] = None
     gpu_memory_gb: (
         Annotated[
             float,
@@ -64,13 +63,10 @@ class Machine(Model, frozen=True, kw_only=True):
         | None
     ) = None
     boot_disk_gb: Annotated[int, Meta(ge=100, le=64000, description="size of the boot disk in GB")] | None = None
-    boot_disk_type: (
-        Annotated[
-            Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"],
-            Meta(description="type of the boot disk; default: by machine type"),
-        ]
-        | None
-    ) = None
+    boot_disk_type: Annotated[
+        Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] | None,
+        Meta(description="type of the boot disk; default: by machine type"),
+    ] = None
     local_ssds: (
         Annotated[
             int,
@@ -88,80 +84,57 @@ class Machine(Model, frozen=True, kw_only=True):
 class Image(Model, frozen=True, kw_only=True):
     """The container image: an existing one (`uri`), or one that launch builds (all other settings)."""
 
-    uri: (
-        Annotated[
-            str,
-            matching(
-                r"^[a-z0-9][A-Za-z0-9.:/_-]*@sha256:[0-9a-f]{64}$",
-                "an existing image, pinned by digest: HOST/NAME@sha256:…",
-            ),
-        ]
-        | None
-    ) = None
+    uri: Annotated[
+        str | None,
+        matching(
+            r"^[a-z0-9][A-Za-z0-9.:/_-]*@sha256:[0-9a-f]{64}$",
+            "an existing image, pinned by digest: HOST/NAME@sha256:…",
+        ),
+    ] = None
     repository: Repository | None = None
-    code: Annotated[str, Meta(description="the folder with your code, relative to the spec file")] | None = None
+    code: Annotated[str | None, Meta(description="the folder with your code, relative to the spec file")] = None
     code_limit_mb: Annotated[int, Meta(ge=1, le=10_000, description="maximum size of image.code in MB")] = 500
     allow_secrets: Annotated[
         tuple[str, ...],
         Meta(description="files of image.code that are sent although they look like secrets; * matches anything"),
     ] = ()
-    requirements: (
-        Annotated[
-            str,
-            Meta(
-                description="a requirements file, pyproject.toml, uv.lock or conda environment.yml, relative to the "
-                "spec file; it may name torch"
-            ),
-        ]
-        | None
-    ) = None
-    base: (
-        Annotated[
-            str,
-            matching(
-                r"^[a-z0-9][A-Za-z0-9.:/_-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$",
-                "a custom base image: HOST/NAME:TAG or, pinned, HOST/NAME@sha256:…",
-            ),
-        ]
-        | None
-    ) = None
-    dockerfile: (
-        Annotated[
-            str,
-            Meta(
-                description="a Dockerfile of the base image, relative to the spec file; built with BuildKit, and with "
-                "image.code as its context"
-            ),
-        ]
-        | None
-    ) = None
-    torch: (
-        Annotated[
-            str,
-            matching(
-                r"\.whl$|^base$",
-                "a custom PyTorch wheel (.whl), relative to the spec file; base: the base image's own",
-            ),
-        ]
-        | None
-    ) = None
-    wheel: (
-        Annotated[
-            Literal["cpu", "cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130", "cu132"],
-            Meta(description="the PyTorch variant; default: by GPU"),
-        ]
-        | None
-    ) = None
-    python: (
-        Annotated[
-            str,
-            matching(
-                r"^3\.(1[0-9])$",
-                "a Python that the image gets besides the base's own, such as 3.11; default: the base's",
-            ),
-        ]
-        | None
-    ) = None
+    requirements: Annotated[
+        str | None,
+        Meta(
+            description="a requirements file, pyproject.toml, uv.lock or conda environment.yml, relative to the "
+            "spec file; it may name torch"
+        ),
+    ] = None
+    base: Annotated[
+        str | None,
+        matching(
+            r"^[a-z0-9][A-Za-z0-9.:/_-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$",
+            "a custom base image: HOST/NAME:TAG or, pinned, HOST/NAME@sha256:…",
+        ),
+    ] = None
+    dockerfile: Annotated[
+        str | None,
+        Meta(
+            description="a Dockerfile of the base image, relative to the spec file; built with BuildKit, and with "
+            "image.code as its context"
+        ),
+    ] = None
+    torch: Annotated[
+        str | None,
+        matching(
+            r"\.whl$|^base$", "a custom PyTorch wheel (.whl), relative to the spec file; base: the base image's own"
+        ),
+    ] = None
+    wheel: Annotated[
+        Literal["cpu", "cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130", "cu132"] | None,
+        Meta(description="the PyTorch variant; default: by GPU"),
+    ] = None
+    python: Annotated[
+        str | None,
+        matching(
+            r"^3\.(1[0-9])$", "a Python that the image gets besides the base's own, such as 3.11; default: the base's"
+        ),
+    ] = None
     build_secrets: Annotated[
         tuple[EnvName, ...],
         Meta(
@@ -219,17 +192,11 @@ class ScriptMetrics(Model, frozen=True, kw_only=True):
 class Run(Model, frozen=True, kw_only=True):
     """The program: one of `module`, `script` or `command` (default: the built-in trainer, `module: launch_train`)."""
 
-    module: (
-        Annotated[
-            str,
-            matching(
-                r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
-                "a module such as my_package.train, started with python -m",
-            ),
-        ]
-        | None
-    ) = None
-    script: Annotated[str, Meta(description="a Python file, relative to image.code")] | None = None
+    module: Annotated[
+        str | None,
+        matching(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", "a module such as my_package.train, started with python -m"),
+    ] = None
+    script: Annotated[str | None, Meta(description="a Python file, relative to image.code")] = None
     command: (
         Annotated[tuple[str, ...], Meta(min_length=1, description="a command, started unchanged once per node")] | None
     ) = None
@@ -237,23 +204,17 @@ class Run(Model, frozen=True, kw_only=True):
     config: Annotated[dict[str, Any], Meta(description="settings of the built-in trainer (docs/train.md)")] = field(
         default_factory=dict
     )
-    launcher: (
-        Annotated[
-            Literal["torchrun", "python"],
-            Meta(description="torchrun: one process per GPU (default); python: one process per node"),
-        ]
-        | None
-    ) = None
-    node: (
-        Annotated[
-            Literal["append", "none"],
-            Meta(
-                description="for image.uri: append adds launch's node to the image as a layer; none starts the image's "
-                "own entrypoint (or run.command) without it (default: the image contains the node)"
-            ),
-        ]
-        | None
-    ) = None
+    launcher: Annotated[
+        Literal["torchrun", "python"] | None,
+        Meta(description="torchrun: one process per GPU (default); python: one process per node"),
+    ] = None
+    node: Annotated[
+        Literal["append", "none"] | None,
+        Meta(
+            description="for image.uri: append adds launch's node to the image as a layer; none starts the image's "
+            "own entrypoint (or run.command) without it (default: the image contains the node)"
+        ),
+    ] = None
     preflight: Annotated[
         Literal["off", "bench"],
         Meta(description="bench: each node measures its GPUs first, and exits if they are far too slow"),
@@ -388,31 +349,25 @@ class Identity(Model, frozen=True, kw_only=True):
     """The job's service account, network and encryption key."""
 
     service_account: ServiceAccount | None = None
-    network: (
-        Annotated[
-            str,
-            Meta(
-                description="Vertex AI: the peered network, projects/NUMBER/global/networks/NAME; VMs: the network's "
-                "name (default: default)"
-            ),
-        ]
-        | None
-    ) = None
-    subnetwork: Annotated[str, Meta(description="VMs only: name of the subnetwork")] | None = None
+    network: Annotated[
+        str | None,
+        Meta(
+            description="Vertex AI: the peered network, projects/NUMBER/global/networks/NAME; VMs: the network's "
+            "name (default: default)"
+        ),
+    ] = None
+    subnetwork: Annotated[str | None, Meta(description="VMs only: name of the subnetwork")] = None
     reserved_ip_ranges: Annotated[
         tuple[str, ...], Meta(description="Vertex AI only: reserved ranges of the peered network")
     ] = ()
     psc: Psc | None = None
-    kms_key: (
-        Annotated[
-            str,
-            matching(
-                r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
-                "a customer-managed encryption key in the job's region: projects/P/locations/L/keyRings/R/cryptoKeys/K",
-            ),
-        ]
-        | None
-    ) = None
+    kms_key: Annotated[
+        str | None,
+        matching(
+            r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
+            "a customer-managed encryption key in the job's region: projects/P/locations/L/keyRings/R/cryptoKeys/K",
+        ),
+    ] = None
 
 
 class JobSpec(Model, frozen=True, kw_only=True):
@@ -439,10 +394,9 @@ class JobSpec(Model, frozen=True, kw_only=True):
     secrets: Annotated[
         dict[EnvName, SecretVersion], Meta(description="environment variable -> Secret Manager version")
     ] = field(default_factory=dict)
-    output: (
-        Annotated[str, Meta(description="where runs are stored: gs://BUCKET/PATH; for launch local also a folder")]
-        | None
-    ) = None
+    output: Annotated[
+        str | None, Meta(description="where runs are stored: gs://BUCKET/PATH; for launch local also a folder")
+    ] = None
     mounts: Annotated[
         tuple[Mount, ...], Meta(description="data that the job's container sees as folders (docs/data.md)")
     ] = ()

@@ -21,49 +21,37 @@ OCCUPIED: Final = (CODE, "/opt", "/opt/venv", "/opt/launch", "/mnt/localssd")
 class Mount(Model, frozen=True, kw_only=True):
     """A folder of the job's container whose content is not in its image."""
 
-    bucket: (
-        Annotated[
-            str,
-            matching(
-                r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$",
-                "a bucket's name, without gs://; on VMs mounted with Cloud Storage FUSE",
-            ),
-        ]
-        | None
-    ) = None
-    nfs: (
-        Annotated[
-            str,
-            matching(
-                r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}:(/[A-Za-z0-9._-]{1,255})+$",
-                "an NFS share such as Filestore's: SERVER:/SHARE",
-            ),
-        ]
-        | None
-    ) = None
-    lustre: (
-        Annotated[
-            str,
-            matching(
-                r"^[0-9]{1,3}(\.[0-9]{1,3}){3}@tcp:/[A-Za-z0-9_-]{1,64}$",
-                "a Managed Lustre instance, by its mount point: IP@tcp:/FILESYSTEM",
-            ),
-        ]
-        | None
-    ) = None
+    bucket: Annotated[
+        str | None,
+        matching(
+            r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$",
+            "a bucket's name, without gs://; on VMs mounted with Cloud Storage FUSE",
+        ),
+    ] = None
+    nfs: Annotated[
+        str | None,
+        matching(
+            r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}:(/[A-Za-z0-9._-]{1,255})+$",
+            "an NFS share such as Filestore's: SERVER:/SHARE",
+        ),
+    ] = None
+    lustre: Annotated[
+        str | None,
+        matching(
+            r"^[0-9]{1,3}(\.[0-9]{1,3}){3}@tcp:/[A-Za-z0-9_-]{1,64}$",
+            "a Managed Lustre instance, by its mount point: IP@tcp:/FILESYSTEM",
+        ),
+    ] = None
     volume_handle: (
         Annotated[str, Meta(min_length=1, description="Vertex AI only: the identifier of the Lustre volume")] | None
     ) = None
-    disk: (
-        Annotated[
-            str,
-            matching(
-                rf"^zones/{ZONE}/disks/[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?$",
-                "VMs only: an existing disk with a file system, zones/ZONE/disks/NAME; it is kept",
-            ),
-        ]
-        | None
-    ) = None
+    disk: Annotated[
+        str | None,
+        matching(
+            rf"^zones/{ZONE}/disks/[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?$",
+            "VMs only: an existing disk with a file system, zones/ZONE/disks/NAME; it is kept",
+        ),
+    ] = None
     new_disk_gb: (
         Annotated[
             int,
@@ -71,23 +59,17 @@ class Mount(Model, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    new_disk_type: (
-        Annotated[
-            Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"],
-            Meta(description="type of the new disk; default: the boot disk's default"),
-        ]
-        | None
-    ) = None
-    path: (
-        Annotated[
-            str,
-            matching(
-                r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,62}){1,8}$",
-                "the folder in the container, such as /data; default of a bucket: /gcs/BUCKET, as on Vertex AI",
-            ),
-        ]
-        | None
-    ) = None
+    new_disk_type: Annotated[
+        Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] | None,
+        Meta(description="type of the new disk; default: the boot disk's default"),
+    ] = None
+    path: Annotated[
+        str | None,
+        matching(
+            r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,62}){1,8}$",
+            "the folder in the container, such as /data; default of a bucket: /gcs/BUCKET, as on Vertex AI",
+        ),
+    ] = None
     read_only: Annotated[bool, Meta(description="VMs only: the job cannot write to it")] = False
 
     @property

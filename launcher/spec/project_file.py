@@ -41,16 +41,13 @@ class Project(Model, frozen=True, kw_only=True):
     required_labels: Annotated[
         tuple[LabelKey, ...], Meta(description="labels that every spec must set, in its labels section")
     ] = ()
-    owner_label: (
-        Annotated[
-            Literal["hashed", "plain", "none"],
-            Meta(
-                description="the label launch-owner: a hash of gcloud's account, the account itself, or no label "
-                "(default: hashed)"
-            ),
-        ]
-        | None
-    ) = None
+    owner_label: Annotated[
+        Literal["hashed", "plain", "none"] | None,
+        Meta(
+            description="the label launch-owner: a hash of gcloud's account, the account itself, or no label "
+            "(default: hashed)"
+        ),
+    ] = None
 
 
 class ImageDefaults(Model, frozen=True, kw_only=True):
@@ -68,7 +65,7 @@ class SettingsFile(Model, frozen=True, kw_only=True):
         Meta(description="regions in fallback order; any: all that have the machine, cheapest first"),
     ] = None
     image: ImageDefaults = ImageDefaults()
-    output: Annotated[str, matching(BUCKET, "where runs are stored: gs://BUCKET/PATH")] | None = None
+    output: Annotated[str | None, matching(BUCKET, "where runs are stored: gs://BUCKET/PATH")] = None
     labels: Annotated[dict[LabelKey, LabelValue], Meta(max_length=50, description="labels of the job and its VMs")] = (
         field(default_factory=dict)
     )

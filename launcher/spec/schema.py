@@ -37,9 +37,13 @@ def json_schema() -> dict[str, Any]:
 
 
 def described(field: dict[str, Any]) -> dict[str, Any]:
-    """Move the description of an optional field to where editors look for it: from the alternative to the field."""
-    texts = [option["description"] for option in field.get("anyOf", ()) if "description" in option]
-    return {"description": texts[0], **field} if texts else field
+    """Return an optional field with its description where editors look for it and also at its type, as its pattern."""
+    options = field.get("anyOf", ({},))
+    if "description" in field and options[-1] == {"type": "null"} and options[0].get("type") != "array":
+        about = {name: field.pop(name) for name in ("description", "pattern") if name in field}
+        field["anyOf"] = [{**about, **options[0]}, *options[1:]]
+    described = [option for option in field.get("anyOf", ()) if "description" in option]
+    return {"description": described[0]["description"], **field} if described else field
 
 
 def field_at(definitions: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

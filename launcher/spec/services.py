@@ -57,25 +57,22 @@ NO_LOCAL: Final = Local()
 class Vertex(Model, frozen=True, kw_only=True):
     """Settings that only Vertex AI has."""
 
-    tensorboard: (
-        Annotated[
-            str,
-            matching(
-                r"^projects/[^/]+/locations/[^/]+/tensorboards/[^/]+$",
-                "a TensorBoard instance: projects/P/locations/L/tensorboards/ID",
-            ),
-        ]
-        | None
-    ) = None
-    experiment: Annotated[str, Meta(description="name of a Vertex AI experiment in the job's region")] | None = None
-    experiment_run: Annotated[str, Meta(description="name of the run in the experiment")] | None = None
+    tensorboard: Annotated[
+        str | None,
+        matching(
+            r"^projects/[^/]+/locations/[^/]+/tensorboards/[^/]+$",
+            "a TensorBoard instance: projects/P/locations/L/tensorboards/ID",
+        ),
+    ] = None
+    experiment: Annotated[str | None, Meta(description="name of a Vertex AI experiment in the job's region")] = None
+    experiment_run: Annotated[str | None, Meta(description="name of the run in the experiment")] = None
     web_access: Annotated[bool, Meta(description="allow a shell in the running container from the console")] = False
     dashboard_access: Annotated[bool, Meta(description="allow access to the dashboard of the running container")] = (
         False
     )
-    persistent_resource: (
-        Annotated[str, Meta(description="ID of a persistent resource to run on, without waiting for machines")] | None
-    ) = None
+    persistent_resource: Annotated[
+        str | None, Meta(description="ID of a persistent resource to run on, without waiting for machines")
+    ] = None
     nfs: tuple[NfsMount, ...] = ()
     lustre: tuple[LustreMount, ...] = ()
     reduction_server: ReductionServer | None = None
@@ -84,33 +81,26 @@ class Vertex(Model, frozen=True, kw_only=True):
 class Vm(Model, frozen=True, kw_only=True):
     """Settings that only Compute Engine VMs have."""
 
-    image_family: (
-        Annotated[str, Meta(description="boot image: a family of deeplearning-platform-release; default: by GPU")]
-        | None
-    ) = None
-    image: (
-        Annotated[
-            str,
-            matching(
-                r"^projects/[^/]+/global/images/(family/)?[^/]+$",
-                "boot image instead of a family: projects/P/global/images/I",
-            ),
-        ]
-        | None
-    ) = None
+    image_family: Annotated[
+        str | None, Meta(description="boot image: a family of deeplearning-platform-release; default: by GPU")
+    ] = None
+    image: Annotated[
+        str | None,
+        matching(
+            r"^projects/[^/]+/global/images/(family/)?[^/]+$",
+            "boot image instead of a family: projects/P/global/images/I",
+        ),
+    ] = None
     external_ip: Annotated[
         bool, Meta(description="give the VM an external IP; without one, SSH uses IAP and egress needs Cloud NAT")
     ] = False
     dense_reservation: Annotated[
         bool, Meta(description="the reservation of provisioning has deploymentType DENSE or is in calendar mode")
     ] = False
-    on_stop: (
-        Annotated[
-            Literal["stop", "delete"],
-            Meta(description="what happens when its time ends (default: delete for a run, stop for a VM to work on)"),
-        ]
-        | None
-    ) = None
+    on_stop: Annotated[
+        Literal["stop", "delete"] | None,
+        Meta(description="what happens when its time ends (default: delete for a run, stop for a VM to work on)"),
+    ] = None
     lease: (
         Annotated[
             Duration,

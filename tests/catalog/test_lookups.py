@@ -171,9 +171,9 @@ def test_images() -> None:
 
 def test_vertex_bills_a_boot_disk_with_its_fee() -> None:
     """The bills of 2025-08 against the disk's own price."""
-    disk, fee = CATALOG.disk_price("pd-ssd", "us-central1"), CATALOG.rates["vertex-fee"].usd
+    disk, fee = CATALOG.disk_price("pd-ssd", "us-central1"), CATALOG.rates["vertex-fee"]
     assert disk
-    assert CATALOG.rates["vertex-boot-pd-ssd"].usd == pytest.approx(disk.usd / 730 * (1 + fee), abs=1e-7)
+    assert CATALOG.rates["vertex-boot-pd-ssd"] == pytest.approx(disk / 730 * (1 + fee), abs=1e-7)
 
 
 def test_hyperdisk_is_bounded_by_pd_ssd_and_an_unknown_kind_by_nothing() -> None:

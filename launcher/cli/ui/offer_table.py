@@ -110,7 +110,7 @@ def indented(text: str) -> Iterator[str]:
 
 def notes(catalog: Catalog) -> Iterator[str]:
     """Yield what the figures mean."""
-    fee = catalog.rates["vertex-fee"].usd
+    fee = catalog.rates["vertex-fee"]
     yield "USD per GPU and hour on Compute Engine, with vCPUs, memory and local SSDs."
     yield f"Vertex AI adds {fee:.0%} of the list price. ≤: upper bound. bf16: dense TFLOP/s."
     if interruptions := catalog.interruptions("spot"):

@@ -30,7 +30,7 @@ def price_of(machine: VmInstance, user_price: float | None = None) -> Price:
     known = catalog.load()
     shape = shape_of(machine)
     if shape is None:
-        price = catalog.Price(usd=None, approx=True, rule="unknown machine", source="", date="", excludes=())
+        price = catalog.Price(usd=None, approx=True, rule="unknown machine", excludes=())
     else:
         price = known.price(shape, "compute", machine.provisioning, machine.zone)
         if not shape.local_ssd_auto:
@@ -92,7 +92,7 @@ def disks_usd_per_month(disks: Iterable[Disk]) -> float | None:
     rates = [(disk, known.disk_price(disk.kind, disk.region)) for disk in disks]
     if any(rate is None for _, rate in rates):
         return None
-    return sum(disk.size_gb * rate.usd for disk, rate in rates if rate)
+    return sum(disk.size_gb * rate for disk, rate in rates if rate)
 
 
 def vm_usd_per_month(machine: VmInstance, disks: Iterable[Disk]) -> float | None:

@@ -16,7 +16,7 @@ from tests.cli.vms import HOUR, Vms
 
 NOW = 1_700_000_000.0
 """2023-11-14 22:13:20 UTC, a Tuesday."""
-TWO = Price(usd=2.0, approx=False, rule="", source="", date="", excludes=())
+TWO = Price(usd=2.0, approx=False, rule="", excludes=())
 DEV = VmInstance(
     id="7",
     name="dev",
