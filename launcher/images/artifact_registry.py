@@ -9,7 +9,7 @@ from typing import Any
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import Api, Service, UnreachableError, open_client, status_of
-from launcher.images.registry.reference import ArtifactRepository, artifact_repository, parse
+from launcher.images.reference import ArtifactRepository, artifact_repository, parse
 
 SERVICE = Service("artifactregistry", "Artifact Registry", "roles/artifactregistry.admin")
 """The role includes artifactregistry.repositories.create

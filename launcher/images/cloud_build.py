@@ -114,7 +114,7 @@ def build(
 
 def check_image(image: Image, environ: Mapping[str, str]) -> None:
     """Check that Cloud Build can build and push an image. Raises UsageError."""
-    from launcher.images.registry.reference import artifact_repository, parse
+    from launcher.images.reference import artifact_repository, parse
 
     name = parse(image.dependencies)
     here = is_loopback(name.host) and is_plain_loopback(environ.get(ENDPOINT, ""))  # both are loopback only in tests

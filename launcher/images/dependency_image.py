@@ -151,7 +151,7 @@ def with_workspace(settings: dict[str, Any]) -> dict[str, Any]:
 def engine_of(environ: Mapping[str, str], request: ImageBuildRequest) -> Engine:
     """Connect to this machine's Docker engine. Raises LaunchError: there is none; the hint names alternatives."""
     from launcher.images.docker_engine import Engine, EngineError
-    from launcher.images.registry.reference import is_googles
+    from launcher.images.reference import is_googles
 
     try:
         return Engine.connect(environ)

@@ -19,8 +19,8 @@ from launcher.images import buildkit, docker_events
 from launcher.images.append import BASE_LABEL
 from launcher.images.build_context import BASE_DOCKERFILE, DOCKERFILE, base_context, build_context
 from launcher.images.docker_events import EngineError, OnLayer, OnLine
+from launcher.images.reference import HUB, Reference, parse
 from launcher.images.registry.credentials import credentials
-from launcher.images.registry.reference import HUB, Reference, parse
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
 

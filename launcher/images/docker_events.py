@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.images.registry.reference import parse
+from launcher.images.reference import parse
 from launcher.images.registry.transport import RepositoryMissing, denied
 
 Event = Mapping[str, Any]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from launch_train.common import contract
 from launcher import catalog
-from launcher.images.registry.reference import artifact_repository, parse
+from launcher.images.reference import artifact_repository, parse
 from launcher.plan.model import Attempt, Plan
 from launcher.plan.names import default_output, default_repository
 from launcher.project.model import GpuNeed, Needs, ReservationNeed, SubnetworkNeed

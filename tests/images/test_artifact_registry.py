@@ -14,7 +14,7 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api, ApiDisabledError
 from launcher.images.artifact_registry import SERVICE, client, create, find, listed
-from launcher.images.registry.reference import ArtifactRepository
+from launcher.images.reference import ArtifactRepository
 from launcher.testing.clock import FakeClock
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
 from launcher.testing.googlecloud.faults import Serve, Step

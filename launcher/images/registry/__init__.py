@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from launcher.images.reference import Reference, check_repository, parse
 from launcher.images.registry.client import ACCEPTED, Manifest, Registry, digest_of
-from launcher.images.registry.reference import Reference, check_repository, parse
 from launcher.images.registry.transport import RegistryError, RepositoryMissing
 
 __all__ = [

@@ -15,20 +15,20 @@ import shutil
 import subprocess
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from launch_train.common.loopback import is_plain_loopback
-from launcher.images.registry.reference import is_googles
+from launcher.images.reference import is_googles
 from launcher.images.registry.transport import (
     Http,
-    HttpRequest,
     RegistryError,
-    RetryPolicy,
+    Request,
     TransientError,
     denied,
     error_text,
@@ -47,8 +47,8 @@ https://cloud.google.com/artifact-registry/docs/docker/authentication#token, rea
 TRUE: Final = ("true", "1", "yes", "on", "y")
 """Values that gcloud accepts as true (googlecloudsdk.core.properties)."""
 
-HELPER_SECONDS: Final = 60.0
-"""Timeout of a credential helper. gcloud takes about a second."""
+GCLOUD_SECONDS: Final = 60.0
+"""Timeout of gcloud, which takes about a second."""
 
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 
@@ -66,35 +66,24 @@ class Credentials:
     identity_token: str = field(default="", repr=False)
 
 
-class CredentialSource:
-    """One source of credentials. Its result is cached."""
+class Source(NamedTuple):
+    """A source of credentials, and how to read those for one registry; None: it is the anonymous one."""
 
-    def __init__(self, name: str, find: Callable[[], Credentials | None] | None = None) -> None:
-        self.name = name
-        self.anonymous = find is None
-        self.known = False
-        self._find = find
-        self._found: Credentials | None = None
-
-    def credentials(self, *, refresh: bool = False) -> Credentials | None:
-        """Return the credentials; None: none for this registry. Raises SourceError."""
-        if self._find and (refresh or not self.known):
-            self._found = self._find()
-            self.known = True
-        return self._found
+    name: str
+    find: Callable[[], Credentials | None] | None = None
 
 
-def sources(host: str, environ: Mapping[str, str]) -> tuple[CredentialSource, ...]:
+def sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
     """Return the sources in order; the last one is anonymous."""
-    docker = CredentialSource("docker's configuration", partial(from_docker, host, environ))
-    nobody = CredentialSource("no credentials")
+    docker = Source("docker's configuration", partial(from_docker, host, environ))
+    nobody = Source("no credentials")
     if not is_googles(host) or environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in TRUE:
         return docker, nobody
     return (
-        CredentialSource("CLOUDSDK_AUTH_ACCESS_TOKEN", partial(from_environment, environ)),
+        Source("CLOUDSDK_AUTH_ACCESS_TOKEN", partial(from_environment, environ)),
         docker,
-        CredentialSource("application default credentials", partial(from_google, environ)),
-        CredentialSource("gcloud", partial(from_gcloud, environ)),
+        Source("application default credentials", partial(from_google, environ)),
+        Source("gcloud", partial(from_gcloud, environ)),
         nobody,
     )
 
@@ -102,11 +91,9 @@ def sources(host: str, environ: Mapping[str, str]) -> tuple[CredentialSource, ..
 def credentials(host: str, environ: Mapping[str, str]) -> Credentials | None:
     """Return the first credentials for a registry, or None. A source that can't be read has none."""
     for source in sources(host, environ):
-        try:
-            if login := source.credentials():
+        with suppress(SourceError):
+            if source.find and (login := source.find()):
                 return login
-        except SourceError:
-            continue
     return None
 
 
@@ -124,8 +111,15 @@ def from_environment(environ: Mapping[str, str]) -> Credentials | None:
 def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
     """Return the credentials of `docker login`, from its file or a credential helper."""
     folder, home = environ.get("DOCKER_CONFIG"), environ.get("HOME")
-    path = Path(folder or f"{home}/.docker", "config.json") if folder or home else None
-    content = _read_json(path) if path else {}
+    path = Path(folder or f"{home}/.docker", "config.json")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if folder or home else {}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} can't be read: {_reason(error)}") from error
+    if not isinstance(content, dict):
+        raise SourceError(f"{path} is not a JSON object")
     config = {key: content[key] for key in ("auths", "credHelpers", "credsStore") if content.get(key)}
     if not config:
         return None
@@ -141,36 +135,17 @@ def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
         # docker.auth only warns of a missing one, and then reports another reason.
         if store and shutil.which(helper, path=environ.get("PATH", "")) is None:
             raise SourceError(f"its credential helper {helper} is not on PATH")
-        login = auth.resolve_authconfig(host)
+        login = auth.resolve_authconfig(host) or {}
     except DockerException as error:
         raise SourceError(f"{path}: {' '.join(str(error).split())}") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:  # docker.auth's errors for an invalid entry
         problem = f"an entry of auths or a credential helper's answer can't be read ({type(error).__name__})"
         raise SourceError(f"{path}: {problem}") from error
-    return _of_docker(login or {})
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file. Empty if the file does not exist. Raises SourceError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} can't be read: {_reason(error)}") from error
-    if not isinstance(content, dict):
-        raise SourceError(f"{path} is not a JSON object")
-    return content
-
-
-def _of_docker(found: Mapping[str, Any]) -> Credentials | None:
-    """Convert docker.auth's result. A helper's keys are capitalised; those of the file are in lower case."""
-    values = {key.lower(): str(value or "") for key, value in found.items()}
+    values = {key.lower(): str(value or "") for key, value in login.items()}  # a helper's keys are capitalised
     if token := values.get("identitytoken"):
         return Credentials("<token>", identity_token=token)
-    if not values.get("password"):
-        return None
-    return Credentials(values.get("username", ""), values["password"])
+    password = values.get("password")
+    return Credentials(values.get("username", ""), password) if password else None
 
 
 def from_google(environ: Mapping[str, str]) -> Credentials | None:
@@ -178,84 +153,61 @@ def from_google(environ: Mapping[str, str]) -> Credentials | None:
 
     On other machines the metadata server is not queried: waiting for its timeout costs seconds.
     """
-    path = _default_file(environ)
-    if path is None and not _on_googles_machine(environ):
-        return None
-    try:
-        from google.auth.exceptions import GoogleAuthError
-        from google.auth.transport.requests import Request
-    except ImportError as error:
-        raise SourceError('not read: pip install "gcp-launch[gcp]"') from error
-    try:
-        loaded = _loaded(path)
-        loaded.refresh(Request())
-    except (GoogleAuthError, OSError, ValueError, AttributeError) as error:  # all but GoogleAuthError: an invalid file
-        raise SourceError(f"{path or 'this machine'}: {_first_line(error)}") from error
-    return Credentials(OAUTH2, loaded.token) if loaded.token else None
-
-
-def _loaded(path: Path | None) -> Any:
-    """Load credentials. google.auth.default() would also run gcloud to find the project, which takes a second."""
-    import google.auth
-    from google.auth import compute_engine
-
-    if path is None:
-        return compute_engine.Credentials()
-    with warnings.catch_warnings():  # the warning is about files from untrusted sources
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return google.auth.load_credentials_from_file(str(path), scopes=[SCOPE])[0]
-
-
-def _default_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file of application default credentials that google.auth would read, or None."""
-    if named := environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-        return Path(named)
-    folder, home = environ.get("CLOUDSDK_CONFIG"), environ.get("HOME")
-    if not folder and not home:
-        return None
-    path = Path(folder or f"{home}/.config/gcloud") / "application_default_credentials.json"
-    return path if path.is_file() else None
-
-
-def _on_googles_machine(environ: Mapping[str, str]) -> bool:
-    """Return whether this is a Google machine, by google.auth's own rule:
-    https://cloud.google.com/compute/docs/instances/detect-compute-engine.
-    """
+    named, folder, home = (environ.get(each) for each in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME"))
+    path = Path(named or f"{folder or f'{home}/.config/gcloud'}/application_default_credentials.json")
+    is_file = bool(named) or (bool(folder or home) and path.is_file())
     try:
         product = Path("/sys/class/dmi/id/product_name").read_text(encoding="utf-8")
     except (OSError, ValueError):
         product = ""
-    return bool(environ.get("GCE_METADATA_HOST")) or product.startswith("Google")
+    # google.auth's own rule: https://cloud.google.com/compute/docs/instances/detect-compute-engine
+    if not (is_file or environ.get("GCE_METADATA_HOST") or product.startswith("Google")):
+        return None
+    try:
+        import google.auth
+        from google.auth import compute_engine
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.transport.requests import Request as GoogleRequest
+    except ImportError as error:
+        raise SourceError('not read: pip install "gcp-launch[gcp]"') from error
+    try:
+        if is_file:  # google.auth.default() would also run gcloud to find the project, which takes a second
+            with warnings.catch_warnings():  # the warning is about files from untrusted sources
+                warnings.simplefilter("ignore", DeprecationWarning)
+                login, _ = google.auth.load_credentials_from_file(str(path), scopes=[SCOPE])
+        else:
+            login = compute_engine.Credentials()
+        login.refresh(GoogleRequest())
+    except (GoogleAuthError, OSError, ValueError, AttributeError) as error:  # all but GoogleAuthError: an invalid file
+        raise SourceError(f"{path if is_file else 'this machine'}: {_first_line(error)}") from error
+    return Credentials(OAUTH2, login.token) if login.token else None
 
 
 def from_gcloud(environ: Mapping[str, str]) -> Credentials | None:
-    """Return the access token of gcloud's account, or None if gcloud is not installed."""
-    if command := shutil.which("gcloud", path=environ.get("PATH", "")):
-        token = _output([command, "auth", "print-access-token", "--quiet"], environ).strip()
-        return Credentials(OAUTH2, token) if token else None
-    return None
+    """Return the access token of gcloud's account, or None if gcloud is not installed.
 
-
-def _output(command: list[str], environ: Mapping[str, str]) -> str:
-    """Run a command and return its output. Raises SourceError (with stderr, never the output): it fails or hangs."""
-    name = Path(command[0]).name
+    Raises SourceError (with stderr, never the output): gcloud fails or hangs."""
+    gcloud = shutil.which("gcloud", path=environ.get("PATH", ""))
+    if gcloud is None:
+        return None
     try:
         done = subprocess.run(
-            command,
+            [gcloud, "auth", "print-access-token", "--quiet"],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
-            timeout=HELPER_SECONDS,
+            timeout=GCLOUD_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise SourceError(f"{name} has not answered for {HELPER_SECONDS:.0f} s") from error
+        raise SourceError(f"gcloud has not answered for {GCLOUD_SECONDS:.0f} s") from error
     except OSError as error:
-        raise SourceError(f"{name} can't be started: {_reason(error)}") from error
+        raise SourceError(f"gcloud can't be started: {_reason(error)}") from error
     if done.returncode:
-        raise SourceError(f"{name} failed: {_first_line(done.stderr) or f'exit code {done.returncode}'}")
-    return done.stdout
+        raise SourceError(f"gcloud failed: {_first_line(done.stderr) or f'exit code {done.returncode}'}")
+    token = done.stdout.strip()
+    return Credentials(OAUTH2, token) if token else None
 
 
 def _first_line(text: object) -> str:
@@ -297,11 +249,11 @@ class Grant:
 class Auth:
     """The credentials of one registry: the first ones that it accepts, by scope. Thread-safe."""
 
-    def __init__(self, host: str, environ: Mapping[str, str], http: Http, policy: RetryPolicy) -> None:
+    def __init__(self, host: str, environ: Mapping[str, str], http: Http) -> None:
         self._host = host
         self._http = http
-        self._policy = policy
         self._sources = sources(host, environ)
+        self._logins: dict[Source, Credentials | None] = {}
         self._challenge: Challenge | None = None
         self._grants: dict[Scopes, Grant] = {}
         self._outcomes: dict[str, str] = {}
@@ -318,7 +270,7 @@ class Auth:
         """
         with self._lock:
             grant = self._grants.get(scopes)
-            if self._challenge is None or (grant and self._policy.clock.now() < grant.until):
+            if self._challenge is None or (grant and self._http.clock.now() < grant.until):
                 return grant.header if grant else None
             start = grant.source if grant else 0
             return self._grant(scopes, self._challenge, start, None, f"{what}: credentials are not accepted")
@@ -337,11 +289,11 @@ class Auth:
             grant = self._grants.get(scopes)
             if grant and grant.header != refused:
                 return grant.header  # another thread has renewed it
-            challenge = self._asked(response, what)
+            challenge = _challenge_of(response, what)
             self._challenge = replace(challenge, scope="")  # the scope was for this request only
             start = grant.source if grant else 0
             if refused is not None and not first:
-                self._note(start, "refused")
+                self._outcomes[self._sources[start].name] = "refused"
                 start += 1
             return self._grant(scopes, challenge, start, refused, f"{what}: {error_text(response)}")
 
@@ -351,74 +303,78 @@ class Auth:
 
     def _grant(self, scopes: Scopes, challenge: Challenge, start: int, refused: str | None, problem: str) -> str | None:
         """Return the header of the first accepted credentials, from the source with index `start` on."""
-        for index in range(start, len(self._sources)):
-            granted = self._granted(scopes, challenge, index)
-            if granted and granted.header != refused:
-                self._grants[scopes] = granted
-                return granted.header
-            if granted:
-                self._note(index, "refused")
+        for index, source in enumerate(self._sources[start:], start):
+            try:
+                grants = (self._exchanged(scopes, challenge, index, login) for login in self._read(source))
+                grant = next(filter(None, grants), None)
+            except SourceError as error:
+                self._outcomes[source.name] = str(error)
+                continue
+            if grant and grant.header != refused:
+                self._outcomes[source.name] = "used"
+                self._grants[scopes] = grant
+                return grant.header
+            if grant:
+                self._outcomes[source.name] = "refused"
         raise denied(self._host, problem, self.tried())
 
-    def _granted(self, scopes: Scopes, challenge: Challenge, index: int) -> Grant | None:
-        """Return a grant from one source. None: it has no credentials for this registry, or they are refused."""
-        source = self._sources[index]
-        try:
-            known = source.known
-            credentials = source.credentials()
-            grant = self._exchanged(scopes, challenge, index, credentials)
-            if grant is None and known and source.credentials(refresh=True) != credentials:
-                grant = self._exchanged(scopes, challenge, index, source.credentials())
-        except SourceError as error:
-            self._note(index, str(error))
-            return None
-        if grant:
-            self._note(index, "used")
-        return grant
+    def _read(self, source: Source) -> Iterator[Credentials | None]:
+        """Yield a source's credentials, and, if they were read before and have changed since, the new ones. None: it
+        has none for this registry. Raises SourceError."""
+        find, known = source.find or (lambda: None), source in self._logins
+        login = self._logins[source] if known else find()
+        self._logins[source] = login
+        yield login
+        if known and (renewed := find()) != login:
+            self._logins[source] = renewed
+            yield renewed
 
-    def _exchanged(self, scopes: Scopes, challenge: Challenge, index: int, found: Credentials | None) -> Grant | None:
-        if found is None and not self._sources[index].anonymous:
-            self._note(index, "nothing for this registry")
+    def _exchanged(self, scopes: Scopes, challenge: Challenge, index: int, login: Credentials | None) -> Grant | None:
+        """Return a grant for credentials, with a token of the token service if the registry wants one. None: there are
+        none, or they are refused."""
+        source = self._sources[index]
+        if login is None and source.find:
+            self._outcomes[source.name] = "nothing for this registry"
             return None
         if challenge.scheme == "basic":
-            return Grant(_basic(found), index, float("inf")) if found and not found.identity_token else None
-        return self._token(scopes, challenge, index, found)
-
-    def _token(self, scopes: Scopes, challenge: Challenge, index: int, found: Credentials | None) -> Grant | None:
-        """Request a token from the token service. None: it refuses the credentials."""
-        request = _token_request(challenge, (*scopes, *challenge.scope.split()), found)
-        tries = self._policy.begin(f"{self._host}: ask for a token at {challenge.realm}")
+            return Grant(_basic(login), index, float("inf")) if login and not login.identity_token else None
+        request = _token_request(challenge, (*scopes, *challenge.scope.split()), login)
+        authorization = _basic(login) if login and not login.identity_token else None
+        what = f"{self._host}: {request.what}"
+        tries = self._http.tries(what)
         while True:
-            begun = self._policy.clock.now()
+            begun = self._http.clock.now()
             try:
-                response = self._http.send(request)
+                response = self._http.send(request, authorization)
                 raise_if_transient(response)
                 break
             except TransientError as error:
                 tries.wait(error)
         if response.status_code in (400, 401, 403, 404):
-            self._note(index, "refused")
+            self._outcomes[source.name] = "refused"
             return None
-        token, seconds = _token_of(response, f"{self._host}: ask for a token at {challenge.realm}")
+        try:
+            answer = json.loads(response.content) if response.ok else {}
+            token = str(answer.get("token") or answer.get("access_token") or "")
+            seconds = float(answer.get("expires_in") or LIFETIME_SECONDS)
+        except (ValueError, TypeError, AttributeError):
+            token = ""
+        if not token:
+            raise RegistryError(f"{what}: {error_text(response) if not response.ok else 'the answer has no token'}")
         return Grant(f"Bearer {token}", index, begun + MARGIN * seconds)
 
-    def _asked(self, response: Response, what: str) -> Challenge:
-        """Return the first challenge that can be met. A password is only sent over TLS or loopback."""
-        text = response.headers.get("WWW-Authenticate", "")
-        for challenge in challenges(text):
-            if challenge.scheme == "basic":
-                return challenge
-            if challenge.scheme == "bearer":
-                if urlsplit(challenge.realm).scheme == "https" or is_plain_loopback(challenge.realm):
-                    return challenge
-                raise RegistryError(f"{what}: the registry's token service has no TLS: {challenge.realm!r}")
-        raise RegistryError(
-            f"{what}: {error_text(response)}; it asks for {text or 'nothing'!r}, not for Basic or Bearer"
-        )
 
-    def _note(self, index: int, outcome: str) -> None:
-        if index < len(self._sources):
-            self._outcomes[self._sources[index].name] = outcome
+def _challenge_of(response: Response, what: str) -> Challenge:
+    """Return the first challenge that can be met. A password is only sent over TLS or loopback."""
+    text = response.headers.get("WWW-Authenticate", "")
+    for challenge in challenges(text):
+        if challenge.scheme == "basic":
+            return challenge
+        if challenge.scheme == "bearer":
+            if urlsplit(challenge.realm).scheme == "https" or is_plain_loopback(challenge.realm):
+                return challenge
+            raise RegistryError(f"{what}: the registry's token service has no TLS: {challenge.realm!r}")
+    raise RegistryError(f"{what}: {error_text(response)}; it asks for {text or 'nothing'!r}, not for Basic or Bearer")
 
 
 _WORD = re.compile(r'([A-Za-z][\w-]*)(?:\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+)))?')
@@ -444,35 +400,21 @@ def _basic(credentials: Credentials) -> str:
     return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
-def _token_request(challenge: Challenge, scopes: Scopes, found: Credentials | None) -> HttpRequest:
+def _token_request(challenge: Challenge, scopes: Scopes, login: Credentials | None) -> Request:
     """Build the request for a token: by GET with user name and password, or by POST with an identity token.
 
     Every token service supports GET.
     """
-    distinct = tuple(dict.fromkeys(scopes))
+    what, distinct = f"ask for a token at {challenge.realm}", tuple(dict.fromkeys(scopes))
     service = (("service", challenge.service),) if challenge.service else ()
-    if found and found.identity_token:
+    if login and login.identity_token:
         form = (
             ("grant_type", "refresh_token"),
             *service,
             ("client_id", "gcp-launch"),
             ("scope", " ".join(distinct)),
-            ("refresh_token", found.identity_token),
+            ("refresh_token", login.identity_token),
         )
         kind = {"Content-Type": "application/x-www-form-urlencoded"}
-        return HttpRequest("POST", challenge.realm, kind, body=urlencode(form).encode())
-    params = (*service, *(("scope", scope) for scope in distinct))
-    return HttpRequest("GET", challenge.realm, params=params, authorization=_basic(found) if found else None)
-
-
-def _token_of(response: Response, what: str) -> tuple[str, float]:
-    """Return the token in a response, and its lifetime in seconds."""
-    try:
-        answer = json.loads(response.content) if response.ok else {}
-        token = str(answer.get("token") or answer.get("access_token") or "")
-        seconds = float(answer.get("expires_in") or LIFETIME_SECONDS)
-    except (ValueError, TypeError, AttributeError):
-        token, seconds = "", 0.0
-    if not token:
-        raise RegistryError(f"{what}: {error_text(response) if not response.ok else 'the answer has no token'}")
-    return token, seconds
+        return Request(what, "POST", challenge.realm, headers=kind, body=urlencode(form).encode())
+    return Request(what, "GET", challenge.realm, params=(*service, *(("scope", scope) for scope in distinct)))

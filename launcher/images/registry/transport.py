@@ -6,19 +6,19 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Self
 from urllib.parse import urljoin, urlsplit
 
 from launch_train.common.loopback import is_loopback
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.images.registry.reference import artifact_repository, is_googles
+from launcher.images.reference import artifact_repository, is_googles
 
 if TYPE_CHECKING:
-    from requests import PreparedRequest, Response
+    from requests import Response
 
 
 class RegistryError(LaunchError):
@@ -35,7 +35,14 @@ def refusal(response: Response, host: str, repository: str, what: str, tried: st
     if response.status_code in (401, 403):
         return denied(host, f"{where}: {what}: {text}", tried)
     if response.status_code == 404 and "NAME_UNKNOWN" in codes(response):
-        return RepositoryMissing(f"{where}: the repository does not exist ({text})", _create(host, repository))
+        fix = "Create the repository first, or name another: image.repository"
+        if artifact := artifact_repository(host, repository):
+            fix = (
+                "launch build --create-repository creates it; or gcloud artifacts repositories create "
+                f"{artifact.repository} --project={artifact.project} --location={artifact.location} "
+                "--repository-format=docker"
+            )
+        return RepositoryMissing(f"{where}: the repository does not exist ({text})", fix)
     return RegistryError(f"{where}: {what}: {text}")
 
 
@@ -48,16 +55,6 @@ def denied(host: str, problem: str, tried: str) -> NotAuthorised:
             "roles/artifactregistry.writer on the repository; one that doesn't exist is refused in the same way."
         )
     return NotAuthorised(problem, f"Tried: {tried or 'no credentials'}.\nLog in: {ways}")
-
-
-def _create(host: str, repository: str) -> str:
-    artifact = artifact_repository(host, repository)
-    if artifact is None:
-        return "Create the repository first, or name another: image.repository"
-    return (
-        "launch build --create-repository creates it; or gcloud artifacts repositories create "
-        f"{artifact.repository} --project={artifact.project} --location={artifact.location} --repository-format=docker"
-    )
 
 
 def is_success(response: Response) -> bool:
@@ -95,6 +92,9 @@ TRIES: Final = 5
 FIRST_SECONDS, LONGEST_SECONDS = 0.5, 8.0
 """The backoff in seconds doubles from the first bound to the second."""
 
+JITTER: Final = Random().random  # noqa: S311 - it only spreads the waits
+"""Random numbers of its own, which don't affect other generators."""
+
 LONGEST_ASKED: Final = 120.0
 """The longest Retry-After, in seconds, that is followed. A registry that asks for more is considered down."""
 
@@ -110,26 +110,14 @@ class TransientError(Exception):
         self.retry_after = retry_after
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """The retry budget for transient failures. Its random numbers don't affect other generators."""
-
-    clock: Clock = REAL
-    tries: int = TRIES
-    jitter: Callable[[], float] = Random().random  # noqa: S311 - it only spreads the waits
-
-    def begin(self, what: str) -> Tries:
-        """Return the tries of one operation. `what` names it in errors."""
-        return Tries(what, self)
-
-
 class Tries:
-    """Bounded tries, with exponential backoff."""
+    """Bounded tries of one operation, which `what` names in errors, with exponential backoff."""
 
-    def __init__(self, what: str, policy: RetryPolicy) -> None:
+    def __init__(self, what: str, clock: Clock, jitter: Callable[[], float]) -> None:
         self.what = what
         self.failed = 0
-        self._policy = policy
+        self._clock = clock
+        self._jitter = jitter
 
     def wait(self, error: TransientError) -> None:
         """Wait before the next try.
@@ -137,15 +125,11 @@ class Tries:
         Raises RegistryError: it was the last one, or the registry demands too long a wait.
         """
         self.failed += 1
-        if self.failed >= self._policy.tries or error.retry_after > LONGEST_ASKED:
+        if self.failed >= TRIES or error.retry_after > LONGEST_ASKED:
             hint = "No image was changed. Try again later: uploaded layers are not sent again."
             raise RegistryError(f"{self.what}: {error} (tried {self.failed} times)", hint) from error
         bound = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** (self.failed - 1))
-        self._policy.clock.sleep(max(error.retry_after, bound * (0.5 + self._policy.jitter() / 2)))
-
-    def progressed(self) -> None:
-        """Reset the number of failed tries, after progress that can't be lost."""
-        self.failed = 0
+        self._clock.sleep(max(error.retry_after, bound * (0.5 + self._jitter() / 2)))
 
 
 def raise_if_transient(response: Response) -> None:
@@ -163,32 +147,73 @@ CONNECTIONS: Final = 16
 
 MOST_REDIRECTS: Final = 5
 
-
-class Body(Protocol):
-    """A readable body of known length, for one request."""
-
-    def read(self, size: int = -1) -> bytes: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[bytes]: ...
+BLOCK: Final = 1 << 16
+"""Bytes per read of a layer's file."""
 
 
-Bodies = Callable[[], AbstractContextManager[Body]]
-"""Opens a body, once for each request that sends it."""
+class BlobRange:
+    """A range of a blob as the body of a request, read from the file while it is sent."""
+
+    def __init__(self, open_blob: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:
+        self._open = open_blob
+        self._first = first
+        self._size = self._left = size
+        self._http = http
+
+    def __enter__(self) -> Self:
+        with reading_layer():
+            self._file = self._open()
+            self._file.seek(self._first)
+        self._left = self._size
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self.read(BLOCK):
+            yield piece
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to `size` bytes. Raises RegistryError: the file can't be read, or is shorter than expected."""
+        self._http.check_stopped()
+        wanted = self._left if size < 0 else min(size, self._left)
+        with reading_layer():
+            piece = self._file.read(wanted)
+        if wanted and not piece:
+            raise RegistryError("a layer's file has become shorter while it was sent", "Start again.")
+        self._left -= len(piece)
+        self._http.count(len(piece))
+        return piece
+
+
+@contextmanager
+def reading_layer() -> Iterator[None]:
+    """Convert an error of the disk. Errors of the connection are OSErrors too, but they are retried."""
+    try:
+        yield
+    except OSError as error:
+        raise RegistryError(f"a layer's file can't be read: {error}") from error
 
 
 @dataclass(frozen=True)
-class HttpRequest:
-    """One request. `authorization` is the header's value. With `stream`, the caller reads the response's body."""
+class Request:
+    """A request to a registry or its token service. `what` describes it in errors ("write latest")."""
 
+    what: str
     method: str
     url: str
+    repository: str = ""
+    scopes: tuple[str, ...] = ()
+    """The rights that it needs: `repository:NAME:pull,push`."""
     headers: Mapping[str, str] = field(default_factory=dict)
     params: tuple[tuple[str, str], ...] = ()
-    body: bytes | Bodies = b""
-    authorization: str | None = None
+    body: bytes | BlobRange = b""
     stream: bool = False
+    """The caller reads the response's body."""
 
 
 class Http:
@@ -198,9 +223,11 @@ class Http:
         LaunchError: the extra `docker` is not installed.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, clock: Clock = REAL, jitter: Callable[[], float] = JITTER) -> None:
         self.sent = 0
         self.stopped = False
+        self.clock = clock
+        self._jitter = jitter
         self._host = host
         self._reached: set[str] = set()
         self._lock = threading.Lock()
@@ -219,7 +246,7 @@ class Http:
             self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS))
 
     def check_stopped(self) -> None:
-        """Raise RegistryError if `stop` was called."""
+        """Raise RegistryError if all threads must end soon."""
         if self.stopped:
             raise RegistryError(f"{self._host}: stopped", "Start again: uploaded layers are not sent again.")
 
@@ -228,26 +255,26 @@ class Http:
         with self._lock:
             self.sent += size
 
-    def send(self, request: HttpRequest) -> Response:
+    def tries(self, what: str) -> Tries:
+        """Return the tries of one operation, which `what` names in errors."""
+        return Tries(what, self.clock, self._jitter)
+
+    def send(self, request: Request, authorization: str | None = None) -> Response:
         """Return the response, whatever its status. Redirects of GET and HEAD are followed without credentials.
 
         Raises:
             TransientError: no response, but the same request may work later.
             RegistryError: no response is possible.
         """
-        response = self._once(request)
+        response = self._once(request, authorization)
         for _ in range(MOST_REDIRECTS):
             target = response.headers.get("Location")
             if request.method not in ("GET", "HEAD") or not response.is_redirect or not target:
                 return response
             url = urljoin(str(response.url), target)
             response.close()
-            response = self._once(HttpRequest(request.method, self.allowed(url), stream=request.stream))
+            response = self._once(replace(request, url=self.allowed(url), headers={}, params=()))
         raise RegistryError(f"{self._host}: {request.url} leads in circles (more than {MOST_REDIRECTS} redirects)")
-
-    def stop(self) -> None:
-        """Make all threads stop soon: each fails at its next request or piece of a body."""
-        self.stopped = True
 
     def close(self) -> None:
         """Close all connections."""
@@ -259,24 +286,26 @@ class Http:
             return url
         raise RegistryError(f"{self._host}: the registry redirects to an address without TLS: {url}")
 
-    def _once(self, request: HttpRequest) -> Response:
+    def _once(self, request: Request, authorization: str | None = None) -> Response:
         from requests import exceptions
 
         self.check_stopped()
         place = urlsplit(request.url).netloc
-        opened = nullcontext(request.body) if isinstance(request.body, bytes) else request.body()
         if isinstance(request.body, bytes):
             self.count(len(request.body))
+        # urllib3 also uses the connect timeout for each pause while the registry receives a body, so it is longer once
+        # a connection worked.
+        connect = SILENCE_SECONDS if request.body and place in self._reached else CONNECT_SECONDS
         try:
-            with opened as data:
+            with nullcontext(request.body) if isinstance(request.body, bytes) else request.body as data:
                 response = self._session.request(
                     request.method,
                     request.url,
                     params=list(request.params),
-                    headers=dict(request.headers),
+                    headers={**request.headers, **({"Authorization": authorization} if authorization else {})},
                     data=data,
-                    auth=_Authorization(request.authorization),
-                    timeout=(self._for_sending(place, request), SILENCE_SECONDS),
+                    auth=lambda prepared: prepared,  # none from ~/.netrc
+                    timeout=(connect, SILENCE_SECONDS),
                     allow_redirects=False,
                     stream=request.stream,
                 )
@@ -284,14 +313,6 @@ class Http:
             raise self._failure(error, place) from error
         self._reached.add(place)
         return response
-
-    def _for_sending(self, place: str, request: HttpRequest) -> float:
-        """Return the connect timeout in seconds.
-
-        urllib3 also uses it for each pause while the registry receives a body, so it is longer once a connection
-        worked.
-        """
-        return SILENCE_SECONDS if request.body and place in self._reached else CONNECT_SECONDS
 
     def _failure(self, error: Exception, place: str) -> Exception:
         """Classify an error of the session.
@@ -310,18 +331,6 @@ class Http:
                 hint = "Start the registry, or name another: image.repository"
             return RegistryError(f"{place}: the registry can't be reached: {_innermost(error)}", hint)
         return TransientError(_innermost(error))
-
-
-class _Authorization:
-    """Sets the header, or keeps requests from taking one from ~/.netrc."""
-
-    def __init__(self, value: str | None) -> None:
-        self._value = value
-
-    def __call__(self, request: PreparedRequest) -> PreparedRequest:
-        if self._value:
-            request.headers["Authorization"] = self._value
-        return request
 
 
 def _innermost(error: BaseException) -> str:

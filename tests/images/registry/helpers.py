@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 from launcher.clock import Clock
 from launcher.images.registry import Registry
-from launcher.images.registry.transport import RetryPolicy
 from launcher.testing.clock import FakeClock
 from launcher.testing.registry import OciRegistry, digest
 
@@ -25,8 +24,8 @@ def client(
     registry: OciRegistry, time: FakeClock, environ: Mapping[str, str] | None = None, chunk: int | None = 4 * MIB
 ) -> Iterator[Registry]:
     """A client whose waits take no time and have no jitter."""
-    policy = RetryPolicy(Clock(time, time.sleep), jitter=lambda: 1.0)
-    with Registry(registry.host, environ or {}, policy=policy, chunk=chunk) as made:
+    clock = Clock(time, time.sleep)
+    with Registry(registry.host, environ or {}, clock=clock, jitter=lambda: 1.0, chunk=chunk) as made:
         yield made
 
 

@@ -13,7 +13,6 @@ import pytest
 from launcher.images.registry.credentials import (
     OAUTH2,
     Credentials,
-    CredentialSource,
     SourceError,
     credentials,
     from_docker,
@@ -202,13 +201,3 @@ def test_the_real_gcloud_says_that_nobody_is_logged_in(gcloud: str, tmp_path: Pa
     environ = {"PATH": os.environ["PATH"], "CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path)}
     with pytest.raises(SourceError, match="gcloud failed: ERROR"):
         from_gcloud({**environ, "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false"})
-
-
-def test_a_source_is_read_once_until_a_refresh() -> None:
-    passwords = iter(["one", "two"])
-    source = CredentialSource("test", lambda: Credentials("me", next(passwords)))
-    assert [source.credentials(), source.credentials(), source.credentials(refresh=True)] == [
-        Credentials("me", "one"),
-        Credentials("me", "one"),
-        Credentials("me", "two"),
-    ]

@@ -13,11 +13,10 @@ from time import sleep
 
 import pytest
 
-from launcher.clock import Clock
 from launcher.errors import NotAuthorised
 from launcher.images.registry import Registry, RegistryError, RepositoryMissing
-from launcher.images.registry.client import Wire
-from launcher.images.registry.transport import Http, HttpRequest, RetryPolicy
+from launcher.images.registry.transport import Http
+from launcher.images.registry.transport import Request as HttpRequest
 from launcher.testing.clock import FakeClock
 from launcher.testing.registry import AlterHeader, Bearer, Fault, OciRegistry, Refuse, digest
 from launcher.testing.registry.faults import Serve
@@ -116,8 +115,8 @@ def test_a_registry_may_be_silent_in_the_midst_of_a_body(monkeypatch: pytest.Mon
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
         http = Http("127.0.0.1")
-        assert http.send(HttpRequest("HEAD", url)).status_code == 201
-        assert http.send(HttpRequest("PUT", url, body=body)).status_code == 201
+        assert http.send(HttpRequest("look", "HEAD", url)).status_code == 201
+        assert http.send(HttpRequest("write", "PUT", url, body=body)).status_code == 201
         http.close()
         thread.join()
 
@@ -136,10 +135,10 @@ def test_where_a_registry_leads_its_readers_nobody_gets_its_password(time: FakeC
         assert "authorization" not in other.requests[0].headers
 
 
-def test_an_address_that_a_registry_gives_is_reached_with_tls(time: FakeClock) -> None:
-    wire = Wire("registry.example.com", {}, RetryPolicy(Clock(time, time.sleep)))
-    assert wire.url("http://registry.example.com/v2/u?a=1") == "https://registry.example.com/v2/u?a=1"
-    assert wire.url("https://storage.example.com/u") == "https://storage.example.com/u"
+def test_an_address_that_a_registry_gives_is_reached_with_tls() -> None:
+    registry = Registry("registry.example.com", {})
+    assert registry.url("http://registry.example.com/v2/u?a=1") == "https://registry.example.com/v2/u?a=1"
+    assert registry.url("https://storage.example.com/u") == "https://storage.example.com/u"
     for elsewhere in ("http://storage.example.com/u", "http://localhost@storage.example.com/u", "ftp://x/y"):
         with pytest.raises(RegistryError, match="without TLS"):
-            wire.url(elsewhere)
+            registry.url(elsewhere)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.images.registry import Registry, RegistryError
-from launcher.images.registry.client import BLOCK
+from launcher.images.registry.transport import BLOCK
 from launcher.testing.clock import FakeClock
 from launcher.testing.registry import (
     AlterHeader,
@@ -66,7 +66,7 @@ def test_a_blob_can_be_sent_in_one_request(registry: OciRegistry, time: FakeCloc
 
 def test_googles_registries_take_no_pieces() -> None:
     with Registry("us-docker.pkg.dev", {}, chunk=MIB) as made, Registry("ghcr.io", {}, chunk=MIB) as other:
-        assert (made._chunk, other._chunk) == (None, MIB)
+        assert (made.chunk, other.chunk) == (None, MIB)
 
 
 def test_a_registry_that_takes_no_pieces_gets_it_whole(time: FakeClock) -> None:

@@ -39,11 +39,6 @@ class Reference:
         """Return host and repository."""
         return f"{self.host}/{self.repository}"
 
-    @property
-    def scheme(self) -> str:
-        """Return the URL scheme. As in Docker, registries on this machine need no TLS; all others do."""
-        return scheme(self.host)
-
     def with_digest(self, digest: str) -> Reference:
         """Return the same name with a digest. The tag stays but has no effect. Raises UsageError."""
         return replace(self, digest=_checked(digest, _DIGEST, "digest", digest))
@@ -88,7 +83,7 @@ def _checked(value: str, pattern: re.Pattern[str], what: str, whole: str) -> str
 
 
 def scheme(host: str) -> str:
-    """Return `http` for a registry on this machine, and `https` for all others."""
+    """Return the URL scheme: as in Docker, `http` for a registry on this machine, and `https` for all others."""
     return "http" if is_loopback(host) else "https"
 
 

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.images.registry.reference import (
+from launcher.images.reference import (
     ArtifactRepository,
     Reference,
     artifact_repository,
     check_repository,
     is_googles,
     parse,
+    scheme,
 )
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -83,14 +84,14 @@ def test_a_digest_pins() -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:5000", "127.0.0.1:5000", "127.9.9.9", "[::1]", "[::1]:5000"])
 def test_this_machine_needs_no_tls(host: str) -> None:
-    assert Reference(host, "a").scheme == "http"
+    assert scheme(host) == "http"
 
 
 @pytest.mark.parametrize(
     "host", ["docker.io", "localhost.evil.com", "127.0.0.1.evil.com", "10.0.0.1:5000", "[2001:db8::1]:5000", ""]
 )
 def test_other_hosts_need_tls(host: str) -> None:
-    assert Reference(host, "a").scheme == "https"
+    assert scheme(host) == "https"
 
 
 @pytest.mark.parametrize(
