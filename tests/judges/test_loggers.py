@@ -18,7 +18,7 @@ import pytest
 
 from launch_train import runfolder
 from launch_train.common import contract
-from launch_train.loggers.service import RunInfo
+from launch_train.loggers.feed import RunInfo
 from launch_train.telemetry.metric_sink import open_sink
 from launch_train.telemetry.rows import Row, plain
 

@@ -21,7 +21,7 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import Buffer, GcsFolder, LocalFolder, open_storage
 from launch_train.telemetry import metric_sink, rows, upload_queue
-from launch_train.telemetry.upload_queue import Direct
+from launch_train.telemetry.upload_queue import Outbox
 from launcher.runs.metrics.progress import parse_record
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status
 
@@ -31,12 +31,12 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for name in storage.list("metrics/") for line in storage.read(name).splitlines()]
 
 
-def sink(folder: Path, **env: str) -> metrics.Sink:
-    return metrics.open_sink({contract.RUN_FOLDER: str(folder), **env}, ())
+def sink(folder: Path, **env: str) -> metric_sink.Sink:
+    return metric_sink.open_sink({contract.RUN_FOLDER: str(folder), **env}, ())
 
 
-def parts(storage: LocalFolder, board: Any = None) -> metrics.Parts:
-    return metrics.Parts(storage, Direct(storage), metrics.part_names({}), board)
+def parts(storage: LocalFolder, board: Any = None) -> metric_sink.MetricsWriter:
+    return metric_sink.MetricsWriter(storage, Outbox(storage), metric_sink.part_names({}), board)
 
 
 def test_rows_come_out_in_order_and_complete(tmp_path: Path) -> None:
@@ -83,12 +83,12 @@ def test_rows_reach_the_folder_while_the_run_goes_on(tmp_path: Path, monkeypatch
 
 
 def test_only_rank_0_of_all_and_only_with_a_folder(tmp_path: Path) -> None:
-    assert isinstance(metrics.open_sink({}), metrics.Null)
-    assert isinstance(sink(tmp_path, RANK="1", LAUNCH_NODE="0"), metrics.Null)
-    assert isinstance(sink(tmp_path, LAUNCH_NODE="1"), metrics.Null)
+    assert type(metric_sink.open_sink({})) is metric_sink.Sink
+    assert type(sink(tmp_path, RANK="1", LAUNCH_NODE="0")) is metric_sink.Sink
+    assert type(sink(tmp_path, LAUNCH_NODE="1")) is metric_sink.Sink
     for env in ({"RANK": "0", "LAUNCH_NODE": "0"}, {}):
         out = sink(tmp_path, **env)
-        assert isinstance(out, metrics.Parts)
+        assert isinstance(out, metric_sink.MetricsWriter)
         out.close()
 
 
@@ -299,7 +299,7 @@ def stored(cloud: GoogleCloud) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_flush_means_that_the_rows_are_there(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
-    out = metrics.open_sink(bucket, ())
+    out = metric_sink.open_sink(bucket, ())
     for step in range(1, 6):
         began = time.monotonic()
         out.put([{"step": step}])
@@ -312,7 +312,7 @@ def test_flush_means_that_the_rows_are_there(cloud: GoogleCloud, bucket: dict[st
 
 def test_a_row_is_in_the_bucket_within_10_seconds(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
     """With the settings of a real run, nobody flushing, and the next row far away."""
-    out, began = metrics.open_sink(bucket), time.monotonic()
+    out, began = metric_sink.open_sink(bucket), time.monotonic()
     out.put([{"step": 1}])
     while not stored(cloud) and time.monotonic() - began < 20:
         time.sleep(0.05)
@@ -343,7 +343,9 @@ def test_nothing_wakes_while_no_row_comes() -> None:
 def test_parts_may_have_the_rows_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 60.0)
     storage = LocalFolder(tmp_path)
-    out = metrics.Parts(storage, Direct(storage), metrics.part_names({}, runfolder.monitor_part), seconds=0.01)
+    out = metric_sink.MetricsWriter(
+        storage, Outbox(storage), metric_sink.part_names({}, runfolder.monitor_part), seconds=0.01
+    )
     out.put([{"time": 1.0}])
     until = time.monotonic() + 10
     while not storage.list() and time.monotonic() < until:
@@ -353,7 +355,7 @@ def test_parts_may_have_the_rows_of_another_time(tmp_path: Path, monkeypatch: py
 
 
 def test_flush_from_another_thread_while_training_puts(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
-    out, done = metrics.open_sink(bucket, ()), list[int]()
+    out, done = metric_sink.open_sink(bucket, ()), list[int]()
 
     def train() -> None:
         for step in range(1, 2001):
@@ -378,7 +380,7 @@ def test_no_outage_reaches_the_training(
     monkeypatch.setattr(metric_sink, "LIST_SECONDS", 0.1)
     monkeypatch.setattr(upload_queue, "SEND_SECONDS", 0.1)
     cloud.faults.down(until=clock() + 1)
-    out = metrics.open_sink(bucket)
+    out = metric_sink.open_sink(bucket)
     for step in range(1, 301):
         out.put([{"step": step, "loss": 1.0}])
     assert not out.flush(0.3)
@@ -393,7 +395,7 @@ def test_the_end_does_not_wait_for_ever_and_says_what_is_left(
     cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_queue, "SEND_SECONDS", 0.1)
-    out = metrics.open_sink(bucket, ())
+    out = metric_sink.open_sink(bucket, ())
     out.put([{"step": 1}])
     assert out.flush(20)
     cloud.faults.down(until=clock() + 1e6)
@@ -413,7 +415,7 @@ def test_parts_begin_after_those_that_are_there(cloud: GoogleCloud, bucket: dict
     folder.write("metrics/0001-0000-0000-000100-1.jsonl", b"{}\n")
     folder.write(runfolder.metrics_part(1, 1, 0, 500), b"{}\n")
     asked = len(cloud.requests)
-    out = metrics.open_sink(bucket, ())
+    out = metric_sink.open_sink(bucket, ())
     out.put([{"step": 1}])
     out.close()
     assert "0001-0000-0000-000101.jsonl" in stored(cloud)
@@ -427,7 +429,7 @@ def test_the_newest_row_is_one_object_that_is_seldom_replaced(
 ) -> None:
     monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 0.001)
     folder = GcsFolder(bucket[contract.RUN_FOLDER])
-    out = metrics.open_sink({**bucket, contract.ATTEMPT: "3"}, ())
+    out = metric_sink.open_sink({**bucket, contract.ATTEMPT: "3"}, ())
     for block in ([{"event": "start", "config": {"steps": 9}}], [{"step": 1, "loss": 2.0}], [{"event": "eval"}]):
         out.put(block)
         assert out.flush(20)
@@ -451,7 +453,7 @@ def test_without_the_listing_no_row_is_lost(
     monkeypatch.setattr(metric_sink, "LIST_SECONDS", 0.1)
     cloud.faults.add(Fault("storage.objects.list", Status(503), times=None))
     GcsFolder(bucket[contract.RUN_FOLDER]).write(runfolder.metrics_part(1, 0, 0, 0), b"{}\n")
-    out = metrics.open_sink(bucket, ())
+    out = metric_sink.open_sink(bucket, ())
     out.put([{"step": 1}])
     out.close()
     assert stored(cloud) == {"0001-0000-0000-000000.jsonl": [{}], "0001-0000-0000-000000-1.jsonl": [{"step": 1}]}
@@ -459,7 +461,7 @@ def test_without_the_listing_no_row_is_lost(
 
 def test_a_bucket_that_is_not_there_is_said_at_once(bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 0.001)
-    out = metrics.open_sink({**bucket, contract.RUN_FOLDER: "gs://no-such-bucket/r"}, ())
+    out = metric_sink.open_sink({**bucket, contract.RUN_FOLDER: "gs://no-such-bucket/r"}, ())
     out.put([{"step": 1}])
     assert not out.flush(20)
     with pytest.raises(OutputError, match="bucket no-such-bucket does not exist"):

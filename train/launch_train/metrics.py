@@ -22,16 +22,11 @@ from typing import Any
 
 from launch_train import runfolder
 from launch_train.common import contract, faults
+from launch_train.common.console import say
 from launch_train.common.errors import OutputError
 from launch_train.common.heartbeat import Heartbeat
-from launch_train.telemetry.metric_sink import MetricsWriter, Null, Sink, open_sink, part_names
+from launch_train.telemetry.metric_sink import MetricsWriter, Sink, open_sink
 from launch_train.telemetry.rows import plain, whole
-from launch_train.telemetry.throttled_warning import say
-
-__all__ = ["Null", "Parts", "Sink", "event", "log", "open_sink", "part_names"]
-
-Parts = MetricsWriter
-"""Former name of MetricsWriter, for scripts that import it."""
 
 LAST_SECONDS = 10.0
 """Time that a script gets to write its rows after SIGTERM."""
@@ -109,8 +104,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _close(sink: Sink, limit: float | None = None, *, failed: bool = False) -> None:
     try:
-        if isinstance(sink, MetricsWriter):
-            sink.close(limit, failed=failed or hasattr(sys, "last_value"))  # set by an uncaught exception
+        sink.close(limit, failed=failed or hasattr(sys, "last_value"))  # set by an uncaught exception
     except OutputError as error:
         say(str(error))
 

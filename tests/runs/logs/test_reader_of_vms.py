@@ -13,8 +13,7 @@ from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
 from launch_train.node.gce_vm import log_source, machine_of
-from launch_train.telemetry.cloud_logging import EntriesClient
-from launch_train.telemetry.log_entry import Chunk, Entries
+from launch_train.telemetry.cloud_logging import Chunk, Entries, EntriesClient
 from launcher.clock import Clock
 from launcher.jobs.job import Job
 from launcher.runs.logs.cloud_logging import CloudLogReader, entry_filter, to_nanoseconds

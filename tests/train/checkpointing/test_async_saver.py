@@ -25,7 +25,7 @@ from launch_train.common.errors import OutputError, PreemptedError
 from launch_train.common.storage import Buffer, LocalFolder, Storage, UnreachableError
 from launch_train.distributed.process_group import Ranks
 from launch_train.runfolder.starts import parse_metrics
-from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.metric_sink import Sink
 from launch_train.trainer import train as loop
 from launch_train.trainer.build import Run
 from launcher.testing.googlecloud import GoogleCloud
@@ -109,7 +109,7 @@ def test_the_first_checkpoint_comes_early_and_the_next_by_the_interval(
     lease = Lease(folder, "0001-0000")
     began = clock[0]
     saver = Saver(
-        *(Ranks(), folder, settings, Null()), start="0001-0000", lease=lease, interval=from_settings(settings, {})
+        *(Ranks(), folder, settings, Sink()), start="0001-0000", lease=lease, interval=from_settings(settings, {})
     )
     state = {"w": torch.zeros(multipart_writer.PART_BYTES // 4 + 1)}
     saver.estimate(lambda: state)

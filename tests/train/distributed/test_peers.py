@@ -19,7 +19,7 @@ from launch_train.common.shutdown_signal import ShutdownSignal
 from launch_train.distributed import peers
 from launch_train.distributed.peers import Peers, Process, this_process
 from launch_train.distributed.process_group import Ranks
-from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.metric_sink import Sink
 from launch_train.trainer import shutdown
 
 
@@ -72,7 +72,7 @@ class Waiting:
         monkeypatch.setattr(shutdown, "PEER_SECONDS", 0.2)
         monkeypatch.setattr(contract, "SAVE_SECONDS", 1.6)
         monkeypatch.setattr(shutdown, "leave", self._leave)
-        self.run: Any = SimpleNamespace(ranks=Ranks(world=world), sink=Null(), saver=SimpleNamespace(seconds=0.6))
+        self.run: Any = SimpleNamespace(ranks=Ranks(world=world), sink=Sink(), saver=SimpleNamespace(seconds=0.6))
         self.left = threading.Event()
         self.code = 0
 

@@ -11,8 +11,7 @@ import pytest
 
 from launch_train.common.masking import HIDDEN
 from launch_train.loggers import feed as feeds
-from launch_train.loggers.feed import LoggerFeed
-from launch_train.loggers.service import RefusedError, Service, State
+from launch_train.loggers.feed import LoggerFeed, RefusedError, Service, State
 from launch_train.telemetry.rows import Row
 
 WITHIN = 10.0

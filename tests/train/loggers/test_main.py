@@ -10,7 +10,7 @@ import pytest
 from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.loggers import __main__ as process
-from launch_train.loggers.service import run_info
+from launch_train.loggers.feed import run_info
 from tests.train.loggers.test_feed import Recorded
 
 TRAINING: dict[str, Any] = {"event": "start", "config": {"steps": 2}}

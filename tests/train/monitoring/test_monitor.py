@@ -17,9 +17,9 @@ from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring import monitor
 from launch_train.monitoring.bounded_call import BoundedCall
-from launch_train.monitoring.monitor import LazySink, NodeMonitor, NoMonitor, open_monitor
+from launch_train.monitoring.monitor import LazySink, Monitor, NodeMonitor, open_monitor
 from launch_train.monitoring.nvml import open_gpus
-from launch_train.telemetry.metric_sink import Null, Sink
+from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.upload_queue import sweep
 from tests.train.monitoring.fakenvml import Device, FakeNvml
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a GPU machine has no Google libraries
     from launcher.testing.googlecloud import FakeClock, GoogleCloud
 
 
-class Kept(Null):
+class Kept(Sink):
     """Keeps its rows."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ def watching(
     events: Sink | None = None,
 ) -> Iterator[NodeMonitor]:
     """One that looks when the test says so."""
-    one = NodeMonitor(3600.0, 0, BoundedCall(host, "host"), BoundedCall(look, "gpus"), rows or Null(), events or Null())
+    one = NodeMonitor(3600.0, 0, BoundedCall(host, "host"), BoundedCall(look, "gpus"), rows or Sink(), events or Sink())
     yield one
     one.close()
 
@@ -174,7 +174,7 @@ def test_a_look_that_is_over_too_late_writes_nothing(monkeypatch: pytest.MonkeyP
         released.wait(60)
         return {}
 
-    watch = NodeMonitor(0.001, 0, BoundedCall(slow, "host"), BoundedCall(lambda: None, "gpus"), rows, Null())
+    watch = NodeMonitor(0.001, 0, BoundedCall(slow, "host"), BoundedCall(lambda: None, "gpus"), rows, Sink())
     assert asked.wait(10)
     watch.close()
     released.set()
@@ -184,7 +184,7 @@ def test_a_look_that_is_over_too_late_writes_nothing(monkeypatch: pytest.MonkeyP
 
 def test_a_look_that_fails_ends_the_looking_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     watch = NodeMonitor(
-        0.001, 0, BoundedCall(lambda: None, "host"), BoundedCall(lambda: None, "gpus"), Broken(), Null()
+        0.001, 0, BoundedCall(lambda: None, "host"), BoundedCall(lambda: None, "gpus"), Broken(), Sink()
     )
     watch._thread.join(10)
     watch.close()
@@ -194,7 +194,7 @@ def test_a_look_that_fails_ends_the_looking_and_nothing_else(capfd: pytest.Captu
 def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Kept()
     watch = NodeMonitor(
-        0.001, 0, BoundedCall(lambda: {"cpu": 0.1}, "host"), BoundedCall(lambda: None, "gpus"), rows, Null()
+        0.001, 0, BoundedCall(lambda: {"cpu": 0.1}, "host"), BoundedCall(lambda: None, "gpus"), rows, Sink()
     )
     until(lambda: len(rows.rows) > 3)
     watch.close()
@@ -212,10 +212,10 @@ def test_a_short_run_has_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_a_node_and_none_for_zero_seconds() -> None:
-    assert isinstance(open_monitor(0, Ranks(), {}), NoMonitor)
-    assert isinstance(open_monitor(5, Ranks(rank=9, world=16, local_rank=1), {}), NoMonitor)
-    assert NoMonitor().facts() == {}
-    NoMonitor().close()
+    assert type(open_monitor(0, Ranks(), {})) is Monitor
+    assert type(open_monitor(5, Ranks(rank=9, world=16, local_rank=1), {})) is Monitor
+    assert Monitor().facts() == {}
+    Monitor().close()
 
 
 def test_a_run_that_is_over_before_the_first_look_opens_nothing(tmp_path: Path) -> None:
@@ -282,11 +282,11 @@ def test_rank_0_gives_its_errors_to_the_run(tmp_path: Path) -> None:
     assert not LocalFolder(tmp_path).list("metrics/")
 
 
-class Broken(Null):
+class Broken(Sink):
     def put(self, rows: Sequence[Row]) -> None:
         raise OutputError("the disk is full")
 
-    def close(self, limit: float | None = None) -> None:
+    def close(self, limit: float | None = None, *, failed: bool = False) -> None:
         raise OutputError("the disk is full")
 
 
@@ -303,8 +303,8 @@ def test_a_run_whose_metrics_are_broken_hears_it_from_them(capfd: pytest.Capture
         watch.sample()
         assert watch.facts()["monitor"]["looks"] == 1
     assert "Xid 48" in capfd.readouterr().err
-    LazySink(Null).close()
-    assert LazySink(Null).flush(0)
+    LazySink(Sink).close()
+    assert LazySink(Sink).flush(0)
     broken = LazySink(Broken)
     broken._sink = Broken()
     broken.close()

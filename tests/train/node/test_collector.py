@@ -21,9 +21,9 @@ from launch_train.common.storage import LocalFolder
 from launch_train.node import collector
 from launch_train.node.collector import StepRows, is_read_from
 from launch_train.telemetry.event_files import EventFiles
-from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row
-from launch_train.telemetry.upload_queue import Direct
+from launch_train.telemetry.upload_queue import Outbox
 from launcher.testing.googlecloud import GoogleCloud
 from tests.train import trials
 from tests.train.nodes import REPOSITORY, Machines, machines, until
@@ -121,7 +121,7 @@ def test_an_event_file_is_uploaded_again_when_it_has_grown_and_its_time_has_come
     clock = [1000.0]
     monkeypatch.setattr("launch_train.telemetry.event_files.time.monotonic", lambda: clock[0])
     logs, stored = tmp_path / "tb", tmp_path / "run" / "logs" / "script" / "a" / "x.tfevents.1"
-    files = EventFiles(logs, Direct(LocalFolder(tmp_path / "run")))
+    files = EventFiles(logs, Outbox(LocalFolder(tmp_path / "run")))
     files.upload()  # there is no folder yet
     written = logs / "a" / stored.name
     written.parent.mkdir(parents=True)
@@ -259,7 +259,7 @@ def test_event_files_of_other_ranks_and_of_launch_are_not_read(tmp_path: Path) -
     assert not is_read_from(logs / "events.out.tfevents.0001-0000-1700000000.123456-0a1b2c3d-000000", logs)
 
 
-class Written(Null):
+class Written(Sink):
     """A sink that keeps what it gets."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from launch_train.common.config import Profile
 from launch_train.distributed import process_group
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import ProfileReport, Recording
-from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.metric_sink import Sink
 
 LATE = 0.8
 """Seconds by which rank 1 is late in each step: rank 0 waits for longer than it works, on a slow machine too."""
@@ -40,7 +40,7 @@ def main(folder: str) -> None:
     torch.set_num_threads(1)
     ranks = process_group.join(os.environ)
     model = DistributedDataParallel(Large(), gradient_as_bucket_view=True, static_graph=True)
-    report = ProfileReport({contract.RUN_FOLDER: folder}, Null(), Setup())
+    report = ProfileReport({contract.RUN_FOLDER: folder}, Sink(), Setup())
     recording = Recording(Profile(2, 1, 2), ranks.device, report)
     for step in range(1, 6):
         if ranks.rank:

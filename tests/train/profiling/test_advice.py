@@ -19,7 +19,7 @@ from launch_train.common import contract
 from launch_train.common.config import Profile
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import ProfileReport, Recording
-from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.metric_sink import Sink
 from tests.train.nodes import free_port
 
 ROOT = Path(contract.__file__).parents[2]
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def recorded(model: nn.Module, batch: Callable[[], Tensor], folder: Path) -> dict[str, Any]:
     """The verdict on a few steps of a loop like the trainer's."""
     recording = Recording(
-        SHORT, torch.device("cpu"), ProfileReport({contract.RUN_FOLDER: str(folder)}, Null(), Setup())
+        SHORT, torch.device("cpu"), ProfileReport({contract.RUN_FOLDER: str(folder)}, Sink(), Setup())
     )
     for step in range(1, sum(SHORT) + 2):
         with recording.range("data"):
@@ -141,7 +141,7 @@ def test_on_a_gpu(tmp_path: Path, batch: int, bound: str) -> None:
     """Large matrices, and tiny ones that are launched one by one."""
     device = torch.device("cuda")
     model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(50))).to(device)
-    recording = Recording(SHORT, device, ProfileReport({contract.RUN_FOLDER: str(tmp_path)}, Null(), Setup(gpu=True)))
+    recording = Recording(SHORT, device, ProfileReport({contract.RUN_FOLDER: str(tmp_path)}, Sink(), Setup(gpu=True)))
     for step in range(1, sum(SHORT) + 1):
         with recording.range("data"):
             x = torch.ones(batch, 1024, device=device)

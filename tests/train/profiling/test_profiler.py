@@ -26,7 +26,7 @@ from launch_train.profiling import __main__, profiler
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import Profiler, ProfileReport, Recording, open_profiler, setup_of
 from launch_train.runfolder.starts import parse_metrics
-from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row
 from launch_train.trainer import train as loop
 from launch_train.trainer.metrics_buffer import Recorder, StepRecord
@@ -36,7 +36,7 @@ SHORT = Profile(1, 1, 2)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Rows:
+class Rows(Sink):
     """A sink that keeps its rows."""
 
     def __init__(self) -> None:
@@ -44,11 +44,6 @@ class Rows:
 
     def put(self, rows: Sequence[Row]) -> None:
         self.rows += rows
-
-    def flush(self, seconds: float) -> bool:
-        return True
-
-    def close(self, limit: float | None = None) -> None: ...
 
 
 # --- In a run ---------------------------------------------------------------------------------------------------------
@@ -305,7 +300,7 @@ def test_after_an_error_nobody_waits_for_the_verdict(rows: Rows, monkeypatch: py
 
 def test_only_rank_0_records_and_only_when_asked() -> None:
     def opened(config: Config, ranks: Ranks) -> Any:
-        return open_profiler(config, ranks, {}, Null(), {}, accumulates=False)
+        return open_profiler(config, ranks, {}, Sink(), {}, accumulates=False)
 
     assert type(opened(parse({}), Ranks())) is Profiler
     assert type(opened(parse({"profile": {}}), Ranks(rank=1, world=2))) is Profiler

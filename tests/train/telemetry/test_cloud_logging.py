@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch_train.telemetry import cloud_logging, log_entry
-from launch_train.telemetry.cloud_logging import LogUploader
-from launch_train.telemetry.log_entry import Chunk, Entries, LogSource, batches, rfc3339
+from launch_train.telemetry import cloud_logging
+from launch_train.telemetry.cloud_logging import Chunk, Entries, LogSource, LogUploader, batches, rfc3339
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
 from launcher.testing.googlecloud.logging.entries import WRITE
 from tests.train.nodes import until
@@ -135,7 +134,7 @@ def test_the_loopback_refuses_who_may_not_write(writer: Writer) -> None:
 
 
 def test_lines_that_are_refused_are_told_and_the_others_come(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_entry, "PIECE", 10**6)
+    monkeypatch.setattr(cloud_logging, "PIECE", 10**6)
     writer.write("a\n" + "x" * 300_000 + "\nb\n")
     writer.close()
     assert writer.texts() == ["a", "b"]
@@ -230,8 +229,8 @@ def test_the_beginning_of_a_line_waits_for_its_end() -> None:
 
 
 def test_but_not_for_ever() -> None:
-    entries, long = Entries("x"), b"x" * log_entry.LONGEST_REST
-    old = Chunk(time.time_ns() - log_entry.REST, 2, b"\r 50%")
+    entries, long = Entries("x"), b"x" * cloud_logging.LONGEST_REST
+    old = Chunk(time.time_ns() - cloud_logging.REST, 2, b"\r 50%")
     assert messages([json.loads(entry) for entry in entries.made([old], last=False)]) == [" 50%"]
     assert "".join(messages(made(entries, long, last=False))) == long.decode()
     assert made(entries) == []
@@ -248,7 +247,7 @@ def test_streams_are_not_mixed() -> None:
 
 
 def test_a_very_long_line_goes_on_in_another_entry() -> None:
-    line = "é" * (2 * log_entry.PIECE + 5)
+    line = "é" * (2 * cloud_logging.PIECE + 5)
     found = made(Entries("x"), line.encode() + b"\n")
     assert "".join(messages(found)) == line
     assert len(found) == 3

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch_train.telemetry import event_scalars
-from launch_train.telemetry.event_scalars import EventScalars, event_records
+from launch_train.telemetry import event_files
+from launch_train.telemetry.event_files import EventScalars, event_records
 
 
 class Writer:
@@ -149,7 +149,7 @@ def test_no_record_is_lost_wherever_a_read_ends(
         path.write_bytes(data)
         assert scalars + read(reader) == [(1, "loss", 1.0), (2, "loss", 2.0), (3, "loss", 3.0)]
     for window in range(max(np.diff([0, *ends])), len(data)):  # the read ends within a record
-        monkeypatch.setattr(event_scalars, "READ_BYTES", window)
+        monkeypatch.setattr(event_files, "READ_BYTES", window)
         reader = EventScalars(path.parent, 0.0)
         scalars = read(reader)
         while reader.is_behind:
@@ -174,7 +174,7 @@ def test_a_damaged_file_is_reported_once_and_read_no_further(
 
 
 def test_a_record_larger_than_a_read_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_scalars, "READ_BYTES", 1 << 10)
+    monkeypatch.setattr(event_files, "READ_BYTES", 1 << 10)
     writer = Writer(tmp_path / "events.out.tfevents.1")
     writer.scalar(1, "loss", 1.0)
     writer.tensor(1, "image", dtype=1, tensor_content=bytes(1 << 14))

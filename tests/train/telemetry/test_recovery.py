@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.storage import Buffer, LocalFolder, UnreachableError
-from launch_train.telemetry.recovery import Leftovers
-from launch_train.telemetry.upload_dir import PREFIX
+from launch_train.telemetry.upload_queue import PREFIX, Leftovers
 
 
 class Away(LocalFolder):

@@ -12,10 +12,10 @@ from launch_train import metrics
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder
-from launch_train.telemetry import tensorboard
+from launch_train.telemetry import metric_sink, tensorboard
 from launch_train.telemetry.rows import scalars
 from launch_train.telemetry.tensorboard import Board, open_board
-from launch_train.telemetry.upload_queue import Direct, Outbox, sweep
+from launch_train.telemetry.upload_queue import Outbox, sweep
 from launcher.testing.googlecloud import GoogleCloud
 
 Points = list[tuple[int, float]]
@@ -52,7 +52,7 @@ def curves(request: pytest.FixtureRequest) -> Any:
 
 
 def board(storage: LocalFolder, outbox: Outbox | None = None, start: str = "0001-0000") -> Board:
-    made = open_board(storage, outbox or Direct(storage), start)
+    made = open_board(storage, outbox or Outbox(storage), start)
     assert made is not None
     return made
 
@@ -72,7 +72,7 @@ def test_what_a_row_draws() -> None:
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path, curves: Any) -> None:
-    out = metrics.open_sink({contract.RUN_FOLDER: str(tmp_path)})
+    out = metric_sink.open_sink({contract.RUN_FOLDER: str(tmp_path)})
     out.put([{"step": step, "loss": 1 / step, "time": 1e9 + step} for step in range(1, 501)])
     out.put([{"event": "eval", "step": 500, "loss": 0.25}, {"event": "end", "step": 500}])
     out.close()
@@ -159,28 +159,16 @@ def test_a_killed_start_leaves_its_events_in_its_spool_alone(
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-class Copies:
-    """An outbox that keeps what it was given."""
-
-    folder = None
+class Copies(Outbox):
+    """An outbox that notes the sizes of the files that it gets."""
 
     def __init__(self, folder: Path) -> None:
         self.copies, self.sizes = LocalFolder(folder), list[int]()
-
-    def put(self, name: str, data: bytes) -> None:
-        self.copies.write(name, data, create=True)
+        super().__init__(self.copies)
 
     def put_file(self, name: str, path: Path) -> None:
         self.sizes.append(path.stat().st_size)
-        self.copies.write_file(name, path)
-
-    def replace(self, name: str, data: bytes) -> None:
-        self.copies.write(name, data)
-
-    def wait(self, seconds: float) -> bool:
-        return True
-
-    def close(self, seconds: float) -> None: ...
+        super().put_file(name, path)
 
 
 class Bucket(LocalFolder):
@@ -212,7 +200,7 @@ def test_the_curves_of_a_run_on_a_bucket(
     tmp_path: Path, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, curves: Any
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    out = metrics.open_sink({contract.RUN_FOLDER: "gs://my-bucket/r", contract.SPOOL: str(tmp_path / "spool")})
+    out = metric_sink.open_sink({contract.RUN_FOLDER: "gs://my-bucket/r", contract.SPOOL: str(tmp_path / "spool")})
     out.put(rows(*range(1, 11)))
     assert out.flush(20)
     assert curves(downloaded(cloud, tmp_path / "1" / "logs"))["train/loss"] == [(step, step) for step in range(1, 11)]
@@ -233,7 +221,7 @@ def test_without_tensorboard_there_is_a_line_and_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-    out = metrics.open_sink({contract.RUN_FOLDER: str(tmp_path)})
+    out = metric_sink.open_sink({contract.RUN_FOLDER: str(tmp_path)})
     out.put([{"step": 1}])
     out.close()
     assert len(list((tmp_path / "metrics").iterdir())) == 1
@@ -250,7 +238,7 @@ def test_trouble_with_tensorboard_is_a_warning(tmp_path: Path, capsys: pytest.Ca
 
     trouble: Any = Trouble()
     storage = LocalFolder(tmp_path)
-    out = metrics.Parts(storage, Direct(storage), metrics.part_names({}), trouble)
+    out = metric_sink.MetricsWriter(storage, Outbox(storage), metric_sink.part_names({}), trouble)
     out.put([{"step": 1}])
     out.close()
     assert len(list((tmp_path / "metrics").iterdir())) == 1
@@ -262,5 +250,5 @@ def test_trouble_with_tensorboard_is_a_warning(tmp_path: Path, capsys: pytest.Ca
 def test_a_board_that_can_not_be_opened_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").write_text("in the way")
     storage = LocalFolder(tmp_path)
-    assert open_board(storage, Direct(storage), "0001-0000") is None
+    assert open_board(storage, Outbox(storage), "0001-0000") is None
     assert capsys.readouterr().err.startswith("no TensorBoard events are written: ")

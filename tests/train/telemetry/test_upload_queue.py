@@ -20,9 +20,8 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder, Storage, UnreachableError, retry
 from launch_train.common.storage.retry import RetryClock
-from launch_train.telemetry import throttled_warning, upload_queue
-from launch_train.telemetry.upload_dir import SpoolEntry, new_folder, taken_over
-from launch_train.telemetry.upload_queue import Direct, Spool, open_outbox, sweep
+from launch_train.telemetry import upload_queue
+from launch_train.telemetry.upload_queue import Outbox, Spool, SpoolEntry, new_folder, open_outbox, sweep, taken_over
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status
 
 INSERT = "storage.objects.insert"
@@ -89,7 +88,7 @@ def test_what_is_put_arrives_in_order_and_leaves_nothing_behind(outbox: Spool, b
 
 def test_which_kind_of_outbox(tmp_path: Path, bucket: Bucket) -> None:
     direct = open_outbox(LocalFolder(tmp_path / "run"), {contract.SPOOL: str(tmp_path / "spool")})
-    assert isinstance(direct, Direct)
+    assert type(direct) is Outbox
     direct.put("a", b"1")
     assert (tmp_path / "run" / "a").read_bytes() == b"1"
     assert direct.wait(0)
@@ -176,7 +175,7 @@ def test_trouble_is_said_once_a_minute(
     for number in range(3):
         hiccup(number)
     assert capsys.readouterr().err.count("warning: uploading") == 1
-    monkeypatch.setattr(throttled_warning, "MIN_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(upload_queue, "MIN_INTERVAL_SECONDS", 0.0)
     hiccup(4)
     assert capsys.readouterr().err.count("warning: uploading") == 1
 
@@ -407,7 +406,7 @@ def test_a_forked_child_does_not_keep_its_parents_spool_alive(tmp_path: Path) ->
     """A DataLoader's worker may outlive the process that was killed."""
     code = (
         "import os, signal, time\n"
-        "from launch_train.telemetry.upload_dir import new_folder\n"
+        "from launch_train.telemetry.upload_queue import new_folder\n"
         f"folder = new_folder({str(tmp_path)!r}, {URL!r})\n"
         "child = os.fork()\n"
         "if not child: os.close(1); os.close(2); time.sleep(60); os._exit(0)\n"

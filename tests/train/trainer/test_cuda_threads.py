@@ -24,7 +24,7 @@ from launch_train.data.workers import BatchKey, PreparedBatch
 from launch_train.distributed import process_group
 from launch_train.distributed.process_group import Ranks
 from launch_train.profiling.profiler import Recording
-from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.metric_sink import Sink
 from launch_train.trainer import shutdown
 
 GPU = torch.device("cuda", 3)
@@ -69,7 +69,7 @@ def saving(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ranks, Pa
     def make(ranks: Ranks, folder: Path) -> Saver:
         storage = LocalFolder(folder)
         interval = Interval(None, 1.0)
-        return Saver(ranks, storage, Checkpoint(), Null(), start="0001-0000", lease=None, interval=interval)
+        return Saver(ranks, storage, Checkpoint(), Sink(), start="0001-0000", lease=None, interval=interval)
 
     return make
 
@@ -92,7 +92,7 @@ def test_a_scripts_checkpoints_are_of_the_gpu_that_it_has_set(monkeypatch: pytes
 
 def test_the_last_rows_are_read_from_the_gpu_of_their_rank(calls: Calls) -> None:
     recorder = SimpleNamespace(take_block=lambda alone: noted(calls, "synchronize") and [])
-    shutdown.write_last_rows(SimpleNamespace(ranks=Ranks(device=GPU), recorder=recorder, sink=Null()))  # type: ignore[arg-type]  # the parts that are used
+    shutdown.write_last_rows(SimpleNamespace(ranks=Ranks(device=GPU), recorder=recorder, sink=Sink()))  # type: ignore[arg-type]  # the parts that are used
     until_done("last rows")
     assert calls["last rows"] == [GPU, "synchronize"]
 

@@ -1,16 +1,25 @@
-"""Format the console output of training: progress lines and a summary. 60 columns, because a prefix may be added."""
+"""The console output of training: lines, progress and a summary. 60 columns, because a prefix may be added."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from launch_train.common import contract
 from launch_train.common.contract import MEAN_STEPS
 from launch_train.common.text import clock, plural, si
+
+
+def say(line: str) -> None:
+    """Write a line to stderr in one write, so that lines of several processes don't mix."""
+    with suppress(OSError, ValueError):  # stderr is closed
+        sys.stderr.write(f"train: {line}\n")
+        sys.stderr.flush()
 
 
 def line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> str:

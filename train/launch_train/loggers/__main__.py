@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from launch_train.loggers.feed import LoggerFeed
-from launch_train.loggers.service import Service, State, run_info
+from launch_train.loggers.feed import LoggerFeed, Service, State, run_info
 from launch_train.telemetry.rows import Row
 
 ORPHAN_SECONDS: Final = 5.0

@@ -1,21 +1,33 @@
-"""The thread of one logger: a bounded queue of rows, retries, and the count of rows that were not logged."""
+"""A logging service, and its thread: a bounded queue of rows, retries, and the count of rows that were not logged."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
+from launch_train import runfolder
+from launch_train.common import contract
 from launch_train.common.backoff import Backoff
+from launch_train.common.console import say
+from launch_train.common.errors import OutputError
 from launch_train.common.masking import mask, mask_message
+from launch_train.common.storage import open_storage
 from launch_train.common.text import plural
-from launch_train.loggers.service import RefusedError, Service, State
 from launch_train.telemetry.rows import Row, scalars
-from launch_train.telemetry.throttled_warning import MIN_INTERVAL_SECONDS, say
+from launch_train.telemetry.upload_queue import MIN_INTERVAL_SECONDS
+
+State = Literal["finished", "failed", "preempted"]
+"""How a start of the run ended. A failed or preempted run may be resumed."""
+
+READ_SECONDS = 20.0
+"""Time limit of reading the spec from the run folder."""
 
 QUEUE_ROWS: Final = 50_000
 """Rows that may wait for a service; beyond that, the oldest are dropped. About 50 MB."""
@@ -28,6 +40,51 @@ LAST_TRIES: Final = 4
 """Failed calls after the end of the run before giving up."""
 
 T = TypeVar("T")
+
+
+class RefusedError(Exception):
+    """The service refuses these rows; a retry would not help."""
+
+
+class Service(Protocol):
+    """One run of a logging service. Any error but RefusedError counts as an outage: the call is repeated."""
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Add settings of the run; some may have been added before."""
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log rows of steps and evaluations; the repeated steps of a resumed run are left out."""
+
+    def finish(self, state: State) -> None:
+        """End the run. May take long: the process exits when its time is over."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The run, as described to all loggers. `spec`: its settings, with secrets masked."""
+
+    id: str
+    folder: str
+    env: Mapping[str, str] = field(repr=False)
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+
+def time_of(row: Row) -> float:
+    """Return the Unix time of a row; the current time if a script's event has another value under that name."""
+    moment = row.get("time")
+    return float(moment) if isinstance(moment, (int, float)) else time.time()
+
+
+def run_info(env: Mapping[str, str]) -> RunInfo:
+    """Return the run, with the spec from its folder; without a spec if the folder can't be read."""
+    folder = env[contract.RUN_FOLDER]
+    name = env.get(contract.RUN) or folder.rstrip("/").rpartition("/")[2]
+    try:
+        spec = json.loads(open_storage(folder).within(READ_SECONDS).read(runfolder.PLAN))["spec"]
+        spec.get("run", {}).pop("config", None)  # the trainer reports it with its defaults
+    except (OutputError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        spec = {}
+    return RunInfo(name, folder, env, mask(spec))
 
 
 class LoggerFeed:

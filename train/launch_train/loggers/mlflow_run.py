@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from launch_train.common.console import say
 from launch_train.common.text import plural
-from launch_train.loggers.service import RefusedError, RunInfo, State, time_of
+from launch_train.loggers.feed import RefusedError, RunInfo, State, time_of
 from launch_train.telemetry.rows import Row, scalars
-from launch_train.telemetry.throttled_warning import say
 
 RUN_TAG: Final = "launch.run"
 """Tag by which the next start finds the run."""

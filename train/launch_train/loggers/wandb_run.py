@@ -13,10 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from launch_train.common.console import say
 from launch_train.common.storage import open_storage
-from launch_train.loggers.service import RunInfo, State, time_of
+from launch_train.loggers.feed import RunInfo, State, time_of
 from launch_train.telemetry.rows import Row, scalars
-from launch_train.telemetry.throttled_warning import say
 from launch_train.telemetry.upload_queue import open_outbox
 
 UPLOAD_SECONDS: Final = 60.0

@@ -20,13 +20,13 @@ from typing import Any, Final, Protocol
 
 from launch_train import runfolder
 from launch_train.common import contract
+from launch_train.common.console import say
 from launch_train.common.storage import open_storage
 from launch_train.monitoring.alerts import Alerts
 from launch_train.monitoring.bounded_call import BoundedCall
 from launch_train.monitoring.summary import MonitorSummary
-from launch_train.telemetry.metric_sink import MetricsWriter, Null, Sink, part_names
+from launch_train.telemetry.metric_sink import MetricsWriter, Sink, part_names
 from launch_train.telemetry.rows import Row
-from launch_train.telemetry.throttled_warning import say
 from launch_train.telemetry.upload_queue import open_outbox
 
 PART_SECONDS: Final = 60.0
@@ -43,11 +43,12 @@ CLOSE_SECONDS: Final = 1.0
 """Time limit for closing. Rows not uploaded by then stay on disk, and the node uploads them."""
 
 
-class Monitor(Protocol):
-    """Samples this node periodically, from a thread."""
+class Monitor:
+    """Samples this node periodically, from a thread; this one samples nothing."""
 
     def facts(self) -> dict[str, Any]:
         """Return the summary for the end event."""
+        return {}
 
     def close(self) -> None:
         """Stop sampling and write the remaining rows."""
@@ -62,15 +63,6 @@ class ProcessRank(Protocol):
     def local_rank(self) -> int: ...
 
 
-class NoMonitor:
-    """Samples nothing."""
-
-    def facts(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None: ...
-
-
 def open_monitor(seconds: float, ranks: ProcessRank, env: Mapping[str, str], events: Sink | None = None) -> Monitor:
     """Return the monitor of this process; only the first process of a node samples, every `seconds` (0: never).
 
@@ -78,7 +70,7 @@ def open_monitor(seconds: float, ranks: ProcessRank, env: Mapping[str, str], eve
     sample.
     """
     if not seconds or ranks.local_rank:
-        return NoMonitor()
+        return Monitor()
     node = int(env.get(contract.NODE) or 0)
     host = BoundedCall(_lazily(partial(_open_host, env)), "host")
     gpus = BoundedCall(_lazily(partial(_open_gpus, env)), "gpus")
@@ -130,12 +122,12 @@ def _parts(
     seconds: float | None = None,
 ) -> Sink:
     if not env.get(contract.RUN_FOLDER):
-        return Null()
+        return Sink()
     storage = open_storage(env[contract.RUN_FOLDER])
     return MetricsWriter(storage, open_outbox(storage, env), part_names(env, name), seconds=seconds)
 
 
-class LazySink:
+class LazySink(Sink):
     """A sink that is opened with the first rows. On an error it warns on stderr and drops all rows: training continues
     without it."""
 
@@ -149,18 +141,18 @@ class LazySink:
             self._sink.put(rows)
         except Exception as error:  # noqa: BLE001 - a monitoring error must not end training
             say(f"warning: machine metrics are no longer written: {error}")
-            self._sink = Null()
+            self._sink = Sink()
 
     def flush(self, seconds: float) -> bool:
         return self._sink is None or self._sink.flush(seconds)
 
-    def close(self, limit: float | None = None) -> None:
+    def close(self, limit: float | None = None, *, failed: bool = False) -> None:
         with suppress(Exception):  # the node uploads what remains in the spool
             if self._sink:
                 self._sink.close(limit)
 
 
-class NodeMonitor:
+class NodeMonitor(Monitor):
     """Samples after FIRST_SECONDS and then every `seconds` until closed."""
 
     def __init__(

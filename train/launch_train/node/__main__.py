@@ -43,7 +43,7 @@ from launch_train.node.report_writer import LAST_SECONDS, ReportWriter
 from launch_train.node.run_record import DuplicateError, RunRecord, ended_jobs, retry_until
 from launch_train.node.torchrun import Torchrun
 from launch_train.telemetry.log_capture import TextCapture
-from launch_train.telemetry.recovery import Leftovers, spool_folder
+from launch_train.telemetry.upload_queue import Leftovers, spool_folder
 
 T = TypeVar("T")
 

@@ -26,17 +26,16 @@ from typing import Final
 
 from launch_train import runfolder
 from launch_train.common import contract, faults
+from launch_train.common.console import say
 from launch_train.common.errors import OutputError
 from launch_train.common.heartbeat import Heartbeat
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.node.hang_detection import rank_of
-from launch_train.telemetry.event_files import EventFiles, event_paths
-from launch_train.telemetry.event_scalars import EventScalars, Scalar
+from launch_train.telemetry.event_files import EventFiles, EventScalars, Scalar, event_paths
 from launch_train.telemetry.line_metrics import LineMetrics
 from launch_train.telemetry.metric_sink import Sink, open_sink, wanted_loggers
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.tensorboard import OWN_FILE
-from launch_train.telemetry.throttled_warning import say
 from launch_train.telemetry.upload_queue import open_outbox
 
 MATCH_SECONDS: Final = 1.0

@@ -10,8 +10,7 @@ from launch_train.common import contract
 from launch_train.node.cluster import ClusterError, parse
 from launch_train.node.generation import StopRequest
 from launch_train.node.preemption import PreemptionListener
-from launch_train.telemetry.cloud_logging import LogUploader
-from launch_train.telemetry.log_entry import LogSource
+from launch_train.telemetry.cloud_logging import LogSource, LogUploader
 
 Say = Callable[[str], None]
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from launch_train import runfolder
 from launch_train.common import contract, faults
 from launch_train.common.config import DEFAULT
+from launch_train.common.console import say
 from launch_train.common.contract import Exit
 from launch_train.common.errors import OutputError
 from launch_train.common.scratch import temporary_folder
@@ -31,8 +32,7 @@ from launch_train.node.hang_detection import NEAR_S, HangDetector
 from launch_train.node.own_checkpoints import Resume
 from launch_train.node.process import Child, Helper
 from launch_train.node.torchrun import Torchrun
-from launch_train.telemetry.metric_sink import Null
-from launch_train.telemetry.throttled_warning import say
+from launch_train.telemetry.metric_sink import Sink
 
 MONITOR_SECONDS, CLOSE_SECONDS = DEFAULT.monitor, 0.5
 
@@ -256,8 +256,8 @@ def _monitored(plan: LaunchPlan, order: GenerationSpec, paths: Paths) -> Iterato
     from launch_train.monitoring.monitor import open_monitor
 
     env = child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
-    # Null: on node 0 the parts of events have the names of the script's parts.
-    monitor = open_monitor(MONITOR_SECONDS, _MonitoredNode(plan.cluster.node), env, Null())
+    # Sink(): on node 0 the parts of events have the names of the script's parts.
+    monitor = open_monitor(MONITOR_SECONDS, _MonitoredNode(plan.cluster.node), env, Sink())
     try:
         yield
     finally:

@@ -35,7 +35,7 @@ from launch_train.distributed.process_group import Ranks, barrier, gather, joine
 from launch_train.script_api import state_dict
 from launch_train.script_api.signals import close_rows, handle_sigterm, listen_for_shutdown
 from launch_train.script_api.state_comparison import ComparedValue, Comparison, Layout
-from launch_train.telemetry.metric_sink import Null
+from launch_train.telemetry.metric_sink import Sink
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -267,7 +267,7 @@ def _open_script(
     saver = None
     if "RANK" in env or int(env.get(contract.NODE) or 0) == 0:
         claim = take_over(ranks, storage, _manifest_fields(ranks), env)  # raises if it is of another kind of run
-        sink, every = metrics._default() if ranks.rank == 0 else Null(), interval.from_settings(settings, env)
+        sink, every = metrics._default() if ranks.rank == 0 else Sink(), interval.from_settings(settings, env)
         saver = Saver(ranks, storage, settings, sink, start=claim.start, lease=claim.lease, interval=every)
     resumed = resume(
         ranks,

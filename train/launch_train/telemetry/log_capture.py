@@ -22,9 +22,8 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import Storage
 from launch_train.telemetry.cloud_logging import LogUploader
-from launch_train.telemetry.recovery import prune
 from launch_train.telemetry.tee import Left, Tee
-from launch_train.telemetry.upload_queue import Outbox, open_outbox
+from launch_train.telemetry.upload_queue import Outbox, open_outbox, prune
 
 Say = Callable[[str], None]
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from threading import RLock
 from typing import Final
 
 from launch_train.common import contract
+from launch_train.common.console import say
 from launch_train.common.text import plural
-from launch_train.telemetry.throttled_warning import say
 
 MODULE: Final = "launch_train.loggers"
 

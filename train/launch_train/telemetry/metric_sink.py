@@ -10,20 +10,20 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import Protocol
+from typing import Any, Final
 
 from launch_train import runfolder
 from launch_train.common import contract
+from launch_train.common.console import say
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, UnreachableError, open_storage
 from launch_train.telemetry.logger_process import CLOSE_SECONDS, LoggerProcess
-from launch_train.telemetry.newest_row import NewestRow
 from launch_train.telemetry.rows import Row, plain
 from launch_train.telemetry.tensorboard import Board, open_board
-from launch_train.telemetry.throttled_warning import say
 from launch_train.telemetry.upload_queue import Outbox, open_outbox
 
 FLUSH_SECONDS = 3.0
@@ -41,13 +41,15 @@ FULL_SECONDS = 0.01
 END_SECONDS = 600.0
 """Time limit of waiting for an unreachable bucket at the end of a run."""
 
+EVERY_SECONDS: Final = 30.0
+"""Shortest time between two uploads of the newest row: each costs a request."""
 
 PartName = Callable[[int], str]
 """Returns the name of a part, given its number."""
 
 
-class Sink(Protocol):
-    """A destination of rows."""
+class Sink:
+    """A destination of rows. This one discards them: on other ranks, and in runs without a folder."""
 
     def put(self, rows: Sequence[Row]) -> None:
         """Queue rows; cheap. Raises errors of the local disk. An unreachable bucket is only reported on stderr."""
@@ -57,24 +59,14 @@ class Sink(Protocol):
 
         May be called from any thread while others put rows.
         """
+        return True
 
-    def close(self, limit: float | None = None) -> None:
-        """Write the remaining rows, and raise the error of a failed write.
+    def close(self, limit: float | None = None, *, failed: bool = False) -> None:
+        """Write the remaining rows, and raise the error of a failed write. `failed`: the program has failed.
 
         Waits at most `limit` seconds (default: END_SECONDS); then OutputError says how much is left, and where. It may
         be called again. In a forked process it does nothing: the sink belongs to the parent.
         """
-
-
-class Null:
-    """Discards all rows: on other ranks, and in runs without a folder."""
-
-    def put(self, rows: Sequence[Row]) -> None: ...
-
-    def flush(self, seconds: float) -> bool:
-        return True
-
-    def close(self, limit: float | None = None) -> None: ...
 
 
 def open_sink(env: Mapping[str, str], loggers: Sequence[str] | None = None) -> Sink:
@@ -84,7 +76,7 @@ def open_sink(env: Mapping[str, str], loggers: Sequence[str] | None = None) -> S
     """
     # Rank 0 under torchrun, or else the process of node 0.
     if not env.get(contract.RUN_FOLDER) or int(env.get("RANK") or env.get(contract.NODE) or 0):
-        return Null()
+        return Sink()
     names = wanted_loggers(env) if loggers is None else loggers
     storage = open_storage(env[contract.RUN_FOLDER])
     outbox, (attempt, generation, _) = open_outbox(storage, env), _numbers(env)
@@ -133,10 +125,43 @@ class _Marker:
     done: Event = field(default_factory=Event)
 
 
+class NewestRow:
+    """Keeps `progress.json` up to date: the newest row of one start of the processes, the only metrics that a list of
+    runs reads. A failure affects only this object."""
+
+    def __init__(self, outbox: Outbox, attempt: int) -> None:
+        self._outbox, self._attempt = outbox, attempt
+        self._steps: Any = None
+        self._row: Row | None = None
+        """The newest row, unless it was written."""
+        self._due = float("-inf")
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Record rows, and upload the newest one if that is due."""
+        for row in rows:
+            if row.get("event") == "start":
+                config = row.get("config")
+                self._steps = row.get("steps") or (config.get("steps") if isinstance(config, Mapping) else None)
+            elif "event" not in row and "step" in row:
+                self._row = row
+        if time.monotonic() >= self._due:
+            self.write()
+
+    def write(self) -> None:
+        """Upload the newest row unless it is uploaded already."""
+        if self._row is None:
+            return
+        row, self._row = self._row, None
+        self._due = time.monotonic() + EVERY_SECONDS
+        record = {"attempt": self._attempt, "steps": self._steps, "row": plain(row)}
+        with suppress(OutputError):
+            self._outbox.replace(runfolder.PROGRESS, json.dumps(record, allow_nan=False).encode())
+
+
 Queue = SimpleQueue[Sequence[Row] | _Marker]
 
 
-class MetricsWriter:
+class MetricsWriter(Sink):
     """Writes rows from a thread: as create-only parts of JSON lines, to TensorBoard, to the loggers' process, and the
     `newest` one. One part holds the rows of `seconds` (default: FLUSH_SECONDS)."""
 
@@ -179,7 +204,6 @@ class MetricsWriter:
         return not self._failed and self._outbox.wait(max(0.0, until - time.monotonic()))
 
     def close(self, limit: float | None = None, *, failed: bool = False) -> None:
-        """Close as `Sink.close` does. `failed`: the program has failed, which is logged."""
         if os.getpid() != self._pid:
             return
         until = time.monotonic() + (END_SECONDS if limit is None else limit)
@@ -239,7 +263,9 @@ class MetricsWriter:
     def _write(self, rows: Sequence[Row]) -> None:
         """Write one part. A process that restarted under the same numbers continues after the existing parts."""
         if self._part is None:
-            self._part = _first_free(self._storage, self._name)
+            self._part = 0
+            with suppress(UnreachableError):
+                self._part = runfolder.next_part(self._storage.within(LIST_SECONDS), self._name(0))
         data = "".join(json.dumps(plain(row), allow_nan=False) + "\n" for row in rows).encode()
         self._outbox.put(self._name(self._part), data)
         self._part += 1
@@ -247,14 +273,6 @@ class MetricsWriter:
             self._newest.add(rows)
         if self._loggers:
             self._loggers.write(data, len(rows))
-
-
-def _first_free(storage: Storage, name: PartName) -> int:
-    """Return the first part number that no existing part has."""
-    try:
-        return runfolder.next_part(storage.within(LIST_SECONDS), name(0))
-    except UnreachableError:
-        return 0
 
 
 def _next_rows(queue: Queue, seconds: float | None = None) -> tuple[list[Row], _Marker | None]:

@@ -14,9 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launch_train import runfolder
 from launch_train.common.storage import LocalFolder, Storage
@@ -39,28 +38,22 @@ def open_board(storage: Storage, outbox: Outbox, start: str) -> Board | None:
     that have no attempt number; the random suffix separates files of the same moment.
     """
     try:
-        return _opened(storage, outbox, f"events.out.tfevents.{start}-{time.time():017.6f}-{secrets.token_hex(4)}")
+        import tensorboard.compat.proto.event_pb2
+        import tensorboard.summary.writer.record_writer  # noqa: F401 - an ImportError must occur here
+
+        stem = f"events.out.tfevents.{start}-{time.time():017.6f}-{secrets.token_hex(4)}"
+        if isinstance(storage, LocalFolder):
+            folder = storage.folder / runfolder.LOGS
+            folder.mkdir(parents=True, exist_ok=True)
+            return Board(folder, stem)
+        # After a kill it is removed with the outbox.
+        folder = Path(tempfile.mkdtemp(prefix="launch-logs-", dir=outbox.folder))
+        return Board(folder, stem, lambda path: outbox.put_file(f"{runfolder.LOGS}/{path.name}", path))
     except ImportError:
         print("TensorBoard is not installed: no events are written", file=sys.stderr, flush=True)
     except Exception as error:  # noqa: BLE001 - TensorBoard is optional; no error in it may end a run
         print(f"no TensorBoard events are written: {error}", file=sys.stderr, flush=True)
     return None
-
-
-def _opened(storage: Storage, outbox: Outbox, stem: str) -> Board:
-    import tensorboard.compat.proto.event_pb2
-    import tensorboard.summary.writer.record_writer  # noqa: F401 - an ImportError must occur here, where it is handled
-
-    if isinstance(storage, LocalFolder):
-        folder = storage.folder / runfolder.LOGS
-        folder.mkdir(parents=True, exist_ok=True)
-        return Board(folder, stem)
-    folder = Path(tempfile.mkdtemp(prefix="launch-logs-", dir=outbox.folder))  # removed with the outbox after a kill
-    return Board(folder, stem, partial(_push, outbox))
-
-
-def _push(outbox: Outbox, path: Path) -> None:
-    outbox.put_file(f"{runfolder.LOGS}/{path.name}", path)
 
 
 class Board:
@@ -72,8 +65,9 @@ class Board:
 
     def __init__(self, folder: Path, stem: str, push: Push | None = None) -> None:
         self._folder, self._stem, self._push = folder, stem, push
-        self._file: File | None = None
-        self._number = 0
+        self._file: IO[bytes] | None = None
+        self._records: Any = None
+        self._flushed = self._number = 0
         self._begun = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -88,19 +82,33 @@ class Board:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, row: Mapping[str, Any], values: Mapping[str, float]) -> None:
-        if self._file and self._file.size > FILE_BYTES:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self._file and self._file.tell() > FILE_BYTES:
             self._end_file()
+        events = []
         if not self._file:
-            self._file = File(self._folder / f"{self._stem}-{self._number:06d}")
+            self._file = (self._folder / f"{self._stem}-{self._number:06d}").open("xb")
+            self._records, self._flushed = RecordWriter(self._file), 0
             self._number += 1
-        if not self._begun:
-            self._file.write(_session(row))
+            events.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        at = {"wall_time": row.get("time", time.time()), "step": row["step"]}
+        if not self._begun:  # TensorBoard then discards points of earlier starts at this step and later
+            events.append(Event(**at, session_log=SessionLog(status=SessionLog.START)))
             self._begun = True
-        self._file.write(_event(row, values))
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        for event in [*events, Event(**at, summary=summary)]:
+            self._records.write(event.SerializeToString())
 
     def _copy(self) -> None:
-        if self._file and self._file.flush() and self._push:
-            self._push(self._file.path)
+        """Flush, and upload the file if it has new events."""
+        if self._file and self._file.tell() > self._flushed:
+            self._file.flush()
+            self._flushed = self._file.tell()
+            if self._push:
+                self._push(Path(self._file.name))
 
     def _end_file(self) -> None:
         """Close the current file, and delete it if it was uploaded."""
@@ -108,52 +116,5 @@ class Board:
             self._copy()
             self._file.close()
             if self._push:
-                self._file.path.unlink()
+                Path(self._file.name).unlink()
         self._file = None
-
-
-class File:
-    """One event file."""
-
-    def __init__(self, path: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self.path = path
-        self._file = path.open("xb")
-        self._records = RecordWriter(self._file)
-        self._flushed = 0
-        self.write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-
-    @property
-    def size(self) -> int:
-        return self._file.tell()
-
-    def write(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-
-    def flush(self) -> bool:
-        """Flush; return whether there were new events."""
-        new = self.size > self._flushed
-        self._file.flush()
-        self._flushed = self.size
-        return new
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _event(row: Mapping[str, Any], values: Mapping[str, float]) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-    return Event(wall_time=row.get("time", time.time()), step=row["step"], summary=summary)
-
-
-def _session(row: Mapping[str, Any]) -> Any:
-    """Return the event that makes TensorBoard discard points of earlier starts at this step and later."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-    log = SessionLog(status=SessionLog.START)
-    return Event(wall_time=row.get("time", time.time()), step=row["step"], session_log=log)

@@ -1,28 +1,38 @@
 """Queue objects on the local disk and upload them to the run folder from a thread.
 
-Queuing an object never waits for the network, and the object survives while the disk does: `sweep` uploads the spool of
-a killed process. A run folder on the local disk needs no spool.
+Queuing an object never waits for the network, and the object survives while the disk does. A queue is a spool folder
+with one file per object, whose name encodes the object's. Entries are created atomically, so a killed process leaves no
+partial ones. A process locks its folder while it lives; `sweep` and `Leftovers` upload what dead processes left. A run
+folder on the local disk needs no spool.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
+import stat
+import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Final
+from urllib.parse import quote, unquote
+from weakref import WeakSet
 
 from launch_train.common import contract
 from launch_train.common.backoff import Backoff
+from launch_train.common.console import say
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, UnreachableError, create_variant
+from launch_train.common.storage.local import explain_disk_error
 from launch_train.common.storage.names import check_name
-from launch_train.telemetry.throttled_warning import ThrottledWarning
-from launch_train.telemetry.upload_dir import PREFIX, Folder, GoneError, SpoolEntry, new_folder, taken_over
 
 SEND_SECONDS = 60.0
 """Timeout of one upload in seconds, plus the time to send the object at SLOWEST."""
@@ -34,33 +44,50 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """First and longest wait between two tries, in seconds; the wait doubles after each failure."""
 
 
-class Outbox(Protocol):
-    """Accepts objects for the run folder. Thread-safe."""
+MIN_INTERVAL_SECONDS = 60.0
+"""Minimum time between two warnings."""
 
-    @property
-    def folder(self) -> Path | None:
-        """Return the folder of objects that are not uploaded yet; None if there is no such folder.
+PREFIX = "launch-spool-"
+LOCK = "lock"
+"""File that the owner locks; contains the URL of the run folder."""
 
-        Other files in it are removed with it, or by `sweep` if the process is killed.
-        """
+_SLICE_S: Final = 10.0
+"""Longest single try in seconds; between two, the node checks for a stop request."""
+
+
+class Outbox:
+    """Accepts objects for the run folder, and writes them at once: a local one. Thread-safe."""
+
+    folder: Path | None = None
+    """The folder of objects that are not uploaded yet, if there is one.
+
+    Other files in it are removed with it, or by `sweep` if the process is killed.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
     def put(self, name: str, data: bytes) -> None:
         """Create an object. If the name is taken by different content, use the next free variant of the name.
 
         Raises OutputError if the local disk is full.
         """
+        create_variant(self._storage, name, data)
 
     def put_file(self, name: str, path: Path) -> None:
         """Replace an object with the file's current content. Only the last of several is sure to be uploaded.
 
         Raises OutputError.
         """
+        self._storage.write_file(name, path)
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace an object, as `put_file` does."""
+        self._storage.write(name, data)
 
     def wait(self, seconds: float) -> bool:
         """Retry now and wait up to `seconds`; return whether all objects queued before are uploaded."""
+        return True
 
     def close(self, seconds: float) -> None:
         """Wait up to `seconds`, then stop. May be called again; does nothing in a forked child.
@@ -72,41 +99,20 @@ class Outbox(Protocol):
 def open_outbox(storage: Storage, env: Mapping[str, str]) -> Outbox:
     """Open the outbox of this process; for a bucket, a spool in `env`'s LAUNCH_SPOOL. Raises OutputError."""
     if isinstance(storage, LocalFolder):
-        return Direct(storage)
+        return Outbox(storage)
     return Spool(storage, new_folder(env.get(contract.SPOOL), storage.url))
 
 
-class Direct:
-    """Writes synchronously; `put` and `put_file` raise the errors."""
-
-    folder = None
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def put(self, name: str, data: bytes) -> None:
-        create_variant(self._storage, name, data)
-
-    def put_file(self, name: str, path: Path) -> None:
-        self._storage.write_file(name, path)
-
-    def replace(self, name: str, data: bytes) -> None:
-        self._storage.write(name, data)
-
-    def wait(self, seconds: float) -> bool:
-        return True
-
-    def close(self, seconds: float) -> None: ...
-
-
-class Spool:
+class Spool(Outbox):
     """Keeps objects as files and uploads them in order from a thread. Only their names are in memory.
 
     A refused object does not block the others and is retried; while the storage is unreachable, all wait.
     """
 
     def __init__(self, storage: Storage, folder: Folder) -> None:
-        self._storage, self._folder, self._pid = storage, folder, os.getpid()
+        super().__init__(storage)
+        self.folder: Path = folder.path
+        self._folder, self._pid = folder, os.getpid()
         self._fresh: OrderedDict[int, SpoolEntry] = OrderedDict()
         self._refused: OrderedDict[int, SpoolEntry] = OrderedDict()
         self._files: dict[str, SpoolEntry] = {}
@@ -121,10 +127,6 @@ class Spool:
         # A daemon, so that a process that fails elsewhere can exit; a sweep uploads the rest.
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
-
-    @property
-    def folder(self) -> Path:
-        return self._folder.path
 
     def put(self, name: str, data: bytes) -> None:
         self._add(check_name(name), lambda half: half.write_bytes(data), create=True)
@@ -163,18 +165,14 @@ class Spool:
         with self._putting:
             self._folder.write(name, write)
             with self._news:
-                instead = None if create else self._replaceable(name)
+                queued = None if create else self._files.get(name)
+                instead = None if queued == self._sending else queued  # older content of the object
                 entry = self._folder.keep(name, create=create, instead=instead)
                 if not create:
                     self._files[name] = entry
                 if not instead:
                     self._fresh[entry.number] = entry
                     self._news.notify_all()
-
-    def _replaceable(self, name: str) -> SpoolEntry | None:
-        """Return the queued older content of the same object, unless it is being uploaded."""
-        entry = self._files.get(name)
-        return None if entry is None or self._sending == entry else entry
 
     def _first(self) -> float:
         """Return the lowest number that is not uploaded."""
@@ -183,9 +181,8 @@ class Spool:
     def _run(self) -> None:
         while entry := self._next():
             try:
-                entry.send(self._storage.within(SEND_SECONDS + entry.size() / SLOWEST))
-            except GoneError:
-                self._sent(entry)
+                with suppress(GoneError):
+                    entry.send(self._storage.within(SEND_SECONDS + entry.size() / SLOWEST))
             except Exception as error:  # noqa: BLE001 - the entry is kept and retried; training continues
                 self._failed(entry, error)
             else:
@@ -220,7 +217,11 @@ class Spool:
         with self._news:
             self._sending = None
             if not entry.create and self._files.get(entry.name) != entry:
-                self._drop(entry)
+                # It was superseded while its upload ran: a retry would overwrite the newer content.
+                entry.path.unlink(missing_ok=True)
+                self._fresh.pop(entry.number, None)
+                self._refused.pop(entry.number, None)
+                self._news.notify_all()
             elif isinstance(error, UnreachableError):
                 self._all.begin()
             else:
@@ -229,13 +230,6 @@ class Spool:
                 self._refused.move_to_end(entry.number)
                 self._fresh.pop(entry.number, None)
         self._warning.failed(entry.name, error)
-
-    def _drop(self, entry: SpoolEntry) -> None:
-        """Drop an entry superseded while its upload ran: a retry would overwrite the newer content."""
-        entry.path.unlink(missing_ok=True)
-        self._fresh.pop(entry.number, None)
-        self._refused.pop(entry.number, None)
-        self._news.notify_all()
 
 
 class Pause:
@@ -253,27 +247,188 @@ class Pause:
         self._until = time.monotonic() + self._backoff.wait()
 
 
+class ThrottledWarning:
+    """Warns when uploads begin to fail and when they work again."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder, self._url = folder, url
+        self._since: float | None = None
+        self._warned = -inf
+
+    def failed(self, name: str, error: Exception) -> None:
+        now = time.monotonic()
+        if self._since is None and now - self._warned >= MIN_INTERVAL_SECONDS:
+            self._since = self._warned = now
+            at, place = time.strftime("%H:%M:%S"), self._folder
+            say(f"warning: uploading {name} fails since {at}: {error}. Nothing is lost: it is in {place}; retrying")
+
+    def recovered(self) -> None:
+        if self._since is not None:
+            say(f"warning: {self._url} was not reachable for {time.monotonic() - self._since:.0f} s; uploads continue")
+            self._since = None
+
+
+# --- The spool folder on disk -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpoolEntry:
+    """A file of a spool: the object's name, its position in the queue, and whether to create or replace the object."""
+
+    path: Path
+    number: int
+    name: str
+    create: bool
+
+    @classmethod
+    def of(cls, path: Path) -> SpoolEntry | None:
+        """Parse a file name into an entry; None for the lock and for incomplete files."""
+        number, _, rest = path.name.partition(".")
+        kind, _, name = rest.partition(".")
+        known = number.isdecimal() and kind in _KINDS
+        return cls(path, int(number), unquote(name), kind == _KINDS[0]) if known else None
+
+    def send(self, storage: Storage) -> None:
+        """Upload the object and delete the file. Idempotent. Raises GoneError and the errors of the storage."""
+        try:
+            data = self.path.read_bytes() if self.create else None
+            self.path.stat()
+        except FileNotFoundError as error:
+            raise GoneError from error
+        if data is None:
+            storage.write_file(self.name, self.path)
+        else:
+            create_variant(storage, self.name, data)
+        self.path.unlink(missing_ok=True)
+
+    def size(self) -> int:
+        """Return the size in bytes; 0 if the file no longer exists."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+
+class GoneError(Exception):
+    """The file no longer exists: another process has uploaded it."""
+
+
+_KINDS = ("new", "last")
+
+
+@dataclass(eq=False)
+class Folder:
+    """A spool folder and its open lock."""
+
+    path: Path
+    lock: IO[str]
+    _next: int = 0
+
+    def write(self, name: str, write: Callable[[Path], object]) -> None:
+        """Call `write` with a temporary path, which is not an entry yet. Raises OutputError."""
+        try:
+            write(self._half)
+        except OSError as error:
+            reason = explain_disk_error(error, self._half)
+            with suppress(OSError):
+                self._half.unlink()
+            raise OutputError(f"{name} can't be kept in {self.path}: {reason}") from error
+
+    def keep(self, name: str, *, create: bool, instead: SpoolEntry | None) -> SpoolEntry:
+        """Turn the temporary file into an entry, which replaces `instead` if given. Raises OutputError."""
+        number = instead.number if instead else self._next
+        path = self.path / f"{number:012d}.{_KINDS[not create]}.{quote(name, safe='')}"
+        try:
+            self._half.replace(path)
+        except OSError as error:
+            raise OutputError(f"{name} can't be kept in {self.path}: {explain_disk_error(error, path)}") from error
+        self._next = max(self._next, number + 1)
+        return SpoolEntry(path, number, name, create)
+
+    @property
+    def last(self) -> int:
+        """Return the highest number in use, or -1."""
+        return self._next - 1
+
+    @property
+    def _half(self) -> Path:
+        return self.path / ".half"
+
+    def entries(self) -> list[SpoolEntry]:
+        """Return the entries in the order in which they were queued."""
+        parsed = (SpoolEntry.of(path) for path in self.path.iterdir())
+        return sorted((entry for entry in parsed if entry), key=lambda entry: entry.number)
+
+    def remove(self) -> None:
+        """Delete the folder with its content, and release the lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.lock.close()
+
+
+_OPEN: WeakSet[Folder] = WeakSet()
+
+
+# A forked child may outlive its parent, and an open copy of a lock keeps it held.
+os.register_at_fork(after_in_child=lambda: [folder.lock.close() for folder in _OPEN])
+
+
+def new_folder(base: str | None, url: str) -> Folder:
+    """Create and lock a spool folder in `base` (None: the default temporary folder). Raises OutputError.
+
+    The folder is renamed to its final name after it is locked, so that no process ever sees it without an owner.
+    """
+    try:
+        if base:
+            Path(base).mkdir(parents=True, exist_ok=True)
+        hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
+        lock = (hidden / LOCK).open("x", encoding="utf-8")
+        lock.write(url)
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder = Folder(hidden.replace(hidden.with_name(hidden.name[1:])), lock)
+    except OSError as error:
+        place = Path(base or tempfile.gettempdir())
+        raise OutputError(
+            f"cannot create an upload folder in {place}: {explain_disk_error(error, place / 'x')}"
+        ) from error
+    _OPEN.add(folder)
+    return folder
+
+
+@contextmanager
+def taken_over(path: Path, url: str) -> Iterator[Folder | None]:
+    """Lock and yield the spool of a dead process; None if its owner lives or it belongs to another run folder."""
+    try:
+        lock = (path / LOCK).open("r", encoding="utf-8")
+    except OSError:  # not a spool, or another process has just removed it
+        yield None
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield None
+            return
+        yield Folder(path, lock) if path.is_dir() and lock.read() == url else None
+
+
+# --- What dead processes left -----------------------------------------------------------------------------------------
+
+
 def sweep(folder: Path, storage: Storage, seconds: float) -> int:
     """Upload what dead processes left in their spools in `folder`, for at most `seconds`.
 
     Returns the number of objects that remain. Skips spools of living processes and of other run folders.
     """
-    until = time.monotonic() + seconds
-    spools = sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir()) if folder.is_dir() else []
-    return sum(_swept(path, storage, until) for path in spools)
+    until, remaining = time.monotonic() + seconds, 0
+    for path in sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir()) if folder.is_dir() else []:
+        with taken_over(path, storage.url) as spool:
+            if spool:
+                count = sum(not _arrives(entry, storage, until) for entry in _newest(spool.entries()))
+                remaining += count
+                if not count:
+                    spool.remove()
+    return remaining
 
 
-def _swept(path: Path, storage: Storage, until: float) -> int:
-    with taken_over(path, storage.url) as spool:
-        if spool is None:
-            return 0
-        left = sum(not _arrives(entry, storage, until) for entry in _newest(spool.entries()))
-        if not left:
-            spool.remove()
-        return left
-
-
-def _newest(entries: Sequence[SpoolEntry]) -> list[SpoolEntry]:
+def _newest(entries: list[SpoolEntry]) -> list[SpoolEntry]:
     """Return the entries without superseded content of replaceable objects, whose files are deleted."""
     newest = {entry.name: entry for entry in entries if not entry.create}
     old = [entry for entry in entries if not entry.create and newest[entry.name] != entry]
@@ -288,9 +443,74 @@ def _arrives(entry: SpoolEntry, storage: Storage, until: float) -> bool:
     if left <= 0:
         return False
     try:
-        entry.send(storage.within(left))
-    except GoneError:
-        return True
+        with suppress(GoneError):
+            entry.send(storage.within(left))
     except OutputError:
         return False
     return True
+
+
+class Leftovers:
+    """Spool folder of a node, with the files that its processes left in it."""
+
+    def __init__(self, folder: Path, storage: Storage, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._storage = storage
+        self._say = say
+
+    def send(self, left: Callable[[], float]) -> int:
+        """Upload files of dead processes while `left()` is positive; return the number of objects that remain."""
+        while True:
+            try:
+                count = sweep(self.folder, self._storage, max(0.1, min(_SLICE_S, left())))
+            except Exception as error:  # noqa: BLE001 - a failed upload must not fail a successful run
+                self._say(f"files left in {self.folder} could not be uploaded: {error}")
+                return 1
+            seconds = left()
+            if not count or seconds <= 0:
+                return count
+            time.sleep(min(0.5, seconds))
+
+    def close(self, left: Callable[[], float]) -> None:
+        """Upload the rest; report files that remain, with their folder."""
+        if count := self.send(left):
+            files, are = ("1 file", "is") if count == 1 else (f"{count} files", "are")
+            self._say(f"{files} did not reach {self._storage.url} and {are} in {self.folder}: keep this machine's disk")
+
+
+def spool_folder(environ: Mapping[str, str], url: str, node: int) -> Path:
+    """Create the node's spool folder for the run folder `url`, or a fresh one if that name is not safe to use.
+
+    The name is the same at each start, so that a restarted node finds the files of the killed one. The parent is
+    contract.SPOOL, TMPDIR or /var/tmp, in preference to /tmp, which may be in memory. Raises OutputError.
+    """
+    parent = Path(environ.get(contract.SPOOL) or environ.get("TMPDIR") or _temporary())
+    folder = parent / f"launch-spools-{hashlib.sha256(url.encode()).hexdigest()[:16]}-{node:04d}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_ours(folder):
+            return folder
+        return Path(tempfile.mkdtemp(prefix="launch-spools-", dir=parent))
+    except OSError as error:
+        raise OutputError(f"cannot create a folder in {parent}: {error.strerror or error}") from error
+
+
+def _temporary() -> str:
+    kept = "/var/tmp"  # noqa: S108 - kept across reboots (hier(7)); _is_ours checks the owner
+    return kept if os.access(kept, os.W_OK) else tempfile.gettempdir()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether only this user can have created the folder: its name is predictable."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def prune(folder: Path) -> None:
+    """Remove a folder that contains nothing but empty folders."""
+    for below in sorted(folder.rglob("*"), reverse=True):
+        if below.is_dir():
+            with suppress(OSError):
+                below.rmdir()
+    with suppress(OSError):
+        folder.rmdir()

@@ -34,7 +34,7 @@ from launch_train.data.loader import BatchLoader
 from launch_train.data.sample_order import draw, share
 from launch_train.distributed.consensus import Agreement
 from launch_train.distributed.process_group import Ranks
-from launch_train.monitoring.monitor import Monitor, NoMonitor, open_monitor
+from launch_train.monitoring.monitor import Monitor, open_monitor
 from launch_train.performance import attention, fsdp, loss_normalization, precision
 from launch_train.performance import micro_batch as memory
 from launch_train.performance import optimizer as optim
@@ -42,7 +42,7 @@ from launch_train.performance.grad_guard import GradGuard
 from launch_train.performance.micro_batch import MicroBatches
 from launch_train.performance.prepare_model import apply_memory_settings, prepare
 from launch_train.profiling.profiler import Profiler, open_profiler
-from launch_train.telemetry.metric_sink import Null, Sink, open_sink
+from launch_train.telemetry.metric_sink import Sink, open_sink
 from launch_train.trainer import warmup
 from launch_train.trainer.metrics_buffer import Recorder
 from launch_train.trainer.replica_check import ReplicaCheck
@@ -94,9 +94,9 @@ class Run:
     replica_check: ReplicaCheck
     heartbeat: Heartbeat
     """Active in one process per node."""
-    sink: Sink = field(default_factory=Null)
+    sink: Sink = field(default_factory=Sink)
     profiler: Profiler = field(default_factory=Profiler)
-    monitor: Monitor = field(default_factory=NoMonitor)
+    monitor: Monitor = field(default_factory=Monitor)
     saver: Saver | None = None
     resumed: Manifest | None = None
     state: dict[str, Any] = field(default_factory=lambda: dict(INITIAL_STATE))
@@ -220,7 +220,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
 
 def open_outputs(run: Run, env: Mapping[str, str]) -> Run:
     """Return the run with its sink, profiler and monitor open. Raises OutputError."""
-    sink = open_sink(env, run.config.loggers) if run.ranks.rank == 0 else Null()
+    sink = open_sink(env, run.config.loggers) if run.ranks.rank == 0 else Sink()
     accumulates = run.micro_batches.count > 1
     profiler = open_profiler(run.config, run.ranks, env, sink, run.facts, accumulates=accumulates)
     return replace(run, sink=sink, profiler=profiler, monitor=open_monitor(run.config.monitor, run.ranks, env, sink))

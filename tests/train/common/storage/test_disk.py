@@ -13,8 +13,7 @@ import pytest
 
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder
-from launch_train.telemetry.upload_dir import new_folder
-from launch_train.telemetry.upload_queue import Spool
+from launch_train.telemetry.upload_queue import Spool, new_folder
 
 SIZE = 4 << 20
 
