@@ -12,9 +12,12 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from launch_train.common.loopback import is_plain_loopback
 from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Refusal
+from launcher.diagnosis.api_error import BUSY
 from launcher.errors import LaunchError, NotAuthorised
 
 REQUEST_SECONDS = 30.0
@@ -109,24 +112,64 @@ class Api:
                 raise trouble
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def once(self, method: str, **request: Any) -> Any:
-        """Return the answer to a request, without retries. Raises as `ask` does."""
+    def once(self, method: str, seconds: float | None = None, **request: Any) -> Any:
+        """Return the answer to a request, without retries, within `seconds` (default: REQUEST_SECONDS). Raises as `ask`
+        does."""
         try:
-            return getattr(self.client, method)(request=request, retry=None, timeout=REQUEST_SECONDS)
+            return getattr(self.client, method)(request=request, retry=None, timeout=seconds or REQUEST_SECONDS)
+        except LaunchError:
+            raise
         except Exception as error:
-            if (explained := explain(error, self.service, self.project)) is None:
+            if explained := explain(error, self.service, self.project):
+                raise explained from error
+            if not is_torn(error):
                 raise
-            raise explained from error
+            raise UnreachableError(f"{self.service.title}'s answer can't be read: {words(str(error))}") from error
+
+
+def is_torn(error: BaseException) -> bool:
+    """Return whether an answer could not be parsed."""
+    from google.protobuf.json_format import Error
+
+    return isinstance(error, Error | ValueError)
+
+
+class RestClient:
+    """JSON requests to an API without a client library, with the method signature that `Api` expects.
+
+    `server_time`: Google's clock at the last answer, refusals included, in Unix seconds; None before the first.
+    """
+
+    def __init__(self, service: Service, session: Any, url: str) -> None:
+        """`session` and `url` are those of `open_session`."""
+        self.session, self._url, self._title = session, url, service.title
+        self.server_time: float | None = None
+
+    def send(self, request: Mapping[str, Any], retry: None, timeout: float) -> dict[str, Any]:
+        """Return the JSON object in the answer to `request`: its `path` with a leading slash, and if needed `verb`,
+        `params` and `json`. Raises the exceptions of Google's own clients; UnreachableError: the answer isn't JSON."""
+        from google.api_core.exceptions import from_http_response
+
+        options = {name: value for name, value in request.items() if name not in ("path", "verb")}
+        url = self._url + request["path"]
+        answer = self.session.request(request.get("verb", "GET"), url, timeout=timeout, **options)
+        self.server_time = http_date(answer.headers.get("Date", "")) or self.server_time
+        if answer.status_code >= 400:
+            raise from_http_response(answer)
+        try:
+            return msgspec.json.decode(answer.content, type=dict[str, Any])
+        except msgspec.DecodeError as error:  # cut off on its way
+            problem = f"{self._title}'s answer can't be read: {error}"
+            raise UnreachableError(problem, "Try again in a moment.") from error
 
 
 def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str, str]) -> Any:
     """Return a client with the REST transport. Raises NotAuthorised: no credentials."""
     from google.auth.exceptions import DefaultCredentialsError
 
-    endpoint = environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.name.upper()}", "").rstrip("/")
-    options = {"api_endpoint": endpoint} if endpoint else None
+    url = endpoint(service, environ)
     try:
-        return make(credentials=credentials(environ, endpoint), transport="rest", client_options=options)
+        return make(credentials=credentials(environ, url), transport="rest", client_options={"api_endpoint": url})
     except DefaultCredentialsError as error:
         raise no_credentials(service, error) from error
 
@@ -153,13 +196,21 @@ def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str
     from google.auth.exceptions import DefaultCredentialsError
     from google.auth.transport.requests import AuthorizedSession
 
-    own = f"https://{service.name}.googleapis.com"
-    endpoint = environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.name.upper()}", "").rstrip("/") or own
+    url = endpoint(service, environ)
     try:
-        authorisation = credentials(environ, endpoint) or google.auth.default(scopes=[SCOPE])[0]
+        authorisation = credentials(environ, url) or google.auth.default(scopes=[SCOPE])[0]
     except DefaultCredentialsError as error:
         raise no_credentials(service, error) from error
-    return AuthorizedSession(authorisation), endpoint
+    return AuthorizedSession(authorisation), url
+
+
+def endpoint(service: Service, environ: Mapping[str, str]) -> str:
+    """Return an API's address without a trailing slash: gcloud's override without the API's own path (/compute/v1),
+    which Google's clients add themselves, else Google's."""
+    override = environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.name.upper()}", "")
+    if not override and service.name == "storage":
+        override = environ.get("STORAGE_EMULATOR_HOST", "")
+    return re.sub(rf"(/{service.name}/v1)?/*$", "", override) or f"https://{service.name}.googleapis.com"
 
 
 def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
@@ -219,7 +270,8 @@ def of_status(error: Any, service: Service, project: str) -> LaunchError:
     said = f"{service.title}: {message}"
     if UNTOKENED.match(message) and REFUSED_TOKEN.search(message):
         return NotAuthorised(said, LOG_IN)
-    if code in PASSING:
+    is_busy = code == 403 and not BUSY.isdisjoint({older_reason(error), str(error.reason)})  # Compute's rate limit
+    if code in PASSING or is_busy:
         return UnreachableError(said, "Try again in a moment.")
     if code == 401:
         return NotAuthorised(said, LOG_IN)

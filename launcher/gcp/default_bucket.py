@@ -7,13 +7,13 @@ there, and change everything that runs and Cloud Build read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from launch_train.common.storage import GcsFolder, OutputError
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.gcp.api import Api, Service, open_session, status_of
+from launcher.gcp.api import Api, RestClient, Service, open_session, status_of
 from launcher.gcp.storage import explain_error, without_command
 from launcher.plan.names import default_output
 
@@ -60,23 +60,5 @@ def bucket_owner(bucket: str, project: str, region: str, way_out: str) -> str:
 
 def project_number(project: str, environ: Mapping[str, str], clock: Clock = REAL) -> str:
     """Return a project's number. Raises LaunchError."""
-    api = Api(PROJECTS, project, Projects(*open_session(PROJECTS, environ)), clock)
-    return str(api.ask("get", project=project).get("projectNumber", ""))
-
-
-class Projects:
-    """Client for projects.get, in the API version that gcloud uses (v1)."""
-
-    def __init__(self, session: Any, endpoint: str) -> None:
-        self._session, self._endpoint = session, endpoint
-
-    def get(self, request: Mapping[str, str], retry: None, timeout: float) -> dict[str, Any]:
-        """Return a project."""
-        from google.api_core.exceptions import from_http_response
-
-        url = f"{self._endpoint}/v1/projects/{quote(request['project'], safe='')}"
-        answer = self._session.get(url, timeout=timeout)
-        if answer.status_code >= 400:
-            raise from_http_response(answer)
-        bucket_data: dict[str, Any] = answer.json()
-        return bucket_data
+    api = Api(PROJECTS, project, RestClient(PROJECTS, *open_session(PROJECTS, environ)), clock)
+    return str(api.ask("send", path=f"/v1/projects/{quote(project, safe='')}").get("projectNumber", ""))

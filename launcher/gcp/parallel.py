@@ -9,47 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from launcher.diagnosis import Refusal
-from launcher.diagnosis.api_error import BUSY
 from launcher.diagnosis.model import CreateRefused
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import (
-    Api,
-    Service,
-    UnreachableError,
-    answer_behind,
-    explain,
-    older_reason,
-    refusal_of,
-    status_of,
-    words,
-)
+from launcher.gcp.api import Service, UnreachableError, explain, is_torn, refusal_of, words
 
 T = TypeVar("T")
-
-
-class TolerantApi(Api):
-    """An API client that treats unreadable answers and rate limits (403 on Compute Engine) as transient errors."""
-
-    def once(self, method: str, **request: Any) -> Any:
-        """As Api.once."""
-        try:
-            return super().once(method, **request)
-        except LaunchError as error:
-            answer: Any = answer_behind(error)
-            if status_of(error) == 403 and {older_reason(answer), str(answer.reason)} & BUSY:  # a rate limit
-                raise UnreachableError(error.problem, "Try again in a moment.") from answer
-            raise
-        except Exception as error:
-            if not is_torn(error):
-                raise
-            raise UnreachableError(f"{self.service.title}'s answer can't be read: {words(str(error))}") from error
-
-
-def is_torn(error: BaseException) -> bool:
-    """Return whether an answer could not be parsed."""
-    from google.protobuf.json_format import Error
-
-    return isinstance(error, Error | ValueError)
 
 
 def of_create(error: BaseException, service: Service, project: str) -> BaseException:
@@ -61,7 +25,7 @@ def of_create(error: BaseException, service: Service, project: str) -> BaseExcep
     from google.api_core.exceptions import GoogleAPICallError
 
     explained = explain(error, service, project) if isinstance(error, Exception) else None
-    if isinstance(error, GoogleAPICallError) and is_refusal(int(error.code or 0)):
+    if isinstance(error, GoogleAPICallError) and 400 <= int(error.code or 0) < 500 and error.code not in UNCERTAIN:
         return CreateRefused(explained.problem if explained else str(error), refusal_of(error, service))
     if isinstance(explained, NotAuthorised):  # no token was available, so nothing was sent
         return CreateRefused(explained.problem, Refusal(code=401, message=explained.problem, service=service.name))
@@ -70,12 +34,8 @@ def of_create(error: BaseException, service: Service, project: str) -> BaseExcep
     return UnreachableError(f"{service.title}'s answer can't be read: {words(str(error))}") if is_torn(error) else error
 
 
-def is_refusal(code: int) -> bool:
-    """Return whether an HTTP status guarantees that nothing was created.
-
-    A timeout (408), a closed request (499) and server errors give no such guarantee: the effect may have come first.
-    """
-    return 400 <= code < 500 and code not in (408, 499)
+UNCERTAIN = (408, 499)
+"""A timeout and a closed request: as with server errors, the effect may have come first."""
 
 
 def together(calls: Mapping[str, Callable[[], T]], seconds: float | None = None) -> dict[str, T | LaunchError]:
@@ -84,7 +44,7 @@ def together(calls: Mapping[str, Callable[[], T]], seconds: float | None = None)
     Without a time limit, the first call runs in this thread. The others run in daemon threads, which do not delay the
     exit after Ctrl-C. `seconds`: time limit of all of them; a call without an answer by then has an UnreachableError.
     """
-    answers: dict[str, T | Exception] = {}
+    answers: dict[str, Any] = {}
 
     def answer(key: str, call: Callable[[], T]) -> None:
         try:
@@ -103,7 +63,10 @@ def together(calls: Mapping[str, Callable[[], T]], seconds: float | None = None)
     for thread in threads:
         thread.join(None if until is None else max(0.0, until - time.monotonic()))
     late = UnreachableError(f"no answer within {seconds or 0:.0f} s", "Try again in a moment.")
-    return {key: known(answers.get(key, late)) for key in calls}
+    for error in answers.values():
+        if isinstance(error, Exception) and not isinstance(error, LaunchError):
+            raise error
+    return {key: answers.get(key, late) for key in calls}
 
 
 def in_pool(calls: Sequence[Callable[[], None]], threads: int) -> None:
@@ -129,20 +92,3 @@ def in_pool(calls: Sequence[Callable[[], None]], threads: int) -> None:
         worker.join()
     if errors:
         raise errors[0]
-
-
-def known(answer: T | Exception) -> T | LaunchError:
-    """Return an answer or a LaunchError; raise any other error."""
-    if isinstance(answer, Exception) and not isinstance(answer, LaunchError):
-        raise answer
-    return answer
-
-
-def call_once(api: Api, method: str, seconds: float, **request: Any) -> Any:
-    """Return the answer to an optional request, with a short timeout and no retries. Raises as `Api.once` does."""
-    try:
-        return getattr(api.client, method)(request=request, retry=None, timeout=seconds)
-    except Exception as error:
-        if (explained := explain(error, api.service, api.project)) is None:
-            raise
-        raise explained from error

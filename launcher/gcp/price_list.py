@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from launcher.catalog.sku_prices import Sku
 from launcher.clock import REAL, Clock
-from launcher.gcp.api import Api, Service, http_date, open_session
+from launcher.gcp.api import Api, RestClient, Service, open_session
 
 BILLING: Final = Service("cloudbilling", "Cloud Billing", "roles/billing.viewer")
 COMPUTE: Final = "services/6F81-5844-456A"
@@ -69,49 +69,23 @@ class PriceList:
     def __init__(self, project: str, environ: Mapping[str, str], clock: Clock = REAL) -> None:
         """Raises NotAuthorised: there are no credentials and no API key."""
         key = environ.get(API_KEY, "")
-        session, endpoint = open_session(
-            BILLING, {**environ, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"} if key else environ
-        )
-        self._client = Client(session, endpoint, {"X-Goog-Api-Key": key} if key else {})
+        environ = {**environ, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"} if key else environ
+        self._client = RestClient(BILLING, *open_session(BILLING, environ))
+        if key:
+            self._client.session.headers["X-Goog-Api-Key"] = key
         self._api = Api(BILLING, project, self._client, clock)
-
-    @property
-    def date(self) -> str:
-        """Return the day of the last answer: 2026-11-23."""
-        return self._client.date
+        self.date = ""
 
     def skus(self) -> Iterator[Sku]:
         """Yield all SKUs. Raises LaunchError."""
-        token = ""
+        params = {"pageSize": str(PAGE_SIZE), "currencyCode": "USD"}
         while True:
-            page: Page = self._api.ask("skus", **({"pageToken": token} if token else {}))
+            page = msgspec.convert(self._api.ask("send", path=f"/v1/{COMPUTE}/skus", params=params), Page)
+            self.date = time.strftime("%Y-%m-%d", time.gmtime(self._client.server_time))  # without one: today
             yield from map(sku_of, page.skus)
-            if not (token := page.next_page_token):
+            if not page.next_page_token:
                 return
-
-
-class Client:
-    """Client for services.skus.list, with the method signature that `Api` expects."""
-
-    def __init__(self, session: Any, endpoint: str, headers: Mapping[str, str]) -> None:
-        self._session, self._url, self._headers = session, f"{endpoint}/v1/{COMPUTE}/skus", dict(headers)
-        self.date = ""
-
-    def skus(self, request: Mapping[str, str], retry: None, timeout: float) -> Page:
-        """Return one page."""
-        from google.api_core.exceptions import ServiceUnavailable, from_http_response
-
-        params = {"pageSize": str(PAGE_SIZE), "currencyCode": "USD", **request}
-        answer = self._session.get(self._url, params=params, headers=self._headers, timeout=timeout)
-        if answer.status_code >= 400:
-            raise from_http_response(answer)
-        try:
-            page = msgspec.json.decode(answer.content, type=Page)
-        except msgspec.DecodeError as error:  # cut off on its way
-            raise ServiceUnavailable(f"the answer can't be read: {error}") from error
-        now = http_date(answer.headers.get("Date", ""))
-        self.date = time.strftime("%Y-%m-%d", time.gmtime(time.time() if now is None else now))
-        return page
+            params["pageToken"] = page.next_page_token
 
 
 def sku_of(listed: ListedSku) -> Sku:

@@ -6,12 +6,10 @@ import os
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from launcher.errors import LaunchError
-from launcher.gcp.api import SCOPE, Service, credentials, explain, http_date, no_credentials
+from launcher.gcp.api import REQUEST_SECONDS, SCOPE, Api, RestClient, Service, credentials, endpoint, no_credentials
 
-SECONDS: Final = 30.0
 INSTALL: Final = 'pip install "gcp-launch[gcp]"'
 
 
@@ -27,7 +25,7 @@ class Rest:
         self.server_time: float | None = None
         self._environ = environ
         self._default: Any = None
-        self._sessions: dict[str, Any] = {}
+        self._clients: dict[str, RestClient] = {}
         self._lock = threading.Lock()
 
     def __call__(
@@ -38,7 +36,7 @@ class Rest:
         verb: str = "GET",
         params: Any = None,
         body: Any = None,
-        seconds: float = SECONDS,
+        seconds: float = REQUEST_SECONDS,
     ) -> dict[str, Any]:
         """Return the JSON answer to one request. `path` begins with a slash, `params` are the query's.
 
@@ -47,54 +45,30 @@ class Rest:
             NotAuthorised: no credentials, or a permission is missing.
             LaunchError: another refusal; `status_of` returns its HTTP status.
         """
-        origin = endpoint(service, self._environ)
         try:
-            session = self._session(service, origin)
-            answer = session.request(verb, origin + path, params=params, json=body, timeout=seconds)
-            if answer.status_code >= 400:
-                from google.api_core.exceptions import from_http_response
-
-                raise from_http_response(answer)
-            self.server_time = http_date(answer.headers.get("Date", "")) or self.server_time
-            decoded = answer.json()
-            if not isinstance(decoded, dict):
-                raise ValueError("not a JSON object")
+            client = self._client(service)
+            answer: dict[str, Any] = Api(service, self.project, client).once(
+                "send", seconds, path=path, verb=verb, params=params, json=body
+            )
         except ImportError as error:
             raise LaunchError(f"{service.title}: Google's client libraries are not installed", INSTALL) from error
-        except ValueError as error:
-            raise LaunchError(f"{service.title}'s answer can't be read: {error}") from error
-        except LaunchError:
-            raise
-        except Exception as error:
-            if (known := explain(error, service, self.project)) is None:
-                raise
-            raise known from error
-        return decoded
+        self.server_time = client.server_time or self.server_time
+        return answer
 
-    def _session(self, service: Service, origin: str) -> Any:
-        """Return the API's session; all of them share the default credentials. Raises NotAuthorised."""
+    def _client(self, service: Service) -> RestClient:
+        """Return the API's client; all of them share the default credentials. Raises NotAuthorised."""
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError
         from google.auth.transport.requests import AuthorizedSession
 
         with self._lock:
-            if origin not in self._sessions:
+            if service.name not in self._clients:
                 try:
-                    own = credentials(self._environ, origin)
+                    url = endpoint(service, self._environ)
+                    own = credentials(self._environ, url)
                     if own is None:
                         self._default = self._default or google.auth.default(scopes=[SCOPE])[0]
                 except (DefaultCredentialsError, OSError) as error:
                     raise no_credentials(service, error) from error
-                self._sessions[origin] = AuthorizedSession(own or self._default)
-            return self._sessions[origin]
-
-
-def endpoint(service: Service, environ: Mapping[str, str]) -> str:
-    """Return scheme and host of an API: gcloud's override without its path, else Google's own."""
-    override = environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.name.upper()}", "")
-    if not override and service.name == "storage":
-        override = environ.get("STORAGE_EMULATOR_HOST", "")
-    if not override:
-        return f"https://{service.name}.googleapis.com"
-    parts = urlsplit(override)
-    return f"{parts.scheme}://{parts.netloc}"
+                self._clients[service.name] = RestClient(service, AuthorizedSession(own or self._default), url)
+            return self._clients[service.name]

@@ -88,7 +88,7 @@ def exists(api: Api, where: ArtifactRepository) -> bool:
 def make(api: Api, where: ArtifactRepository, labels: Mapping[str, str]) -> bool:
     """Create the repository; return False if another launch created it first. Raises LaunchError."""
     repository = {"format_": "DOCKER", "description": "Training images made by launch", "labels": {**labels}}
-    request = {"parent": parent(where), "repository_id": where.repository, "repository": repository}
+    request: dict[str, Any] = {"parent": parent(where), "repository_id": where.repository, "repository": repository}
     unsure = False
     while True:
         try:

@@ -19,8 +19,8 @@ from launcher.project.needs import needs_of, project_needs
 from launcher.project.reads import read
 from launcher.project.report import lines
 from launcher.project.vm_checks import check_vms
+from launcher.services.compute.capacity import order_by_capacity
 from launcher.services.compute.client import Compute
-from launcher.services.compute.spot_capacity import order_by_capacity
 
 ACCESS: Final = {"permissions", "actAs", "access", "job access", "secret"}
 """Checks whose failures are missing permissions."""

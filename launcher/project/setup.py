@@ -27,6 +27,7 @@ from launcher.plan.iam_commands import BUCKET_ROLE
 from launcher.plan.names import default_output, default_repository, default_service_account
 from launcher.project import fixes
 from launcher.project.checks import limit_of
+from launcher.project.firewall import Traffic, block
 from launcher.project.needs import bucket_name, repository_name
 from launcher.project.reads import (
     COMPUTE,
@@ -43,7 +44,6 @@ from launcher.project.reads import (
 )
 from launcher.project.report import shell_lines
 from launcher.project.vm_checks import GLOBAL_GPU_QUOTA, IAP, SSH_PORT, UNPRIVILEGED, VmNetwork, has_nat
-from launcher.services.compute.firewall import Traffic, block
 from launcher.text import near, plural
 
 T = TypeVar("T")

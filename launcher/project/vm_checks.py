@@ -22,13 +22,12 @@ from launcher.catalog.model import QuotaFigures
 from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of, words
-from launcher.gcp.parallel import call_once, together
+from launcher.gcp.parallel import together
 from launcher.jobs.vm import last_url_part
 from launcher.plan.model import Attempt, Plan
+from launcher.project.firewall import Block, Traffic, block
 from launcher.project.model import Check, by_severity
-from launcher.services.compute.client import Compute
-from launcher.services.compute.firewall import Block, Traffic, block
-from launcher.services.compute.messages import as_json
+from launcher.services.compute.client import Compute, as_json
 from launcher.services.request import read
 from launcher.services.request.vm import properties
 
@@ -154,12 +153,12 @@ def first_per_place(plan: Plan, key: Callable[[Attempt], str | None]) -> list[At
 
 def get(compute: Compute, client: str, method: str, **arguments: Any) -> Any:
     """Call a method once and return its response as JSON. Raises LaunchError."""
-    return as_json(call_once(compute.api(client), method, SECONDS, **{"project": compute.project, **arguments}))
+    return as_json(compute.api(client).once(method, SECONDS, **{"project": compute.project, **arguments}))
 
 
 def list_first_page(compute: Compute, client: str, **arguments: Any) -> Any:
     """Return the first page of a list, which holds more items than a project usually has. Raises LaunchError."""
-    pager = call_once(compute.api(client), "list", SECONDS, **{"project": compute.project, **arguments})
+    pager = compute.api(client).once("list", SECONDS, **{"project": compute.project, **arguments})
     return [as_json(each) for each in next(iter(pager.pages)).items]
 
 

@@ -95,7 +95,7 @@ def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
 def begin_delete(kit: Kit, machine: VmInstance) -> Finish:
     """Begin to delete a VM. It may have deleted itself meanwhile."""
     from launcher.services.base import GoneError
-    from launcher.services.compute.lifecycle import begin_change, wait_for_operation
+    from launcher.services.compute.workstation import begin_change, wait_for_operation
 
     def finish() -> bool:
         try:

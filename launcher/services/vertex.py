@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.gcp.api import REQUEST_SECONDS, Api, Service, UnreachableError, credentials, no_credentials, status_of
-from launcher.gcp.parallel import TolerantApi, of_create, together
+from launcher.gcp.parallel import of_create, together
 from launcher.jobs.job import RUN_LABEL, Failure, Job
 from launcher.plan.model import Attempt
 from launcher.services.base import GoneError, Listing, OfGoogle
@@ -184,7 +184,7 @@ class Vertex(OfGoogle):
         with self._lock:
             if endpoint not in self._apis:
                 client = open_jobs(endpoint, self.environ, self._channel)
-                self._apis[endpoint] = TolerantApi(SERVICE, self.project, client, self.clock, self._tell)
+                self._apis[endpoint] = Api(SERVICE, self.project, client, self.clock, self._tell)
             return self._apis[endpoint]
 
 

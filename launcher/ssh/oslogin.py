@@ -1,6 +1,6 @@
 """OS Login: a user's name on VMs, and the registered SSH keys.
 
-It calls the REST API through google-auth's session, because two calls don't need a client library.
+https://cloud.google.com/compute/docs/oslogin/rest/v1/users
 """
 
 from __future__ import annotations
@@ -11,49 +11,9 @@ from urllib.parse import quote
 
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
-from launcher.gcp.api import Api, Service, UnreachableError, open_session, service_account, status_of
+from launcher.gcp.api import Api, RestClient, Service, open_session, service_account, status_of
 
 SERVICE: Final = Service("oslogin", "OS Login", "roles/compute.osAdminLogin")
-
-
-class Profiles:
-    """users.getLoginProfile and users.importSshPublicKey, with the method signatures that `Api` expects.
-
-    https://cloud.google.com/compute/docs/oslogin/rest/v1/users
-    """
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        """Raises NotAuthorised: no credentials were found."""
-        self._session, self._endpoint = open_session(SERVICE, environ)
-
-    @property
-    def account(self) -> str:
-        """Return the service account of the credentials. Empty for a user's credentials."""
-        return service_account(self._session.credentials)
-
-    def profile(self, *, request: Mapping[str, Any], retry: None, timeout: float) -> Any:
-        """Return the LoginProfile as JSON."""
-        params = {"projectId": request["project"]}
-        url = f"{self._endpoint}/v1/users/{quote(request['user'])}/loginProfile"
-        return parse_response(self._session.get(url, params=params, timeout=timeout))
-
-    def import_key(self, *, request: Mapping[str, Any], retry: None, timeout: float) -> Any:
-        """Import a key, which may be imported already; return the ImportSshPublicKeyResponse as JSON."""
-        params = {"projectId": request["project"], "regions": request["region"]}
-        url = f"{self._endpoint}/v1/users/{quote(request['user'])}:importSshPublicKey"
-        return parse_response(self._session.post(url, params=params, json={"key": request["key"]}, timeout=timeout))
-
-
-def parse_response(response: Any) -> Any:
-    """Return a response's JSON. Raises the exceptions of Google's own clients."""
-    from google.api_core.exceptions import from_http_response
-
-    if response.status_code != 200:
-        raise from_http_response(response)
-    try:
-        return response.json()
-    except ValueError as error:
-        raise UnreachableError(f"{SERVICE.title}: incomplete response: {error}", "Try again in a moment.") from error
 
 
 class OsLogin:
@@ -68,9 +28,10 @@ class OsLogin:
         notice: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """`account`: gcloud's, for credentials that don't name their account. Raises NotAuthorised."""
-        profiles = Profiles(environ)
-        self._api = Api(SERVICE, project, profiles, clock, notice)
-        self._account = profiles.account or account
+        client = RestClient(SERVICE, *open_session(SERVICE, environ))
+        self._api = Api(SERVICE, project, client, clock, notice)
+        self._account = service_account(client.session.credentials) or account
+        self._user = f"/v1/users/{quote(self._account)}"
 
     def user(self, key: str, region: str, now: float) -> str:
         """Return the user name; register a public key for it if needed.
@@ -81,9 +42,11 @@ class OsLogin:
         """
         profile = self._profile()
         if not (name := oslogin_user(profile)) or not has_key(profile, key, now):
-            arguments = {"user": self._account, "project": self._api.project, "key": key, "region": region}
-            profile = self._api.ask("import_key", **arguments).get("loginProfile", {})
-            name = oslogin_user(profile)
+            params = {"projectId": self._api.project, "regions": region}
+            answer = self._api.ask(
+                "send", verb="POST", path=f"{self._user}:importSshPublicKey", params=params, json={"key": key}
+            )
+            name = oslogin_user(answer.get("loginProfile", {}))
         if not name:
             raise LaunchError(f"OS Login has no user name for {self._account}", "launch ssh NAME --user USER")
         return name
@@ -99,7 +62,7 @@ class OsLogin:
                 "gcloud config set account YOU@EXAMPLE.COM\nOr name the user on the VM: launch ssh NAME --user USER",
             )
         try:
-            return self._api.ask("profile", user=self._account, project=self._api.project)
+            return self._api.ask("send", path=f"{self._user}/loginProfile", params={"projectId": self._api.project})
         except LaunchError as error:
             if status_of(error) != 404:
                 raise

@@ -11,7 +11,7 @@ from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.catalog.offers import OfferQuery
-    from launcher.services.compute.live_offers import LiveOffer
+    from launcher.services.compute.capacity import LiveOffer
 
 
 class Order(StrEnum):

@@ -40,10 +40,9 @@ class NoSuchVm(UsageError):
 
 def display_time(compute: Compute) -> float:
     """Return Google's time for display, or this machine's if Google's is not available."""
-    from launcher.services.compute.lifecycle import google_now
 
     try:
-        return google_now(compute)
+        return compute.google_now()
     except LaunchError:
         return time.time()
 

@@ -101,6 +101,6 @@ def host_keys(compute: Compute, machine: VmInstance) -> tuple[str, ...]:
 
 def check(compute: Compute, machine: VmInstance) -> Answer:
     """Ask the VM for its GPUs over SSH; `wait_ready` polls this."""
-    from launcher.services.compute.wait_ready import CHECK
+    from launcher.services.compute.workstation import CHECK
 
     return remote(compute, machine).run(CHECK)

@@ -153,7 +153,7 @@ def wait_for_driver(cloud: CloudContext, machine: VmInstance, printer: EventPrin
     """Return the VM once its GPU driver answers over SSH. Raises LaunchError; the VM keeps running."""
     from launcher.cli.flows.ssh_access import check
     from launcher.services.base import GoneError
-    from launcher.services.compute.wait_ready import wait_ready
+    from launcher.services.compute.workstation import wait_ready
 
     try:
         ready, gpus = wait_ready(machine, cloud.compute, lambda vm: check(cloud.compute, vm), printer.say, cloud.clock)

@@ -10,7 +10,7 @@ from launcher.text import plural, rough_duration
 if TYPE_CHECKING:
     from launcher.catalog import Catalog
     from launcher.catalog.offers import Offer, PriceRange
-    from launcher.services.compute.live_offers import LiveOffer, QuotaUse
+    from launcher.services.compute.capacity import LiveOffer, QuotaUse
 
     Live = Mapping[tuple[str, str], LiveOffer]
 

@@ -26,25 +26,29 @@ from launcher.jobs.vm import DOWN, VmInstance
 from launcher.plan.model import Attempt
 from launcher.services import request
 from launcher.services.base import GoneError, Listing, OfGoogle
-from launcher.services.compute import end_record
 from launcher.services.compute.client import SERVICE, Compute
-from launcher.services.compute.create import VmCreator
-from launcher.services.compute.end_record import Record
+from launcher.services.compute.create import create_vms
 from launcher.services.compute.job_state import (
     CREATE_KINDS,
+    FOLDER_SECONDS,
     RUNNING,
     WAITING,
+    Record,
+    create_record,
     creation_of,
+    is_head,
     job_of,
     job_of_deleted_vm,
+    nodes_of,
+    read_record,
+    read_records,
+    remaining_vms,
     time_limit_of,
     unseen_job,
+    vms_of_job,
     with_record,
 )
-from launcher.services.compute.node_set import is_head, nodes_of, remaining_vms, vms_of_job
 
-FOLDER_SECONDS: Final = 20.0
-"""Timeout of one call to a run folder."""
 SELF_DELETE_SECONDS: Final = 30.0
 """Time in which a VM whose container has ended must delete itself."""
 RELEASE_SECONDS: Final = 180.0
@@ -94,7 +98,7 @@ class Vms(OfGoogle):
             UnreachableError: unknown whether a job was created; or one existed and is running.
             LaunchError: the request is invalid and was not sent.
         """
-        job = VmCreator(self.compute, self._record_of).create(attempt, body, request_id)
+        job = create_vms(self.compute, self._record_of, attempt, body, request_id)
         self._created[job.id] = job
         return job
 
@@ -219,7 +223,7 @@ class Vms(OfGoogle):
         machine = self._seen.get(number)
         base = job_of(machine) if machine else self._created.get(number)
         folder = self._folder_of(request.run_folder(base.request) if base else None)
-        if folder and (record := end_record.read(folder, number)):
+        if folder and (record := read_record(folder, number)):
             return with_record(base or unseen_job(name, record.name, record.started or 0.0), record)
         operations = self.compute.operations_of(zone, number)
         creation = creation_of(operations)
@@ -243,10 +247,10 @@ class Vms(OfGoogle):
         folder = self._folder_of(machine.parameters.get("run_folder")) if machine.trains else None
         if folder is None:
             return None
-        own, names = end_record.read(folder, machine.id), nodes_of(machine)
+        own, names = read_record(folder, machine.id), nodes_of(machine)
         if own is not None or len(names) == 1:
             return own
-        peers = [record for record in end_record.read_all(folder).values() if record.name in names and record.reason]
+        peers = [record for record in read_records(folder).values() if record.name in names and record.reason]
         return next((record for record in peers if (record.ended or 0.0) >= machine.created), None)
 
     def _folder_of(self, url: Any) -> Storage | None:
@@ -275,7 +279,7 @@ class Vms(OfGoogle):
         )
         try:
             if folder := self._folder_of(machine.parameters.get("run_folder")):
-                end_record.create(folder, machine.id, record)
+                create_record(folder, machine.id, record)
         except LaunchError as error:
             self._notice(f"could not record the cancellation of {machine.name}: {error.problem}")
 

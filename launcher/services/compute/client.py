@@ -12,14 +12,25 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
+from msgspec import Struct
+
 from launcher.clock import REAL, Clock
+from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError, StillRunning
-from launcher.gcp.api import Api, Service, UnreachableError, answer_behind, open_client, open_session, status_of
-from launcher.gcp.parallel import TolerantApi, of_create
-from launcher.jobs.vm import READY, VmInstance, last_url_part, of_instance
+from launcher.gcp.api import (
+    Api,
+    RestClient,
+    Service,
+    UnreachableError,
+    answer_behind,
+    open_client,
+    open_session,
+    status_of,
+)
+from launcher.gcp.parallel import of_create
+from launcher.jobs.orphans import Disk, of_disk
+from launcher.jobs.vm import READY, VmInstance, last_url_part, of_instance, seconds
 from launcher.services.base import GoneError
-from launcher.services.compute.messages import RestClient, as_json, message_of, origin_only
-from launcher.services.compute.operations import Operation, operation_of
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0
@@ -29,6 +40,8 @@ POLL_INTERVALS: Final = (0.5, 1.0, 2.0)
 MAX_CHANGES: Final = 5
 """Maximum number of tries to change metadata while others change it at the same time."""
 NOTICE_INTERVAL: Final = 60.0
+PAGE_SIZE: Final = 500
+"""Compute Engine's upper bound."""
 
 
 class Fleet(NamedTuple):
@@ -36,6 +49,74 @@ class Fleet(NamedTuple):
 
     machines: tuple[VmInstance, ...]
     unread: dict[str, str]
+
+
+class DiskList(NamedTuple):
+    """Launch's disks, and the zones that could not be read, each with Google's message."""
+
+    disks: tuple[Disk, ...]
+    unread: dict[str, str]
+
+
+COMPANIONS: Final = frozenset({"VM_MIN_COUNT_NOT_REACHED"})
+"""Codes that only report the effect of another error of the same operation."""
+
+
+class OperationError(Struct, frozen=True, kw_only=True):
+    """One of an operation's errors. `reason` and `metadata` come from its ErrorInfo.
+
+    For a quota, the metadata has quota_metric, quota_limit (Cloud Quotas' id), quota_limit_value, and its dimensions
+    (region, gpu_family).
+    """
+
+    code: str
+    message: str
+    reason: str = ""
+    metadata: Mapping[str, str] = {}
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """A zonal operation. Times are Unix seconds by Google's clock. None: not yet."""
+
+    name: str
+    project: str
+    zone: str
+    kind: str
+    """insert, bulkInsert, delete, stop, start, setMetadata, compute.instances.preempted, …"""
+    target: str
+    """The number of its VM. Empty for an operation on several VMs (bulkInsert)."""
+    target_name: str
+    status: str
+    """PENDING, RUNNING or DONE."""
+    group: str
+    """The id of its group, which a bulkInsert and its VMs' inserts share. Empty: no group."""
+    request_id: str
+    """The id of the request. Empty: it had none."""
+    user: str
+    """The email of the user or service account that requested it, or "system"."""
+    inserted: float
+    ended: float | None = None
+    http_status: int = 0
+    """The HTTP status, if it failed."""
+    errors: tuple[OperationError, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Return whether it has ended, successful or not."""
+        return self.status == "DONE"
+
+    @property
+    def failed(self) -> bool:
+        """Return whether it has ended with an error."""
+        return self.done and (bool(self.errors) or self.http_status >= 400)
+
+    @property
+    def refusal(self) -> Refusal:
+        """Return its most informative error as a refusal."""
+        error = next((error for error in self.errors if error.code not in COMPANIONS), None)
+        error = error or next(iter(self.errors), OperationError(code="", message=f"HTTP {self.http_status}"))
+        code = self.http_status or 400
+        return Refusal(code=code, message=error.message, reason=error.code, metadata=error.metadata, service="compute")
 
 
 class Compute:
@@ -63,17 +144,26 @@ class Compute:
 
     def instances(self, filter_: str = "") -> Fleet:
         """Return the VMs in all zones that match a filter (labels.launch-run="ID", labels.launch-run:*)."""
-        machines: list[VmInstance] = []
-        unread: dict[str, str] = {}
-        for page in self._pages(filter_):
-            for scope, listed in page.get("items", {}).items():
-                machines += [of_instance(instance, self.project) for instance in listed.get("instances", ())]
-                warning = listed.get("warning", {})
-                if warning and warning.get("code") != "NO_RESULTS_ON_PAGE":
-                    unread[last_url_part(scope)] = warning.get("message", "") or warning.get("code", "")
-            unread.update({last_url_part(scope): "unreachable" for scope in page.get("unreachables", ())})
-        by_number = {machine.id: machine for machine in machines}
+        listed, unread = self._in_all_zones("instances", filter_)
+        by_number = {machine.id: machine for machine in (of_instance(body, self.project) for body in listed)}
         return Fleet(tuple(sorted(by_number.values(), key=lambda machine: (-machine.created, machine.name))), unread)
+
+    def disks(self, filter_: str) -> DiskList:
+        """Return the disks in all zones that match a filter (labels.launch-run:*)."""
+        listed, unread = self._in_all_zones("disks", filter_)
+        return DiskList(tuple(map(of_disk, listed)), unread)
+
+    def google_now(self) -> float:
+        """Return Unix seconds by Google's clock, which leases are based on. This machine's clock may be wrong."""
+        api = self.rest_api()
+        try:
+            api.ask("send", path=f"/compute/v1/projects/{self.project}", params={"fields": "name"})
+        except LaunchError as error:
+            if not status_of(error):  # any answer has the time, a refusal too
+                raise
+        if api.client.server_time is None:
+            raise UnreachableError(f"{SERVICE.title}'s answer has no date")
+        return float(api.client.server_time)
 
     def instance(self, zone: str, name: str) -> VmInstance:
         """Return a VM by its name or number. Raises GoneError."""
@@ -197,8 +287,8 @@ class Compute:
             if client not in self._apis:
                 from google.cloud import compute_v1
 
-                opened = open_client(getattr(compute_v1, client), SERVICE, origin_only(self.environ))
-                self._apis[client] = TolerantApi(SERVICE, self.project, opened, self.clock, self._report_waiting)
+                opened = open_client(getattr(compute_v1, client), SERVICE, self.environ)
+                self._apis[client] = Api(SERVICE, self.project, opened, self.clock, self._report_waiting)
             return self._apis[client]
 
     def list_all(self, client: str, **arguments: Any) -> Iterator[dict[str, Any]]:
@@ -211,21 +301,33 @@ class Compute:
             if not (token := page.next_page_token):
                 return
 
-    def _pages(self, filter_: str) -> Iterator[dict[str, Any]]:
-        """Yield the pages of the list over all zones, as JSON."""
-        api, token = self.rest_api(), ""
+    def _in_all_zones(self, kind: str, filter_: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Return the resources of a kind (instances, disks) as JSON, and the unreadable zones with Google's messages.
+
+        compute_v1 1.56 can't request that a zone that is down is left out.
+        """
+        resources: list[dict[str, Any]] = []
+        unread: dict[str, str] = {}
+        params = {"maxResults": PAGE_SIZE, "returnPartialSuccess": "true", **({"filter": filter_} if filter_ else {})}
         while True:
-            page = api.ask("instances", filter=filter_, page_token=token)
-            yield page
+            path = f"/compute/v1/projects/{self.project}/aggregated/{kind}"
+            page = self.rest_api().ask("send", path=path, params=params)
+            for scope, listed in page.get("items", {}).items():
+                resources += listed.get(kind, ())
+                warning = listed.get("warning", {})
+                if warning and warning.get("code") != "NO_RESULTS_ON_PAGE":
+                    unread[last_url_part(scope)] = warning.get("message", "") or warning.get("code", "")
+            unread.update({last_url_part(scope): "unreachable" for scope in page.get("unreachables", ())})
             if not (token := page.get("nextPageToken", "")):
-                return
+                return resources, unread
+            params["pageToken"] = token
 
     def rest_api(self) -> Api:
-        """Return the `RestClient`, for requests that compute_v1's clients can't make."""
+        """Return the API by plain REST, for requests that compute_v1's clients can't make."""
         with self._lock:
             if "rest" not in self._apis:
-                opened = RestClient(*open_session(SERVICE, origin_only(self.environ)), self.project)
-                self._apis["rest"] = TolerantApi(SERVICE, self.project, opened, self.clock, self._report_waiting)
+                opened = RestClient(SERVICE, *open_session(SERVICE, self.environ))
+                self._apis["rest"] = Api(SERVICE, self.project, opened, self.clock, self._report_waiting)
             return self._apis["rest"]
 
     def _message(self, name: str, body: Mapping[str, Any]) -> Any:
@@ -264,3 +366,70 @@ class Compute:
             self._noticed = self.clock.now() if due else self._noticed
         if due and self._notice:
             self._notice(text)
+
+
+def operation_of(operation: Mapping[str, Any]) -> Operation:
+    """Parse an Operation in canonical proto3 JSON."""
+    return Operation(
+        name=operation.get("name", ""),
+        project=operation.get("zone", "").rpartition("/zones/")[0].rpartition("/")[2],  # …/projects/PROJECT/zones/ZONE
+        zone=last_url_part(operation.get("zone", "")),
+        kind=operation.get("operationType", ""),
+        target=str(operation.get("targetId", "")),
+        target_name=last_url_part(operation.get("targetLink", "")),
+        status=operation.get("status", ""),
+        group=operation.get("operationGroupId", ""),
+        request_id=operation.get("clientOperationId", ""),
+        user=operation.get("user", ""),
+        inserted=seconds(operation.get("insertTime")) or 0.0,
+        ended=seconds(operation.get("endTime")),
+        http_status=int(operation.get("httpErrorStatusCode", 0)),
+        errors=tuple(map(operation_error, operation.get("error", {}).get("errors", ()))),
+    )
+
+
+def operation_error(error: Mapping[str, Any]) -> OperationError:
+    """Parse one of error.errors[]."""
+    details = error.get("errorDetails", ())
+    info: Mapping[str, Any] = next((each["errorInfo"] for each in details if "errorInfo" in each), {})
+    quota: Mapping[str, Any] = next((each["quotaInfo"] for each in details if "quotaInfo" in each), {})
+    # A QuotaExceededInfo under the names that a refused request's ErrorInfo uses for the same values.
+    quota_facts = {
+        **quota.get("dimensions", {}),
+        "quota_metric": quota.get("metricName"),
+        "quota_limit": quota.get("limitName"),
+        "quota_limit_value": f"{quota['limit']:g}" if "limit" in quota else None,
+    }
+    return OperationError(
+        code=error.get("code", ""),
+        message=error.get("message", ""),
+        reason=info.get("reason", ""),
+        metadata={**texts(info.get("metadatas", {})), **texts(quota_facts)},
+    )
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Convert values to strings, without those that are None or empty."""
+    return {str(name): str(value) for name, value in values.items() if value not in (None, "")}
+
+
+def message_of(kind: Any, body: Mapping[str, Any]) -> Any:
+    """Convert JSON to one of compute_v1's messages. Raises LaunchError: the client does not know one of its fields."""
+    from google.protobuf.json_format import ParseDict, ParseError
+
+    try:
+        return kind.wrap(ParseDict(dict(body), kind.pb()()))
+    except ParseError as error:
+        message = str(error).partition("\n")[0]  # the other lines list all known fields
+        raise LaunchError(
+            f"the installed google-cloud-compute is too old for this request: {message}",
+            "pip install --upgrade google-cloud-compute",
+        ) from error
+
+
+def as_json(message: Any) -> dict[str, Any]:
+    """Convert one of compute_v1's messages to canonical proto3 JSON."""
+    from google.protobuf.json_format import MessageToDict
+
+    fields: dict[str, Any] = MessageToDict(type(message).pb(message))
+    return fields

@@ -13,9 +13,8 @@ from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, VmInstance
 from launcher.plan.model import Attempt
 from launcher.services.base import CreateRefused, GoneError
-from launcher.services.compute.client import Compute
-from launcher.services.compute.end_record import Record
-from launcher.services.compute.operations import Operation
+from launcher.services.compute.client import Compute, Operation
+from launcher.services.compute.job_state import Record
 
 APPEAR_SECONDS: Final = 30.0
 """Time in which the first of several VMs must appear."""
@@ -27,79 +26,75 @@ RETRY_SECONDS: Final = 15.0
 """Seconds after which a VM that is being deleted is usually gone."""
 
 
-class VmCreator:
-    """Create VMs. `record_of` returns the record of how a VM's job ended, or None."""
+RecordOf = Callable[[VmInstance], Record | None]
+"""Return the record of how a VM's job ended, or None."""
 
-    def __init__(self, compute: Compute, record_of: Callable[[VmInstance], Record | None]) -> None:
-        self._compute = compute
-        self._record_of = record_of
 
-    def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
-        """Send the create request and return its job.
+def create_vms(
+    compute: Compute, record_of: RecordOf, attempt: Attempt, body: Mapping[str, Any], request_id: str
+) -> Job:
+    """Send the create request and return its job. Raises as `Vms.create` does."""
+    zone = attempt.zone
+    if zone is None:
+        raise LaunchError("an attempt on Compute Engine needs a zone")
+    is_bulk = "instanceProperties" in body
+    send = compute.bulk_insert if is_bulk else compute.insert
+    try:
+        operation = require_success(send(zone, body, request_id))
+        if is_bulk:
+            return wait_for_head(compute, operation, attempt, body)
+    except CreateRefused as error:
+        if error.refusal.reason not in NAME_TAKEN:
+            raise
+        raise explain_name_taken(compute, record_of, error, zone, body) from error
+    if not operation.target or operation.target_name not in ("", body.get("name")):
+        raise UnreachableError(f"Compute Engine answered about another VM: {operation.target_name!r}")
+    name = f"projects/{operation.project}/zones/{zone}/instances/{operation.target}"
+    return pending_job(name, operation.inserted, attempt, body)
 
-        Raises CreateRefused, UnreachableError, LaunchError: see Vms.create.
-        """
-        zone = attempt.zone
-        if zone is None:
-            raise LaunchError("an attempt on Compute Engine needs a zone")
-        is_bulk = "instanceProperties" in body
-        send = self._compute.bulk_insert if is_bulk else self._compute.insert
-        try:
-            operation = require_success(send(zone, body, request_id))
-            if is_bulk:
-                return self._wait_for_head(operation, attempt, body)
-            if not operation.target or operation.target_name not in ("", body.get("name")):
-                raise UnreachableError(f"Compute Engine answered about another VM: {operation.target_name!r}")
-            name = f"projects/{operation.project}/zones/{zone}/instances/{operation.target}"
-            return pending_job(name, operation.inserted, attempt, body)
-        except CreateRefused as error:
-            if error.refusal.reason not in NAME_TAKEN:
-                raise
-            raise self._explain_name_taken(error, zone, body) from error
 
-    def _wait_for_head(self, operation: Operation, attempt: Attempt, body: Mapping[str, Any]) -> Job:
-        """Return the job of several VMs once node 0 exists: the operation of a bulkInsert names no VM."""
-        name, until = head_name(body), self._compute.clock.now() + APPEAR_SECONDS
-        while True:
-            with suppress(GoneError):
-                machine = self._compute.instance(operation.zone, name)
-                is_mine = machine.run == request_labels(body).get(RUN_LABEL)
-                if is_mine and machine.created >= operation.inserted - SLACK_SECONDS:
-                    return pending_job(machine.resource, machine.created, attempt, body)
-            if self._compute.clock.now() >= until:
-                raise UnreachableError(f"Compute Engine accepted the request for {name}, but the VM has not appeared")
-            self._compute.clock.sleep(POLL_SECONDS)
-            if not operation.done:
-                operation = require_success(self._compute.operation(operation.zone, operation.name))
+def wait_for_head(compute: Compute, operation: Operation, attempt: Attempt, body: Mapping[str, Any]) -> Job:
+    """Return the job of several VMs once node 0 exists: the operation of a bulkInsert names no VM."""
+    name, until = head_name(body), compute.clock.now() + APPEAR_SECONDS
+    while True:
+        with suppress(GoneError):
+            machine = compute.instance(operation.zone, name)
+            is_mine = machine.run == request_labels(body).get(RUN_LABEL)
+            if is_mine and machine.created >= operation.inserted - SLACK_SECONDS:
+                return pending_job(machine.resource, machine.created, attempt, body)
+        if compute.clock.now() >= until:
+            raise UnreachableError(f"Compute Engine accepted the request for {name}, but the VM has not appeared")
+        compute.clock.sleep(POLL_SECONDS)
+        if not operation.done:
+            operation = require_success(compute.operation(operation.zone, operation.name))
 
-    def _explain_name_taken(self, error: CreateRefused, zone: str, body: Mapping[str, Any]) -> LaunchError:
-        """Return the error for a name that is in use.
 
-        It is transient if a previous attempt's VM is being deleted, and UnreachableError if this run's VM already
-        exists. If the VM is another run's, which is not touched, it is the refusal itself.
-        """
-        name = head_name(body)
-        try:
-            there = self._compute.instance(zone, name)
-        except GoneError:
-            return transient_refusal(f"{name} was deleted a moment ago", error)
-        run = request_labels(body).get(RUN_LABEL)
-        if not run or there.run != run:
-            return error
-        if there.trains and there.status in DOWN:
-            with suppress(GoneError):
-                self._compute.delete(there)
-            return transient_refusal(f"{name} of the previous attempt is being deleted", error)
-        if there.status not in ("PENDING", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING") or self._ended(there):
-            return transient_refusal(f"{name} of the previous attempt is shutting down", error)
-        return UnreachableError(f"VM {name} of this run already exists")
+def explain_name_taken(
+    compute: Compute, record_of: RecordOf, error: CreateRefused, zone: str, body: Mapping[str, Any]
+) -> LaunchError:
+    """Return the error for a name that is in use.
 
-    def _ended(self, machine: VmInstance) -> bool:
-        """Return whether a VM's container has ended, or False if that can't be read."""
-        try:
-            return machine.trains and self._record_of(machine) is not None
-        except LaunchError:
-            return False
+    It is transient if a previous attempt's VM is being deleted, and UnreachableError if this run's VM already exists.
+    If the VM is another run's, which is not touched, it is the refusal itself.
+    """
+    name = head_name(body)
+    try:
+        machine = compute.instance(zone, name)
+    except GoneError:
+        return transient_refusal(f"{name} was deleted a moment ago", error)
+    run = request_labels(body).get(RUN_LABEL)
+    if not run or machine.run != run:
+        return error
+    if machine.trains and machine.status in DOWN:
+        with suppress(GoneError):
+            compute.delete(machine)
+        return transient_refusal(f"{name} of the previous attempt is being deleted", error)
+    has_ended = False
+    with suppress(LaunchError):  # the record can't be read
+        has_ended = machine.trains and record_of(machine) is not None
+    if has_ended or machine.status not in ("PENDING", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING"):
+        return transient_refusal(f"{name} of the previous attempt is shutting down", error)
+    return UnreachableError(f"VM {name} of this run already exists")
 
 
 def require_success(operation: Operation) -> Operation:

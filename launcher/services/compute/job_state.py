@@ -1,4 +1,4 @@
-"""Derive a training VM's job state and end from its status, its record and its operations. Pure.
+"""Derive a training VM's job state and end from its status, its record in the run folder, and its operations.
 
 With a record the job has ended, whatever the VM's status; a cancelled one ends when the VM goes down. Without a record
 the VM's operations show how it ended; Google keeps them for about two weeks after its deletion.
@@ -6,17 +6,24 @@ the VM's operations show how it ended; Google keeps them for about two weeks aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train import runfolder
 from launch_train.common.contract import Exit
+from launch_train.common.storage import Storage
+from launch_train.common.storage import UnreachableError as NoAnswer
 from launcher.diagnosis.vm_end import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
+from launcher.gcp.api import UnreachableError
+from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import GONE, RUN_LABEL, Failure, Job
 from launcher.jobs.vm import DOWN, VmInstance
-from launcher.services.compute.end_record import Record
-from launcher.services.compute.operations import Operation
+from launcher.services.compute.client import Operation
 
 WAITING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
 RUNNING: Final = frozenset({"RUNNING", "REPAIRING"})
@@ -34,8 +41,31 @@ SYSTEM: Final = "system"
 """The user of Google's own operations."""
 CODES: Final = {400: 3, 403: 7, 404: 5, 409: 6, 412: 9, 429: 8, 500: 13, 501: 12, 503: 14, 504: 4}
 """HTTP status → google.rpc.Code."""
+FOLDER_SECONDS: Final = 20.0
+"""Timeout of one call to a run folder."""
+BULK_INSERT_SECONDS: Final = 60.0
+"""The creation times of one bulkInsert's VMs differ by at most this."""
 SLACK_SECONDS: Final = 60.0
 """Between the time limit and Google's operation: `maxRunDuration` takes half a minute to act."""
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """The end of a VM. Times are Unix seconds.
+
+    `ended` is None in the record of a cancellation, because the clock of the machine that wrote it may be wrong.
+    """
+
+    exit: int
+    """The container's exit code; 70 (contract.Exit.UNFIT) if it never started."""
+    reason: str = ""
+    """Why the container never started."""
+    name: str = ""
+    zone: str = ""
+    started: float | None = None
+    ended: float | None = None
+    cancelled: bool = False
+    cleanup: str = ""
+    """Why the VM could not delete itself, and the missing grant."""
 
 
 class End(NamedTuple):
@@ -178,3 +208,98 @@ def run_of_vm(machine: str) -> str:
     """Return the run id in a VM's name: RUN, or RUN-n<node> of several nodes."""
     head, _, number = machine.rpartition("-n")
     return head if head and number.isdecimal() else machine
+
+
+# --- Records in the run folder ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def record_errors() -> Iterator[None]:
+    """Raise UnreachableError without an answer; UsageError, NotAuthorised if the run folder can't be used."""
+    try:
+        with use_errors():
+            yield
+    except Exception as error:
+        if isinstance(error.__cause__, NoAnswer):
+            raise UnreachableError(str(error.__cause__), "Try again in a moment.") from error
+        raise
+
+
+def read_record(folder: Storage, number: str) -> Record | None:
+    """Return the record of a VM; None: it does not exist or is malformed. Raises as `record_errors` does."""
+    name = runfolder.machine_end(number)
+    try:
+        with record_errors():
+            record = msgspec.json.decode(folder.read(name), type=Record)
+            return record if record.ended else replace(record, ended=folder.written(name))
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def read_records(folder: Storage) -> dict[str, Record]:
+    """Return all records of a run by VM number. Raises as `record_errors` does."""
+    with use_errors():
+        names = folder.list(f"{runfolder.MACHINES}/")
+    numbers = [name.rpartition("/")[2].removesuffix(".json") for name in names]
+    return {number: record for number in numbers if (record := read_record(folder, number))}
+
+
+def create_record(folder: Storage, number: str, record: Record) -> bool:
+    """Write the record of a VM; return False if one exists, which is kept. Raises as `record_errors` does."""
+    try:
+        with record_errors():
+            folder.write(runfolder.machine_end(number), msgspec.json.encode(record), create=True)
+    except FileExistsError:
+        return False
+    return True
+
+
+def training_end(machine: VmInstance) -> Record | None:
+    """Return the record of how a VM's training ended, from its run folder. None: it has not ended.
+
+    With several VMs it is the one that ended first. Raises LaunchError: the folder can't be read.
+    """
+    folder = str(machine.parameters.get("run_folder", ""))
+    if not folder:
+        return None
+    records = read_records(open_folder(folder).within(FOLDER_SECONDS))
+    if own := records.get(machine.id):
+        return own
+    if len(names := nodes_of(machine)) == 1:
+        return None
+    together = [record for record in records.values() if record.zone == machine.zone and record.name in names]
+    # VMs of an earlier attempt have the same names.
+    later = [record for record in together if (record.ended or 0.0) > machine.created]
+    return min(later, key=lambda record: record.ended or 0.0, default=None)
+
+
+# --- The VMs of one job: their metadata lists the names of all its nodes ----------------------------------------------
+
+
+def nodes_of(machine: VmInstance) -> tuple[str, ...]:
+    """Return the names of all VMs of a VM's job, itself included, node 0 first."""
+    nodes = machine.parameters.get("nodes")
+    return tuple(map(str, nodes)) if isinstance(nodes, list) and nodes else (machine.name,)
+
+
+def is_head(machine: VmInstance) -> bool:
+    """Return whether the VM is node 0, which identifies the job."""
+    return nodes_of(machine)[0] == machine.name
+
+
+def vms_of_job(machine: VmInstance, fleet: Sequence[VmInstance]) -> tuple[VmInstance, ...]:
+    """Return an existing VM and those of `fleet` that belong to the same job."""
+    names = nodes_of(machine)
+    others = (vm for vm in fleet if vm.name in names and vm.zone == machine.zone and vm.run == machine.run)
+    return (machine, *(vm for vm in others if vm.id != machine.id and vm.trains))
+
+
+def remaining_vms(job: Job, fleet: Sequence[VmInstance]) -> tuple[VmInstance, ...]:
+    """Return the VMs of `fleet` that an ended job left behind.
+
+    VMs of another attempt in the same zone are excluded: they have another node 0, or were created later.
+    """
+    same_run = [vm for vm in fleet if vm.zone == job.zone and vm.run == job.run and vm.trains]
+    if any(is_head(vm) and vm.id != job.id for vm in same_run):
+        return tuple(vm for vm in same_run if vm.id == job.id)
+    return tuple(vm for vm in same_run if vm.id == job.id or abs(vm.created - job.created) <= BULK_INSERT_SECONDS)

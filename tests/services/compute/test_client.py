@@ -9,8 +9,7 @@ import pytest
 
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
-from launcher.gcp.api import REQUEST_SECONDS, UnreachableError
-from launcher.gcp.parallel import TolerantApi
+from launcher.gcp.api import REQUEST_SECONDS, Api, UnreachableError
 from launcher.jobs.vm import LEASE
 from launcher.runs.driver import CURRENT_SECONDS, LOCK_SECONDS
 from launcher.services.base import CreateRefused, GoneError
@@ -156,7 +155,7 @@ def test_guest_attributes_and_serial_output_of_a_vm(site: Site, compute: Compute
 def test_the_fleet_is_of_all_zones_and_pages(
     site: Site, compute: Compute, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.services.compute.messages.PAGE_SIZE", 1)
+    monkeypatch.setattr("launcher.services.compute.client.PAGE_SIZE", 1)
     for number, zone in enumerate((ZONE, "us-central1-b", "us-central1-c")):
         compute.insert(zone, work_body(f"dev{number}", zone), UUID + str(number))
         clock.advance(1)
@@ -233,16 +232,16 @@ def test_an_insert_is_not_sent_again_when_its_lock_may_be_given_up(
     either."""
     sent: list[float] = []
 
-    class Watched(TolerantApi):
+    class Watched(Api):
         def wall(self) -> float:
             return site.clock() + slept * len(sent)
 
-        def once(self, method: str, **request: Any) -> Any:
+        def once(self, method: str, seconds: float | None = None, **request: Any) -> Any:
             if method == "insert_unary":
                 sent.append(self.wall())
-            return super().once(method, **request)
+            return super().once(method, seconds, **request)
 
-    monkeypatch.setattr("launcher.services.compute.client.TolerantApi", Watched)
+    monkeypatch.setattr("launcher.services.compute.client.Api", Watched)
     site.cloud.faults.add(Fault(INSERT, Status(503), times=99))
     began = site.clock()
     with pytest.raises(UnreachableError):

@@ -9,10 +9,17 @@ from msgspec.structs import replace
 
 from launcher.jobs.job import GONE, Job
 from launcher.jobs.vm import VmInstance
-from launcher.services.compute.end_record import Record
-from launcher.services.compute.job_state import end_of, job_of, job_of_deleted_vm, run_of_vm
-from launcher.services.compute.node_set import is_head, remaining_vms, vms_of_job
-from launcher.services.compute.operations import Operation, operation_of
+from launcher.services.compute.client import Operation, operation_of
+from launcher.services.compute.job_state import (
+    Record,
+    end_of,
+    is_head,
+    job_of,
+    job_of_deleted_vm,
+    remaining_vms,
+    run_of_vm,
+    vms_of_job,
+)
 
 ZONE = "https://www.googleapis.com/compute/v1/projects/my-project/zones/us-central1-a"
 NAME = "projects/my-project/zones/us-central1-a/instances/42"

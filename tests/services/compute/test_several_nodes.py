@@ -10,7 +10,7 @@ from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
 from launcher.services import request
 from launcher.services.base import CreateRefused
-from launcher.services.compute.operations import operation_of
+from launcher.services.compute.client import operation_of
 from launcher.testing.googlecloud import Fault, Reset
 from tests.services.compute.vm_site import UUID, ZONE, Site, attempt_of, plan_of, work_body
 

@@ -42,7 +42,7 @@ def vm_delete(
 def check_ended(machine: VmInstance) -> None:
     """Check that the VM does not run a job. Raises UsageError: it does; LaunchError: its run folder is unreadable."""
     from launcher.cli.flows.find_vm import check_workstation
-    from launcher.services.compute.lifecycle import training_end
+    from launcher.services.compute.job_state import training_end
 
     try:
         ended = not machine.trains or training_end(machine) is not None
@@ -85,7 +85,7 @@ def delete(compute: Compute, machine: VmInstance) -> str:
     from launcher.cli.flows.vm_errors import refusal_error
     from launcher.cli.ui.streams import say
     from launcher.services.base import CreateRefused, GoneError
-    from launcher.services.compute.lifecycle import begin_change, wait_for_operation
+    from launcher.services.compute.workstation import begin_change, wait_for_operation
     from launcher.ssh import keys
     from launcher.ssh.route import alias
 

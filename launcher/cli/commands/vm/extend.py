@@ -40,13 +40,12 @@ def vm_extend(
     """
     from launcher.cli.flows.confirm import confirm_for_another
     from launcher.cli.flows.find_vm import check_workstation, one_machine, open_compute
-    from launcher.services.compute.lifecycle import google_now
 
     if (lease is None) == (until is None):
         raise UsageError("exactly one of --lease and --until is required", f"launch vm extend {name} --lease 4h")
     compute = open_compute()
     machine = check_running(check_workstation(one_machine(compute, name, zone), "it has no lease"))
-    now = google_now(compute)
+    now = compute.google_now()
     wanted = requested_end(lease, until, now)
     ends = wanted if machine.ceiling is None else min(wanted, machine.ceiling)
     if not yes:
@@ -129,7 +128,7 @@ def move_lease(compute: Compute, machine: VmInstance, ends: int) -> VmInstance:
     from launcher.cli.ui.streams import say
     from launcher.jobs.vm import LEASE
     from launcher.services.base import CreateRefused
-    from launcher.services.compute.lifecycle import begin_change, wait_for_operation
+    from launcher.services.compute.workstation import begin_change, wait_for_operation
 
     with explain_interrupt(machine):
         try:

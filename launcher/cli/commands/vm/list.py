@@ -65,12 +65,11 @@ def read_inventory(compute: Compute) -> tuple[Sequence[VmInstance], Sequence[Dis
     from launcher.cli.ui.streams import say
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
-    from launcher.services.compute.lifecycle import google_now, list_disks
 
     calls: dict[str, Callable[[], Any]] = {
         "fleet": lambda: compute.instances(OURS),
-        "stock": lambda: list_disks(compute, OURS),
-        "now": lambda: google_now(compute),
+        "stock": lambda: compute.disks(OURS),
+        "now": compute.google_now,
     }
     answers = together(calls)
     fleet, kept, now = answers["fleet"], answers["stock"], answers["now"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
     from launcher.services.compute.client import Compute
-    from launcher.services.compute.end_record import Record
+    from launcher.services.compute.job_state import Record
 
 
 class Orphan(Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ def ends_of(machines: Sequence[VmInstance]) -> dict[str, Record]:
     from launcher.cli.ui.streams import say
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
-    from launcher.services.compute.lifecycle import training_end
+    from launcher.services.compute.job_state import training_end
 
     training = {machine.id: machine for machine in machines if machine.trains}
     ends = {}

@@ -51,7 +51,7 @@ def start(compute: Compute, machine: VmInstance) -> VmInstance:
     from launcher.cli.ui.streams import say
     from launcher.jobs.vm import UP
     from launcher.services.base import CreateRefused
-    from launcher.services.compute.lifecycle import change_and_wait, wait_for_status
+    from launcher.services.compute.workstation import change_and_wait, wait_for_status
 
     running = frozenset({"RUNNING"})
     with explain_interrupt(machine):
@@ -72,7 +72,7 @@ def forget_lease(compute: Compute, machine: VmInstance) -> None:
     """Remove the end that launch vm extend set for the last lease. Raises LaunchError."""
     from launcher.cli.ui.streams import say
     from launcher.jobs.vm import LEASE
-    from launcher.services.compute.lifecycle import begin_change, wait_for_operation
+    from launcher.services.compute.workstation import begin_change, wait_for_operation
 
     if machine.lease_moved_to is not None:
         wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, None)), say)

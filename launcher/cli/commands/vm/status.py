@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from launcher.catalog import Price
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
-    from launcher.services.compute.client import Compute
-    from launcher.services.compute.operations import Operation
+    from launcher.services.compute.client import Compute, Operation
 
 SHOWN = 3
 """Most operations to show: the newest that failed or that Google started."""
@@ -64,13 +63,13 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
     from launcher.cli.ui.streams import say
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
-    from launcher.services.compute.lifecycle import DiskList, google_now, list_disks
+    from launcher.services.compute.client import DiskList
     from launcher.services.compute.vm_cost import disks_of, price_of
 
     answers = together(
         {
-            "now": lambda: google_now(compute),
-            "disks": lambda: list_disks(compute, f'labels.launch-run="{machine.run}"'),
+            "now": compute.google_now,
+            "disks": lambda: compute.disks(f'labels.launch-run="{machine.run}"'),
             "says": lambda: compute.guest_attributes(machine) if machine.status == "RUNNING" else {},
             "operations": lambda: compute.operations_of(machine.zone, machine.id),
         }

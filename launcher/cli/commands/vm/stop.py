@@ -47,8 +47,8 @@ def stop(compute: Compute, machine: VmInstance) -> VmInstance:
     from launcher.cli.flows.vm_errors import refusal_error
     from launcher.cli.ui.streams import say
     from launcher.services.base import CreateRefused
-    from launcher.services.compute.lifecycle import change_and_wait, wait_for_status
     from launcher.services.compute.vm_cost import has_local_ssd
+    from launcher.services.compute.workstation import change_and_wait, wait_for_status
 
     discard = has_local_ssd(machine)
     with explain_interrupt(machine):
@@ -84,11 +84,10 @@ def disks_of(compute: Compute, machine: VmInstance) -> tuple[Disk, ...]:
     """Return the disks of a VM; print why if they cannot be read."""
     from launcher.cli.ui.streams import say
     from launcher.errors import LaunchError
-    from launcher.services.compute.lifecycle import list_disks
     from launcher.services.compute.vm_cost import disks_of
 
     try:
-        return disks_of(machine, list_disks(compute, f'labels.launch-run="{machine.run}"').disks)
+        return disks_of(machine, compute.disks(f'labels.launch-run="{machine.run}"').disks)
     except LaunchError as error:
         say(f"cannot read its disks: {error.problem}")
         return ()

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.plan.model import Attempt
-from launcher.services.compute.spot_capacity import order_by_capacity, order_by_score, score_of
+from launcher.services.compute.capacity import order_by_capacity, order_by_score, score_of
 from launcher.testing.googlecloud import Fault, Reset, Status
 from tests.services.compute.vm_site import Site, plan_of
 
-ADVICE = "compute.advice.capacity"
+ADVICE = "compute.*advice.capacity"
 FIRST = plan_of().attempts[0]
 
 

@@ -1,4 +1,4 @@
-"""Wait until nvidia-smi works over SSH on a new workstation VM, or until the cause of its failure is known."""
+"""Change a VM and wait for it; wait until a new workstation VM is ready, or until the cause of its failure is known."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, NotAuthorised, StillRunning
+from launcher.gcp.api import UnreachableError, answer_behind, refusal_of
 from launcher.jobs.vm import VmInstance
-from launcher.services.base import GoneError
-from launcher.services.compute.client import Compute
+from launcher.services.base import CreateRefused, GoneError
+from launcher.services.compute.client import SERVICE, Compute, Operation
+from launcher.services.compute.job_state import WAITING
 from launcher.ssh.session import Answer
 
+Say = Callable[[str], None]
 MAX_SECONDS: Final = 900.0
-"""Counted from RUNNING. Installing a driver takes three to five minutes."""
-POLL_SECONDS: Final = 5.0
+"""Time limit for a VM to start, to stop, or to be ready once it is RUNNING. A machine with many GPUs takes minutes to
+start, and installing a driver three to five."""
+REPORT_SECONDS: Final = 20.0
+"""Interval of progress lines."""
+POLL_SECONDS: Final = 2.0
+READY_POLL_SECONDS: Final = 5.0
 DENIED_SECONDS: Final = 120.0
 """Time for which keys may be refused: OS Login is set up while the VM boots, and a grant takes a minute to apply."""
 CONSOLE_LINES: Final = 12
 """Lines of the serial console in an error."""
-CREATING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
 STEPS: Final[Mapping[str, str]] = {
     "booting": "booting",
     "driver": "installing the NVIDIA driver",
@@ -34,6 +39,79 @@ RunCheck = Callable[[VmInstance], Answer]
 """Run `CHECK` on the VM over SSH (or `true`, on a VM without GPUs)."""
 
 
+def change_and_wait(
+    compute: Compute, machine: VmInstance, change: Callable[[], Operation], statuses: frozenset[str], say: Say
+) -> VmInstance:
+    """Change a VM, wait until it has one of the `statuses`, and return it. `say` reports progress.
+
+    Raises:
+        CreateRefused: Google refused the change, at once or later.
+        GoneError: the VM no longer exists.
+        StillRunning: not done after a quarter of an hour.
+    """
+    wait_for_operation(compute, begin_change(change), say)
+    return wait_for_status(compute, machine, statuses, say)
+
+
+def begin_change(change: Callable[[], Operation]) -> Operation:
+    """Begin a change and return its operation.
+
+    Raises CreateRefused; GoneError; UnreachableError: it is unknown whether it began.
+    """
+    from google.api_core.exceptions import GoogleAPICallError
+
+    try:
+        return change()
+    except (GoneError, UnreachableError):
+        raise
+    except LaunchError as error:
+        answer = answer_behind(error)
+        if not isinstance(answer, GoogleAPICallError) or answer.code == 401:
+            raise
+        raise CreateRefused(error.problem, refusal_of(answer, SERVICE)) from error
+
+
+def wait_for_operation(compute: Compute, operation: Operation, say: Say) -> Operation:
+    """Wait until an operation has succeeded, and return it. Outages are tolerated.
+
+    Raises CreateRefused, StillRunning.
+    """
+    began = compute.clock.now()
+    while not operation.done:
+        waited = compute.clock.now() - began
+        if waited >= MAX_SECONDS:
+            raise StillRunning(f"Compute Engine has not finished after {waited / 60:.0f} minutes; it continues")
+        try:
+            operation = compute.wait(operation, REPORT_SECONDS)
+        except StillRunning:
+            say(f"still waiting for Compute Engine ({compute.clock.now() - began:.0f} s)")
+        except UnreachableError as error:
+            say(f"temporarily unavailable, retrying: {error.problem}")
+    if operation.failed:
+        raise CreateRefused(f"Compute Engine: {operation.refusal.message}", operation.refusal)
+    return operation
+
+
+def wait_for_status(compute: Compute, machine: VmInstance, statuses: frozenset[str], say: Say) -> VmInstance:
+    """Wait until a VM has one of the `statuses`, and return it. Raises GoneError, StillRunning."""
+    began = reported = compute.clock.now()
+    while True:
+        try:
+            machine = compute.instance(machine.zone, machine.id)
+        except UnreachableError as error:
+            say(f"temporarily unavailable, retrying: {error.problem}")
+        else:
+            if machine.status in statuses:
+                return machine
+        now = compute.clock.now()
+        if now - began >= MAX_SECONDS:
+            raise StillRunning(f"{machine.name} is still {machine.status} after {(now - began) / 60:.0f} minutes")
+        if now - reported >= REPORT_SECONDS:
+            say(f"{machine.name} is {machine.status}")
+            reported = now
+        compute.clock.sleep(POLL_SECONDS)
+
+
 def wait_ready(
     machine: VmInstance, compute: Compute, run_check: RunCheck, report: Callable[[str], None], clock: Clock = REAL
 ) -> tuple[VmInstance, str]:
@@ -44,7 +122,7 @@ def wait_ready(
     """
     waiter = ReadyWaiter(machine, compute, run_check, report, clock)
     while (out := waiter.poll()) is None:
-        clock.sleep(POLL_SECONDS)
+        clock.sleep(READY_POLL_SECONDS)
     return waiter.machine, out
 
 
@@ -71,7 +149,7 @@ class ReadyWaiter:
             return None
         except GoneError as error:
             raise LaunchError(f"{self.machine.name} was deleted before it was ready") from error
-        if self.machine.status in CREATING:
+        if self.machine.status in WAITING:
             self._report_once(f"{self.machine.name} is {self.machine.status}")
             return None
         self._deadline = self._deadline or self._clock.now() + MAX_SECONDS

@@ -11,9 +11,9 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import VmInstance
-from launcher.services.compute import wait_ready as ready
+from launcher.services.compute import workstation as ready
 from launcher.services.compute.client import Compute
-from launcher.services.compute.wait_ready import wait_ready
+from launcher.services.compute.workstation import wait_ready
 from launcher.ssh.errors import Explained, explain
 from launcher.ssh.session import Answer
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Status
