@@ -1,5 +1,5 @@
 """`launch selftest`: run every feature once in a project, on small machines, and check each step.
 
 `steps` are the checks, those of `project` among them, `cleanup` removes what they created, `recording` keeps the
-requests and answers and compares their shapes with those of the tests' loopback cloud, `bundle` redacts them.
+requests and answers, `bundle` redacts them.
 """

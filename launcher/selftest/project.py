@@ -1,8 +1,4 @@
-"""Check a project's APIs and permissions, and the shipped tables and prices against it.
-
-A machine is priced by its parts (https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list): so many
-vCPUs, GB of memory and GPUs.
-"""
+"""Check a project's APIs and permissions, and the shipped tables and prices against it."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from launcher import catalog
+from launcher.catalog.sku_prices import Rates, machine_price
 from launcher.errors import LaunchError
 from launcher.gcp.api import Api, status_of
 from launcher.gcp.parallel import together
@@ -135,15 +132,6 @@ def machine_type_differences(kit: Kit, machine: catalog.MachineType, zone: str) 
 
 # --- Prices -----------------------------------------------------------------------------------------------------------
 
-PARTS: Final = {
-    "standard": ("G2 Instance Core running", "G2 Instance Ram running", "Nvidia L4 GPU running"),
-    "spot": (
-        "Spot Preemptible G2 Instance Core running",
-        "Spot Preemptible G2 Instance Ram running",
-        "Nvidia L4 GPU attached to Spot Preemptible VMs running",
-    ),
-}
-"""Prefixes of the descriptions of a vCPU, a GB and a GPU."""
 SHARE: Final = 0.02
 """Largest relative error of the shipped price. Spot prices change up to once a day, so they are only reported."""
 
@@ -153,35 +141,21 @@ def prices(kit: Kit) -> str:
 
     Raises NotTried: the price list can't be read; LaunchError.
     """
-    known = catalog.load()
+    known, rates = catalog.load(), Rates()
     machine = known.find(GPU, None, None, "compute")
     try:
-        units = unit_prices(kit)
+        for sku in PriceList(kit.project, kit.environ, kit.clock).skus():
+            rates.add(sku)
     except LaunchError as error:
         raise NotTried(error.problem) from error
     texts = []
-    for model, parts in PARTS.items():
-        shipped = known.price(machine, "compute", model, kit.region).usd
-        missing = [part for part in parts if part not in units]
-        expect(not missing, f"Google's list has no {missing[:1]} in {kit.region}")
-        counts = (machine.vcpus, machine.memory_gb or 0.0, machine.gpus)
-        usd = sum(count * units[part] for count, part in zip(counts, parts, strict=True))
+    for model, kind in (("standard", "list"), ("spot", "spot")):
+        price = machine_price(machine, kit.region, rates, kind)
+        if price is None:
+            raise LaunchError(f"Google's list has no {model} price of {machine.name} in {kit.region}")
+        usd, shipped = price[0], known.price(machine, "compute", model, kit.region).usd
         wrong = shipped is None or abs(shipped - usd) > SHARE * usd
         text = f"{model} ${usd:.4f}/h" + (f", shipped ${shipped}" if wrong else "")
         expect(not wrong or model == "spot", f"{machine.name} in {kit.region}: {text}")
         texts.append(text)
     return "; ".join(texts)
-
-
-def unit_prices(kit: Kit) -> dict[str, float]:
-    """Return the USD per hour of each part in the kit's region, by the prefix of its description.
-
-    Raises LaunchError.
-    """
-    wanted = [part for parts in PARTS.values() for part in parts]
-    usd_of_part: dict[str, float] = {}
-    for sku in PriceList(kit.project, kit.environ, kit.clock).skus():
-        part = next((prefix for prefix in wanted if sku.description.startswith(prefix)), None)
-        if part and kit.region in sku.regions:
-            usd_of_part[part] = sku.usd
-    return usd_of_part

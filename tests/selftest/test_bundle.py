@@ -14,11 +14,11 @@ import pytest
 from google.cloud import artifactregistry_v1
 
 from launcher.selftest.bundle import Redactor, read_bundle, write_bundle
-from launcher.selftest.recording import differences
 from launcher.testing.googlecloud import Fault, Status
 from launcher.testing.googlecloud.faults import Serve, Step
 from launcher.testing.googlecloud.images.artifact_registry import RepositoryRecord
 from launcher.testing.googlecloud.wire import Call, Response, json_response
+from tests.selftest.comparison import differences
 from tests.selftest.world import World, opened
 
 PROJECT, NUMBER = "canary-project-7d3f", "987654321098"

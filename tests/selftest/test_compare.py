@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.selftest.recording import differences
+from tests.selftest.comparison import differences
 
 JOB = {"name": "projects/1/customJobs/2", "state": "JOB_STATE_QUEUED", "labels": {"a": "b"}, "pools": [{"count": "1"}]}
 

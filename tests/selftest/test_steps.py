@@ -54,6 +54,11 @@ def twin(world: World, kit: Kit) -> None:
     world.cloud.jobs.submit = twice  # type: ignore[method-assign, assignment]
 
 
+def replace_price(world: World, description: str, usd: float) -> None:
+    rows = world.cloud.billing.rows
+    rows[:] = [sku(description, usd) if row["description"] == description else row for row in rows]
+
+
 def no_vm(world: World, kit: Kit) -> None:
     world.watchdog = False
     world.cloud.compute.put(body(kit.name("vm"), "us-central1-a", labels={LABEL: kit.id, "launch-run": kit.name("vm")}))
@@ -75,7 +80,7 @@ REDS = (
     ),
     Red(
         "prices",
-        lambda world, _: world.cloud.billing.rows.append(sku("Nvidia L4 GPU running in Iowa", 0.6)),
+        lambda world, _: replace_price(world, "Nvidia L4 GPU running in Americas", 0.6),
         "standard $0.7468/h, shipped $0.70",
     ),
     Red("prices", lambda world, _: world.cloud.billing.rows.clear(), "Google's list has no"),
