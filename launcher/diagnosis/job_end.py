@@ -42,7 +42,8 @@ def diagnose_end(job: Job, context: RequestContext, last_error: str = "") -> Dia
             )
     cause, fix = f"it ended as {job.state}{its_words(job)}", log
     if job.state == "INTERRUPTED":
-        cause, fix = "its process ended without recording how", again(job)
+        cause = "it was stopped" if job.ended else "its process ended without recording how"
+        fix = again(job)
     if job.is_here and job.error:
         cause, fix = plain(job.error.message), f"restore that file, or delete the run: launch rm {job.handle}"
     return Diagnosis(scope="permanent", kind="unknown", cause=cause, fix=fix)

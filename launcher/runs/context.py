@@ -102,6 +102,9 @@ def local_attempt(folder: Storage, number: int) -> AttemptEntry:
     facts: Any = read_facts(folder, number)
     end = read_end(folder, number)
     failed = [f"{name} exited with {code}" for name, code in end.exit_codes.items() if code] if end else []
+    state = "SUCCEEDED" if end and end.succeeded else "FAILED"
+    if end and not end.succeeded and end.stopped:
+        state = "CANCELLED" if end.stopped == "cancelled" else "INTERRUPTED"
     return AttemptEntry(
         number=number,
         round=0,
@@ -116,9 +119,9 @@ def local_attempt(folder: Storage, number: int) -> AttemptEntry:
         job=folder.url,
         end=AttemptEnd(
             scope="permanent",
-            kind="succeeded" if end.succeeded else "user",
-            cause=", ".join(failed) or "done",
-            state="SUCCEEDED" if end.succeeded else "FAILED",
+            kind="succeeded" if state == "SUCCEEDED" else "user" if state == "FAILED" else "cancelled",
+            cause=", ".join(failed) or ("done" if state == "SUCCEEDED" else "it was stopped"),
+            state=state,
             time=end.time,
             billed=end.seconds,
         )

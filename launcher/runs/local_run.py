@@ -1,41 +1,36 @@
-"""Run a plan on this machine, in a separate process.
-
-Supervising replicas needs signal handlers and adopts their orphans. Both apply to a whole process, and a notebook or a
-task pool has its own. So a child process, `launch local`, runs the plan's request, and this module parses its output
-(docs/output.md).
-"""
+"""Run a plan, or a request from a file, on this machine: as `launch local` does, and from a notebook or a task pool."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from launch_train.common import contract
-from launch_train.common.scratch import temporary_folder
-from launcher.errors import JobFailed, LaunchError, UsageError
-from launcher.images.source_files import write_installed
+from launch_train.common.faults import NEEDS_GPU
+from launcher.diagnosis.output_cause import Cause, CauseFinder
+from launcher.errors import JobFailed, UsageError
+from launcher.inputs.interpreter import OWN, TRAINER, Interpreter, Wanted, find_interpreter
 from launcher.runs.run_folder import read_results, storage_of
-from launcher.services.local.workdirs import copy
+from launcher.services.local.attempts import End, earlier_python
+from launcher.services.local.client import OnStart, run_job
+from launcher.services.local.job import Event, LocalJob, Outcome, Printed, Said, Started
+from launcher.services.local.request import parse_request
+from launcher.services.local.workdirs import Code
+from launcher.spec.kinds import DURATION
+from launcher.text import parse_duration
 
 if TYPE_CHECKING:
     from launch_train.runfolder.starts import RunMetrics
     from launcher.inputs.gather import Inputs
     from launcher.inputs.planning import Plan
+    from launcher.plan import model
 
 OnLine = Callable[[str, str], None]
-LINE: Final = re.compile(r"\[(?P<replica>[a-z]+\d+-\d+)\] (?P<text>.*)|launch: (?P<message>.*)")
-STOP_SECONDS: Final = 45.0
-"""Time to stop the replicas after an interrupt: 30 s until SIGKILL (rehearsal.supervisor), and some to report."""
 
 
 class LocalResult(Struct, frozen=True, kw_only=True):
@@ -57,8 +52,8 @@ def local(plan: Plan, *, on_line: OnLine | None = None, preempt_after: str | Non
     """Run a plan with the target `local` to its end on this machine, as Vertex AI would run it (docs/local.md).
 
     A run that has already succeeded is only read. One that failed or was interrupted resumes from its checkpoints.
-    `on_line` gets the replica and the text of each line of output, on another thread; messages of launch come from the
-    replica `launch`. `preempt_after` preempts the job after this time (15s), then restarts it.
+    `on_line` gets the replica and the text of each line of output; messages of launch come from the replica `launch`.
+    `preempt_after` preempts the job after this time (15s), then restarts it.
 
     Raises:
         UsageError: the plan is for the cloud, or cannot run here, or its run folder is in use.
@@ -67,95 +62,133 @@ def local(plan: Plan, *, on_line: OnLine | None = None, preempt_after: str | Non
     """
     if plan.target != "local":
         raise UsageError(f"the plan's target is {plan.target}, not local", 'Plan it for this machine: target="local"')
-    with temporary_folder("request") as name:
-        request, code = Path(name) / "request.json", Path(name) / "code"
-        request.write_text(json.dumps(plan.requests[0]), encoding="utf-8")
-        copy(plan.inputs.source.code, code)
-        installed = write_installed(plan.inputs.source.installed, Path(name) / "project")
-        environ = {contract.PROJECT: str(Path(name) / "project")} if installed else {}
-        words = ["local", "--request", str(request), "--code", str(code), "-o", "json"]
-        words += python_words(plan.inputs) + (["--preempt-after", preempt_after] if preempt_after else [])
-        shown, code_of_exit = run_child(words, on_line or (lambda _replica, _text: None), environ=environ)
-    if code_of_exit:
-        raise error_of(shown, code_of_exit)
-    return LocalResult(
-        run=shown["run"], seconds=shown["seconds"], exit_codes=shown["exit_codes"], folder=shown["run_folder"]
+    if preempt_after is not None and not re.search(DURATION, preempt_after):
+        raise UsageError(f"preempt_after: invalid duration {preempt_after!r}; use for example 15s")
+    after = parse_duration(preempt_after) if preempt_after else None
+    outcome = run_planned(plan.data, plan.inputs, on_line or (lambda _replica, _text: None), preempt_after=after)
+    end = outcome.end
+    return LocalResult(run=plan.run, seconds=end.seconds, exit_codes=end.exit_codes, folder=plan.folder)
+
+
+def run_planned(
+    plan: model.Plan,
+    inputs: Inputs,
+    on_line: OnLine,
+    *,
+    code: Code | None = None,
+    preempt_after: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+    on_start: OnStart = lambda _supervisor: None,
+) -> Outcome:
+    """Run a plan to its end with the Python that its spec names, else that of its earlier attempts, else the active
+    environment's. `code` takes the place of the inputs' files.
+
+    Raises as `local`.
+    """
+    request = plan.attempts[0].request
+    python = inputs.python if inputs.python and inputs.python.is_named else python_of_request(request, None, environ)
+    if python.error:
+        raise python.error
+    job = local_job(
+        request,
+        code or Code(inputs.source.code, None, inputs.source.installed),
+        inputs.context.code.digest,
+        plan=plan,
+        python=python,
+        preempt_after=preempt_after,
+    )
+    causes = CauseFinder()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Started):
+            causes.reset()
+        elif isinstance(event, Said):
+            on_line("launch", event.text)
+        elif isinstance(event, Printed):
+            causes.add(event.replica, event.text)
+            on_line(event.replica, event.text)
+
+    outcome = run_job(job, on_event, environ=environ, on_start=on_start)
+    if not outcome.end.succeeded:
+        raise failure(outcome.end, plan.run, plan.run_folder, causes.cause)
+    return outcome
+
+
+def local_job(
+    request: dict[str, Any],
+    code: Code,
+    content: str,
+    *,
+    python: Interpreter | None,
+    plan: model.Plan | None = None,
+    **options: Any,
+) -> LocalJob:
+    """Return the job of a request; `python` runs its processes (None: containers, with `docker`). `content`: the
+    digest of the code. `options` are further fields of LocalJob."""
+    substitutes = [f"image not used: runs with {python.text}"] if python else []
+    if code.in_place:
+        substitutes.insert(0, f"running in {code.in_place} itself, including files that the image would exclude")
+    if plan and plan.spec.get("image", {}).get("uri"):
+        substitutes.append("the code in your custom image is not available here; running in an empty folder")
+    return LocalJob(
+        request=request,
+        code=code,
+        content=content,
+        plan=plan,
+        python=python.path if python else "",
+        # launch's own is not recorded: an environment that is activated afterwards is used.
+        recorded_python=python.path if python and python.origin != OWN else "",
+        substitutes=tuple(substitutes),
+        **options,
     )
 
 
-def python_words(inputs: Inputs) -> list[str]:
-    """Return the flag that names the plan's interpreter, if the spec does. Raises UsageError: it can't run the job.
-
-    Another one is chosen by the child, by the same rules: a run's earlier attempts come before the environment.
-    """
-    python = inputs.python
-    if python and python.error:
-        raise python.error
-    return ["--python", python.path] if python and python.is_named else []
-
-
-def run_child(
-    words: list[str],
-    on_line: OnLine,
-    *,
-    environ: Mapping[str, str] | None = None,
-    on_start: Callable[[subprocess.Popen[bytes]], None] | None = None,
-) -> tuple[dict[str, Any], int]:
-    """Run a command of launch; return its JSON document and its exit code. Stops it on KeyboardInterrupt.
-
-    `environ` has variables that are added to this process's. `on_start` gets the process. It has its own session, so
-    that Ctrl-C in the terminal does not reach it and only one signal stops it.
-    """
-    command = [sys.executable, "-P", "-m", "launcher", *words]
-    with (
-        subprocess.Popen(
-            command,
-            env={**os.environ, **(environ or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=on_start is not None,
-        ) as child,
-        stopped_at_last(child),
-    ):
-        if on_start:
-            on_start(child)
-        reader = threading.Thread(target=pass_on, args=(child.stderr, on_line), daemon=True)
-        reader.start()
-        out = child.stdout.read() if child.stdout else b""
-        child.wait()
-        reader.join()
-    try:
-        document: dict[str, Any] = json.loads(out)
-    except ValueError:
-        document = {}
-    return document, child.returncode
+def python_of_request(body: dict[str, Any], option: str | None, environ: Mapping[str, str]) -> Interpreter:
+    """Return the Python that runs a request; `option`: that of --python. Raises UsageError: it can't."""
+    job = parse_request(body)
+    needs = [("torch", "torchrun")] if job.uses_torch else []
+    if job.is_builtin:  # as a spec's
+        needs = [("torch", TRAINER), ("numpy", TRAINER)]
+    if (job.run_folder or "").startswith("gs://"):
+        needs.append(("google-cloud-storage", f"output: {job.run_folder}"))
+    earlier = earlier_python(job.run_folder)
+    interpreter = find_interpreter(Wanted(tuple(needs)), environ, option=option, setting=None, earlier=earlier)
+    if interpreter.error:
+        raise interpreter.error
+    return interpreter
 
 
-@contextmanager
-def stopped_at_last(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Stop the child, and with it the replicas, if the block is left before the child exits."""
-    try:
-        yield
-    finally:
-        if child.poll() is None:
-            child.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(STOP_SECONDS)
-            child.kill()
+def failure(end: End, run: str, folder: str | None, cause: Cause | None) -> JobFailed:
+    """Return the error of a job that did not succeed: its cause, if its output names one, and the replica's exit
+    code."""
+    if end.stopped == "cancelled":
+        return JobFailed(f"{run} was cancelled", "The same command continues it.")
+    failed = {name: code for name, code in end.exit_codes.items() if code}
+    if not failed:
+        return JobFailed(f"{run} was stopped", "The same command continues it.")
+    name = cause.replica if cause and cause.replica in failed else next(iter(failed))
+    code = failed[name]
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}{meaning(code)}"
+    ended = "the job was stopped" if code == contract.Exit.PREEMPTED else "the job failed"
+    hint = [f"{name} {how}"] if cause else []
+    if cause and NEEDS_GPU in cause.text:
+        hint += ["This machine has no GPU. Use the CPU if torch.cuda.is_available() is false,"]
+        hint += ["or run the job on Google Cloud (launch vertex, launch vm)."]
+    hint += ["The same command resumes from there."] if code == contract.Exit.PREEMPTED else []
+    hint += [f"See the output above{f'; the run folder is {folder}' if folder else ''}."]
+    return JobFailed(f"{ended}: {cause.text if cause else f'{name} {how}'}", "\n".join(hint))
 
 
-def pass_on(stream: IO[bytes] | None, on_line: OnLine) -> None:
-    """Pass on the lines of stderr, those of the replicas and of launch."""
-    for raw in stream or ():
-        line = raw.decode(errors="replace").rstrip("\r\n")
-        if match := LINE.fullmatch(line):
-            on_line(match["replica"] or "launch", match["text"] or match["message"] or "")
-
-
-def error_of(shown: dict[str, Any], code: int) -> LaunchError:
-    """Return the error that the child reported."""
-    error = shown.get("error") or {}
-    kinds = {kind.exit_code: kind for kind in (JobFailed, UsageError)}
-    kind = kinds.get(error.get("exit_code", code), LaunchError)
-    return kind(error.get("problem", f"launch local ended with exit code {code}"), error.get("hint", ""))
+def meaning(code: int) -> str:
+    """Return the meaning of an exit code of the contract, or the signal that killed a container, or nothing."""
+    words = {
+        contract.Exit.USAGE: "invalid config or code",
+        contract.Exit.UNFIT: "this machine failed a check",
+        contract.Exit.PREEMPTED: "interrupted; checkpoint saved",
+        contract.Exit.DISAGREED: "the ranks' parameters differ",
+        contract.Exit.SUPERSEDED: "another start of this run took over",
+        contract.Exit.TERMINAL: "the run folder says that the run failed permanently",
+    }
+    if code - 128 in {*signal.Signals}:  # the convention of shells and container engines
+        return f" ({signal.Signals(code - 128).name})"
+    return next((f" ({text})" for known, text in words.items() if known == code), "")

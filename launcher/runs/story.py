@@ -146,16 +146,18 @@ def _summary(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
     machine = str(entry.get("machine") or "")
     is_local = run.plan.get("target") == "local" or entry.get("region") == "local"
     where = f"{entry.get('provisioning') or 'standard'} in {entry.get('zone') or entry.get('region')}" if entry else ""
-    codes = end.get("exit_codes")
+    codes, stopped = end.get("exit_codes"), end.get("stopped")
     kind, cause = str(end.get("kind") or ""), str(end.get("cause") or "")
-    if isinstance(codes, dict):
+    if stopped:
+        kind, cause = ("cancelled", "it was cancelled") if stopped == "cancelled" else ("", "")
+    elif isinstance(codes, dict):
         failed = [f"{name} exited with {code}" for name, code in codes.items() if code]
         kind, cause = ("failed", ", ".join(failed)) if failed else ("succeeded", "")
     return AttemptSummary(
         number=times.number,
         machine=f"{nodes} × {machine}" if nodes != 1 and machine else machine,
         place="" if is_local else where,
-        state="ended" if end else "interrupted",
+        state="interrupted" if not end or (stopped and not kind) else "ended",
         waited=0.0 if is_local else times.parts["queue"],
         ran=times.paid,
         usd=None if is_local else times.usd,

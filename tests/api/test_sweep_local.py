@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from launch_train import runfolder
@@ -17,13 +17,18 @@ from launch_train.common.storage import LocalFolder
 from launcher.cli.flows.plan_sweep import plan_of
 from launcher.cli.options import Flags
 from launcher.cli.ui.text import stamp
-from launcher.errors import UsageError
+from launcher.errors import JobFailed, UsageError
+from launcher.plan.model import Plan
+from launcher.runs import local_run
 from launcher.runs.sweep import on_this_machine as sweep_local
 from launcher.runs.sweep.events import PointChanged
 from launcher.runs.sweep.on_this_machine import LocalSweep, gpu_shares
 from launcher.runs.sweep.record import mark_cancelled
+from launcher.services.local import client
 from launcher.services.local.attempts import End, lock, write_end
+from launcher.services.local.client import Supervisor
 from launcher.services.local.folder_lock import lock_run_folder
+from launcher.services.local.job import Outcome
 from launcher.services.local.request import fingerprint, parse_request
 from tests.cli.flows.test_local_runs import NO_CLOUD
 from tests.command import WORLD, Ran, as_process, launch
@@ -53,11 +58,8 @@ class World:
             plan = plan_of("local", Path("job.yaml"), flags, random=None, seed=0, offline=True)
         return LocalSweep(plan, lambda _: None, environ={}, **options)
 
-    def run_child(
-        self, words: list[str], _on_line: Any, *, environ: Mapping[str, str], on_start: Any
-    ) -> tuple[dict[str, Any], int]:
-        body = json.loads(Path(words[words.index("--request") + 1]).read_text())
-        request = parse_request(body)
+    def run_planned(self, plan: Plan, *_: Any, environ: Mapping[str, str], **__: Any) -> None:
+        request = parse_request(plan.attempts[0].request)
         value = next(one.value for one in request.pools[0].container_spec.env if one.name == "CODE")
         with self.lock:
             self.started.append({"CODE": value, **environ})
@@ -67,16 +69,18 @@ class World:
         code = self.codes.get(value, 0)
         storage = LocalFolder(Path(request.run_folder or ""))
         number = lock(storage, {"job": fingerprint(request, "")})
+        storage.write(runfolder.PLAN, msgspec.json.encode(plan))
         write_end(storage, number, End(exit_codes={"workerpool0-0": code}, seconds=1.0, time=time.time()))
         with self.lock:
             self.active -= 1
-        return {}, 3 if code else 0
+        if code:
+            raise JobFailed("it failed")
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
-    monkeypatch.setattr(sweep_local, "run_child", made.run_child)
+    monkeypatch.setattr(sweep_local, "run_planned", made.run_planned)
     monkeypatch.setattr(sweep_local, "TAKEN_SECONDS", 0.05)
     return made
 
@@ -149,20 +153,20 @@ def test_a_point_that_another_process_runs_is_waited_for(world: World) -> None:
     assert [one["CODE"] for one in world.started] == ["1", "0"]
 
 
-def refused(world: World, monkeypatch: pytest.MonkeyPatch, *, before: Callable[[list[str]], object]) -> None:
-    """The child process ends with a UsageError, after something else has happened."""
+def refused(world: World, monkeypatch: pytest.MonkeyPatch, *, before: Callable[[Plan], object]) -> None:
+    """The run is refused with a UsageError, after something else has happened."""
 
-    def run_child(words: list[str], *_: Any, **__: Any) -> tuple[dict[str, Any], int]:
-        before(words)
-        return {"error": {"exit_code": UsageError.exit_code, "problem": "refused"}}, UsageError.exit_code
+    def run_planned(plan: Plan, *_: Any, **__: Any) -> None:
+        before(plan)
+        raise UsageError("refused")
 
-    monkeypatch.setattr(sweep_local, "run_child", run_child)
+    monkeypatch.setattr(sweep_local, "run_planned", run_planned)
 
 
 def test_a_point_that_another_process_has_just_finished_has_not_failed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(world, monkeypatch, before=lambda words: world.run_child(words, None, environ={}, on_start=None))
+    refused(world, monkeypatch, before=lambda plan: world.run_planned(plan, environ={}))
     assert states(run(world.sweep("0,1"))) == ["succeeded"] * 2
 
 
@@ -176,41 +180,51 @@ def test_a_point_that_was_cancelled_and_is_now_refused_shows_why(world: World, m
 
 
 def test_ctrl_c_stops_all_points(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = world.folder / "job.yaml"
+    job.write_text(SPEC.replace("import os, sys; sys.exit(int(os.environ['CODE']))", "import time; time.sleep(100)"))
     sweep = world.sweep("0,1", max_parallel=2)
-    children: list[subprocess.Popen[bytes]] = []
+    folders = [Path(point.plan.run_folder or "") for point in sweep.plan.points]
+    supervisors: list[Supervisor] = []
+    real = client.run_job
 
-    def sleeper(*_: Any, environ: Any, on_start: Callable[[Any], None]) -> tuple[dict[str, Any], int]:
-        child = subprocess.Popen(["sleep", "100"])
-        children.append(child)
-        on_start(child)
-        return {}, child.wait()
+    def recorded(*args: Any, on_start: Callable[[Supervisor], object], **options: Any) -> Outcome:
+        def started(supervisor: Supervisor) -> None:
+            supervisors.append(supervisor)
+            on_start(supervisor)
+
+        return real(*args, on_start=started, **options)
 
     def interrupted(self: LocalSweep) -> None:
-        while len(self._children) < 2:
+        until, locks = time.monotonic() + 30, [folder / runfolder.attempt_lock(1) for folder in folders]
+        while not all(lock.exists() for lock in locks) and time.monotonic() < until:
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep_local, "run_child", sleeper)
+    monkeypatch.setattr(sweep_local, "run_planned", local_run.run_planned)
+    monkeypatch.setattr(local_run, "run_job", recorded)
     monkeypatch.setattr(LocalSweep, "_take_end", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep.run()
-    assert [child.wait(5) for child in children] == [-15, -15]
+    assert [one.process.wait(20) for one in supervisors] == [0, 0]
+    ends = [json.loads((folder / runfolder.attempt_end(1)).read_text()) for folder in folders]
+    assert [end["stopped"] for end in ends] == ["interrupted"] * 2
 
 
 def test_launch_cancel_ends_the_active_point_and_starts_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = world.sweep("0,1,2")
 
-    def until_cancelled(words: list[str], *_: Any, **__: Any) -> tuple[dict[str, Any], int]:
-        request = parse_request(json.loads(Path(words[words.index("--request") + 1]).read_text()))
+    def until_cancelled(plan: Plan, *_: Any, **__: Any) -> None:
+        request = parse_request(plan.attempts[0].request)
         folder = Path(request.run_folder or "")
         with lock_run_folder(folder):
+            LocalFolder(folder).write(runfolder.PLAN, msgspec.json.encode(plan))
             number = lock(LocalFolder(folder), {"job": fingerprint(request, "")})
             cancelled, until = folder / runfolder.attempt_cancel(number), time.monotonic() + 30
             while not cancelled.exists() and time.monotonic() < until:
                 time.sleep(0.01)
-        return {}, 3
+        raise JobFailed("cancelled")
 
-    monkeypatch.setattr(sweep_local, "run_child", until_cancelled)
+    monkeypatch.setattr(sweep_local, "run_planned", until_cancelled)
     thread = threading.Thread(target=sweep.run)
     thread.start()
     folder = Path(sweep.plan.points[0].plan.run_folder or "")
@@ -226,7 +240,7 @@ def test_launch_cancel_ends_the_active_point_and_starts_no_other(world: World, m
         [f"{folder.name} cancelled (this machine)", f"{name}: 1 point cancelled"],
     )
     assert states(sweep) == ["cancelled"] * 3
-    monkeypatch.setattr(sweep_local, "run_child", world.run_child)
+    monkeypatch.setattr(sweep_local, "run_planned", world.run_planned)
     assert states(run(world.sweep("0,1,2"))) == ["succeeded"] * 3, "typed again it continues"
 
 

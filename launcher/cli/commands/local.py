@@ -17,7 +17,6 @@ from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
     from launcher.inputs.gather import Inputs
-    from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Plan
 
 
@@ -123,24 +122,24 @@ def run_request(
 ) -> None:
     """Run a request from a file, or with `dry_run` show it."""
     from launcher.cli.flows import request_file
-    from launcher.inputs import code_files
-    from launcher.services.local.workdirs import Code
 
     body, folder = request_file.load(path, spec, flags), request_file.folder(code)
     if dry_run:
         request_file.show(body, output_format, docker=docker)
         return
     from launcher.cli.flows import rehearse  # Windows lacks what it needs
+    from launcher.inputs.code_files import collect_code, without_secrets
+    from launcher.runs.local_run import local_job, python_of_request
+    from launcher.services.local.workdirs import Code
 
-    interpreter = None if docker else python_of_request(body, python, {} if as_job else os.environ)
-    code_sent = code_files.without_secrets(code_files.collect_code(folder) if folder else [])
-    job = rehearse.Rehearsal(
-        request=body,
-        code=Code(code_sent.files, folder if in_place else None),
-        content=code_sent.content.digest if folder else "",
+    code_sent = without_secrets(collect_code(folder) if folder else [])
+    job = local_job(
+        body,
+        Code(code_sent.files, folder if in_place else None),
+        code_sent.content.digest if folder else "",
+        python=None if docker else python_of_request(body, python, {} if as_job else os.environ),
         preempt_after=preempt_after,
         docker=docker,
-        python=interpreter,
         job_id=as_job,
     )
     rehearse.run(job, output_format)
@@ -168,7 +167,6 @@ def run_spec(
     from launcher.inputs.planning import planned
     from launcher.services.local.attempts import earlier_python
     from launcher.services.local.on_host import run_setup
-    from launcher.services.local.workdirs import Code
 
     folder = None
     if resume:
@@ -198,6 +196,8 @@ def run_spec(
         show(plan, inputs.spec, output_format, image=docker, python=inputs.python)
         return
     from launcher.cli.flows import rehearse  # from here on: Windows, which shows plans, lacks what it needs
+    from launcher.runs.local_run import local_job
+    from launcher.services.local.workdirs import Code
 
     if inputs.python and inputs.python.error:
         raise inputs.python.error
@@ -215,37 +215,17 @@ def run_spec(
     image = None
     if docker:
         plan, image = with_local_image(plan, inputs)
-    job = rehearse.Rehearsal(
-        request=plan.attempts[0].request,
-        code=Code(inputs.source.code, inputs.code if in_place else None, inputs.source.installed),
-        content=inputs.context.code.digest,
+    job = local_job(
+        plan.attempts[0].request,
+        Code(inputs.source.code, inputs.code if in_place else None, inputs.source.installed),
+        inputs.context.code.digest,
         plan=plan,
-        typed=Typed(spec, flags),
+        python=None if docker else inputs.python,
         preempt_after=preempt_after,
         docker=docker,
         image=image,
-        python=inputs.python,
     )
-    rehearse.run(job, output_format)
-
-
-def python_of_request(body: dict[str, Any], option: str | None, environ: Mapping[str, str]) -> Interpreter:
-    """Return the Python that runs a request. Raises UsageError: it can't."""
-    from launcher.inputs.interpreter import TRAINER, Wanted, find_interpreter
-    from launcher.services.local.attempts import earlier_python
-    from launcher.services.local.request import parse_request
-
-    job = parse_request(body)
-    needs = [("torch", "torchrun")] if job.uses_torch else []
-    if job.is_builtin:  # as a spec's
-        needs = [("torch", TRAINER), ("numpy", TRAINER)]
-    if (job.run_folder or "").startswith("gs://"):
-        needs.append(("google-cloud-storage", f"output: {job.run_folder}"))
-    earlier = earlier_python(job.run_folder)
-    interpreter = find_interpreter(Wanted(tuple(needs)), environ, option=option, setting=None, earlier=earlier)
-    if interpreter.error:
-        raise interpreter.error
-    return interpreter
+    rehearse.run(job, output_format, Typed(spec, flags))
 
 
 def inputs_of(folder: Path | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:

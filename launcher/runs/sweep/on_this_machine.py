@@ -5,34 +5,30 @@ The points run the code as it was when the sweep was planned, even if its files 
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from launch_train import runfolder
 from launch_train.common import contract
-from launch_train.common.scratch import temporary_folder
 from launch_train.common.storage import LocalFolder
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
-from launcher.images.source_files import write_installed
-from launcher.runs.local_run import STOP_SECONDS, error_of, python_words, run_child
+from launcher.runs.local_run import run_planned
 from launcher.runs.sweep.events import OnEvent, PointChanged, PointRun
 from launcher.runs.sweep.plan import SweepPlan
 from launcher.runs.sweep.record import mark_version, write_record
 from launcher.services.local.attempts import End, newest_attempt, read_end, read_facts
 from launcher.services.local.cancel import is_attempt_cancelled, request_cancel
+from launcher.services.local.client import STOP_SECONDS, Supervisor
 from launcher.services.local.folder_lock import is_taken
 from launcher.services.local.on_host import visible_gpus
 from launcher.services.local.request import fingerprint, parse_request
-from launcher.services.local.workdirs import copy
+from launcher.services.local.workdirs import Code, snapshot
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -60,11 +56,13 @@ class LocalSweep:
         self.plan = plan
         self.runs = [PointRun(point=point) for point in plan.points]
         self._on_event, self._retry = on_event, retry_failed
-        self._python = python_words(plan.points[0].inputs)
+        python = plan.points[0].inputs.python
+        if python and python.error:
+            raise python.error
         need = max(one.plan.machine.gpus * one.plan.machine.nodes for one in plan.points)
         shares = gpu_shares(visible_gpus(environ), need)
         self._slots = [shares[slot % len(shares)] for slot in range(max_parallel or len(shares))]
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._supervisors: dict[str, Supervisor] = {}
         self._ended: queue.Queue[tuple[PointRun, dict[str, str], LaunchError | None]] = queue.Queue()
         self._stopped = False
         self._earlier_mark = ""
@@ -78,12 +76,12 @@ class LocalSweep:
         the code cannot be used.
         """
         self._record()
-        with temporary_folder("sweep") as name:
-            code = self._copy_code(Path(name))
+        source = self.plan.points[0].inputs.source
+        with snapshot(Code(source.code, None, source.installed)) as code:
             try:
                 while not all(run.has_ended for run in self.runs):
                     self._obey_cancel()
-                    self._start_points(Path(name), code)
+                    self._start_points(code)
                     self._take_end()
             except BaseException:
                 self._stop()
@@ -111,17 +109,7 @@ class LocalSweep:
             elif run.state == "active" and is_taken(folder):
                 request_cancel(LocalFolder(folder))  # each time: it may have begun after launch cancel looked
 
-    def _copy_code(self, folder: Path) -> Path | None:
-        """Copy the code that all points share; None: there is none."""
-        inputs = self.plan.points[0].inputs
-        if inputs.code is None:
-            return None
-        copy(inputs.source.code, folder / "code")
-        if write_installed(inputs.source.installed, folder / "project"):
-            self._slots = [{**slot, contract.PROJECT: str(folder / "project")} for slot in self._slots]
-        return folder / "code"
-
-    def _start_points(self, folder: Path, code: Path | None) -> None:
+    def _start_points(self, code: Code) -> None:
         """Start waiting points while slots are free. A point that another process runs is left for later."""
         for run in self.runs:
             if run.state != "waiting" or not self._slots:
@@ -133,14 +121,8 @@ class LocalSweep:
             if self._has_ended(run, storage):
                 self._on_event(PointChanged(run=run, kind="ended"))
                 continue
-            with use_errors():
-                storage.write(runfolder.PLAN, msgspec.json.format(msgspec.json.encode(run.point.plan), indent=2))
-            request = folder / f"{run.point.run}.json"
-            request.write_text(json.dumps(run.point.plan.attempts[0].request), encoding="utf-8")
-            words = ["local", "--request", str(request), "-o", "json", *(["--code", str(code)] if code else [])]
-            words += self._python
             run.state, slot = "active", self._slots.pop(0)
-            threading.Thread(target=self._run_point, args=(run, words, slot), daemon=True).start()
+            threading.Thread(target=self._run_point, args=(run, code, slot), daemon=True).start()
             self._on_event(PointChanged(run=run, kind="started"))
 
     def _has_ended(self, run: PointRun, storage: Storage) -> bool:
@@ -154,21 +136,23 @@ class LocalSweep:
             run.error = JobFailed(f"{name} exited with {code}", "--retry-failed runs it again")
         return True
 
-    def _run_point(self, run: PointRun, words: list[str], slot: dict[str, str]) -> None:
-        """Run a point in a child process, and report its end to the main thread."""
+    def _run_point(self, run: PointRun, code: Code, slot: dict[str, str]) -> None:
+        """Run a point to its end, and report that to the main thread."""
 
-        def started(child: subprocess.Popen[bytes]) -> None:
-            self._children[run.point.run] = child
+        def started(supervisor: Supervisor) -> None:
+            self._supervisors[run.point.run] = supervisor
             if self._stopped:
-                child.terminate()
+                supervisor.stop()
 
-        error: LaunchError | None
+        error: LaunchError | None = None
+        point, environ = run.point, {**os.environ, **slot}
         try:
-            shown, code = run_child(words, lambda _replica, _text: None, environ=slot, on_start=started)
-            error = error_of(shown, code) if code else None
+            run_planned(point.plan, point.inputs, lambda _, __: None, code=code, environ=environ, on_start=started)
+        except LaunchError as failed:
+            error = failed
         except OSError as trouble:
-            error = LaunchError(f"launch local cannot be started: {trouble}")
-        self._children.pop(run.point.run, None)
+            error = LaunchError(f"the point's supervisor cannot be started: {trouble}")
+        self._supervisors.pop(point.run, None)
         self._ended.put((run, slot, error))
 
     def _take_end(self) -> None:
@@ -195,13 +179,11 @@ class LocalSweep:
     def _stop(self) -> None:
         """Stop all points, as Ctrl-C stops `launch local`, and wait until they have saved."""
         self._stopped = True
-        for child in [*self._children.values()]:
-            child.terminate()
-        for child in [*self._children.values()]:
-            try:
-                child.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
+        for supervisor in [*self._supervisors.values()]:
+            supervisor.stop()
+        for supervisor in [*self._supervisors.values()]:
+            with suppress(subprocess.TimeoutExpired):
+                supervisor.process.wait(STOP_SECONDS)
 
 
 def gpu_shares(visible: tuple[str, ...], need: int) -> list[dict[str, str]]:
@@ -227,4 +209,4 @@ def last_end(storage: Storage, run: PointRun) -> End | None:
 
 def has_failed(end: End) -> bool:
     """Return whether a process failed, other than because it was stopped."""
-    return any(code > 0 and code not in SIGNALLED for code in end.exit_codes.values())
+    return not end.stopped and any(code > 0 and code not in SIGNALLED for code in end.exit_codes.values())

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from launch_train.common.storage import Storage
 
 
-class End(Struct, frozen=True, kw_only=True):
+class End(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How an attempt ended: exit code of each replica, duration in seconds, Unix time of the end."""
 
     exit_codes: dict[str, int]
     seconds: float
     time: float
+    stopped: Literal["", "cancelled", "interrupted"] = ""
+    """Why it was stopped: by `launch cancel`, or because its launch was interrupted or ended. Empty: it was not."""
 
     @property
     def succeeded(self) -> bool:
@@ -31,15 +33,15 @@ class End(Struct, frozen=True, kw_only=True):
 
 
 def state_of(attempt: int, end: End | None, *, is_running: bool, is_cancelled: bool) -> str:
-    """Return a run's state by its newest attempt (0: none), in the cloud's words. INTERRUPTED: the process ended
-    without recording how."""
+    """Return a run's state by its newest attempt (0: none), in the cloud's words. INTERRUPTED: it was stopped, or its
+    supervisor was killed and recorded no end."""
     if is_running:
         return "RUNNING"
     if not attempt:
         return "UNKNOWN"
     if end and end.succeeded:
         return "SUCCEEDED"
-    return "CANCELLED" if is_cancelled else "FAILED" if end else "INTERRUPTED"
+    return "CANCELLED" if is_cancelled else "FAILED" if end and not end.stopped else "INTERRUPTED"
 
 
 def lock(storage: Storage, facts: Mapping[str, Any]) -> int:

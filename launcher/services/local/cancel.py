@@ -6,11 +6,7 @@ machine that shares the disk.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,24 +32,3 @@ def is_attempt_cancelled(folder: Path) -> bool:
     """Return whether `launch cancel` stopped the newest attempt of a run folder. Raises UsageError: unreadable."""
     with use_errors():
         return (folder / runfolder.attempt_cancel(newest_attempt(LocalFolder(folder)))).exists()
-
-
-@contextmanager
-def stopped_by_cancel(storage: Storage | None, attempt: int) -> Iterator[threading.Event]:
-    """Send this process SIGTERM, once, when the attempt in a local run folder is cancelled. The event is then set."""
-    cancelled, done = threading.Event(), threading.Event()
-
-    def watch(path: Path) -> None:
-        while not done.wait(POLL_SECONDS):
-            if path.exists():
-                cancelled.set()
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-
-    if isinstance(storage, LocalFolder):
-        path = storage.folder / runfolder.attempt_cancel(attempt)
-        threading.Thread(target=watch, args=(path,), name="cancel", daemon=True).start()
-    try:
-        yield cancelled
-    finally:
-        done.set()

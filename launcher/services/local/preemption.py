@@ -23,6 +23,8 @@ class ReplicaExits(Struct, frozen=True, kw_only=True):
 
     exit_codes: dict[str, int]
     preempted: dict[str, int] | None = None
+    stopped: bool = False
+    """The job was stopped, so it did not end by itself."""
 
 
 class Preempted(Struct, frozen=True, kw_only=True):
@@ -69,9 +71,12 @@ def run(
     Only for the built-in trainer (`builtin`) does the exit code tell that nothing was saved.
     """
     if after is None:
-        return ReplicaExits(exit_codes=start(None).codes)
+        only = start(None)
+        return ReplicaExits(exit_codes=only.codes, stopped=only.stopped)
     text = f"preempting the job (SIGTERM, then SIGKILL after {GRACE_SECONDS:.0f} s)"
     first = start(Preemption(after, lambda: say(text)))
+    if first.stopped:
+        return ReplicaExits(exit_codes=first.codes, stopped=True)
     if first.preempted is None:
         what = "a replica failed" if any(first.codes.values()) else "the job ended"
         say(f"{what} within {exact_duration(after)}; the job was not preempted")
@@ -81,7 +86,8 @@ def run(
         say("the job is complete; not restarting")
         return ReplicaExits(exit_codes=first.codes, preempted=first.codes)
     say("restarting")
-    return ReplicaExits(exit_codes=start(None).codes, preempted=first.codes)
+    second = start(None)
+    return ReplicaExits(exit_codes=second.codes, preempted=first.codes, stopped=second.stopped)
 
 
 def endings(codes: Mapping[str, int], builtin: bool) -> list[str]:

@@ -42,9 +42,7 @@ def run(
     """Run all replicas as processes, by the rules of `supervisor.run`. `env`: the environment below each replica's own;
     `workdir`: returns the working directory for one more start of a replica.
 
-    Raises:
-        LaunchError: a replica's program can't be started.
-        Stopped: this process received SIGTERM or SIGHUP, and all replicas were stopped.
+    Raises LaunchError: a replica's program can't be started.
     """
     return supervisor.run(
         [partial(start, replica, env, workdir, on_line) for replica in replicas],

@@ -61,11 +61,13 @@ class Ended(NamedTuple):
     """The replicas' exit codes by name.
 
     After a signal, a process has the negative signal number, a container 128 plus it, as the engine reports it.
-    `preempted`: seconds from the preemption until all had exited; None: no preemption.
+    `preempted`: seconds from the preemption until all had exited; None: no preemption. `stopped`: this process was told
+    to stop, so it stopped them.
     """
 
     codes: dict[str, int]
     preempted: float | None = None
+    stopped: bool = False
 
 
 def run(
@@ -80,15 +82,13 @@ def run(
     """Run all replicas to their end, or until their preemption.
 
     Each of `starts` starts a replica, again if it was killed. `resources` is entered before, and removes what stopped
-    replicas leave. When one fails, the others get `PEERS_SECONDS` to exit and are then stopped. On KeyboardInterrupt
-    all are stopped before it is re-raised. `disable_retries`: of the request, nothing is restarted.
+    replicas leave. When one fails, the others get `PEERS_SECONDS` to exit and are then stopped. All are stopped on
+    SIGTERM, SIGHUP or KeyboardInterrupt. `disable_retries`: of the request, nothing is restarted.
 
-    Raises:
-        LaunchError: a replica can't be started.
-        Stopped: this process received SIGTERM or SIGHUP, and all replicas were stopped.
+    Raises LaunchError: a replica can't be started.
     """
     started: list[RunningReplica] = []
-    seconds = None
+    seconds, stopped = None, False
     try:
         with signals_stop(), resources:
             try:
@@ -97,13 +97,16 @@ def run(
                 most, after = 0 if disable_retries else MAX_RESTARTS, preemption.after if preemption else float("inf")
                 if wait(started, starts, most, say, clock, after) and preemption:
                     seconds = preempt(started, clock, preemption)
+            except KeyboardInterrupt:
+                stopped = True
             finally:
                 stop(started, clock)
     finally:
         for replica in started:  # no leftover process holds the pipes open any more
             replica.drain()
     codes = {replica.name: replica.poll() for replica in started}
-    return Ended({name: -signal.SIGKILL if code is None else code for name, code in codes.items()}, seconds)
+    exits = {name: -signal.SIGKILL if code is None else code for name, code in codes.items()}
+    return Ended(exits, seconds, stopped)
 
 
 def wait(

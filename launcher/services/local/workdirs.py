@@ -7,6 +7,8 @@ place would change the source.
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
 import posixpath
 import shutil
@@ -15,13 +17,20 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from launch_train.common import contract
 from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
 from launcher.images.reproducible_tar import TIME, folders
 from launcher.images.source_files import File
+from launcher.text import relative, size_text
 
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+
+MOST_NAMED: Final = 3
+"""Maximum number of files that a message names."""
 MTIME_NS: Final = TIME * 10**9
 """Modification time of every copied file, as in the image's layer. A file with another one was written to."""
 
@@ -179,6 +188,27 @@ def move_files(files: dict[str, int], workdirs: dict[str, Path], keep: Callable[
     except OSError as error:
         return WrittenFiles(to, files, f"{error.filename or to}: {error.strerror}")
     return WrittenFiles(to, files)
+
+
+def left_text(left: WrittenFiles, plan: Plan | None = None) -> str:
+    """Return `written to the working directory, which a job loses: out/ckpt.pt (10 MB); moved to runs/a/workdirs/1`.
+
+    The event files that the plan uploads (run.metrics.tensorboard) are not lost. Empty if no others were left.
+    """
+    metrics = (plan.spec.get("run") or {}).get("metrics") if plan and plan.run_folder else None
+    folder = (metrics or {}).get("tensorboard")
+    uploaded = posixpath.normpath(posixpath.join("*", glob.escape(folder), contract.EVENT_FILES)) if folder else ""
+    lost = [name for name in left.files if not fnmatch.fnmatch(name, uploaded)]
+    largest = sorted(lost, key=lambda name: -left.files[name])[:MOST_NAMED]
+    if not largest:
+        return ""
+    named = ", ".join(
+        f"{os.fsencode(name).decode(errors='replace')} ({size_text(left.files[name])})" for name in largest
+    )
+    more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+    where = f"moved to {relative(str(left.folder))}" if left.folder else "not kept"
+    where += f", except some: {left.problem}" if left.problem else ""
+    return f"written to the working directory, which a job loses: {named}{more}; {where}"
 
 
 def make_numbered_folder(folder: Path) -> Path:

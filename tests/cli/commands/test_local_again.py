@@ -18,6 +18,7 @@ from launcher.services.local.folder_lock import lock_run_folder
 from launcher.services.local.supervisor import Ended
 from tests.command import Ran, launch
 from tests.e2e.running import TINY, only_run
+from tests.supervised import supervise_here
 
 
 class World:
@@ -28,15 +29,14 @@ class World:
         self.output = folder / "out"
         self.spec = folder / "job.yaml"
         self.spec.write_text(TINY)
-        self.code: int | KeyboardInterrupt = 0
+        self.code = 0
+        self.stopped = False
         self.jobs: list[dict[str, str]] = []
         """The environment of each job that was started."""
 
     def start(self, job: Any, **_: Any) -> Ended:
         self.jobs.append({entry.name: entry.value for entry in job.pools[0].container_spec.env})
-        if isinstance(self.code, KeyboardInterrupt):
-            raise self.code
-        return Ended({"workerpool0-0": self.code})
+        return Ended({"workerpool0-0": self.code}, stopped=self.stopped)
 
     def launch(self, *argv: str | Path) -> Ran:
         return launch("local", self.spec, "--output", self.output, *argv, cwd=self.folder)
@@ -52,6 +52,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
+    supervise_here(monkeypatch)
     monkeypatch.setattr(on_host, "rehearse", made.start)
     return made
 
@@ -100,14 +101,14 @@ def test_a_failed_run_is_resumed(world: World, code: int) -> None:
 
 
 def test_an_interrupted_run_resumes_from_its_newest_complete_checkpoint(world: World) -> None:
-    world.code = KeyboardInterrupt()
-    assert world.launch().code == 130
-    assert world.attempts() == ["0001.json"]
+    world.code, world.stopped = 75, True
+    assert world.launch().code == 3
     run = only_run(world.output)
+    assert json.loads((run / runfolder.attempt_end(1)).read_text())["stopped"] == "interrupted"
     checkpoint(run, 80)
     checkpoint(run, 200)
     checkpoint(run, 300, complete=False)
-    world.code = 0
+    world.code, world.stopped = 0, False
     assert "attempt 2 of this run; it resumes from its newest checkpoint (step 200)\n" in world.launch().err
 
 

@@ -14,6 +14,7 @@ from launcher.services.local import on_host
 from launcher.services.local.supervisor import Ended
 from tests.command import Ran, launch
 from tests.e2e.running import only_run, run
+from tests.supervised import supervise_here
 
 HEAD = "name: mine\nmachine: {type: l4, gpus: 2}\n"
 SCRIPT = """\
@@ -78,6 +79,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(python)
         return Ended({"workerpool0-0": 1})
 
+    supervise_here(monkeypatch)
     monkeypatch.setattr(on_host, "rehearse", start)
     return found
 

@@ -19,7 +19,7 @@ from launcher.errors import LaunchError
 from launcher.runs import endings
 from launcher.runs.cancelling import cancel_run
 from launcher.runs.find import local_run
-from launcher.services.local import cancel
+from launcher.services.local import __main__ as supervisor
 from launcher.services.local.attempts import End, lock, write_end
 from launcher.services.local.folder_lock import lock_run_folder
 from launcher.services.local.service import ThisMachine
@@ -282,11 +282,12 @@ class FakeTime:
 
 
 def test_a_cancelled_run_is_stopped_by_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "CANCEL_SECONDS", 0.01)
     monkeypatch.setattr(endings, "POLL_SECONDS", 0.01)
     folder = make(tmp_path / "runs" / "tiny-0123abcd", ended(1), None)
     done: list[bool] = []
     thread = threading.Thread(target=lambda: done.append(cancelled_here(folder, Clock())))
+    stop = supervisor.Stop()
 
     def work() -> None:
         with signals_stop():
@@ -294,10 +295,10 @@ def test_a_cancelled_run_is_stopped_by_its_own_process(tmp_path: Path, monkeypat
             time.sleep(20)
 
     storage = open_storage(str(folder))
-    with lock_run_folder(folder), cancel.stopped_by_cancel(storage, 2) as cancelled:
+    with lock_run_folder(folder), supervisor.stopped_by_cancel(storage, 2, stop):
         with pytest.raises(Stopped):
             work()
-        assert (cancelled.is_set(), done) == (True, [])
+        assert (stop.reason, done) == ("cancelled", [])
     thread.join(20)
     assert done == [True]
     assert json.loads(launch("status", "tiny", "-o", "json", cwd=tmp_path, env=NO_CLOUD).out)["state"] == "CANCELLED"

@@ -10,14 +10,17 @@ import pytest
 from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launch_train.runfolder.starts import parse_metrics
-from launcher.cli.flows.rehearse import Rehearsal, content, failure, meaning, page, run, show
+from launcher.cli.flows import rehearse
+from launcher.cli.flows.rehearse import RunResult, run, show
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training
 from launcher.cli.ui.streams import say
 from launcher.diagnosis.output_cause import Cause
-from launcher.services.local import on_host
+from launcher.runs.local_run import failure, meaning
+from launcher.services.local.__main__ import content
 from launcher.services.local.attempts import End
+from launcher.services.local.job import LocalJob
 from launcher.services.local.request import parse_request, with_image
 from launcher.services.local.run_folder import prepare
 from launcher.spec.models import JobSpec
@@ -43,7 +46,7 @@ def test_the_stored_spec_gives_the_same_plan(tmp_path: Path) -> None:
         provisioning=["spot"],
         labels={"no": "1e5"},
     )
-    job = Rehearsal(request=plan.attempts[0].request, plan=plan)
+    job = LocalJob(request=plan.attempts[0].request, plan=plan)
     prepare(open_storage(str(tmp_path)), job.plan, job.request, parse_request(job.request), "", say)
     again = read(tmp_path / runfolder.SPEC)
     assert again == msgspec.convert(plan.spec, JobSpec)
@@ -55,10 +58,10 @@ def test_an_interrupt_reports_what_remains(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(on_host, "rehearse", interrupted)
+    monkeypatch.setattr(rehearse, "run_job", interrupted)
     request = planned("local", output=str(tmp_path)).attempts[0].request
     with pytest.raises(KeyboardInterrupt):
-        run(Rehearsal(request=request), Output.text)
+        run(LocalJob(request=request), Output.text)
     shown = capsys.readouterr()
     assert f"all processes were stopped; the run folder is {tmp_path}/{request['displayName']}" in shown.err
     assert not shown.out
@@ -68,20 +71,19 @@ def test_with_docker_the_image_identifies_the_code() -> None:
     plan = planned("local")
     body = with_image(plan.attempts[0].request, "host/image:1")
     request = parse_request(body)
-    assert content(Rehearsal(request=body, content="digest", docker=True), request) == "host/image:1"
-    assert content(Rehearsal(request=body, content="digest"), request) == "digest"
+    assert content(LocalJob(request=body, content="digest", docker=True), request) == "host/image:1"
+    assert content(LocalJob(request=body, content="digest"), request) == "digest"
     # The image of a plan is made of that code: it is the same run, in containers or not.
-    assert content(Rehearsal(request=body, content="digest", docker=True, plan=plan), request) == "digest"
+    assert content(LocalJob(request=body, content="digest", docker=True, plan=plan), request) == "digest"
 
 
 def test_the_summary_names_the_image(capsys: pytest.CaptureFixture[str]) -> None:
     request = parse_request(with_image(planned("local").attempts[0].request, "host/image:1"))
-    for docker in (True, False):
-        job = Rehearsal(request={}, docker=docker)
-        shown = page(job, request, End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0), None)
+    end = End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0)
+    for images in (request.images, ()):
         for output in (Output.text, Output.json):
-            show(shown, job, output)
-            assert ("host/image:1" in capsys.readouterr().out) is docker
+            show(RunResult(run="a", folder=None, end=end, metrics=None, images=images), output, None, None)
+            assert ("host/image:1" in capsys.readouterr().out) is bool(images)
 
 
 ENDED = "launch: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
@@ -151,14 +153,14 @@ def test_without_an_error_line_there_is_no_cause() -> None:
     printer = LinePrinter()
     printer("workerpool0-0", "step 1/3  loss 1.0")
     assert printer.cause is None
-    assert str(failure(End(exit_codes={"a": 0, "b": 3}, seconds=1, time=0), "/runs/x", None)) == (
+    assert str(failure(End(exit_codes={"a": 0, "b": 3}, seconds=1, time=0), "x", "/runs/x", None)) == (
         "the job failed: b exited with 3\nSee the output above; the run folder is /runs/x."
     )
 
 
 def test_the_cause_has_its_replicas_name() -> None:
     end = End(exit_codes={"a": 1, "b": 2}, seconds=1, time=0)
-    assert str(failure(end, None, Cause("b", "model: no such thing"))) == (
+    assert str(failure(end, "x", None, Cause("b", "model: no such thing"))) == (
         "the job failed: model: no such thing\nb exited with 2 (invalid config or code)\nSee the output above."
     )
 

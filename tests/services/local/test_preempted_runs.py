@@ -75,6 +75,14 @@ def test_a_job_that_ends_before_the_preemption(
     assert capsys.readouterr().err == f"launch: {what}; the job was not preempted\n"
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_job_that_is_stopped_is_not_restarted(number: int) -> None:
+    first = Ended({"a": 75}, 2.0, stopped=number == 1)
+    platform = Platform(first, Ended({"a": 75}, stopped=True))
+    ended = run(platform.start, 15, lambda _: None)
+    assert (ended.stopped, ended.exit_codes, len(platform.preemptions)) == (True, {"a": 75}, number)
+
+
 def test_without_preemption_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 75}))
     assert run(platform.start, None, say) == ReplicaExits(exit_codes={"a": 75})

@@ -87,6 +87,8 @@ def state_text(run: RunData) -> str:
         return "finished"
     if kind := recorded.get("kind"):
         return f"{kind}: {recorded.get('cause', '')}".rstrip(": ")
+    if stopped := recorded.get("stopped"):
+        return str(stopped)
     codes = recorded.get("exit_codes")
     if isinstance(codes, Mapping):
         numbers = [code for code in codes.values() if isinstance(code, int)]
