@@ -119,7 +119,7 @@ def script_resume(spec: JobSpec) -> Iterator[Finding]:
 
 
 def script_metrics(spec: JobSpec) -> Iterator[Finding]:
-    """Check `run.metrics`: the node compiles the regular expression with the same rules (line_metrics.py)."""
+    """Check `run.metrics`: the node compiles the regular expression with the same rules (node/collector.py)."""
     at, wanted = ("run", "metrics"), spec.run.metrics
     if wanted is None or spec.run.is_builtin:
         return

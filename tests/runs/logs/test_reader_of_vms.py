@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
-from launch_train.node.gce_vm import log_source, machine_of
+from launch_train.node.gce_vm import log_source
 from launch_train.telemetry.cloud_logging import Chunk, Entries, EntriesClient
 from launcher.clock import Clock
 from launcher.jobs.job import Job
@@ -57,11 +57,11 @@ def print_on(cloud: GoogleCloud, number: str, node: int, text: str, *, run: str 
     pools = {"workerpool0": ["h:1"], "workerpool1": ["h:1"] * 4}
     spec = json.dumps({"cluster": pools, "environment": "cloud", "task": seat})
     environ = {**cloud.environ(), contract.MACHINE: json.dumps(told), contract.RUN: run, contract.CLUSTER_SPEC: spec}
-    machine = machine_of(environ, print)
-    assert machine
+    source = log_source(environ, print)
+    assert source
     entries = Entries(f"{number}-{len(cloud.logs.entries)}")
     at = to_nanoseconds(cloud.logs.clock())
-    wire = EntriesClient(log_source(machine, environ), environ)
+    wire = EntriesClient(source, environ)
     wire.send(list(entries.made([Chunk(at, 2 if err else 1, f"{text}\n".encode())], last=True)))
 
 

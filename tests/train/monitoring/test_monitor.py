@@ -14,7 +14,6 @@ import pytest
 
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder
-from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring import monitor
 from launch_train.monitoring.bounded_call import BoundedCall
 from launch_train.monitoring.monitor import LazySink, Monitor, NodeMonitor, open_monitor
@@ -212,14 +211,14 @@ def test_a_short_run_has_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_a_node_and_none_for_zero_seconds() -> None:
-    assert type(open_monitor(0, Ranks(), {})) is Monitor
-    assert type(open_monitor(5, Ranks(rank=9, world=16, local_rank=1), {})) is Monitor
+    assert type(open_monitor(0, {})) is Monitor
+    assert type(open_monitor(5, {}, rank=9, local_rank=1)) is Monitor
     assert Monitor().facts() == {}
     Monitor().close()
 
 
 def test_a_run_that_is_over_before_the_first_look_opens_nothing(tmp_path: Path) -> None:
-    watch = open_monitor(60, Ranks(), {"LAUNCH_RUN_FOLDER": str(tmp_path)})
+    watch = open_monitor(60, {"LAUNCH_RUN_FOLDER": str(tmp_path)})
     watch.close()
     assert watch.facts() == {}
     assert not list(tmp_path.iterdir())
@@ -227,7 +226,7 @@ def test_a_run_that_is_over_before_the_first_look_opens_nothing(tmp_path: Path) 
 
 def test_parts_in_the_run_folder(tmp_path: Path) -> None:
     env = {"LAUNCH_RUN_FOLDER": str(tmp_path), "LAUNCH_ATTEMPT": "2", "LAUNCH_GENERATION": "1", "LAUNCH_NODE": "3"}
-    watch = open_monitor(0.01, Ranks(), env)
+    watch = open_monitor(0.01, env)
     until(lambda: watch.facts().get("monitor", {}).get("looks", 0) > 3)
     began = time.monotonic()
     watch.close()
@@ -244,7 +243,7 @@ def test_a_bucket_that_is_away_does_not_hold_the_end_up(
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     monkeypatch.setattr(monitor, "PART_SECONDS", 0.01)
     env = {"LAUNCH_RUN_FOLDER": "gs://my-bucket/r", "LAUNCH_SPOOL": str(tmp_path / "spool")}
-    watch = open_monitor(3600, Ranks(), env)
+    watch = open_monitor(3600, env)
     assert isinstance(watch, NodeMonitor)
     watch.sample()
     until(lambda: GcsFolder("gs://my-bucket/r").list("monitor/"))
@@ -261,7 +260,7 @@ def test_a_bucket_that_is_away_does_not_hold_the_end_up(
 def test_another_node_writes_its_errors_itself(tmp_path: Path) -> None:
     env = {"LAUNCH_RUN_FOLDER": str(tmp_path), "LAUNCH_NODE": "1"}
     run_sink = Kept()
-    watch = open_monitor(3600, Ranks(rank=8, world=16), env, run_sink)
+    watch = open_monitor(3600, env, run_sink, rank=8)
     assert isinstance(watch, NodeMonitor)
     watch._gpus = BoundedCall(gpus_of(Device(), xids=[(0, 48)]), "gpus")
     watch.sample()
@@ -273,7 +272,7 @@ def test_another_node_writes_its_errors_itself(tmp_path: Path) -> None:
 
 def test_rank_0_gives_its_errors_to_the_run(tmp_path: Path) -> None:
     run_sink = Kept()
-    watch = open_monitor(3600, Ranks(), {"LAUNCH_RUN_FOLDER": str(tmp_path)}, run_sink)
+    watch = open_monitor(3600, {"LAUNCH_RUN_FOLDER": str(tmp_path)}, run_sink)
     assert isinstance(watch, NodeMonitor)
     watch._gpus = BoundedCall(gpus_of(Device(), xids=[(0, 48)]), "gpus")
     watch.sample()
@@ -312,6 +311,6 @@ def test_a_run_whose_metrics_are_broken_hears_it_from_them(capfd: pytest.Capture
 
 @pytest.mark.gpu
 def test_the_gpus_of_this_machine_are_looked_at(tmp_path: Path) -> None:
-    watch = open_monitor(0.2, Ranks(), {"LAUNCH_RUN_FOLDER": str(tmp_path)})
+    watch = open_monitor(0.2, {"LAUNCH_RUN_FOLDER": str(tmp_path)})
     until(lambda: "gpu_util_mean" in watch.facts().get("monitor", {}))
     watch.close()

@@ -12,7 +12,7 @@ import pytest
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import TORCHRUN, Task, command, missing_target, parse_args
 from launch_train.node.control_store import GenerationSpec
-from launch_train.node.environment import Paths, child_env, framework_env, machine_env, rehearsal_env
+from launch_train.node.environment import Paths, child_env, framework_env, network_env
 
 ORDER = GenerationSpec(generation=4, attempt=2, port=31000, members=("aa", "bb"))
 PAIR = Cluster(("host-a:2222", "host-b:2222"), 1)
@@ -125,26 +125,29 @@ def test_a_module_that_is_missing_is_known_before_it_is_started(tmp_path: Path, 
 def test_a_script_of_the_image_that_fails_or_is_not_there(tmp_path: Path) -> None:
     script = tmp_path / "nccl.sh"
     environ = {"PATH": "/usr/bin:/bin", "LAUNCH_NCCL_SCRIPT": str(script)}
-    assert machine_env(environ) == (environ, "")
+    assert network_env(environ, rehearsal=False) == (environ, "")
     script.write_text("echo no fabric >&2\nreturn 3\n")
-    env, warning = machine_env(environ)
+    env, warning = network_env(environ, rehearsal=False)
     assert env == environ
     assert warning == f"{script} failed with code 3 (no fabric): NCCL may be slow"
 
 
 def test_libraries_go_in_front() -> None:
-    assert machine_env({"LAUNCH_LIBRARY_PATH": "/a:/b", "LD_LIBRARY_PATH": "/c"})[0]["LD_LIBRARY_PATH"] == "/a:/b:/c"
-    assert machine_env({"LAUNCH_LIBRARY_PATH": "/a"})[0]["LD_LIBRARY_PATH"] == "/a"
-    assert "LD_LIBRARY_PATH" not in machine_env({})[0]
+    def library_path(**environ: str) -> str | None:
+        return network_env(environ, rehearsal=False)[0].get("LD_LIBRARY_PATH")
+
+    assert library_path(LAUNCH_LIBRARY_PATH="/a:/b", LD_LIBRARY_PATH="/c") == "/a:/b:/c"
+    assert library_path(LAUNCH_LIBRARY_PATH="/a") == "/a"
+    assert library_path() is None
 
 
 def test_a_rehearsal_leaves_the_clouds_network_out() -> None:
     kept = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET"}
     network = {"NCCL_ALGO": "Ring", "LAUNCH_NCCL_SCRIPT": "/x.sh", "LAUNCH_LIBRARY_PATH": "/lib"}
-    env, line = rehearsal_env(kept | network)
+    env, line = network_env(kept | network, rehearsal=True)
     assert env == kept
     assert line.endswith("(NCCL_ALGO, LAUNCH_NCCL_SCRIPT, LAUNCH_LIBRARY_PATH)")
-    assert rehearsal_env(kept) == (kept, "")
+    assert network_env(kept, rehearsal=True) == (kept, "")
 
 
 PYTHON = Task("python", "script", "fit.py", ())

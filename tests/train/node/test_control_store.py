@@ -22,7 +22,6 @@ from launch_train.node.control_store import (
     GenerationSpec,
     HeartbeatMonitor,
     Member,
-    MemoryStore,
     State,
     Store,
     StoreLostError,
@@ -49,7 +48,7 @@ class Clock:
 
 
 def test_a_pulse_tells_who_is_there() -> None:
-    store, clock = MemoryStore(), Clock()
+    store, clock = Store(), Clock()
     pulse = HeartbeatMonitor(store, 3, lost=30, clock=clock)
     assert pulse.members() == {}
     store.set("beat/0", "aa:1")
@@ -65,7 +64,7 @@ def test_a_pulse_tells_who_is_there() -> None:
 
 
 def test_who_was_away_himself_blames_nobody() -> None:
-    store, clock = MemoryStore(), Clock()
+    store, clock = Store(), Clock()
     pulse = HeartbeatMonitor(store, 1, lost=30, clock=clock)
     store.set("beat/0", "aa:1")
     pulse.members()
@@ -81,7 +80,7 @@ class Crew:
     """Some members, each with a line of its own, and a coordinator in between."""
 
     def __init__(self, folder: Path, size: int, storage: Storage | None = None, timing: Timing = FAST) -> None:
-        self.store = MemoryStore()
+        self.store = Store()
         self.record = RunRecord(storage or open_storage(str(folder)))
         self.said: list[str] = []
         self.size = size
@@ -140,7 +139,7 @@ def test_a_run_that_goes_well(crew: Crew) -> None:
     assert crew.end() == End(0, "done")
 
 
-class LeavingStore(MemoryStore):
+class LeavingStore(Store):
     """Node 0 is gone as soon as the node has said that it has read the end."""
 
     gone = False
@@ -344,7 +343,7 @@ def test_a_run_folder_that_fails_is_the_end(tmp_path: Path) -> None:
     assert "can't be" in end.reason
 
 
-class Broken:
+class Broken(Store):
     """A store whose server goes away."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.contract import Exit
-from launch_train.node.gce_vm import VmIdentity, log_source, machine_of
+from launch_train.node.gce_vm import log_source
 from launch_train.runfolder.starts import parse_metrics
 from launcher.testing.googlecloud import Fault, GoogleCloud, Stalled, Status
 from launcher.testing.googlecloud.logging.entries import WRITE
@@ -79,37 +79,32 @@ def logged(cloud: GoogleCloud, instance: str = "4242") -> list[str]:
 # --- What it is -------------------------------------------------------------------------------------------------------
 
 
-def test_the_vm_of_the_environment() -> None:
-    said: list[str] = []
-    assert machine_of({contract.MACHINE: json.dumps(TOLD)}, said.append) == VmIdentity(*TOLD.values())
-    assert machine_of({}, said.append) is None
-    assert said == []
-
-
 @pytest.mark.parametrize("text", ["{", "[]", "7", '{"project": "p"}'])
-def test_one_that_cant_be_read_is_told_and_none(text: str) -> None:
+def test_a_machine_that_cant_be_read_is_reported_and_none(text: str) -> None:
     said: list[str] = []
-    assert machine_of({contract.MACHINE: text}, said.append) is None
+    assert log_source({contract.MACHINE: text}, said.append) is None
     assert len(said) == 1
     assert said[0].startswith("LAUNCH_MACHINE is invalid (")
+    assert log_source({}, said.append) is None
+    assert len(said) == 1
 
 
-@pytest.mark.parametrize(("node", "task"), [(0, "workerpool0-0"), (1, "workerpool1-0"), (3, "workerpool1-2")])
-def test_what_its_entries_say(node: int, task: str) -> None:
-    machine = VmIdentity(*TOLD.values())
-    source = log_source(machine, {contract.RUN: "demo-1", contract.CLUSTER_SPEC: cluster_spec(4, node, 2222)})
+@pytest.mark.parametrize(
+    ("spec", "task"),
+    [(cluster_spec(4, node, 2222), name) for node, name in ((0, "workerpool0-0"), (1, "workerpool1-0"))]
+    + [(cluster_spec(4, 3, 2222), "workerpool1-2"), ("{", "workerpool0-0")],
+)
+def test_the_labels_of_a_nodes_entries(spec: str, task: str) -> None:
+    source = log_source(
+        {contract.MACHINE: json.dumps(TOLD), contract.RUN: "demo-1", contract.CLUSTER_SPEC: spec}, print
+    )
+    assert source
     assert source.labels == {
         "launch-run": "demo-1",
         "task_name": task,
         "compute.googleapis.com/resource_name": "demo-1-n1",
     }
     assert source.resource == {"project_id": "my-project", "instance_id": "4242", "zone": "us-central1-a"}
-
-
-def test_a_cluster_that_cant_be_read_is_somebody_elses_word() -> None:
-    assert (
-        log_source(VmIdentity("p", "z", "n", "1"), {contract.CLUSTER_SPEC: "{"}).labels["task_name"] == "workerpool0-0"
-    )
 
 
 # --- Cloud Logging ----------------------------------------------------------------------------------------------------

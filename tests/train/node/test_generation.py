@@ -20,9 +20,9 @@ from launch_train.monitoring import monitor
 from launch_train.node import generation
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import Task
-from launch_train.node.control_store import GenerationSpec, Member, MemoryStore, Timing
+from launch_train.node.control_store import GenerationSpec, Member, Store, Timing
 from launch_train.node.environment import Paths
-from launch_train.node.generation import LaunchPlan, StopRequest, give_notice, prepare_notice, run_generation
+from launch_train.node.generation import LaunchPlan, StopRequest, give_notice, run_generation
 from tests.train.alone import alone
 
 TIMING = Timing(grace=22, last=3)
@@ -78,7 +78,7 @@ def test_without_a_signal_there_is_the_time_that_was_asked_for() -> None:
 
 def test_the_notice_is_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "notice"
-    prepare_notice(path)
+    path.with_suffix(".new").touch()
     assert not path.exists()
     give_notice(path, StopRequest(signal.SIGTERM, when=1234.5, since=10, until=40))
     assert path.read_text() == "1234.5 1264.5\n"
@@ -86,7 +86,7 @@ def test_the_notice_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def test_a_notice_that_can_not_be_written_is_given_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "notice"
-    prepare_notice(path)
+    path.with_suffix(".new").touch()
     path.with_suffix(".new").unlink()
     path.with_suffix(".new").symlink_to("/dev/full")  # no space left on device
     give_notice(path, _told(signal.SIGTERM))
@@ -117,7 +117,7 @@ def test_the_node_looks_at_the_machine_where_the_trainer_does_not(
     env = {**os.environ, contract.RUN_FOLDER: str(folder)}
     cluster = Cluster(("localhost:1", "localhost:2"), node)
     plan = LaunchPlan(task, cluster, env, 1, 0, tmp_path, "demo-1", secrets=secret)
-    member = Member(MemoryStore(), node, TIMING)
+    member = Member(Store(), node, TIMING)
     order = GenerationSpec(2, 1, 0, (member.incarnation,) * 2)
     member.state = lambda: SimpleNamespace(phase="run", generation=2)  # type: ignore[method-assign,assignment,return-value]
     assert run_generation(plan, order, member, TIMING, StopRequest()).code == 0
@@ -137,7 +137,7 @@ def test_the_node_does_not_monitor_the_trainer_too(
 ) -> None:
     opened: list[object] = []
 
-    def open_monitor(*arguments: object) -> SimpleNamespace:
+    def open_monitor(*arguments: object, **_: object) -> SimpleNamespace:
         opened.append(arguments)
         return SimpleNamespace(close=lambda: None)
 
@@ -170,7 +170,7 @@ def test_a_machine_that_starts_nothing_for_now_is_an_outcome(
     plan = LaunchPlan(
         Task("python", "command", "", ("true",)), Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1"
     )
-    member = Member(MemoryStore(), 0, TIMING)
+    member = Member(Store(), 0, TIMING)
     outcome = run_generation(
         plan, GenerationSpec(0, 1, 0, (member.incarnation,)), member, TIMING, _told(signal.SIGTERM)
     )

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.node import gpu_benchmark
-from launch_train.node.gpu_benchmark import Result, check, is_requested, run_bench
+from launch_train.node.gpu_benchmark import Result, check, run_bench
 from tests.train.alone import alone
 from tests.train.nodes import machines
 
@@ -26,9 +27,10 @@ def never() -> bool:
 
 
 def test_it_is_off_unless_it_is_asked_for() -> None:
-    assert [is_requested(env) for env in ({}, {contract.PREFLIGHT: "off"}, BENCH)] == [False, False, True]
+    for env in ({}, {contract.PREFLIGHT: "off"}):
+        check(env, 1, 8, 8, pytest.fail, never, print)
     with pytest.raises(UsageError, match="LAUNCH_PREFLIGHT='yes' must be off or bench"):
-        is_requested({contract.PREFLIGHT: "yes"})
+        check({contract.PREFLIGHT: "yes"}, 1, 8, 8, pytest.fail, never, print)
 
 
 @pytest.mark.slow
@@ -73,12 +75,18 @@ def test_a_slow_machine_is_unfit_and_its_figures_are_kept(told: list[Result]) ->
     with pytest.raises(UnfitError, match="preflight: dead"):
         check(BENCH, 1, 1, 1, said.append, never, kept.append)
     assert kept == [b"{1}", b"{2}"]
-    check({}, 1, 8, 8, said.append, never, kept.append)  # not asked for
 
 
-def test_the_problem_is_what_the_verdict_calls_unfit() -> None:
+def test_the_problem_is_what_the_verdict_calls_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [{"unfit": True, "text": "a"}, {"unfit": False, "text": "b"}, {"unfit": True, "text": "c"}]
-    assert gpu_benchmark._describe_problem(70, json.dumps({"findings": findings}).encode(), 1.0) == "a; c"
+
+    def bench(argv: list[str], _env: object) -> SimpleNamespace:
+        file = next(word for word in argv if word.startswith("--json=")).removeprefix("--json=")
+        Path(file).write_text(json.dumps({"findings": findings}))
+        return SimpleNamespace(poll=lambda: 70, kill=lambda: None)
+
+    monkeypatch.setattr(gpu_benchmark, "Child", bench)
+    assert run_bench(ENV, 0, processes=1, gpus=1, stopped=never).problem == "a; c"
 
 
 def test_a_node_without_gpus_goes_on(told: list[Result]) -> None:

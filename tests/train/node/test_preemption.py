@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from launch_train.node.gce_vm import REPORT_AFTER, PreemptionListener
 from launch_train.node.generation import StopRequest
-from launch_train.node.preemption import REPORT_AFTER, PreemptionListener
 from tests.train.node.metadata import Metadata
 from tests.train.nodes import free_port, until
 

@@ -125,7 +125,7 @@ EVENT_FILES: Final = "*.tfevents.*"
 
 NOTICE_SECONDS: Final = 30.0
 """From SIGTERM to the end of the machine: Vertex AI, a Spot VM and `launch local`. A longer notice is known to the
-node alone (train/launch_train/node/preemption.py), and moves the other limits as far."""
+node alone (train/launch_train/node/gce_vm.py), and moves the other limits as far."""
 
 CONTAINER_SECONDS: Final = 28.0
 """The container is killed."""

@@ -54,28 +54,21 @@ class Monitor:
         """Stop sampling and write the remaining rows."""
 
 
-class ProcessRank(Protocol):
-    """The position of a process in its run."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def local_rank(self) -> int: ...
-
-
-def open_monitor(seconds: float, ranks: ProcessRank, env: Mapping[str, str], events: Sink | None = None) -> Monitor:
+def open_monitor(
+    seconds: float, env: Mapping[str, str], events: Sink | None = None, *, rank: int = 0, local_rank: int = 0
+) -> Monitor:
     """Return the monitor of this process; only the first process of a node samples, every `seconds` (0: never).
 
     `events`: where rank 0 reports GPU errors; other nodes write their own parts. Nothing is opened before the first
     sample.
     """
-    if not seconds or ranks.local_rank:
+    if not seconds or local_rank:
         return Monitor()
     node = int(env.get(contract.NODE) or 0)
     host = BoundedCall(_lazily(partial(_open_host, env)), "host")
     gpus = BoundedCall(_lazily(partial(_open_gpus, env)), "gpus")
     rows, own = LazySink(partial(_parts, env, runfolder.monitor_part, PART_SECONDS)), LazySink(partial(_parts, env))
-    return NodeMonitor(seconds, node, host, gpus, rows, events if events and ranks.rank == 0 else own)
+    return NodeMonitor(seconds, node, host, gpus, rows, events if events and rank == 0 else own)
 
 
 class Sampler(Protocol):

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -29,10 +30,9 @@ from launch_train.common.storage import LocalFolder, UnreachableError, open_stor
 from launch_train.node import gpu_benchmark, health_check, notify
 from launch_train.node.cluster import Cluster, parse
 from launch_train.node.command import Task, missing_target, parse_args
-from launch_train.node.control_store import GenerationSpec, Member, MemoryStore, State, Store, Timing, TorchStore
+from launch_train.node.control_store import GenerationSpec, Member, State, Store, Timing, TorchStore
 from launch_train.node.coordinator import Coordinator
-from launch_train.node.discovery import find_store
-from launch_train.node.environment import code_path, machine_env, program_path, rehearsal_env, with_run_path
+from launch_train.node.environment import code_path, network_env, program_path, with_run_path
 from launch_train.node.exit_status import End, Outcome, end_from_outcomes
 from launch_train.node.gce_vm import watch_vm
 from launch_train.node.generation import LaunchPlan, StopRequest, run_generation
@@ -212,8 +212,9 @@ class Node:
             raise UnfitError(findings.unfit)
         description, record = {"host": socket.gethostname(), **facts.to_dict()}, self._record.within(self._timing.ask)
         node = self._cluster.node
-        self._retry(lambda: record.write_node(node, description))
-        env, line = (rehearsal_env if self._cluster.rehearsal else machine_env)(self._environ)
+        # It also proves that the folder is writable.
+        self._retry(lambda: record.write(runfolder.node_record(node), json.dumps(description) + "\n"))
+        env, line = network_env(self._environ, rehearsal=self._cluster.rehearsal)
         if line:
             say(line)
         processes = processes or facts.gpus or 1
@@ -221,7 +222,7 @@ class Node:
             env.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its four lines of warning
         gpu_benchmark.check(
             *(env, node, processes, facts.gpus, say, lambda: bool(self._stop.signum)),
-            keep=lambda report: self._retry(lambda: record.write_bench(node, report)),
+            keep=lambda report: self._retry(lambda: record.write(runfolder.node_bench(node), report)),
         )
         self._pause(0.0)  # raises if a signal came meanwhile
         run = self._environ.get(contract.RUN) or "run"
@@ -259,7 +260,7 @@ class Node:
 
     def _host(self) -> Store:
         if self._cluster.size == 1:
-            return MemoryStore()
+            return Store()
         try:
             return TorchStore("localhost", self._cluster.port, serve=True)
         except ConnectionError as error:
@@ -270,13 +271,35 @@ class Node:
         while True:
             # A failure is only reported to nodes that are up: others find it out by themselves.
             limit = self._timing.lost if failure else self._timing.gather
-            store = find_store(self._cluster, limit, self._timing, self._stop, say)
+            store = self._find_store(limit)
             if store is None:
                 return failure or self._local_end()
             end, was_published = self._session(store, failure)
             if was_published or self._stop.signum or end.code == contract.Exit.PREEMPTED:  # the state is saved
                 return end
             say("node 0 no longer responds; waiting for it to return")
+
+    def _find_store(self, limit: float) -> Store | None:
+        """Connect to the store of node 0, which may start later than this node, or be replaced. Returns None if it
+        doesn't respond within `limit` seconds. A node that must stop tries once, to report that to the others."""
+        host, port = self._cluster.host, self._cluster.port
+        start = reported = time.monotonic()
+        while True:
+            is_stopping = bool(self._stop.signum)
+            with suppress(OSError):  # StoreLostError is one too
+                socket.create_connection((host, port), timeout=2).close()
+                longest = self._stop.leave_seconds(self._timing) if is_stopping else 20.0
+                return TorchStore(host, port, serve=False, timeout=min(longest, self._timing.lost))
+            if is_stopping:
+                return None
+            now = time.monotonic()
+            if now - start > limit:
+                say(f"node 0 ({host}:{port}) did not answer within {limit:.0f} s")
+                return None
+            if now - reported >= self._timing.line:
+                reported = now
+                say(f"waiting for node 0 ({host}:{port}, {now - start:.0f} s)")
+            time.sleep(0.2)
 
     def _session(self, store: Store, failure: End | None) -> tuple[End, bool]:
         """Follow the coordinator's orders until the end. Returns the end, and whether the coordinator published it."""
@@ -332,7 +355,7 @@ class Node:
         files |= {runfolder.collectives(order.attempt, order.generation, rank): dump for rank, dump in dumps.items()}
         try:
             for name, content in files.items():
-                self._record.within(self._timing.ask).write_stacks(name, content)
+                self._record.within(self._timing.ask).write(name, content)
         except (OutputError, OSError) as error:
             say(f"the stacks of the hung processes could not be stored: {error}")
         else:

@@ -19,7 +19,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -32,7 +33,6 @@ from launch_train.common.heartbeat import Heartbeat
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.node.hang_detection import rank_of
 from launch_train.telemetry.event_files import EventFiles, EventScalars, Scalar, event_paths
-from launch_train.telemetry.line_metrics import LineMetrics
 from launch_train.telemetry.metric_sink import Sink, open_sink, wanted_loggers
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.tensorboard import OWN_FILE
@@ -52,6 +52,13 @@ KEPT_STEPS: Final = 10_000
 
 LAST_SECONDS: Final = 1.5
 """Time for the last uploads; the node uploads what is left on the disk."""
+
+
+LINE: Final = 2000
+"""Longest line, in characters, that is searched: longer lines are not metrics."""
+
+_ENDS: Final = re.compile(r"[\r\n]+")
+"""A progress bar ends its lines with a carriage return."""
 
 
 class _TooSlowError(Exception):
@@ -193,6 +200,44 @@ def is_read_from(path: Path, logs: Path | None) -> bool:
     return not (writer and writer[1] == socket.gethostname() and rank_of(writer[2]))
 
 
+class LineMetrics:
+    """Turns output into rows. `regex` has the group `step`; its other named groups are values."""
+
+    def __init__(self, regex: str) -> None:
+        self._pattern = re.compile(regex)
+        self._rest = ""
+        self._row: Row = {}
+
+    def lines(self, data: bytes) -> list[str]:
+        """Return the complete lines that `data` ends; an incomplete one waits for the rest."""
+        *lines, self._rest = _ENDS.split(self._rest + data.decode(errors="replace"))
+        self._rest = self._rest[: LINE + 1]
+        return [line for line in lines if len(line) <= LINE]
+
+    def rows(self, line: str) -> Iterator[Row]:
+        """Yield the row of a line, if it is the first of its step or has values that the step's earlier lines lack.
+
+        Lines of an earlier step are ignored: several ranks may print the same lines. A row has all values of its step
+        so far, as readers take the last row of a step.
+        """
+        match = self._pattern.search(line)
+        if not match:
+            return
+        values: dict[str, float] = {}
+        for name, text in match.groupdict().items():
+            with suppress(ValueError, TypeError):  # no number, or a group that took no part
+                values[name] = float(text)
+        step = values.pop("step", None)
+        if step is None or not math.isfinite(step) or not values:
+            return
+        last = self._row.get("step", -math.inf)
+        past = self._row if step == last else {}
+        if step < last or values.keys() <= past.keys():
+            return
+        self._row = {"step": int(step), "time": time.time(), **values, **past}
+        yield dict(self._row)
+
+
 class RowReader:
     """Writes the rows of lines, within a time limit for each line."""
 
@@ -200,7 +245,11 @@ class RowReader:
         self._rows = rows
         self._lines = LineMetrics(regex)
         self._stopped = False
-        signal.signal(signal.SIGALRM, _interrupt)
+
+        def interrupt(_signum: int, _frame: FrameType | None) -> None:
+            raise _TooSlowError
+
+        signal.signal(signal.SIGALRM, interrupt)
 
     def read(self, data: bytes) -> None:
         """Read lines and write their rows. Raises OutputError."""
@@ -222,10 +271,6 @@ class RowReader:
             for row in rows:
                 self._rows.add(row.pop("step"), row.pop("time"), row)
                 self._rows.write()
-
-
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    raise _TooSlowError
 
 
 if __name__ == "__main__":

@@ -27,10 +27,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, Protocol
 
 from launch_train.common import contract
-from launch_train.common.faults import Fault
 from launch_train.node.exit_status import End, Outcome
 
 
@@ -90,32 +88,22 @@ class StoreLostError(ConnectionError):
     """The store is unreachable: node 0's agent has exited."""
 
 
-class Store(Protocol):
-    """A key-value store that all nodes see."""
-
-    def get(self, key: str) -> str | None:
-        """The value, or None; raises StoreLostError."""
-
-    def set(self, key: str, value: str) -> None:
-        """Set a value. Others may see it a moment later, because TCPStore sends no reply. Raises StoreLostError."""
-
-
-class MemoryStore:
-    """The store of a run with a single node."""
+class Store:
+    """The key-value store that all nodes see; this one is that of a run with a single node. Raises StoreLostError."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
 
     def get(self, key: str) -> str | None:
-        """The value, or None."""
+        """Return the value, or None."""
         return self._values.get(key)
 
     def set(self, key: str, value: str) -> None:
-        """Write it."""
+        """Set a value. Others may see it a moment later, because TCPStore sends no reply."""
         self._values[key] = value
 
 
-class TorchStore:
+class TorchStore(Store):
     """torch's TCPStore: node 0 serves it, the others connect."""
 
     def __init__(self, host: str, port: int, *, serve: bool, timeout: float = 20.0) -> None:
@@ -130,7 +118,6 @@ class TorchStore:
             raise StoreLostError(str(error).splitlines()[0]) from error
 
     def get(self, key: str) -> str | None:
-        """The value, or None; raises StoreLostError."""
         try:
             # get() would block on a missing key; no key is ever deleted.
             return self._store.get(key).decode() if self._store.check([key]) else None
@@ -138,7 +125,6 @@ class TorchStore:
             raise StoreLostError(str(error).splitlines()[0]) from error
 
     def set(self, key: str, value: str) -> None:
-        """Set a value; raises StoreLostError."""
         try:
             self._store.set(key, value)
         except RuntimeError as error:
@@ -284,10 +270,3 @@ def reserve_port() -> tuple[socket.socket, int]:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("", 0))
     return reserved, int(reserved.getsockname()[1])
-
-
-def decode_outcome(text: str) -> Outcome:
-    """Parse an outcome from the store."""
-    values: dict[str, Any] = json.loads(text)
-    faults = tuple(Fault(*fault) for fault in values["faults"])
-    return Outcome(**{**values, "marks": tuple(values["marks"]), "faults": faults})

@@ -19,7 +19,6 @@ from launch_train.node.control_store import (
     HeartbeatMonitor,
     Store,
     Timing,
-    decode_outcome,
     reserve_port,
 )
 from launch_train.node.exit_status import (
@@ -106,7 +105,8 @@ class Coordinator:
             if own:
                 self._say(f"resuming the script from {own.path}: {shlex.join(args)}")
             generation = self._retry(lambda: self._record.next_generation(self._attempt))
-            self._retry(partial(self._record.write_generation, self._attempt, generation))
+            # A replaced node 0 continues from there.
+            self._retry(partial(self._record.write, runfolder.generation_record(self._attempt), f"{generation}\n"))
             members = self._gather()  # a node may have been replaced while the run folder was unreachable
             if isinstance(members, End):
                 return members
@@ -120,8 +120,11 @@ class Coordinator:
             if self._resume and (newer := self._retry(self._resume.newest)):
                 durable = durable or newer.step > (own.step if own else -1)
             self._failures = 1 if durable else self._failures + 1
+            # The exit code of a command that failed by itself, soon and before its first step.
             failed_early = not durable and time.monotonic() - began < self._timing.quick
-            code = self._early_failure(outcomes, generation) if failed_early else None
+            code = own_failure(outcomes) if failed_early else None
+            if code is not None and self._retry(partial(self._record.has_steps, self._attempt, generation)):
+                code = None
             failed_twice_early = code is not None and code == before
             repeated, last = recurring_fault(last, outcomes), outcomes
             if end := end_after_failure(
@@ -134,13 +137,6 @@ class Coordinator:
                 return end
             bad = ", ".join(str(outcome) for outcome in outcomes if not outcome.ok)
             self._say(f"{bad}; restarting ({self._failures} of {self._restarts} since the last checkpoint)")
-
-    def _early_failure(self, outcomes: list[Outcome], generation: int) -> int | None:
-        """Return the exit code of a command that failed by itself before the first step; None if it didn't."""
-        code = own_failure(outcomes)
-        if code is None or self._retry(lambda: self._record.has_steps(self._attempt, generation)):
-            return None
-        return code
 
     def _retry(self, ask: Callable[[], T]) -> T:
         return retry_until(ask, (OutputError, OSError), self._timing, self._say, self._pause)
@@ -156,7 +152,7 @@ class Coordinator:
     def _write_terminal(self, end: End) -> None:
         """Write `terminal`. If that fails, the reason for the end still matters more."""
         try:
-            self._retry(lambda: self._record.write_terminal(end.reason))
+            self._retry(lambda: self._record.write(runfolder.TERMINAL, f"{end.reason}\n"))
         except TrainError as error:
             self._say(f"{runfolder.TERMINAL} could not be written ({error}): do not start this run again")
 
@@ -209,7 +205,7 @@ class Coordinator:
             if node in known:
                 continue
             if text := self._store.get(f"outcome/{order.generation}/{node}"):
-                news[node] = decode_outcome(text)
+                news[node] = Outcome.from_json(text)
             elif present.get(node) != order.members[node]:
                 reason = "was replaced" if node in present else f"no heartbeat for {self._timing.lost:.0f} s"
                 news[node] = Outcome(node, code=1, note=reason)

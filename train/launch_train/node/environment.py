@@ -143,20 +143,17 @@ def framework_env(task: Task, cluster: Cluster, order: GenerationSpec, environ: 
     return variables
 
 
-def rehearsal_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return `environ` without the settings for the cloud's network, and a line about it, or ""."""
-    settings = [name for name in environ if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")]
-    settings += [name for name in (contract.NCCL_SCRIPT, contract.LIBRARY_PATH) if name in environ]
-    env = {name: value for name, value in environ.items() if name not in settings}
-    line = f"local run: ignored cloud network settings ({', '.join(settings)})"
-    return env, line if settings else ""
+def network_env(environ: Mapping[str, str], *, rehearsal: bool) -> tuple[dict[str, str], str]:
+    """Return `environ` for this machine's network, and a line about it, or "".
 
-
-def machine_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return `environ` with the settings of the machine's image (NCCL script and libraries), and a warning, or "".
-
-    a3-mega, a4 and others need NCCL settings that a script in the image sets.
+    a3-mega, a4 and others need NCCL settings that a script in the image sets, and its libraries. In a rehearsal the
+    settings for the cloud's network are removed.
     """
+    if rehearsal:
+        settings = [name for name in environ if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")]
+        settings += [name for name in (contract.NCCL_SCRIPT, contract.LIBRARY_PATH) if name in environ]
+        env = {name: value for name, value in environ.items() if name not in settings}
+        return env, f"local run: ignored cloud network settings ({', '.join(settings)})" if settings else ""
     env, warning = _sourced(environ)
     if folders := environ.get(contract.LIBRARY_PATH):
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, (folders, env.get("LD_LIBRARY_PATH"))))

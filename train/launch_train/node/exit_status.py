@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,6 +56,13 @@ class Outcome:
         """The processes exited on request, after a durable save."""
         return Exit.PREEMPTED in self.marks
 
+    @classmethod
+    def from_json(cls, text: str) -> Outcome:
+        """Parse an outcome from the control store."""
+        values = json.loads(text)
+        faults = tuple(Fault(*fault) for fault in values["faults"])
+        return cls(**{**values, "marks": tuple(values["marks"]), "faults": faults})
+
     def __str__(self) -> str:
         ended = f"exit code {self.code}" if self.code >= 0 else f"killed by {_signal_name(-self.code)}"
         return f"node {self.node}: {self.note or ended}"
@@ -78,7 +86,13 @@ def end_from_outcomes(outcomes: Sequence[Outcome]) -> End | None:
     for code, reason in _FINAL.items():
         if marked := [outcome for outcome in bad if code in outcome.marks]:
             return End(code, f"node {marked[0].node}: {reason}", terminal=code in _TERMINAL)
-    return _stopped(bad) or _unloadable(bad)
+    if end := _stopped(bad):
+        return end
+    for outcome in bad:
+        for fault in outcome.faults:
+            if fault.permanent and not outcome.note:  # the code can't be loaded: a restart would fail the same way
+                return End(Exit.USAGE, f"node {outcome.node}: {fault}; not retrying", terminal=True)
+    return None
 
 
 def end_after_failure(
@@ -94,32 +108,30 @@ def end_after_failure(
     `failures`: failures since the last new checkpoint, this one included; `restarts`: how many of them may be repaired.
     `failed_twice_early`: the last two failed alike, at once and before their first step. `repeated`: the fault of both.
     """
-    bad = [outcome for outcome in outcomes if not outcome.ok]
     if repeated:
-        return End(
-            Exit.FAILED, f"{_main_failure(bad)}; failed twice in the same way; not retrying: {repeated}", terminal=True
-        )
-    if failures > restarts:
+        reason = f"failed twice in the same way; not retrying: {repeated}"
+    elif failures > restarts:
         count = "failed once" if failures == 1 else f"failed {failures} times"
-        return End(Exit.FAILED, f"{_main_failure(bad)}; {count} without a new checkpoint", terminal=True)
-    if failed_twice_early:
-        return End(
-            Exit.FAILED, f"{_main_failure(bad)}; failed twice before its first step; not retrying", terminal=True
-        )
-    return None
+        reason = f"{count} without a new checkpoint"
+    elif failed_twice_early:
+        reason = "failed twice before its first step; not retrying"
+    else:
+        return None
+    # A command that exited by itself tells more than one that was stopped.
+    bad = min((outcome for outcome in outcomes if not outcome.ok), key=lambda outcome: outcome.note != "")
+    return End(Exit.FAILED, f"{bad}; {reason}", terminal=True)
 
 
 def recurring_fault(before: Sequence[Outcome], now: Sequence[Outcome]) -> Fault | None:
     """Return the exception that two generations failed with at the same step and place; None if a restart may help."""
     if own_failure(before) is None or own_failure(now) is None:
         return None
-    known = {fault.recurring for fault in _own_faults(before)} - {None}
-    return next((fault for fault in _own_faults(now) if fault.recurring in known), None)
-
-
-def _own_faults(outcomes: Sequence[Outcome]) -> list[Fault]:
-    """Return the faults of nodes that failed by themselves: stopped processes may fail because of that."""
-    return [fault for outcome in outcomes if not outcome.note for fault in outcome.faults]
+    # Only the faults of nodes that failed by themselves: stopped processes may fail because of that.
+    earlier, later = (
+        [fault for outcome in outcomes if not outcome.note for fault in outcome.faults] for outcomes in (before, now)
+    )
+    known = {fault.recurring for fault in earlier} - {None}
+    return next((fault for fault in later if fault.recurring in known), None)
 
 
 def own_failure(outcomes: Sequence[Outcome]) -> int | None:
@@ -147,20 +159,6 @@ def _stopped(bad: Sequence[Outcome]) -> End | None:
         if outcome.signum:
             return End(128 + outcome.signum, f"node {outcome.node} received {_signal_name(outcome.signum)}")
     return None
-
-
-def _unloadable(bad: Sequence[Outcome]) -> End | None:
-    """Return the end if the code can't be loaded: a restart would fail the same way."""
-    for outcome in bad:
-        for fault in outcome.faults:
-            if fault.permanent and not outcome.note:
-                return End(Exit.USAGE, f"node {outcome.node}: {fault}; not retrying", terminal=True)
-    return None
-
-
-def _main_failure(bad: Iterable[Outcome]) -> Outcome:
-    """Return the most telling outcome: a command that exited by itself before one that was stopped."""
-    return min(bad, key=lambda outcome: outcome.note != "")
 
 
 def _signal_name(signum: int) -> str:

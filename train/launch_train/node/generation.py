@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
 
 from launch_train import runfolder
 from launch_train.common import contract, faults
@@ -161,7 +160,9 @@ def run_generation(
         if stacks or dumps:
             keep(stacks, dumps)
         plan.printed.update(file.name for file in failed.glob(f"{faults.PRINTED}*"))
-        marks = _read_marks(paths.exit_file)
+        marks: tuple[int, ...] = ()
+        with suppress(OSError, UnicodeDecodeError):
+            marks = tuple(int(line) for line in paths.exit_file.read_text().split() if line.isdecimal())
         has_stepped = (failed / faults.STEPPED).exists()
         if code == 0 and not stop.signum and not note and not has_stepped and plan.env.get(contract.RUN_FOLDER):
             _warn_of_missing_metrics(plan, order, stop.exited - began, timing)
@@ -225,7 +226,7 @@ def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:
 
 def _start(plan: LaunchPlan, order: GenerationSpec, paths: Paths, timing: Timing) -> tuple[Child, Callable[[], None]]:
     """Start the command. Returns it, and what prepares the start of the next generation."""
-    prepare_notice(paths.notice)
+    paths.notice.with_suffix(".new").touch()  # `give_notice` only renames it, which works on a full disk too
     inner = timing.grace - timing.report
     argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
     env = {**plan.env, **framework_env(plan.task, plan.cluster, order, plan.env), **plan.secrets}
@@ -257,7 +258,7 @@ def _monitored(plan: LaunchPlan, order: GenerationSpec, paths: Paths) -> Iterato
 
     env = child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
     # Sink(): on node 0 the parts of events have the names of the script's parts.
-    monitor = open_monitor(MONITOR_SECONDS, _MonitoredNode(plan.cluster.node), env, Sink())
+    monitor = open_monitor(MONITOR_SECONDS, env, Sink(), rank=plan.cluster.node)
     try:
         yield
     finally:
@@ -292,11 +293,6 @@ def _collected(
         time.sleep(READ_SECONDS)
         plan.listen(None)
         helper.close(PREEMPTED_COLLECT_SECONDS if stop.signum else COLLECT_SECONDS)
-
-
-class _MonitoredNode(NamedTuple):
-    rank: int
-    local_rank: int = 0
 
 
 def _watch(
@@ -355,23 +351,9 @@ def _stop_preempted(
     return child.stop(max(0.0, stop.kill_at(timing) - time.monotonic()), stop.signum, hurry)
 
 
-def prepare_notice(path: Path) -> None:
-    """Create the file that `give_notice` will only rename, which works on a full disk too."""
-    path.with_suffix(".new").touch()
-
-
 def give_notice(path: Path, stop: StopRequest) -> None:
     """Tell the processes, atomically, that this machine must stop, and when it ends."""
     with suppress(OSError):
         path.with_suffix(".new").write_text(f"{stop.when} {stop.when + stop.until - stop.since}\n")
     with suppress(OSError):
         path.with_suffix(".new").replace(path)
-
-
-def _read_marks(exit_file: Path) -> tuple[int, ...]:
-    """Return the exit codes that the processes wrote to the exit file."""
-    try:
-        lines = exit_file.read_text().split()
-    except (OSError, UnicodeDecodeError):
-        return ()
-    return tuple(int(line) for line in lines if line.isdecimal())

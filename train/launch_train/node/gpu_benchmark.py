@@ -37,14 +37,6 @@ class Result(NamedTuple):
     report: bytes = b""
 
 
-def is_requested(environ: Mapping[str, str]) -> bool:
-    """Return whether the request asks for the benchmark. Raises UsageError."""
-    mode = environ.get(contract.PREFLIGHT) or "off"
-    if mode not in ("off", "bench"):
-        raise UsageError(f"{contract.PREFLIGHT}={mode!r} must be off or bench")
-    return mode == "bench"
-
-
 def check(
     env: Mapping[str, str],
     node: int,
@@ -55,7 +47,10 @@ def check(
     keep: Callable[[bytes], None],
 ) -> None:
     """Benchmark this node if the request asks for it, and pass the report to `keep`. Raises UnfitError, UsageError."""
-    if not is_requested(env):
+    mode = env.get(contract.PREFLIGHT) or "off"
+    if mode not in ("off", "bench"):
+        raise UsageError(f"{contract.PREFLIGHT}={mode!r} must be off or bench")
+    if mode == "off":
         return
     if reason := "no GPU found" if not gpus else "" if importlib.util.find_spec("torch") else "torch is not installed":
         say(f"preflight: skipped, {reason}")
@@ -95,25 +90,17 @@ def run_bench(
         variables = {name: value for name, value in env.items() if name not in excluded}
         variables |= {contract.NODE: str(node), contract.VISIBLE_GPUS: str(gpus)}
         variables |= {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
-        code = _wait(Child(argv, variables), stopped, limit)
-        report = file.read_bytes() if file.is_file() else b""
-    return Result("" if code == 0 or stopped() else _describe_problem(code, report, limit), report)
-
-
-def _wait(child: Child, stopped: Callable[[], bool], limit: float) -> int | None:
-    """Return the exit code; None if it had to be ended."""
-    deadline = time.monotonic() + limit
-    while (code := child.poll()) is None:
-        if stopped() or time.monotonic() > deadline:
+        child, deadline = Child(argv, variables), time.monotonic() + limit
+        while (code := child.poll()) is None and not stopped() and time.monotonic() < deadline:
+            time.sleep(TICK)
+        if code is None:
             child.stop(GRACE)
-            return None
-        time.sleep(TICK)
-    child.kill()  # its subprocesses
-    return code
-
-
-def _describe_problem(code: int | None, report: bytes, limit: float) -> str:
+        else:
+            child.kill()  # its subprocesses
+        report = file.read_bytes() if file.is_file() else b""
+    if code == 0 or stopped():
+        return Result("", report)
     if code is None:
-        return f"the benchmark did not finish within {limit:.0f} s"
+        return Result(f"the benchmark did not finish within {limit:.0f} s", report)
     problems = [finding["text"] for finding in json.loads(report)["findings"] if finding["unfit"]] if report else []
-    return "; ".join(problems) or f"the benchmark failed with exit code {code}; see the output above"
+    return Result("; ".join(problems) or f"the benchmark failed with exit code {code}; see the output above", report)

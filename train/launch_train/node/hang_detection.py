@@ -105,9 +105,8 @@ class HangDetector:
         A thread of torch's (C++) reads the pipe, whatever the rank hangs in; only a rank that holds the interpreter
         writes no dump. Without NCCL there is no pipe, and no wait.
         """
-        pipes = {
-            rank: path for path in self._folder.glob(f"{RECORDER}*.pipe") if (rank := _number(path.stem)) is not None
-        }
+        paths = self._folder.glob(f"{RECORDER}*.pipe")
+        pipes = {rank: path for path in paths if (rank := _rank_in_name(path.stem)) is not None}
         for path in pipes.values():
             with suppress(OSError):  # its rank has exited
                 pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -122,7 +121,7 @@ class HangDetector:
         """Return the complete dumps of the flight recorder by rank, requested or written by torch at a timeout."""
         dumps: dict[int, bytes] = {}
         for path in self._folder.glob(f"{RECORDER}*"):
-            if (rank := _number(path.name)) is not None:
+            if (rank := _rank_in_name(path.name)) is not None:
                 with suppress(OSError), path.open("rb") as file:
                     content = file.read(DUMP_BYTES + 1)
                     if content.endswith(pickle.STOP) and len(content) <= DUMP_BYTES:
@@ -166,7 +165,7 @@ def behind(dumps: Mapping[int, bytes]) -> str:
     return "; ".join(names[:4])
 
 
-def _number(name: str) -> int | None:
+def _rank_in_name(name: str) -> int | None:
     """Return the rank in the name of a pipe or dump; None for another file."""
     text = name.removeprefix(RECORDER)
     return int(text) if name.startswith(RECORDER) and text.isdecimal() else None

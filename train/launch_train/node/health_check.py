@@ -71,14 +71,22 @@ class Findings:
 def inspect_machine(environ: Mapping[str, str]) -> Facts:
     """Gather facts from nvidia-smi (the NVIDIA runtime mounts it into every container), /dev/shm and torch's CUDA
     version."""
-    shm = _shm_bytes()
+    shm = None
+    with suppress(OSError):
+        stat = os.statvfs("/dev/shm")  # noqa: S108 — read only
+        shm = stat.f_blocks * stat.f_frsize
     if not shutil.which("nvidia-smi"):
         return Facts(0, "", "", shm)
     (code, output), (_, matrix) = _query(["-q", "-x"], ["topo", "-m"])
     report = nvidia_smi.read(output)
     if report is None or not report.cards:
-        report = _names_only(report.lost if report else ())
-    shown = _visible(len(report.cards), environ)
+        # The full report is unavailable: name and driver of each GPU; none if nvidia-smi fails.
+        [(csv_code, csv)] = _query(["--query-gpu=name,driver_version", "--format=csv,noheader"])
+        rows = [line.rpartition(",") for line in csv.splitlines() if "," in line and not csv_code]
+        cards = tuple(Card(number, name.strip()) for number, (name, _, _) in enumerate(rows))
+        lost = report.lost if report else ()
+        report = nvidia_smi.SmiReport(rows[0][2].strip() if rows else "", cards=cards, lost=lost)
+    shown, cards = _visible(report.cards, environ)
     return Facts(
         shown,
         report.cards[0].name if report.cards else "",
@@ -86,10 +94,10 @@ def inspect_machine(environ: Mapping[str, str]) -> Facts:
         shm,
         cuda=report.cuda,
         image_cuda=_image_cuda(),
-        cards=_visible_cards(report.cards, environ) if shown else (),
+        cards=cards,
         links=nvidia_smi.links(matrix),
         lost=report.lost,
-        error=_first_line(output) if code and not report.cards else "",
+        error=next(iter(output.strip().splitlines()), "").strip() if code and not report.cards else "",
     )
 
 
@@ -111,12 +119,10 @@ def assess(facts: Facts, *, processes: int | None, wanted: Mapping[str, Any], cl
 
     In a rehearsal all of it warns, and the run continues, on the CPU if necessary.
     """
-    gpu_faults = [
-        *_gpu_count_faults(facts, processes, wanted),
-        *_driver_faults(facts, wanted),
-        *_gpu_type_faults(facts, wanted),
-    ]
-    gpu_faults += [*health.faults(facts.cards, facts.links), *_shm_faults(facts)]
+    gpu_faults = [*_machine_faults(facts, processes, wanted), *health.faults(facts.cards, facts.links)]
+    if facts.shm_bytes is not None and facts.shm_bytes < SHM_LIMIT:
+        shm = f"shared memory (/dev/shm) has {facts.shm_bytes >> 20} MiB: DataLoader workers and NCCL may fail with a "
+        gpu_faults.append(GpuFault(f"{shm}bus error; start the container with more (docker run --shm-size=8g)"))
     serious = [fault.text for fault in gpu_faults if fault.is_fatal]
     warnings = [fault.text for fault in gpu_faults if not fault.is_fatal]
     if cloud and serious:
@@ -125,41 +131,29 @@ def assess(facts: Facts, *, processes: int | None, wanted: Mapping[str, Any], cl
     return Findings("", (*(f"{line}; {how}" for line in serious), *warnings))
 
 
-def _gpu_count_faults(facts: Facts, processes: int | None, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:
-    name, needed = wanted.get("name"), processes or 1
-    if name and facts.gpus < needed:
+def _machine_faults(facts: Facts, processes: int | None, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:
+    """Yield what differs from the requested machine: the number of GPUs, the driver, the type of GPU."""
+    name, memory, minimum = wanted.get("name"), wanted.get("memory_gb"), wanted.get("min_driver")
+    if name and facts.gpus < (processes or 1):
         why = f": nvidia-smi: {facts.error}" if facts.error else ""
-        yield GpuFault(f"found {facts.gpus} of {needed} GPUs ({name}){why}", is_fatal=True)
+        yield GpuFault(f"found {facts.gpus} of {processes or 1} GPUs ({name}){why}", is_fatal=True)
     for line in facts.lost:
         if line != facts.error:
             yield GpuFault(f"a GPU is lost; it needs a reset or another machine: nvidia-smi: {line}", is_fatal=True)
-
-
-def _driver_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:
-    minimum = wanted.get("min_driver")
     if fault := health.cuda_fault(facts.driver, facts.cuda, facts.image_cuda):
         yield fault
-    elif minimum and facts.driver and _version(facts.driver) < _version(str(minimum)):
+    elif minimum and facts.driver and _version_numbers(facts.driver) < _version_numbers(str(minimum)):
         yield GpuFault(f"the NVIDIA driver is {facts.driver}, but the image needs {minimum} or newer", is_fatal=True)
-
-
-def _gpu_type_faults(facts: Facts, wanted: Mapping[str, Any]) -> Iterator[GpuFault]:
-    name, memory = str(wanted.get("name") or ""), wanted.get("memory_gb")
-    others = [card for card in facts.cards if name and not health.is_gpu(name, card.name)]
+    others = [card for card in facts.cards if name and not health.is_gpu(str(name), card.name)]
+    small = [card for card in facts.cards if memory and (card.memory_gb or memory) < LEAST_MEMORY * memory]
     if others:
         yield GpuFault(f"GPU {others[0].number} is {others[0].name}, but {name} was requested")
-    small = [card for card in facts.cards if memory and (card.memory_gb or memory) < LEAST_MEMORY * memory]
-    if small and not others:
+    elif small:
         yield GpuFault(f"GPU {small[0].number} has {small[0].memory_gb:.0f} GB, but {memory} GB were requested")
 
 
-def _shm_faults(facts: Facts) -> Iterator[GpuFault]:
-    if facts.shm_bytes is not None and facts.shm_bytes < SHM_LIMIT:
-        yield GpuFault(
-            f"shared memory (/dev/shm) has {facts.shm_bytes >> 20} MiB: "
-            "DataLoader workers and NCCL may fail with a bus error; "
-            "start the container with more (docker run --shm-size=8g)"
-        )
+def _version_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def whole_number(environ: Mapping[str, str], name: str, *, least: int) -> int | None:
@@ -183,43 +177,27 @@ def wanted_gpu(environ: Mapping[str, str]) -> Mapping[str, Any]:
 
 def _query(*queries: Sequence[str]) -> list[tuple[int, str]]:
     """Run several nvidia-smi queries at the same time; return their exit codes and outputs."""
-    until = time.monotonic() + SMI_SECONDS
-    children = [_start_query(query) for query in queries]
-    return [_read_query(child, until) for child in children]
-
-
-def _start_query(query: Sequence[str]) -> subprocess.Popen[str] | None:
     pipe, both, none = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
-    try:
-        return subprocess.Popen(
-            ["nvidia-smi", *query], stdin=none, stdout=pipe, stderr=both, text=True, errors="replace"
-        )
-    except OSError:
-        return None
-
-
-def _read_query(child: subprocess.Popen[str] | None, until: float) -> tuple[int, str]:
-    if child is None:
-        return 1, "can't be started"
-    with suppress(subprocess.TimeoutExpired):
-        output, _ = child.communicate(timeout=max(0.1, until - time.monotonic()))
-        return child.returncode, output
-    child.kill()
-    with suppress(subprocess.TimeoutExpired):  # it may hang forever in the driver, where no signal reaches it
-        child.communicate(timeout=1.0)
-    return 1, f"no output for {SMI_SECONDS:.0f} seconds"
-
-
-def _names_only(lost: tuple[str, ...]) -> nvidia_smi.SmiReport:
-    """Return name and driver of each GPU where the full report is unavailable; none if nvidia-smi fails."""
-    [(code, output)] = _query(["--query-gpu=name,driver_version", "--format=csv,noheader"])
-    rows = [line.rpartition(",") for line in output.splitlines() if "," in line and not code]
-    cards = tuple(Card(number, name.strip()) for number, (name, _, _) in enumerate(rows))
-    return nvidia_smi.SmiReport(rows[0][2].strip() if rows else "", cards=cards, lost=lost)
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    until, children, results = time.monotonic() + SMI_SECONDS, list[subprocess.Popen[str] | None](), []
+    for query in queries:
+        try:
+            command = ["nvidia-smi", *query]
+            child = subprocess.Popen(command, stdin=none, stdout=pipe, stderr=both, text=True, errors="replace")
+        except OSError:
+            child = None
+        children.append(child)
+    for child in children:
+        result = (1, f"no output for {SMI_SECONDS:.0f} seconds" if child else "can't be started")
+        if child:
+            try:
+                output, _ = child.communicate(timeout=max(0.1, until - time.monotonic()))
+                result = (child.returncode, output)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                with suppress(subprocess.TimeoutExpired):  # it may hang forever in the driver, out of a signal's reach
+                    child.communicate(timeout=1.0)
+        results.append(result)
+    return results
 
 
 def _image_cuda() -> str:
@@ -232,35 +210,14 @@ def _image_cuda() -> str:
     return ""
 
 
-def _visible(count: int, environ: Mapping[str, str]) -> int:
-    """Return how many GPUs the processes see: CUDA_VISIBLE_DEVICES hides GPUs from them, not from nvidia-smi. An entry
-    of -1 ends its list."""
+def _visible(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[int, tuple[Card, ...]]:
+    """Return how many GPUs the processes see, and which: CUDA_VISIBLE_DEVICES hides GPUs from them, not from
+    nvidia-smi. An entry of -1 ends its list. If it lists names, it may be any of the GPUs."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not count:
-        return count
-    entries = _entries(visible)
-    return len(entries) if "MIG" in visible else min(count, len(entries))
-
-
-def _visible_cards(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Card, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lists by number; all of them if it lists names."""
-    entries = _entries(environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if not entries or not all(entry.isdecimal() for entry in entries):
-        return cards
-    return tuple(card for card in cards if card.number in map(int, entries))
-
-
-def _entries(visible: str) -> list[str]:
-    return list(takewhile(lambda entry: entry not in ("", "-1"), (part.strip() for part in visible.split(","))))
-
-
-def _shm_bytes() -> int | None:
-    try:
-        stat = os.statvfs("/dev/shm")  # noqa: S108 — read only
-    except OSError:
-        return None
-    return stat.f_blocks * stat.f_frsize
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text))
+    if visible is None or not cards:
+        return len(cards), cards
+    entries = [*takewhile(lambda entry: entry not in ("", "-1"), (part.strip() for part in visible.split(",")))]
+    count = len(entries) if "MIG" in visible else min(len(cards), len(entries))
+    if count and all(entry.isdecimal() for entry in entries):
+        cards = tuple(card for card in cards if card.number in map(int, entries))
+    return count, cards if count else ()

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from launch_train import runfolder
 from launch_train.common import contract
@@ -108,26 +108,10 @@ class RunRecord:
         texts = ((self._read(part) or "").encode() for part in parts)
         return any("event" not in row for text in texts for row in runfolder.records(text))
 
-    def write_terminal(self, reason: str) -> None:
-        """Forbid every further start of the run."""
-        self._write(runfolder.TERMINAL, f"{reason}\n")
-
-    def write_generation(self, attempt: int, generation: int) -> None:
-        """Record that a generation starts."""
-        self._write(runfolder.generation_record(attempt), f"{generation}\n")
-
-    def write_node(self, node: int, facts: Mapping[str, Any]) -> None:
-        """Record the facts of this node, which also proves that the folder is writable."""
-        self._write(runfolder.node_record(node), json.dumps(facts) + "\n")
-
-    def write_bench(self, node: int, report: bytes) -> None:
-        """Record the benchmark of this node's GPUs (train/launch_train/bench/verdict.py)."""
-        self._write(runfolder.node_bench(node), report.decode())
-
-    def write_stacks(self, name: str, stacks: bytes) -> None:
-        """Record the stacks of hung processes (runfolder.stacks), or a rank's collectives (runfolder.collectives)."""
+    def write(self, name: str, content: bytes | str) -> None:
+        """Write a file of the run folder (launch_train.runfolder)."""
         if self.storage:
-            self.storage.write(name, stacks)
+            self.storage.write(name, content.encode() if isinstance(content, str) else content)
 
     def _read(self, name: str) -> str | None:
         try:
@@ -136,10 +120,6 @@ class RunRecord:
             return None
         except OSError as error:
             raise OutputError(f"{name} in the run folder can't be read: {error.strerror or error}") from error
-
-    def _write(self, name: str, text: str) -> None:
-        if self.storage:
-            self.storage.write(name, text.encode())
 
 
 def ended_jobs(environ: Mapping[str, str]) -> frozenset[str] | None:

@@ -223,7 +223,9 @@ def open_outputs(run: Run, env: Mapping[str, str]) -> Run:
     sink = open_sink(env, run.config.loggers) if run.ranks.rank == 0 else Sink()
     accumulates = run.micro_batches.count > 1
     profiler = open_profiler(run.config, run.ranks, env, sink, run.facts, accumulates=accumulates)
-    return replace(run, sink=sink, profiler=profiler, monitor=open_monitor(run.config.monitor, run.ranks, env, sink))
+    ranks = run.ranks
+    monitor = open_monitor(run.config.monitor, env, sink, rank=ranks.rank, local_rank=ranks.local_rank)
+    return replace(run, sink=sink, profiler=profiler, monitor=monitor)
 
 
 def seed(config: Config, ranks: Ranks, step: int = 0) -> None:

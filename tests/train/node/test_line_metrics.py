@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.telemetry.line_metrics import LINE, LineMetrics
+from launch_train.node.collector import LINE, LineMetrics
 
 PLAIN = r"step (?P<step>\d+).*loss (?P<loss>[\d.]+|nan)"
 NANO = r"(?:step|iter) (?P<step>\d+): (?:train loss (?P<train>[\d.]+), val loss (?P<val>[\d.]+)|loss (?P<loss>[\d.]+))"
