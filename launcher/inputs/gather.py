@@ -29,6 +29,7 @@ from launcher.spec.services import NO_LOCAL
 if TYPE_CHECKING:
     from launcher.inputs.code_files import CodeCache
     from launcher.inputs.interpreter import Interpreter
+    from launcher.inputs.requirements import Requirements
 
 STARTUP = Path(__file__).resolve().parent.parent / "services" / "compute" / "startup.sh"
 """The startup script of every VM."""
@@ -198,7 +199,8 @@ def collect_context(
     if target == "local" and spec.output and not spec.output.startswith("gs://"):
         left_out.append(Path(spec.output))
     cache = options.cache if target != "local" else None  # the output, which is no code, may be a folder
-    packages = packages_of(spec, beside) if training else Packages()
+    needs = needs_of_image(spec, beside) if training else None
+    packages = needs.packages if needs else Packages()
     if folder is None and packages.projects and not spec.image.uri:
         raise UsageError(
             f"{packages.projects[0].where} installs a project of yours, but the job has no code",
@@ -219,7 +221,7 @@ def collect_context(
         setting = below(beside, "local.python", os.path.expanduser(spec.local.python))  # noqa: PTH111 -- it is text
     spec = msgspec.structs.replace(spec, local=NO_LOCAL)  # it is no part of a request, a plan or a run ID
     own = Source(code=code.files, digest=code.content.digest, installed=code.installed)
-    source = with_image(own, spec, beside) if training else own
+    source = with_image(own, spec, beside, needs) if training else own
     python = None
     if target == "local" and not options.docker:
         python = find_python(spec, located, folder, code, source.requirements, setting, options)
@@ -306,10 +308,24 @@ def refuse_python(path: Path | None) -> None:
         )
 
 
-def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
+def needs_of_image(spec: JobSpec, beside: Path | None) -> Requirements | None:
+    """Return the content of `image.requirements`, or None. Raises UsageError."""
+    image = spec.image
+    if image.requirements is None:
+        return None
+    from launcher.inputs.requirements import read_requirements, split_names
+    from launcher.plan.recipe import python_of_tag
+
+    name, extras = split_names(image.requirements)
+    path = below(beside, "image.requirements", name) or Path()
+    is_own = not (image.base or image.dockerfile)
+    return read_requirements(path, extras, image.python or (None if is_own else python_of_tag(image.base or "")))
+
+
+def with_image(own: Source, spec: JobSpec, beside: Path | None, needs: Requirements | None) -> Source:
     """Return the user's code with launch's own files of the image. Raises UsageError: a file does not exist, or
     contains a secret."""
-    project = project_files(spec, beside)
+    project = needs.files if needs else ()
     dockerfile = below(beside, "image.dockerfile", spec.image.dockerfile)
     base_dockerfile = read_dockerfile(dockerfile)
     if project or dockerfile:  # requirements.txt is checked line by line
@@ -324,7 +340,7 @@ def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
         locks=content.locks(),
         project=project,
         trainer=content.trainer(),
-        requirements=own_requirements(spec, beside),
+        requirements=needs.text if needs else "",
         torch=None if spec.image.torch == "base" else below(beside, "image.torch", spec.image.torch),
     )
 
@@ -430,26 +446,6 @@ def module_beside(spec: JobSpec, folder: Path, roots: Sequence[str] = ("",)) -> 
 MODULE_ENDS = (".py", "/__main__.py")
 
 
-def requirements_file(spec: JobSpec, beside: Path | None) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the path in `image.requirements`, or None, and its extras and dependency groups. Raises UsageError."""
-    if spec.image.requirements is None:
-        return None, ()
-    from launcher.inputs.requirements import split_names
-
-    name, extras = split_names(spec.image.requirements)
-    return below(beside, "image.requirements", name), extras
-
-
-def own_requirements(spec: JobSpec, beside: Path | None) -> str:
-    """Return the text of `image.requirements`, or an empty text. Raises UsageError."""
-    path, extras = requirements_file(spec, beside)
-    if path is None or is_project(path):
-        return ""
-    from launcher.inputs.requirements import requirements
-
-    return requirements(path, extras)
-
-
 def read_dockerfile(path: Path | None) -> str:
     """Return the text of `image.dockerfile`, or an empty text. Raises UsageError."""
     if path is None:
@@ -469,41 +465,6 @@ def own_base(source: Source, code: Content) -> Content:
     """Return the content of the base that the user's Dockerfile makes: with the code, if it reads the code."""
     parts = source.base_dockerfile + (code.digest if re.search(FROM_CONTEXT, source.base_dockerfile) else "")
     return content.of_text(parts)
-
-
-def is_project(path: Path) -> bool:
-    """Return whether image.requirements is a file that uv or conda installs."""
-    return path.name == "uv.lock" or path.suffix in (".yml", ".yaml")
-
-
-def project_files(spec: JobSpec, beside: Path | None) -> tuple[File, ...]:
-    """Return uv.lock with its pyproject.toml, or environment.yml. Raises UsageError."""
-    path, _ = requirements_file(spec, beside)
-    if path is None or not is_project(path):
-        return ()
-    if path.name != "uv.lock":
-        return (File("environment.yml", path),)
-    project = path.with_name("pyproject.toml")
-    if not project.is_file():
-        raise UsageError(
-            f"image.requirements: uv sync needs a pyproject.toml beside {path}",
-            f"For packages without a project: uv export --frozen > {path.with_name('requirements.txt')}",
-            field="image.requirements",
-        )
-    return (File("pyproject.toml", project), File("uv.lock", path))
-
-
-def packages_of(spec: JobSpec, beside: Path | None) -> Packages:
-    """Return what `image.requirements` asks of the image's recipe. Raises UsageError."""
-    path, extras = requirements_file(spec, beside)
-    if path is None:
-        return Packages()
-    from launcher.inputs.packages import required_packages
-    from launcher.plan.torch_build import python_of_tag
-
-    image = spec.image
-    is_own = not (image.base or image.dockerfile)
-    return required_packages(path, extras, image.python or (None if is_own else python_of_tag(image.base or "")))
 
 
 def below(beside: Path | None, field: str, name: str | None) -> Path | None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from launcher import catalog
 from launcher.errors import UsageError
-from launcher.plan.torch_build import PINNED
+from launcher.plan.recipe import PINNED
 from launcher.spec.models import JobSpec
 
 OWN: Final = "launch's own"

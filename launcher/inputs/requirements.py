@@ -1,20 +1,33 @@
-"""Read the packages that a job needs, from a requirements file or a pyproject.toml, as one text.
+"""Read the packages that a job needs: from a requirements file, a pyproject.toml, a uv.lock or an environment.yml.
 
-The image is built from that text alone. References to files on this machine are therefore rejected before the build.
+An image is built from the text of the first two alone, so references to files on this machine are rejected before the
+build. Of all four, the plan needs what they ask of PyTorch's build: versions, indexes, hashes, and the packages that
+are built for a release of it. uv and conda are not needed here.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from launcher.errors import UsageError
+from launcher.images.source_files import File
 from launcher.inputs.image_modules import normalised
 from launcher.inputs.python_project import FIELD, dependency_lists, read, read_project, read_toml
+from launcher.plan.model import LocalProject, Packages, Requirement
+from launcher.plan.recipe import BASE_PYTHON, nearest_python
+from launcher.plan.validate import PACKAGES
 
+NAMED: Final = ("torch", "torchvision", "torchaudio", "triton", "xformers", "flash-attn")
+"""PyTorch and the packages whose binaries fit one release of it."""
+LOGGERS: Final = frozenset(name for names in PACKAGES.values() for name in names)
 COMMENT = re.compile(r"(^|\s+)#.*$")
 """pip's own syntax of a requirements file (pip, req_file.py), as is OPTION."""
 OPTION = re.compile(r"(^|\s)-")
@@ -28,6 +41,24 @@ NOT_SENT = re.compile(
     r"|\.{0,2}/|([\w.]+\+)?file:|.+@\s*([\w.]+\+)?file:|[^:\s]+\.(whl|zip|tar\.gz|tar\.bz2|tgz)(\s|;|\[|$)"
 )
 """A file or folder on this machine, with or without an option before it. URLs don't match."""
+INDEX = re.compile(r"(?:-i|--(?:extra-)?index-url)[\s=]+\S*download\.pytorch\.org/whl/(cpu|cu\d+)\b")
+CONDA_CUDA = re.compile(
+    r"(?:(?:pytorch-cuda|cudatoolkit|cuda-version)\s*=+\s*|pytorch(?:-gpu)?[\s=].*[=_]cuda)(\d\d)\.?(\d)(?!\d)"
+)
+"""Matches what pins the CUDA of conda's PyTorch: a package, or the name of a build (py3.11_cuda12.4_cudnn9.1)."""
+CONDA_CPU = re.compile(r"cpuonly|pytorch-cpu|pytorch[\s=].*[=_]\s*cpu")
+GIT = re.compile(r"(^|\s|@)\s*git\+")
+
+
+class Requirements(NamedTuple):
+    """The content of `image.requirements`."""
+
+    packages: Packages = Packages()
+    """What it asks of the image's recipe."""
+    text: str = ""
+    """What pip installs: a requirements file with its includes, or the dependencies of a pyproject.toml."""
+    files: tuple[File, ...] = ()
+    """What uv or conda installs: uv.lock with its pyproject.toml, or environment.yml."""
 
 
 class Line(NamedTuple):
@@ -39,6 +70,41 @@ class Line(NamedTuple):
     project: Path | None = None
     """A folder with a project that the line installs (`-e .`); the lines after it are its dependencies."""
 
+    @property
+    def place(self) -> str:
+        """Return FILE:LINE."""
+        return f"{self.path}:{self.number}"
+
+
+def read_requirements(path: Path, names: Sequence[str] = (), python: str | None = None) -> Requirements:
+    """Read a file, with the extras and dependency groups `names`.
+
+    `python` is that of a custom base, or empty if it is unknown; None: launch's own base.
+
+    Raises:
+        UsageError: it can't be read, contains a password, or refers to a file on this machine.
+    """
+    if path.suffix in (".yml", ".yaml"):
+        return Requirements(of_conda(path), files=(File("environment.yml", path),))
+    if path.name == "uv.lock":
+        packages, project = of_uv_lock(path, names, python), path.with_name("pyproject.toml")
+        if not project.is_file():
+            raise UsageError(
+                f"{FIELD}: uv sync needs a pyproject.toml beside {path}",
+                f"For packages without a project: uv export --frozen > {path.with_name('requirements.txt')}",
+                field=FIELD,
+            )
+        return Requirements(packages, files=(File("pyproject.toml", project), File("uv.lock", path)))
+    requires: Any = ""
+    if path.name == "pyproject.toml":
+        lines, project_table = [*of_pyproject(path, names)], read_toml(path).get("project", {})
+        requires = project_table.get("requires-python", "")
+        requires = requires if isinstance(requires, str) else ""
+    else:
+        lines = [*with_included(path, ())]
+    packages = of_lines(lines, nearest_python(requires) if python is None else python)
+    return Requirements(replace(packages, requires_python=requires), "".join(f"{line.text}\n" for line in lines))
+
 
 def split_names(text: str) -> tuple[str, tuple[str, ...]]:
     """Return the file and the extras or dependency groups of image.requirements: uv.lock[train,gpu]."""
@@ -46,26 +112,7 @@ def split_names(text: str) -> tuple[str, tuple[str, ...]]:
     return (match[1], tuple(name.strip() for name in match[2].split(","))) if match else (text, ())
 
 
-def requirements(path: Path, names: Sequence[str] = ()) -> str:
-    """Return the text of a requirements file with its includes, or of a pyproject.toml's dependencies with those of
-    the extras and dependency groups `names`.
-
-    Raises:
-        UsageError: it can't be read, contains a password, or refers to a file on this machine.
-    """
-    return "".join(f"{line.text}\n" for line in located(path, names))
-
-
-def located(path: Path, names: Sequence[str] = ()) -> list[Line]:
-    """Return the same text as lines. Raises UsageError."""
-    return list(of_pyproject(path, names) if path.name == "pyproject.toml" else with_included(path, ()))
-
-
-def requires_python(path: Path) -> str:
-    """Return `[project] requires-python` of a pyproject.toml; empty if the file has none. Raises UsageError."""
-    project = read_toml(path).get("project", {}) if path.name == "pyproject.toml" else {}
-    requires = project.get("requires-python", "")
-    return requires if isinstance(requires, str) else ""
+# --- The text that pip installs -------------------------------------------------------------------------------------
 
 
 def of_pyproject(path: Path, names: Sequence[str], *, own: bool = True) -> Iterator[Line]:
@@ -181,7 +228,7 @@ def of_local_project(line: Line, extras: Sequence[str], above: tuple[Path, ...])
 
     Raises UsageError: it has no project that can be read, computes its dependencies, or must be compiled.
     """
-    where, folder = f"{FIELD}: {line.path}:{line.number}", line.project or Path()
+    where, folder = f"{FIELD}: {line.place}", line.project or Path()
     project = read_project(folder)
     if project is None:
         raise UsageError(f"{where}: {folder} says no name of a project", "Name its packages instead.", field=FIELD)
@@ -225,16 +272,6 @@ def packages(text: str) -> Iterator[tuple[int, str]]:
         joined, first = "", 0
 
 
-def names_and_markers(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name of each package that a requirements file's text asks for, and its marker, which may be empty."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    for _, named in packages(text):
-        with suppress(InvalidRequirement):  # a URL without a name
-            need = Requirement(named)
-            yield need.name, str(need.marker or "")
-
-
 def check_requirement(path: Path, number: int, named: str) -> None:
     """Check that pip can read a requirement. Raises UsageError."""
     from packaging.requirements import InvalidRequirement, Requirement
@@ -271,3 +308,309 @@ def check(path: Path, number: int, line: str) -> None:
             "Put your own code in image.code. Packages must come from an index, or from git+https://…",
             field=FIELD,
         )
+
+
+# --- What it asks of the image --------------------------------------------------------------------------------------
+
+
+def of_lines(lines: Sequence[Line], python: str) -> Packages:
+    """Return what requirements ask for. An index counts wherever it stands, as for pip; the last one wins."""
+    from packaging.requirements import InvalidRequirement
+    from packaging.requirements import Requirement as Parsed
+
+    named, loggers = list[Requirement](), list[str]()
+    for number, text in packages("".join(f"{line.text}\n" for line in lines)):
+        try:
+            parsed = Parsed(text)
+        except InvalidRequirement:  # a URL without a name, or variables that pip expands
+            continue
+        name, marker = normalised(parsed.name), str(parsed.marker or "")
+        # Where the image's Python is unknown, a marker that depends on it holds.
+        pythons = [python] if python else [f"3.{minor}" for minor in range(10, 16)]
+        arches = [arch for arch in ARCHES if not marker or any(holds(marker, each, arch) for each in pythons)]
+        if arches and name in LOGGERS:
+            loggers.append(name)
+        if arches and name in NAMED:
+            # A release has no build (2.9.1), a wheel of PyTorch's index has one (2.9.1+cu128).
+            versions = [(each.operator, *each.version.partition("+")) for each in parsed.specifier]
+            named.append(
+                Requirement(
+                    name=name,
+                    specifier=",".join(f"{operator}{release}" for operator, release, *_ in versions),
+                    build=next((build for *_, plus, build in versions if plus), ""),
+                    url=parsed.url or "",
+                    text=text,
+                    where=lines[number - 1].place,
+                    arch="" if len(arches) == len(ARCHES) else arches[0],
+                )
+            )
+    indexes = [(match[1], line.place) for line in lines if (match := INDEX.match(line.text.strip()))]
+    index_build, index_where = indexes[-1] if indexes else ("", "")
+    bare = [line.text.partition("#")[0] for line in lines]
+    return Packages(
+        named=tuple(named),
+        index_build=index_build,
+        index_where=index_where,
+        hashed=any("--hash=" in text or text.strip() == "--require-hashes" for text in bare),
+        git=any(GIT.search(text) for text in bare),
+        loggers=tuple(loggers),
+        projects=tuple(
+            LocalProject(folder=str(line.project.resolve()), where=line.place) for line in lines if line.project
+        ),
+    )
+
+
+def names_and_markers(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of each package that a requirements file's text asks for, and its marker, which may be empty."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for _, named in packages(text):
+        with suppress(InvalidRequirement):  # a URL without a name
+            need = Requirement(named)
+            yield need.name, str(need.marker or "")
+
+
+Arch = Literal["", "amd64", "arm64"]
+"""An architecture of machines; empty: every one."""
+ARCHES: Final[dict[Arch, str]] = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Architectures of machines as images name them, and as Linux does (platform_machine)."""
+
+
+def holds_here(marker: str, version: Sequence[int]) -> bool:
+    """Return whether a marker (maybe empty) holds for a Python of this machine, (3, 12, 1). Raises packaging's
+    InvalidMarker."""
+    from packaging.markers import Marker
+
+    major, minor, *_ = version
+    release = ".".join(map(str, version))
+    return not marker or Marker(marker).evaluate(
+        {"python_version": f"{major}.{minor}", "python_full_version": release, "implementation_version": release}
+    )
+
+
+def holds(marker: str, python: str, arch: Arch) -> bool:
+    """Return whether a marker (`sys_platform == 'linux'`) holds in an image with a Python (`3.12`) and an architecture
+    (`amd64`). Raises packaging's InvalidMarker."""
+    from packaging.markers import Marker
+
+    full = f"{python}.99"  # the newest patch release, whichever it is
+    return Marker(marker).evaluate(
+        {
+            "implementation_name": "cpython",
+            "implementation_version": full,
+            "os_name": "posix",
+            "platform_machine": ARCHES[arch],
+            "platform_python_implementation": "CPython",
+            "platform_release": "",
+            "platform_system": "Linux",
+            "platform_version": "",
+            "python_full_version": full,
+            "python_version": python,
+            "sys_platform": "linux",
+            "extra": "",
+        }
+    )
+
+
+# --- uv.lock --------------------------------------------------------------------------------------------------------
+
+
+Package = dict[str, Any]
+LOCAL_SOURCES: Final = ("virtual", "editable", "directory", "path")
+"""Kinds of sources that are on this machine."""
+EXTRA: Final = re.compile(r"extra (==|!=) '([^']+)'")
+"""A condition on the project's own extras and groups: uv writes their names as extra-6-my-gpt-cpu."""
+TRUE, FALSE = "os_name == 'posix'", "os_name == ''"
+
+
+class Sync(NamedTuple):
+    """The projects that `uv sync` installs, with their extras and dependency groups."""
+
+    roots: Sequence[Package]
+    extras: tuple[str, ...]
+    groups: tuple[str, ...]
+    """Named by the spec."""
+    default_groups: tuple[str, ...]
+
+
+def of_uv_lock(path: Path, names: Sequence[str], python: str | None) -> Packages:
+    """Return what `uv sync` installs in an image: exact versions, and each package's index. `names` are extras and
+    dependency groups; `python` is the image's, or empty or None if it is unknown or launch's own. Raises UsageError."""
+    lock = read_toml(path, "Create it with uv lock.")
+    locked: list[Package] = lock.get("package", [])
+    requires = lock.get("requires-python", "")
+    sync = selected(path, lock, locked, names)
+    python = python or nearest_python(requires) or BASE_PYTHON
+    by_arch = {arch: reached(locked, sync, python, arch) for arch in ARCHES}
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    installed, named, projects = list[Package](), list[Requirement](), list[LocalProject]()
+    for package in locked:
+        arches = [arch for arch, ids in by_arch.items() if id(package) in ids]
+        if not arches:
+            continue
+        installed.append(package)
+        projects += local_projects(path, package)
+        if package["name"] in NAMED:
+            version, _, build = package.get("version", "").partition("+")
+            index = re.search(r"/whl/(cpu|cu\d+)", package.get("source", {}).get("registry", ""))
+            places = [n for n, line in enumerate(lines, 1) if line == f'name = "{package["name"]}"']
+            its_own = (n for n in places if lines[n : n + 1] == [f'version = "{package.get("version")}"'])
+            named.append(
+                Requirement(
+                    name=package["name"],
+                    specifier=f"=={version}",
+                    build=build or (index[1] if index else ""),
+                    text=f"{package['name']} {package.get('version', '')}",
+                    where=f"{path}:{next(its_own, 1)}",
+                    arch="" if len(arches) == len(ARCHES) else arches[0],
+                )
+            )
+    return Packages(
+        tool="uv",
+        named=tuple(named),
+        hashed=True,
+        git=any("git" in package.get("source", {}) for package in installed),
+        loggers=tuple(package["name"] for package in installed if package["name"] in LOGGERS),
+        extras=sync.extras,
+        groups=sync.groups,
+        projects=tuple(projects),
+        requires_python=requires,
+    )
+
+
+def selected(path: Path, lock: dict[str, Any], packages: Sequence[Package], names: Sequence[str]) -> Sync:
+    """Return the projects to install: the one beside the lock, else the workspace's members, else every package.
+
+    Raises UsageError: a name is neither an extra nor a group, or two of them conflict.
+    """
+    members = lock.get("manifest", {}).get("members", [])
+    roots = [package for package in packages if "." in [package.get("source", {}).get(kind) for kind in LOCAL_SOURCES]]
+    roots = roots or [package for package in packages if package["name"] in members] or list(packages)
+    known_extras = {name for root in roots for name in root.get("optional-dependencies", {})}
+    known_extras |= {name for root in roots for name in root.get("metadata", {}).get("provides-extras", [])}
+    known_groups = {name for root in roots for name in root.get("dev-dependencies", {})}
+    wanted = [normalised(name) for name in names]
+    for name in wanted:
+        if name not in known_extras | known_groups:
+            raise UsageError(
+                f"{FIELD}: {path} has no extra or dependency group {name}",
+                f"It has: {', '.join(sorted(known_extras | known_groups)) or 'none'}",
+                field=FIELD,
+            )
+    for conflict in lock.get("conflicts", []):
+        both = [item.get("extra", item.get("group")) for item in conflict]
+        if len(clash := [name for name in wanted if name in both]) > 1:
+            raise UsageError(
+                f"{FIELD}: {' and '.join(clash)} conflict ([tool.uv] conflicts)",
+                f"Use one of them: {path.name}[{clash[0]}]",
+                field=FIELD,
+            )
+    project = path.with_name("pyproject.toml")
+    default = read_toml(project).get("tool", {}).get("uv", {}).get("default-groups", ()) if project.is_file() else ()
+    return Sync(
+        roots,
+        tuple(name for name in wanted if name in known_extras),
+        tuple(name for name in wanted if name not in known_extras),
+        tuple(sorted((known_groups if default == "all" else known_groups & {*map(normalised, default)}) - {"dev"})),
+    )
+
+
+def reached(packages: Sequence[Package], sync: Sync, python: str, arch: Arch) -> set[int]:
+    """Return the ids of the packages that the projects need on Linux, directly or through others."""
+    by_name = defaultdict[str, list[Package]](list)
+    for package in packages:
+        by_name[package["name"]].append(package)
+    groups = (*sync.groups, *sync.default_groups)
+    active = {
+        f"{kind}-{len(root['name'])}-{root['name']}-{name}"
+        for root in sync.roots
+        for kind, names in (("extra", sync.extras), ("group", groups))
+        for name in names
+    }
+
+    @cache
+    def applies(marker: str) -> bool:
+        def decided(match: re.Match[str]) -> str:
+            return TRUE if (match[2] in active) == (match[1] == "==") else FALSE
+
+        return holds(EXTRA.sub(decided, marker), python, arch)
+
+    waiting: list[tuple[Package, str, str]] = []
+    for root in sync.roots:
+        waiting += [(root, "dependencies", "")]
+        waiting += [(root, "optional-dependencies", name) for name in sync.extras]
+        waiting += [(root, "dev-dependencies", name) for name in groups]
+    seen = set[tuple[int, str, str]]()
+    while waiting:
+        package, kind, part = waiting.pop()
+        if (id(package), kind, part) in seen:
+            continue
+        seen.add((id(package), kind, part))
+        needs = package.get(kind, ()) if kind == "dependencies" else package.get(kind, {}).get(part, ())
+        for need in needs:
+            if not applies(need.get("marker", TRUE)):
+                continue
+            for target in by_name[need["name"]]:
+                if all(need.get(key, target.get(key)) == target.get(key) for key in ("version", "source")):
+                    waiting.append((target, "dependencies", ""))
+                    waiting += [(target, "optional-dependencies", extra) for extra in need.get("extra", ())]
+    return {key for key, _, _ in seen}
+
+
+def local_projects(path: Path, package: Package) -> Iterator[LocalProject]:
+    """Yield the project that a locked package is, if it is a folder of this machine: its files are the image's code.
+
+    Raises UsageError: it is a file, or does not exist.
+    """
+    source = package.get("source", {})
+    local = next((source[kind] for kind in LOCAL_SOURCES if kind in source and kind != "virtual"), None)
+    if local in (None, "."):
+        return
+    folder = (path.parent / local).resolve()
+    if not folder.is_dir():
+        raise UsageError(
+            f"{FIELD}: {path}: {package['name']} is at {local} on this machine, which the image doesn't have",
+            "Put your own code into image.code; packages come from an index, or from git+https://…",
+            field=FIELD,
+        )
+    yield LocalProject(folder=str(folder), where=f"{path}: {package['name']}", name=package["name"])
+
+
+# --- environment.yml ------------------------------------------------------------------------------------------------
+
+
+def of_conda(path: Path) -> Packages:
+    """Return what an environment.yml names, in `dependencies` and its `pip` list. Raises UsageError."""
+    import yaml
+
+    text = read(path)
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{FIELD}: {path} isn't YAML: {error}", field=FIELD) from error
+    entries = data.get("dependencies") if isinstance(data, dict) else None
+    if not isinstance(entries, list):
+        raise UsageError(f"{FIELD}: {path} has no dependencies", "Name a conda environment.yml.", field=FIELD)
+    numbers = {line.strip().removeprefix("- ").strip("\"'"): n for n, line in enumerate(text.splitlines(), 1)}
+    pip = [line for entry in entries if isinstance(entry, dict) for line in entry.get("pip", [])]
+    lines = [Line(path, numbers.get(requirement, 1), requirement) for requirement in pip]
+    for line in lines:
+        check(*line[:3])
+    pip_packages, builds, loggers = of_lines(lines, ""), [], []
+    for entry in (entry for entry in entries if isinstance(entry, str)):
+        package = entry.rpartition("::")[2].strip()
+        if (name := normalised(re.split(r"[\s=<>!~\[]", package)[0])) in LOGGERS:
+            loggers.append(name)
+        cuda = CONDA_CUDA.match(package)
+        if cuda or CONDA_CPU.match(package):
+            builds.append((f"cu{cuda[1]}{cuda[2]}" if cuda else "cpu", f"{path}:{numbers.get(entry, 1)}: {entry}"))
+    index_build, index_where = pip_packages.index_build, pip_packages.index_where
+    if builds and not any(requirement.name == "torch" for requirement in pip_packages.named):
+        index_build, index_where = builds[0]
+    return replace(
+        pip_packages,
+        tool="conda",
+        loggers=(*loggers, *pip_packages.loggers),
+        index_build=index_build,
+        index_where=index_where,
+    )

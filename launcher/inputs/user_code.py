@@ -21,7 +21,6 @@ from launcher.inputs import code_files, content
 from launcher.inputs.data_files import absent_paths
 from launcher.inputs.image_modules import PYTHON_PROGRAMS, SYSTEM_PROGRAMS
 from launcher.inputs.interpreter import Interpreter, Wanted
-from launcher.inputs.markers import holds_here
 from launcher.inputs.mentioned_files import mentioned, named_but_ignored, named_outside
 from launcher.inputs.python_files import (
     check_functions,
@@ -34,7 +33,7 @@ from launcher.inputs.python_files import (
     unprovided,
 )
 from launcher.inputs.python_project import compiled_warnings, installed_files, module_roots, read_projects
-from launcher.inputs.requirements import names_and_markers
+from launcher.inputs.requirements import holds_here, names_and_markers
 from launcher.plan.model import Packages, Target
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located, read_located

@@ -9,8 +9,7 @@ from launcher.errors import PlanRefused
 from launcher.plan import names
 from launcher.plan.model import Chosen, Context, Image, ImageContents, Packages
 from launcher.plan.names import json_digest
-from launcher.plan.recipe import dockerfile, recipe_of
-from launcher.plan.torch_build import allowed, cuda_problem, first, torch_of
+from launcher.plan.recipe import allowed, cuda_problem, dockerfile, first, recipe_of, torch_of
 from launcher.spec.models import JobSpec
 
 IMAGE_NAME = "train"

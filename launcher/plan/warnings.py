@@ -11,7 +11,7 @@ from launcher.plan.memory.fit import fit_of
 from launcher.plan.memory.need import GB
 from launcher.plan.model import Attempt, Chosen, Context
 from launcher.plan.placement import SERVICE, clamp_flex_start_vm_wait, has_many_networks, is_ai_zone
-from launcher.plan.torch_build import uses_base_torch
+from launcher.plan.recipe import uses_base_torch
 from launcher.plan.validate import loggers_of
 from launcher.plan.vm_request import has_local_ssd, on_stop
 from launcher.spec.checks import config_of

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from launcher import catalog
 from launcher.errors import LaunchError
-from launcher.plan.torch_build import INDEX
+from launcher.plan.recipe import INDEX
 from launcher.project.model import Check, Found, Status, answer
 from launcher.text import listed, size_text
 

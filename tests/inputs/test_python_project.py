@@ -18,7 +18,7 @@ from launcher.images.source_files import Source
 from launcher.inputs import content
 from launcher.inputs.code_files import collect_code
 from launcher.inputs.python_project import UNKNOWN, installed_files, read_project, read_projects
-from launcher.inputs.requirements import located, requirements
+from launcher.inputs.requirements import read_requirements
 
 BACKEND = "[build-system]\nbuild-backend = '{}'\n"
 PROJECT = "[project]\nname = 'My.Lib'\n"
@@ -166,15 +166,15 @@ def test_a_line_that_installs_the_project_is_its_dependencies(tmp_path: Path) ->
     core = "[project]\nname = 'core'\nversion = '1'\n"
     folder = written(tmp_path, {"pyproject.toml": pyproject, "libs/core/pyproject.toml": core})
     written(folder, {"requirements.txt": "einops\n-e .[dev]  # ours\n-e libs/core\n", "requirements/all.txt": ".\n"})
-    assert requirements(folder / "requirements.txt").split() == ["einops", "torch>=2", "pytest", "wandb"]
-    projects = [line.project for line in located(folder / "requirements.txt") if line.project]
-    assert projects == [folder / ".", folder / "libs/core"]
-    assert requirements(folder / "requirements/all.txt").split() == ["torch>=2"]
+    assert read_requirements(folder / "requirements.txt").text.split() == ["einops", "torch>=2", "pytest", "wandb"]
+    projects = read_requirements(folder / "requirements.txt").packages.projects
+    assert [project.folder for project in projects] == [str(folder), str(folder / "libs/core")]
+    assert read_requirements(folder / "requirements/all.txt").text.split() == ["torch>=2"]
     written(folder, {"libs/old/setup.py": SETUP_PY.replace("EXTENSIONS", ""), "old.txt": "-e libs/old[dev]\n"})
-    assert requirements(folder / "old.txt").split() == ["torch>=2", "einops", "pytest"]
+    assert read_requirements(folder / "old.txt").text.split() == ["torch>=2", "einops", "pytest"]
     written(folder, {"libs/old/setup.py": SETUP_PY.replace("EXTENSIONS", "ext_modules=[Extension('a.b', [])]")})
     with pytest.raises(UsageError, match=r"old\.txt:1: my-lib has modules to compile \(a\.b\)"):
-        requirements(folder / "old.txt")
+        read_requirements(folder / "old.txt")
 
 
 MAIN = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.inputs.packages import required_packages
+from launcher.inputs.requirements import read_requirements
 from launcher.plan.model import Packages
 
 CPU, GPU, PYPI = (
@@ -106,7 +106,7 @@ source = {{ directory = "../checkout" }}
 def locked(folder: Path, *extras: str, python: str = "3.12", text: str = LOCK, project: str = "") -> Packages:
     (folder / "uv.lock").write_text(text)
     (folder / "pyproject.toml").write_text(project)
-    return required_packages(folder / "uv.lock", extras, python)
+    return read_requirements(folder / "uv.lock", extras, python).packages
 
 
 def torch_on(packages: Packages, arch: str = "amd64") -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from launcher.cli.ui.plan_page import page
 from launcher.errors import PlanRefused
-from launcher.inputs.packages import required_packages
+from launcher.inputs.requirements import read_requirements
 from launcher.plan.build import image
 from tests.containers.lint import RULES
 from tests.containers.lint import parsed as parsed_dockerfile
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def dockerfile(folder: Path, name: str, text: str, fields: dict[str, Any], **other: Any) -> str:
     (folder / name).write_text(text)
-    found = image(spec(image=fields, **other), CATALOG, context(packages=required_packages(folder / name)))
+    found = image(spec(image=fields, **other), CATALOG, context(packages=read_requirements(folder / name).packages))
     assert isinstance(found.dockerfile, str)
     return found.dockerfile
 
@@ -96,7 +96,7 @@ def test_each_case_has_a_tag_of_its_own_which_follows_the_locks(tmp_path: Path) 
     def tag(case: str, **world: Any) -> str:
         name, text, fields = CASES[case]
         (tmp_path / name).write_text(text)
-        packages = required_packages(tmp_path / name)
+        packages = read_requirements(tmp_path / name).packages
         return image(spec(image=fields), CATALOG, context(packages=packages, base="python:3.12", **world)).dependencies
 
     assert len({tag(case) for case in CASES}) == len(CASES)
@@ -126,7 +126,7 @@ def test_a_uv_lock_is_synchronised_with_the_extras_and_groups_of_the_spec(tmp_pa
         'source = { virtual = "." }\noptional-dependencies = { train = [] }\ndev-dependencies = { dev = [] }\n',
     )
     (tmp_path / "uv.lock").write_text(lock)
-    packages = required_packages(tmp_path / "uv.lock", ("train", "dev"))
+    packages = read_requirements(tmp_path / "uv.lock", ("train", "dev")).packages
     text = image(spec(), CATALOG, context(packages=packages)).dockerfile
     assert isinstance(text, str)
     assert "uv sync --frozen --no-install-project --inexact" in text

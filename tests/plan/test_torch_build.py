@@ -12,10 +12,10 @@ from msgspec import UNSET
 from launcher import catalog
 from launcher.errors import PlanRefused
 from launcher.inputs.content import base_image, data_folder
-from launcher.inputs.packages import required_packages
+from launcher.inputs.requirements import read_requirements
 from launcher.plan.build import image
 from launcher.plan.model import Image, Torch
-from launcher.plan.torch_build import BASE_PYTHON, PINNED
+from launcher.plan.recipe import BASE_PYTHON, PINNED
 from tests.plan.planning import CATALOG, context, env_of, planned, spec
 
 FILE = "requirements.txt"
@@ -25,7 +25,7 @@ FILE = "requirements.txt"
 def made(tmp_path: Path) -> Any:
     def plan(text: str, target: str = "vertex", name: str = FILE, **fields: Any) -> Image:
         (tmp_path / name).write_text(text)
-        world = {"packages": required_packages(tmp_path / name), "base": "python:3.12"}
+        world = {"packages": read_requirements(tmp_path / name).packages, "base": "python:3.12"}
         if target == "image":
             return image(spec(**fields), CATALOG, context("vertex", **world))
         found = planned(target, world=world, **fields).image
@@ -167,7 +167,7 @@ def test_a_driver_that_is_too_old_is_refused_where_it_is_known(made: Any) -> Non
 
 def test_the_machine_is_held_against_the_driver_of_the_images_own_torch(made: Any, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("torch==2.15.0\n")
-    body = planned(world={"packages": required_packages(tmp_path / FILE)}).attempts[0].request
+    body = planned(world={"packages": read_requirements(tmp_path / FILE).packages}).attempts[0].request
     assert '"min_driver":"580"' in env_of(body)["LAUNCH_GPU"]
     assert '"min_driver":"525"' in env_of(planned().attempts[0].request)["LAUNCH_GPU"]
 
