@@ -14,7 +14,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.images.layer import Layer
+from launcher.images.archives import Layer
 
 if TYPE_CHECKING:
     from launcher.images.registry import Manifest, Reference, Registry

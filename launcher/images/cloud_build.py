@@ -1,27 +1,36 @@
 """Build the dependency image with Cloud Build, for users without a Docker engine.
 
-The context is uploaded to the project's bucket. One build is submitted and followed, and it pushes the image. A build
-is tagged with its image, so a build that another launch has started is followed instead of started twice.
+The context is stored in the project's bucket, once for each content. One build is submitted and followed, with its log
+from that bucket, and it pushes the image. A build is tagged with its image, so a build that another launch has started
+is followed instead of started twice.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import mmap
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Final, NamedTuple
 
-from msgspec import Struct
+from launch_train.common.storage.bucket import Objects, checksum
 from msgspec.structs import replace
 
 from launch_train.common.loopback import is_loopback, is_plain_loopback
+from launch_train.common.storage import OutputError, open_storage
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import Api, Service, UnreachableError, open_client
 from launcher.gcp.default_bucket import NAME_IT, check_default_bucket
-from launcher.images.cloud_build_bucket import LOGS, WITH_DOCKER, Log, Sent, send
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
+from launcher.text import size_text
 
 SERVICE = Service("cloudbuild", "Cloud Build", "roles/cloudbuild.builds.editor")
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD"
@@ -30,25 +39,26 @@ DOCKER = "gcr.io/cloud-builders/docker"
 PLATFORM = "linux/amd64"
 """The platform of Cloud Build's machines."""
 STAGE = "dependencies"
+LOCATION = "global"
+TIMEOUT_SECONDS = 7200
+"""The build downloads, compresses and pushes several gigabytes of PyTorch and CUDA."""
 POLL_SECONDS = 3.0
 LANDING_SECONDS = 20.0
 """Time in which a build whose create request got no response must appear."""
 TRIES = 3
 ACTIVE = ("PENDING", "QUEUED", "WORKING")
+SOURCES = "source"
+LOGS = "logs/cloud-build"
+CHUNK = 1 << 20
+LEVEL = 6
+"""gzip's default level. On source code, level 9 takes a third longer and saves one percent."""
+STORE_TRIES = 5
+WITH_DOCKER: Final = "To build with a Docker engine on this machine instead: --builder docker"
+LAST_LINES = 25
+READ_SECONDS = 20.0
+"""Timeout of one read of the log, which is optional."""
 
 OnLine = Callable[[str], None]
-
-
-class Options(Struct, frozen=True, kw_only=True):
-    """Options of a build. Empty: Google's default."""
-
-    location: str = "global"
-    machine_type: str = ""
-    """For example E2_HIGHCPU_8."""
-    service_account: str = ""
-    """The email of the account that it runs as."""
-    timeout_seconds: int = 7200
-    """The build downloads, compresses and pushes several gigabytes of PyTorch and CUDA."""
 
 
 class RunningBuild(NamedTuple):
@@ -78,7 +88,6 @@ def build(
     environ: Mapping[str, str],
     bucket: str = "",
     on_line: OnLine = lambda _line: None,
-    options: Options = Options(),  # noqa: B008 - it is frozen
     clock: Clock = REAL,
 ) -> str:
     """Build and push the dependency image, and return its digest. The build's log goes to `on_line`.
@@ -91,7 +100,7 @@ def build(
         NotAuthorised: no credentials, a missing permission, or the bucket belongs to another project.
         LaunchError: the build failed (with its last lines), or the bucket or the API can't be used.
     """
-    from launcher.images.build_context import build_context
+    from launcher.images.archives import build_context
 
     check_image(image, environ)
     api = Api(SERVICE, project, client(environ), clock)
@@ -99,17 +108,17 @@ def build(
     # The stage copies no code, so an edit of the code needs no new upload.
     with build_context(replace(source, trainer=(), code=(), digest="")) as context:
         content = send(context, bucket, on_line)
-    scope = BuildScope(f"projects/{project}/locations/{options.location}", tag_of(image))
+    scope = BuildScope(f"projects/{project}/locations/{LOCATION}", tag_of(image))
     running: RunningBuild | None = None
     try:
-        running = submit(api, scope, build_request(image, project, bucket, content, options))
+        running = submit(api, scope, build_request(image, bucket, content))
         on_line(f"Cloud Build {running.id}{'' if running.ours else ' (of another launch)'}: {running.log_url}")
         log = Log(bucket, running.id, on_line)
         ended = follow(api, scope, running, log.follow, on_line)
     except KeyboardInterrupt:
         cancel(api, scope, running, on_line)
         raise
-    return digest_of(ended, image.dependencies, log.last)
+    return pushed_digest(ended, image.dependencies, log.last)
 
 
 def check_image(image: Image, environ: Mapping[str, str]) -> None:
@@ -150,18 +159,18 @@ def tag_of(image: Image) -> str:
     return f"launch-{hashlib.sha256(image.dependencies.encode()).hexdigest()[:16]}"
 
 
-def build_request(image: Image, project: str, bucket: str, content: Sent, options: Options) -> dict[str, Any]:
+def build_request(image: Image, bucket: str, content: Sent) -> dict[str, Any]:
     """Return the Build as JSON (https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds). Pure.
 
     `bucket` is gs://NAME. `content` is the object with the context, pinned to its generation.
     """
     from launcher.images.append import BASE_LABEL
-    from launcher.images.build_context import DOCKERFILE
+    from launcher.images.archives import DOCKERFILE
 
     docker = ["build", f"--file={DOCKERFILE}", f"--target={STAGE}", f"--tag={image.dependencies}"]
     docker += [f"--label={BASE_LABEL}={image.base}"] if "@" in image.base else []
     docker += [f"--build-arg={name}={value}" for name, value in image.build_arguments.items() if value]
-    request: dict[str, Any] = {
+    return {
         "source": {
             "storageSource": {
                 "bucket": bucket.removeprefix("gs://"),
@@ -169,57 +178,40 @@ def build_request(image: Image, project: str, bucket: str, content: Sent, option
                 "generation": content.generation,
             }
         },
-        "steps": [{"id": STAGE, "name": DOCKER, "args": [literal(word) for word in (*docker, ".")]}],
+        # $$ is Cloud Build's escape, which substitutes $NAME:
+        # https://cloud.google.com/build/docs/configuring-builds/substitute-variable-values#escape
+        "steps": [{"id": STAGE, "name": DOCKER, "args": [word.replace("$", "$$") for word in (*docker, ".")]}],
         "images": [image.dependencies],
-        "timeout": f"{options.timeout_seconds}s",
+        "timeout": f"{TIMEOUT_SECONDS}s",
         "tags": ["launch", tag_of(image)],
         "logsBucket": f"{bucket}/{LOGS}",
         # In a bucket, the log can be followed without the Logging API and its delay.
         "options": {"logging": "GCS_ONLY"},
     }
-    if options.machine_type:
-        request["options"]["machineType"] = options.machine_type
-    if options.service_account:
-        request["serviceAccount"] = f"projects/{project}/serviceAccounts/{options.service_account}"
-    return request
-
-
-def literal(text: str) -> str:
-    """Escape text so that Cloud Build substitutes nothing in it.
-
-    https://cloud.google.com/build/docs/configuring-builds/substitute-variable-values#escape
-    """
-    return text.replace("$", "$$")
 
 
 # --- Submit, follow, cancel -----------------------------------------------------------------------------------------
 
 
 def submit(api: Api, scope: BuildScope, request: Mapping[str, Any]) -> RunningBuild:
-    """Start the build, or return a running one of the same image. Raises LaunchError."""
-    existing = list_builds(api, scope)
-    if active := [build for build in existing if build.status.name in ACTIVE]:
-        return running_build(active[-1], ours=False)
-    return start(api, scope, request, {build.id for build in existing})
-
-
-def start(api: Api, scope: BuildScope, request: Mapping[str, Any], known: set[str], tries: int = TRIES) -> RunningBuild:
-    """Start the build. After a lost response, look for it before starting another one.
-
-    `known` are the ids of builds that existed before.
-    """
+    """Start the build, or return a running one of the same image. After a lost response, look for the build before
+    starting another one. Raises LaunchError."""
     from google.cloud.devtools import cloudbuild_v1
 
-    message = cloudbuild_v1.Build.from_json(json.dumps(request))
-    try:
-        operation = api.once("create_build", parent=scope.parent, build=message)
-    except UnreachableError:
-        if build := find_new_build(api, scope, known):
-            return running_build(build, ours=True)
-        if tries == 1:
-            raise
-        return start(api, scope, request, known, tries - 1)
-    return running_build(operation.metadata.build, ours=True)
+    existing = list_builds(api, scope)
+    if active := [build for build in existing if build.status.name in ACTIVE]:
+        return RunningBuild(active[-1].id, active[-1].log_url, ours=False)
+    known, message = {build.id for build in existing}, cloudbuild_v1.Build.from_json(json.dumps(request))
+    for tries_left in reversed(range(TRIES)):
+        try:
+            started = api.once("create_build", parent=scope.parent, build=message).metadata.build
+        except UnreachableError:
+            started = find_new_build(api, scope, known)
+            if started is None and not tries_left:
+                raise
+        if started is not None:
+            break
+    return RunningBuild(started.id, started.log_url, ours=True)
 
 
 def find_new_build(api: Api, scope: BuildScope, known: set[str]) -> Any:
@@ -237,11 +229,6 @@ def list_builds(api: Api, scope: BuildScope) -> Sequence[Any]:
     """Return the first page of this image's builds, newest first. Raises LaunchError."""
     builds: Sequence[Any] = api.ask("list_builds", parent=scope.parent, filter=f'tags="{scope.tag}"').builds
     return builds
-
-
-def running_build(message: Any, *, ours: bool) -> RunningBuild:
-    """Convert a Build message."""
-    return RunningBuild(message.id, message.log_url, ours)
 
 
 def follow(api: Api, scope: BuildScope, running: RunningBuild, log: Callable[..., None], on_line: OnLine) -> Any:
@@ -268,7 +255,7 @@ def follow(api: Api, scope: BuildScope, running: RunningBuild, log: Callable[...
 
 def cancel(api: Api, scope: BuildScope, running: RunningBuild | None, on_line: OnLine) -> None:
     """Cancel the build after Ctrl-C if this launch started it, and report the outcome."""
-    where = f"--project={api.project} --region={scope.parent.rpartition('/')[2]}"
+    where = f"--project={api.project} --region={LOCATION}"
     if running is None:
         on_line(f"if a build was started, it is still running: gcloud builds list --filter=tags={scope.tag} {where}")
     elif not running.ours:
@@ -285,7 +272,7 @@ def cancel(api: Api, scope: BuildScope, running: RunningBuild | None, on_line: O
 # --- Result ---------------------------------------------------------------------------------------------------------
 
 
-def digest_of(ended: Any, reference: str, last: Sequence[str]) -> str:
+def pushed_digest(ended: Any, reference: str, last: Sequence[str]) -> str:
     """Return the digest of the image that a build pushed. Raises LaunchError: the build failed."""
     if ended.status.name != "SUCCESS":
         raise failure(ended, last)
@@ -308,3 +295,102 @@ def failure(ended: Any, last: Sequence[str]) -> LaunchError:
         member = f"--member=serviceAccount:{account} --role=roles/artifactregistry.writer"
         hint = f"gcloud projects add-iam-policy-binding {ended.project_id} {member}\n{hint}"
     return LaunchError("\n    ".join((problem, *last)), hint)
+
+
+# --- The bucket: source and log ---------------------------------------------------------------------------------------
+
+
+class Sent(NamedTuple):
+    """The object with the source, and its generation. Every later object under the same name has another generation."""
+
+    name: str
+    generation: str
+
+
+def send(context: IO[bytes], bucket: str, on_line: Callable[[str], None]) -> Sent:
+    """Store a tar, compressed, in the bucket (gs://NAME), under the digest of its content.
+
+    An existing object with the same bytes is reused. An object with other bytes is replaced, because others may be able
+    to write to the bucket.
+
+    Raises LaunchError: the bucket, or the folder for temporary files, can't be used.
+    """
+    digest = hashlib.sha256()
+    while chunk := context.read(CHUNK):
+        digest.update(chunk)
+    context.seek(0)
+    name = f"{SOURCES}/{digest.hexdigest()}.tgz"
+    try:
+        with packed(context) as data:
+            return Sent(name, stored(Objects(bucket), name, data, on_line))
+    except OutputError as error:
+        raise LaunchError(f"the source can't be sent to Cloud Build: {error}", WITH_DOCKER) from error
+    except OSError as error:
+        where = tempfile.gettempdir()
+        raise LaunchError(
+            f"the source can't be packed in {where}: {error.strerror}", "Set TMPDIR to a folder with enough space."
+        ) from error
+
+
+@contextmanager
+def packed(context: IO[bytes]) -> Iterator[memoryview]:
+    """Yield the compressed tar as a mapped file. It may contain a PyTorch wheel, which is too large for memory."""
+    with tempfile.TemporaryFile() as file:
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=file, mtime=0) as zipped:
+            shutil.copyfileobj(context, zipped, CHUNK)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+            yield data
+
+
+def stored(folder: Objects, name: str, data: memoryview, on_line: Callable[[str], None]) -> str:
+    """Return the generation of the object with `data`. Upload it unless it exists."""
+    # Unlike a CRC32C, an MD5 can't easily be forged for given bytes.
+    md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+    sums = (len(data), checksum(data), md5)
+    for _ in range(STORE_TRIES):
+        there = next((entry for entry in folder.objects(name) if entry.name == name), None)
+        if there and (there.size, there.crc32c, there.md5) == sums:
+            on_line(f"{folder.url}/{name} exists already")
+            return there.version
+        on_line(f"sending {size_text(len(data))} to {folder.url}/{name}")
+        with suppress(FileExistsError):  # another launch stored it first
+            return folder.swap(name, data, there.version if there else "")
+    raise OutputError(f"{folder.url}/{name} was changed by another writer {STORE_TRIES} times in a row")
+
+
+class Log:
+    """A build's log, which Cloud Build appends to one object.
+
+    Each poll reads the whole object: the log of our builds has some hundred kilobytes. A read error is reported once,
+    and the build is still followed.
+    """
+
+    def __init__(self, bucket: str, build: str, on_line: Callable[[str], None]) -> None:
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+        self._bucket = bucket
+        self._name = f"{LOGS}/log-{build}.txt"
+        self._on_line = on_line
+        self._passed = 0
+        self._silent = False
+
+    def follow(self, *, ended: bool = False) -> None:
+        """Report the new lines. An incomplete last line waits for the next poll, unless the build has `ended`."""
+        data = self._read()
+        end = len(data) if ended else data.rfind(b"\n") + 1
+        for line in data[self._passed : end].decode(errors="replace").splitlines():
+            self.last.append(line)
+            self._on_line(line)
+        self._passed = max(self._passed, end)
+
+    def _read(self) -> bytes:
+        if self._silent:
+            return b""
+        try:
+            return open_storage(self._bucket).within(READ_SECONDS).read(self._name)
+        except FileNotFoundError:  # the build has written no log yet
+            return b""
+        except OutputError as error:
+            self._silent = True
+            self._on_line(f"the build's log can't be read: {error}")
+            return b""

@@ -110,10 +110,9 @@ def append_node(
 ) -> None:
     """Push the existing image with the node's packages as one layer. Raises LaunchError."""
     from launcher.images.append import append
-    from launcher.images.layer import layer
+    from launcher.images.archives import Tree, layer
     from launcher.images.node_packages import FOLDER, node_packages
     from launcher.images.registry import parse
-    from launcher.images.reproducible_tar import Tree
 
     existing = parse(request.image.base)
     if existing.host != registry.host:

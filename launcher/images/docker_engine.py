@@ -1,30 +1,41 @@
 """Build, push and pull images with this machine's Docker engine, through Docker's own SDK.
 
 A build receives the context and its arguments only: no environment variables, proxies or passwords from Docker's
-configuration. A private base is pulled beforehand, with the credentials that launch finds.
+configuration. A private base is pulled beforehand, with the credentials that launch finds. Build secrets and a user's
+own Dockerfile need BuildKit, which the docker command starts: the SDK speaks only to the engine's older builder.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import socket
+import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from launcher.images import buildkit, docker_events
+from launch_train.common.scratch import temporary_folder
+from launcher.errors import LaunchError, UsageError
 from launcher.images.append import BASE_LABEL
-from launcher.images.build_context import BASE_DOCKERFILE, DOCKERFILE, base_context, build_context
-from launcher.images.docker_events import EngineError, OnLayer, OnLine
+from launcher.images.archives import BASE_DOCKERFILE, DOCKERFILE, base_context, build_context
 from launcher.images.reference import HUB, Reference, parse
 from launcher.images.registry.credentials import credentials
+from launcher.images.registry.transport import RepositoryMissing, denied
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
 
-__all__ = ["Engine", "EngineError"]
+Event = Mapping[str, Any]
+OnLine = Callable[[str], None]
+OnLayer = Callable[[str, int, int], None]
+"""Called with a layer's name, the bytes done and its size."""
 
 SILENT_SECONDS = 600.0
 """Timeout without any output of the engine, as in a long build step. By default the SDK and the engine have none."""
@@ -36,6 +47,52 @@ HUB_ACCOUNT = "https://index.docker.io/v1/"
 
 START = "Start it (Docker Desktop, or `sudo systemctl start docker`), or set DOCKER_HOST to another engine."
 NO_PERMISSION = "Join the engine's group: `sudo usermod -aG docker $USER`, then log in again."
+
+LAST_LINES = 10
+"""Lines of a failed step's output in an error."""
+
+MOVING = frozenset({"Pushing", "Downloading"})
+GONE = frozenset({"Pushed", "Download complete"})
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+NOISE = (" ---> ", "---> ", "Removing intermediate container", "Successfully built ", "Successfully tagged ")
+"""Messages of the engine that don't concern the user."""
+
+NO_ACCESS = ("unauthorized", "denied", "authentication required", "no basic auth credentials", "forbidden")
+HINTS = (
+    (
+        ("no space left on device",),
+        "The engine's disk is full. `docker system df` shows the usage; `docker builder prune` empties its cache.",
+    ),
+    (
+        ("exec format error",),
+        "The base is for another CPU architecture, and this engine has no emulator for it (binfmt, qemu-user-static).",
+    ),
+    (
+        ("is not a supported wheel on this platform",),
+        "The wheel (image.torch) is for another Python or platform than the base image's.",
+    ),
+    (
+        ("name resolution", "failed to establish a new connection", "network is unreachable", "no such host"),
+        "The engine, or the containers that it builds in, can't reach the network.",
+    ),
+    (
+        ("connection refused",),
+        "The registry does not respond. Check its name, and that it is running.",
+    ),
+)
+"""Messages of the engine, pip or apt → a hint."""
+
+HINT_REQUIREMENTS = "These are the job's own requirements (image.requirements); see pip's output above."
+BROKE_OFF = "the engine closed the connection before it had finished"
+
+INSTALL = "Install Docker's command with its buildx plugin: https://docs.docker.com/engine/install/"
+NO_BUILDX = "buildx component is missing"
+HIDDEN = "***"
+"""In the place of a build secret."""
+
+
+class EngineError(LaunchError):
+    """No Docker engine is available, or it reported an error."""
 
 
 class Engine:
@@ -111,7 +168,7 @@ class Engine:
                 use_config_proxy=False,
                 decode=True,
             )
-            return docker_events.built(events, tag, on_line)
+            return read_build(events, tag, on_line)
 
     def _buildkit(
         self, source: Source, image: Image, *, target: str, tag: str, labels: Mapping[str, str], on_line: OnLine
@@ -136,7 +193,14 @@ class Engine:
             events = self.api.push(
                 name.name, tag=name.tag, stream=True, decode=True, auth_config=self._credentials(name)
             )
-            return docker_events.pushed(events, reference, on_layer)
+            digest = ""
+            for event in followed(events, on_layer, reference, "can't be pushed"):
+                digest = (event.get("aux") or {}).get("Digest", digest)
+        if not digest:
+            raise EngineError(
+                f"{reference} isn't pushed: {BROKE_OFF}", "Push again: layers that have arrived stay there."
+            )
+        return digest
 
     def pull(
         self, reference: str, on_layer: OnLayer = lambda _name, _done, _all: None, *, platform: str | None = None
@@ -157,7 +221,7 @@ class Engine:
                 auth_config=self._credentials(name),
                 platform=platform,
             )
-            docker_events.pulled(events, reference, on_layer)
+            deque(followed(events, on_layer, reference, "can't be pulled"), maxlen=0)
 
     def tag(self, reference: str, name: str) -> None:
         """Add a name to an image of this engine. Raises EngineError."""
@@ -167,14 +231,11 @@ class Engine:
 
     def _run_buildkit(self, context: IO[bytes], options: Sequence[str], image: Image, on_line: OnLine) -> None:
         """Run BuildKit on a build context, with the image's secrets. Raises LaunchError."""
-        buildkit.build(
-            as_file(context),
-            options,
-            host=address(self._environ)["base_url"],
-            environ=self._environ,
-            secrets=image.build_secrets or (),
-            on_line=on_line,
-        )
+        if isinstance(context, tempfile.SpooledTemporaryFile):
+            context.rollover()  # another process's standard input needs a descriptor
+        context.seek(0)
+        host = address(self._environ)["base_url"]
+        buildkit(context, options, host=host, environ=self._environ, secrets=image.build_secrets or (), on_line=on_line)
 
     def _built_base(self, source: Source, image: Image, on_line: OnLine) -> str:
         """Build the base from the user's Dockerfile, unless the engine has it; return its name. Raises LaunchError."""
@@ -243,14 +304,6 @@ class Engine:
         return {"username": login.username, "password": login.password, "serveraddress": server}
 
 
-def as_file(context: IO[bytes]) -> IO[bytes]:
-    """Return a context as a file with a descriptor, for another process's standard input."""
-    if isinstance(context, tempfile.SpooledTemporaryFile):
-        context.rollover()
-    context.seek(0)
-    return context
-
-
 @contextmanager
 def docker_errors(reference: str, what: str) -> Iterator[None]:
     """Raise the SDK's errors as EngineError; its text begins with `reference` and `what` ("can't be pulled")."""
@@ -263,7 +316,7 @@ def docker_errors(reference: str, what: str) -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        raise docker_events.refused(reference, what, str(error.explanation or error)) from error
+        raise refused(reference, what, str(error.explanation or error)) from error
     except (DockerException, StreamParseError, requests.RequestException, HTTPError, HTTPException) as error:
         problem = f"{reference} {what}: no answer from the Docker engine ({error})"
         raise EngineError(problem, "Check it with `docker info`, then repeat the command.") from error
@@ -306,3 +359,163 @@ def unreachable(error: Exception, environ: Mapping[str, str]) -> EngineError:
     if isinstance(error, FileNotFoundError | ConnectionError):
         return EngineError(f"no Docker engine is running {where} ({error.strerror})", START)
     return EngineError(f"the Docker engine {where} can't be used: {' '.join(str(error).split())}", START)
+
+
+# --- The events of the engine -----------------------------------------------------------------------------------------
+
+
+# https://docs.docker.com/reference/api/engine/: a build sends its output in pieces of text; a push or pull sends the
+# state of each layer. An error may come inside the stream, after HTTP status 200.
+
+
+def read_build(events: Iterable[Event], name: str, on_line: OnLine) -> str:
+    """Read a build's events and return the image's id. Raises EngineError: it failed or was interrupted."""
+    step, output, image = "", deque[str](maxlen=LAST_LINES), ""
+    rest = lines(events)
+    for line, event in rest:
+        if message := error_in(event):
+            deque(rest, maxlen=0)  # read to its end, a stream's connection is closed
+            raise build_failure(name, step, message, output)
+        image = (event.get("aux") or {}).get("ID", image)
+        if line.startswith("Step "):
+            step = " ".join(line.split())
+            output.clear()
+            on_line(step)
+        elif line and not line.startswith(NOISE):
+            output.append(line)
+            on_line(line)
+    if not image:
+        raise EngineError(f"{name} isn't built: {BROKE_OFF}", "Try again; `docker info` says whether it runs.")
+    return image
+
+
+def lines(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
+    """Yield (line, event): each complete line of output with an empty event, and each other event with an empty line.
+
+    A line may be split over any number of events. A carriage return, used by progress bars, overwrites the line.
+    """
+    rest = ""
+    for event in events:
+        if "stream" in event:
+            *whole, rest = (rest + COLOUR.sub("", event["stream"])).split("\n")
+            yield from ((line.rstrip().rpartition("\r")[2], {}) for line in whole)
+        else:
+            yield rest.rstrip().rpartition("\r")[2], {}
+            yield "", event
+            rest = ""
+    yield rest.rstrip().rpartition("\r")[2], {}
+
+
+def build_failure(name: str, step: str, message: str, output: Iterable[str]) -> EngineError:
+    """Return the error of a failed build: the engine's name of the step (maybe empty), its message, the last lines of
+    output, and a hint."""
+    where = f"{name} can't be built: {step or 'before its first step'}"
+    lines = [*output, message]
+    hint = hint_for(" ".join(lines))
+    # pip found conflicting versions, even if one of its indexes was unreachable.
+    conflict = any("ResolutionImpossible" in line for line in lines)
+    if "requirements.txt" in step and (conflict or not hint):
+        hint = HINT_REQUIREMENTS
+    return EngineError("\n  ".join([f"{where}\n{message}", *lines[:-1]]), hint)
+
+
+def followed(events: Iterable[Event], on_layer: OnLayer, name: str, what: str) -> Iterator[Event]:
+    """Yield the events of a push or pull and report each layer's progress. Raises LaunchError: an event is an error."""
+    sizes: dict[str, int] = {}
+    rest = iter(events)
+    for event in rest:
+        if message := error_in(event):
+            deque(rest, maxlen=0)
+            raise refused(name, what, message)
+        layer, status, detail = event.get("id", ""), event.get("status"), event.get("progressDetail") or {}
+        if status in MOVING and detail.get("total"):
+            sizes[layer] = detail["total"]
+            on_layer(f"layer {layer}", min(detail.get("current", 0), sizes[layer]), sizes[layer])
+        elif status in GONE and layer in sizes:
+            on_layer(f"layer {layer}", sizes[layer], sizes[layer])
+        yield event
+
+
+def error_in(event: Event) -> str:
+    """Return the message of an error event, else an empty string."""
+    return str((event.get("errorDetail") or {}).get("message") or event.get("error") or "").strip()
+
+
+def refused(name: str, what: str, message: str) -> LaunchError:
+    """Return the error of an image operation with the engine's message; NotAuthorised: no permission."""
+    problem, words = f"{name} {what}: {message}", message.lower()
+    if any(phrase in words for phrase in NO_ACCESS):
+        return denied(parse(name).host, problem, "what launch found for it, handed to the engine")
+    if "name unknown" in words:
+        return RepositoryMissing(problem, "Create the repository first: launch build --create-repository")
+    if "not found" in words or "manifest unknown" in words:
+        return EngineError(problem, "Check its name, and that it exists for this platform.")
+    return EngineError(problem, hint_for(message))
+
+
+def hint_for(text: str) -> str:
+    """Return a hint for a message of the engine or pip, if one is known."""
+    words = text.lower()
+    return next((hint for signs, hint in HINTS if any(sign in words for sign in signs)), "")
+
+
+# --- BuildKit ---------------------------------------------------------------------------------------------------------
+
+
+def buildkit(
+    context: IO[bytes],
+    options: Sequence[str],
+    *,
+    host: str,
+    environ: Mapping[str, str],
+    secrets: Sequence[str],
+    on_line: OnLine,
+) -> None:
+    """Run `docker build` with a context as tar on its standard input. The values of `secrets` come from `environ`.
+
+    Raises:
+        UsageError: a secret is not set.
+        EngineError: the docker command or BuildKit is not available, or a step failed (with its last lines).
+    """
+    if missing := [name for name in secrets if not environ.get(name)]:
+        raise UsageError(
+            f"image.build_secrets: {missing[0]} is not set in this shell",
+            f"Set it where you run launch: export {missing[0]}=VALUE",
+            field="image.build_secrets",
+        )
+    program = shutil.which("docker", path=environ.get("PATH"))
+    if program is None:
+        raise EngineError("this build needs BuildKit, and the docker command is not installed", INSTALL)
+    words = [word for name in secrets for word in ("--secret", f"id={name},env={name}")]
+    command = [program, "build", "--progress=plain", *options, *words, "-"]
+    masked = {part for name in secrets for part in environ[name].splitlines() if part.strip()}
+    last = deque[str](maxlen=LAST_LINES)
+
+    def show(line: str) -> None:
+        for part in sorted(masked, key=len, reverse=True):  # one may begin another; programs in the build print them
+            line = line.replace(part, HIDDEN)
+        last.append(line)
+        on_line(line)
+
+    kept = ("DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", *secrets)
+    with temporary_folder("docker") as config:
+        # The configuration is empty but for the user's plugins (buildx).
+        home = environ.get("DOCKER_CONFIG") or os.path.join(environ.get("HOME", ""), ".docker")  # noqa: PTH118 -- may be empty
+        if (plugins := Path(home, "cli-plugins")).is_dir():
+            Path(config, "cli-plugins").symlink_to(plugins)
+        env = {"PATH": environ.get("PATH", os.defpath), "DOCKER_HOST": host, "DOCKER_CONFIG": config}
+        env |= {"DOCKER_BUILDKIT": "1", **{name: environ[name] for name in kept if name in environ}}
+        with subprocess.Popen(
+            command, stdin=context, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
+        ) as process:
+            try:
+                for line in process.stdout or ():
+                    show(line.decode(errors="replace").rstrip())
+                status = process.wait()
+            except BaseException:
+                process.kill()
+                raise
+    if status:
+        text = "\n  ".join(last)
+        hint = INSTALL if NO_BUILDX in text else hint_for(text)
+        raise EngineError(f"the build failed (docker build: exit code {status})\n  {text}", hint)

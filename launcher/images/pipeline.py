@@ -19,14 +19,14 @@ from launch_train.common import contract
 from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
 from launcher.images import dependency_image
+from launcher.images.archives import Tree
 from launcher.images.dependency_image import ImageBuildRequest, Report, by_engine, engine_of
-from launcher.images.reproducible_tar import Tree
 from launcher.images.source_files import Source, write_installed
 from launcher.plan.model import Image
 
 if TYPE_CHECKING:
+    from launcher.images.archives import Layer
     from launcher.images.docker_engine import Engine
-    from launcher.images.layer import Layer
     from launcher.images.registry import Reference, Registry
 
 How = Literal["own", "there", "appended", "docker", "pulled"]
@@ -225,7 +225,7 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
 
     They match the last two COPY lines of containers/train.Dockerfile.
     """
-    from launcher.images.layer import layer
+    from launcher.images.archives import layer
 
     layers = [
         layer(

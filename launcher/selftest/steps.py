@@ -346,9 +346,9 @@ def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
     """
     resources = [Item("bucket", kit.bucket)]
     if any(step.group == "push" for step in steps):
-        from launcher.images.cloud_build import Options
+        from launcher.images.cloud_build import TIMEOUT_SECONDS
 
-        minutes = Options().timeout_seconds / 60
+        minutes = TIMEOUT_SECONDS / 60
         usd = catalog.load().rates["cloud-build-minute"] * minutes
         resources += [] if kit.repository else [Item("repository", kit.images)]
         resources.append(Item("build", f"by Cloud Build, {minutes:.0f} min at most", usd))

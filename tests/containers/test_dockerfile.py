@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.images.build_context import DOCKERFILE
+from launcher.images.archives import DOCKERFILE
 from tests.containers.lint import RULES, findings
 
 RECIPE = (Path(__file__).parents[2] / "containers" / DOCKERFILE).read_text(encoding="utf-8")

@@ -15,9 +15,8 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.images.append import INDEX_TYPES, LAYER_TYPES, Stamp, append, new_config
-from launcher.images.layer import Layer, layer
+from launcher.images.archives import Layer, Tree, layer
 from launcher.images.registry import Manifest, Registry, parse
-from launcher.images.reproducible_tar import Tree
 from launcher.images.source_files import File
 from launcher.testing.registry import Fault, OciRegistry, Refuse, Reset, put_image
 from launcher.testing.registry.faults import Serve

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.errors import UsageError
-from launcher.images.build_context import BASE_DOCKERFILE, base_context, build_context
+from launcher.images.archives import BASE_DOCKERFILE, base_context, build_context
 from launcher.images.source_files import File, Source
 
 

@@ -12,8 +12,8 @@ from typing import IO
 import pytest
 
 from launcher.errors import UsageError
-from launcher.images.buildkit import build
-from launcher.images.docker_events import EngineError
+from launcher.images.docker_engine import EngineError
+from launcher.images.docker_engine import buildkit as build
 
 TOKEN = "canary-51b0"
 

@@ -22,8 +22,7 @@ from msgspec.structs import replace
 
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.images.cloud_build import Options, build, build_request
-from launcher.images.cloud_build_bucket import Sent, send
+from launcher.images.cloud_build import Sent, build, build_request, send
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
 from launcher.testing.clock import FakeClock
@@ -66,7 +65,7 @@ class Launch:
     said: list[str] = field(default_factory=list)
     interrupted_at: str = ""
 
-    def build(self, image: Image = IMAGE, options: Options | None = None, bucket: str = "") -> str:
+    def build(self, image: Image = IMAGE, bucket: str = "") -> str:
         return build(
             self.source,
             image,
@@ -74,7 +73,6 @@ class Launch:
             environ=os.environ,
             bucket=bucket,
             on_line=self.on_line,
-            options=options or Options(),
             clock=Clock(self.clock, self.clock.advance),
         )
 
@@ -192,7 +190,7 @@ def test_a_bucket_of_somebody_elses_gets_no_source(cloud: GoogleCloud, launch: L
 
 
 def test_the_request() -> None:
-    assert build_request(IMAGE, "my-project", f"gs://{BUCKET}", SENT, Options()) == {
+    assert build_request(IMAGE, f"gs://{BUCKET}", SENT) == {
         "source": {"storageSource": {"bucket": "my-project-launch", "object": "source/89.tgz", "generation": "7"}},
         "steps": [
             {
@@ -217,13 +215,9 @@ def test_the_request() -> None:
     }
 
 
-def test_the_request_with_options() -> None:
-    options = Options(machine_type="E2_HIGHCPU_8", service_account="b@my-project.iam.gserviceaccount.com")
-    image = replace(IMAGE, base="localhost/$BASE")
-    made = build_request(image, "my-project", f"gs://{BUCKET}", SENT, options)
-    assert made["options"] == {"logging": "GCS_ONLY", "machineType": "E2_HIGHCPU_8"}
-    assert made["serviceAccount"] == "projects/my-project/serviceAccounts/b@my-project.iam.gserviceaccount.com"
-    assert "--build-arg=BASE=localhost/$$BASE" in made["steps"][0]["args"], "Cloud Build would substitute $BASE"
+def test_a_dollar_is_escaped() -> None:
+    request = build_request(replace(IMAGE, base="localhost/$BASE"), f"gs://{BUCKET}", SENT)
+    assert "--build-arg=BASE=localhost/$$BASE" in request["steps"][0]["args"], "Cloud Build would substitute $BASE"
 
 
 @pytest.mark.parametrize(("when", "tries"), [("before", 2), ("after", 1)])
@@ -407,13 +401,12 @@ def test_arm_is_refused_before_anything_is_sent(cloud: GoogleCloud, launch: Laun
 @pytest.mark.gcloud
 def test_gcloud_submits_the_same_request(gcloud: str, cloud: GoogleCloud, launch: Launch, tmp_path: Path) -> None:
     """But for the source, which gcloud would copy: it takes the rest from a file, and refuses what it doesn't know."""
-    options = Options(machine_type="E2_HIGHCPU_8", service_account="b@my-project.iam.gserviceaccount.com")
     image = replace(IMAGE, base="localhost/$BASE")
-    launch.build(image, options)
-    request = build_request(image, "my-project", f"gs://{BUCKET}", SENT, options)
+    launch.build(image)
+    request = build_request(image, f"gs://{BUCKET}", SENT)
     file = tmp_path / "cloudbuild.json"
     file.write_text(json.dumps({name: value for name, value in request.items() if name != "source"}))
-    run(gcloud, "builds", "submit", "--no-source", "--async", f"--config={file}", "--machine-type=E2_HIGHCPU_8")
+    run(gcloud, "builds", "submit", "--no-source", "--async", f"--config={file}")
     ours, gclouds = (parse(body, cloudbuild_v1.Build.pb()(), "build") for body in sent(cloud, "POST", "/builds"))
     ours.ClearField("source")
     assert to_json(gclouds) == to_json(ours)

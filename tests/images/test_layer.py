@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LaunchError, UsageError
-from launcher.images.layer import Layer, layer
-from launcher.images.reproducible_tar import TIME, Tree
+from launcher.images.archives import TIME, Layer, Tree, layer
 from launcher.images.source_files import File
 from launcher.inputs.code_files import collect_code
 from launcher.inputs.content import content

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from launcher.images.docker_events import EngineError
+from launcher.images.docker_engine import EngineError
 from launcher.services.local.container_settings import LABEL
 from launcher.services.local.supervisor import GRACE_SECONDS
 

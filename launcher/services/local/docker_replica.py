@@ -120,7 +120,7 @@ def docker_errors(problem: str) -> Iterator[None]:
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
 
-    from launcher.images.docker_events import EngineError, hint_for
+    from launcher.images.docker_engine import EngineError, hint_for
 
     try:
         yield

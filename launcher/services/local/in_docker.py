@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
-from launcher.images.docker_events import EngineError
+from launcher.images.docker_engine import EngineError
 from launcher.services.local import container_settings, docker_cleanup, supervisor
 from launcher.services.local.container_settings import CREDENTIALS, HOST, LABEL, PORT, EngineHost, Mount, Settings
 from launcher.services.local.docker_replica import ContainerReplica, docker_errors

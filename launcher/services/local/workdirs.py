@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from launch_train.common import contract
 from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
-from launcher.images.reproducible_tar import TIME, folders
+from launcher.images.archives import TIME, folders
 from launcher.images.source_files import File
 from launcher.text import relative, size_text
 

@@ -9,7 +9,7 @@ from typing import Any
 import docker.errors
 import pytest
 
-from launcher.images.docker_events import EngineError
+from launcher.images.docker_engine import EngineError
 from launcher.services.local import docker_cleanup
 from launcher.services.local.container_settings import LABEL
 from launcher.services.local.in_docker import start_cleanup_process
