@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, NamedTuple
 
-from launch_train.common.storage.bucket import Objects, checksum
 from msgspec.structs import replace
 
 from launch_train.common.loopback import is_loopback, is_plain_loopback
 from launch_train.common.storage import OutputError, open_storage
+from launch_train.common.storage.bucket import Objects, checksum
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import Api, Service, UnreachableError, open_client

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,12 @@ from launcher import __version__
 from launcher.errors import UsageError
 from launcher.images.source_files import File, Source, UserCode
 from launcher.inputs import content, gcloud_config
-from launcher.inputs.user_settings import read_user_settings
-from launcher.plan.model import EMPTY, Content, Context, Packages, Target
+from launcher.plan.model import EMPTY, Context, Packages, Target
 from launcher.plan.names import OwnerStyle, owner_value
 from launcher.spec import project_file as caps
 from launcher.spec.checks import custom_functions, data_paths
 from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
-from launcher.spec.project_file import Origin, Settings, read_project_file, with_settings
+from launcher.spec.project_file import Origin, Settings, read_project_file, read_settings, with_settings
 from launcher.spec.reader import Located, Override, from_data, read_located
 from launcher.spec.services import NO_LOCAL
 
@@ -213,7 +213,7 @@ def collect_context(
 
         code = read_code(spec, folder, frozenset(left_out), cache, packages)
     if training and not options.image_only and data_paths(spec.run):
-        from launcher.inputs.data_files import check_data
+        from launcher.inputs.named_paths import check_data
 
         check_data(spec, folder, code.names, target, in_place=options.in_place)
     setting = None
@@ -245,6 +245,9 @@ def collect_context(
         requirements = content.of_text(source.requirements)
     else:
         requirements = content.content(source.project) if source.project else EMPTY
+    own_base = source.base_dockerfile
+    if re.search(FROM_CONTEXT, own_base):
+        own_base += code.content.digest
     context = Context(
         target=target,
         project=project_id,
@@ -260,7 +263,7 @@ def collect_context(
         requirements=requirements,
         packages=packages,
         installed=content.of_text(json.dumps([*code.installed.items()])) if code.installed else EMPTY,
-        own_base=own_base(source, code.content) if source.base_dockerfile else EMPTY,
+        own_base=content.of_text(own_base) if own_base else EMPTY,
         torch=content.single("image.torch", source.torch) if source.torch else EMPTY,
         code_warnings=(*not_run, *code_warnings),
         run_id=options.run_id,
@@ -461,12 +464,6 @@ FROM_CONTEXT = r"(?im)^\s*(?:(?:COPY|ADD)\s+(?!--from)|RUN\s+.*--mount=type=bind
 """An instruction that reads the build context."""
 
 
-def own_base(source: Source, code: Content) -> Content:
-    """Return the content of the base that the user's Dockerfile makes: with the code, if it reads the code."""
-    parts = source.base_dockerfile + (code.digest if re.search(FROM_CONTEXT, source.base_dockerfile) else "")
-    return content.of_text(parts)
-
-
 def below(beside: Path | None, field: str, name: str | None) -> Path | None:
     """Return the path of a field that is relative to the spec's folder; None if the field is not set.
 
@@ -482,6 +479,31 @@ def below(beside: Path | None, field: str, name: str | None) -> Path | None:
             field=field,
         )
     return (beside or Path("/")) / name
+
+
+# --- Project and owner ----------------------------------------------------------------------------------------------
+
+
+def user_settings_path(environ: Mapping[str, str]) -> Path | None:
+    """Return the path of the user's settings: below XDG_CONFIG_HOME (on Windows APPDATA), else ~/.config.
+
+    None if the user has no home folder. A relative XDG_CONFIG_HOME is ignored, as its specification demands: it would
+    name a file in the current folder.
+    """
+    folder = environ.get("APPDATA" if sys.platform == "win32" else "XDG_CONFIG_HOME", "")
+    if not folder or not Path(folder).is_absolute():
+        try:
+            folder = str(Path.home() / ".config")
+        except RuntimeError:  # no HOME, and no user entry for this uid, as in some containers
+            return None
+    return Path(folder, "launch", "config.yaml")
+
+
+def read_user_settings(environ: Mapping[str, str]) -> Settings:
+    """Read the user's settings; without a file, all fields have their defaults. Raises SpecError with all problems."""
+    path = user_settings_path(environ)
+    # Path.is_file raises in a folder that can't be read, such as another user's HOME.
+    return read_settings(path, str(path)) if path and os.path.isfile(path) else Settings()  # noqa: PTH113
 
 
 class FoundProject(Struct, frozen=True):

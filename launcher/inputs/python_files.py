@@ -1,4 +1,5 @@
-"""Find, parse and check the Python files that a spec starts, and what they import. Nothing is imported or run."""
+"""Find, parse and check the Python files that a spec starts, and what they import, of the code and of the image's
+packages. Nothing is imported or run."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
+from launcher.inputs.content import data_folder
 from launcher.plan.recipe import python_of_tag
 from launcher.spec.checks import custom_functions
 from launcher.spec.models import JobSpec
@@ -158,8 +160,6 @@ def check_module(
     Raises:
         UsageError: neither the code nor the image, or that Python, has it.
     """
-    from launcher.inputs.image_modules import image_modules
-
     module, image = spec.run.module, spec.image
     if not module or spec.run.is_builtin or image.is_custom or file_of_module(module, names, roots, "__main__"):
         return ()
@@ -299,8 +299,6 @@ def unprovided(
 ) -> tuple[str, ...]:
     """Return a warning for each import that neither the code provides nor `python`, which runs the job on this machine;
     without it, nor an image without requirements. `starts` are the files that run."""
-    from launcher.inputs.image_modules import image_modules
-
     present = sys.stdlib_module_names | image_modules()
     lacks = f"it is not installed in {python.path}" if python else "the image has no package for it"
     lines = [
@@ -344,3 +342,68 @@ def unconditional(block: ast.Module | ast.If | ast.Try) -> Iterator[ast.Import |
             isinstance(node, ast.Try) and not node.handlers
         ):
             yield from unconditional(node)
+
+
+# --- The image's packages ---------------------------------------------------------------------------------------------
+
+
+OURS = frozenset({"launch_train", "pip"})
+"""Modules that every image has besides the locked packages: the trainer, and pip from the base image."""
+
+IMPORTED_AS = {
+    "absl-py": "absl",
+    "grpcio": "grpc",
+    "markdown-it-py": "markdown_it",
+    "nvidia-ml-py": "pynvml",
+    "googleapis-common-protos": "google",
+    "opentelemetry-api": "opentelemetry",
+    "pillow": "PIL",
+    "proto-plus": "proto",
+    "protobuf": "google",
+    "pyyaml": "yaml",
+    "setuptools": "setuptools pkg_resources",
+    "torch": "torch torchgen functorch",
+}
+"""Locked packages whose modules have other names (the top level of their wheels on PyPI, 2026-11)."""
+
+PYTHON_PROGRAMS = {
+    "accelerate": "accelerate",
+    "axolotl": "axolotl",
+    "colossalai": "colossalai",
+    "composer": "mosaicml",
+    "deepspeed": "deepspeed",
+    "fabric": "lightning",
+    "horovodrun": "horovod",
+    "lightning": "lightning",
+    "litgpt": "litgpt",
+    "llamafactory-cli": "llamafactory",
+    "ray": "ray",
+    "trl": "trl",
+    "tune": "torchtune",
+    "yolo": "ultralytics",
+}
+"""Programs that start trainings, which the image lacks, and the packages that have them."""
+SYSTEM_PROGRAMS = frozenset({"curl", "g++", "git", "make", "sudo", "wget"})
+"""Programs that the recipe's base (python:3.12-slim) lacks, and that no package of pip brings."""
+
+
+@cache
+def image_modules() -> frozenset[str]:
+    """Return the top-level modules of the image's locked packages, and those that every image has."""
+    locks = [lock.read_text(encoding="utf-8") for lock in data_folder("containers").glob("*.lock")]
+    packages = {match[1] for lock in locks for match in re.finditer(r"(?m)^([a-z0-9._-]+)==", lock)}
+    return OURS.union(*(modules_of(package) for package in packages))
+
+
+def modules_of(package: str) -> list[str]:
+    """Return the names that a locked package is imported by, and its namespace (google-…)."""
+    name = normalised(package)
+    if name in IMPORTED_AS:
+        return IMPORTED_AS[name].split()
+    namespace = name.partition("-")[0]
+    return [name.replace("-", "_"), *([namespace] if namespace in ("backports", "google", "nvidia", "cuda") else [])]
+
+
+def normalised(package: str) -> str:
+    """Return a package's name as indexes compare it (packaging.python.org, name normalization)."""
+    return re.sub(r"[-_.]+", "-", package).lower()

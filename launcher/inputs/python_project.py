@@ -18,8 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from launcher.errors import UsageError
 from launcher.inputs import git
-from launcher.inputs.image_modules import normalised
-from launcher.inputs.python_files import parsed
+from launcher.inputs.python_files import normalised, parsed
 from launcher.spec.models import JobSpec
 
 COMPILING: Final = frozenset({"maturin", "scikit_build_core.build", "mesonpy", "setuptools_rust"})

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from launcher.errors import UsageError
 from launcher.images.source_files import File
-from launcher.inputs.image_modules import normalised
+from launcher.inputs.python_files import normalised
 from launcher.inputs.python_project import FIELD, dependency_lists, read, read_project, read_toml
 from launcher.plan.model import LocalProject, Packages, Requirement
 from launcher.plan.recipe import BASE_PYTHON, nearest_python

@@ -10,8 +10,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from launcher.inputs import gcloud_config
-from launcher.inputs.gather import AppliedSettings, built_in, find_project, folder_of, refuse_python, with_defaults
-from launcher.inputs.user_settings import is_there, user_settings_path
+from launcher.inputs.gather import (
+    AppliedSettings,
+    built_in,
+    find_project,
+    folder_of,
+    refuse_python,
+    user_settings_path,
+    with_defaults,
+)
 from launcher.plan.model import Target
 from launcher.plan.names import default_output, default_repository
 from launcher.spec.models import JobSpec
@@ -51,7 +58,8 @@ def effective_settings(path: Path | None, target: Target = "vertex") -> Effectiv
     user = user_settings_path(os.environ)
     files = [*([path.parent / NAME] if path and beside else []), *([user] if user else [])]
     return EffectiveSettings(
-        settings=tuple(all_settings(located, settings)), files={str(file): is_there(file) for file in files}
+        settings=tuple(all_settings(located, settings)),
+        files={str(file): os.path.isfile(file) for file in files},  # noqa: PTH113 -- Path.is_file may raise
     )
 
 

@@ -18,11 +18,11 @@ from launch_train import runfolder
 from launcher.errors import LaunchError, UsageError
 from launcher.images.source_files import File, UserCode
 from launcher.inputs import code_files, content
-from launcher.inputs.data_files import absent_paths
-from launcher.inputs.image_modules import PYTHON_PROGRAMS, SYSTEM_PROGRAMS
 from launcher.inputs.interpreter import Interpreter, Wanted
-from launcher.inputs.mentioned_files import mentioned, named_but_ignored, named_outside
+from launcher.inputs.named_paths import absent_paths, mentioned, named_but_ignored, named_outside
 from launcher.inputs.python_files import (
+    PYTHON_PROGRAMS,
+    SYSTEM_PROGRAMS,
     check_functions,
     check_module,
     check_syntax,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import api
-from launcher.inputs.user_settings import user_settings_path
+from launcher.inputs.gather import user_settings_path
 from launcher.jobs.job import OWNER_LABEL
 from launcher.plan.names import owner_value
 from tests.command import WORLD, Ran, launch

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.images.source_files import File, UserCode
-from launcher.inputs.image_modules import image_modules, modules_of, normalised
-from launcher.inputs.python_files import unprovided
+from launcher.inputs.python_files import image_modules, modules_of, normalised, unprovided
 from tests.command import ROOT, launch
 
 HEAD = "name: a\nmachine: {type: l4}\nregions: any\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.inputs import data_files
+from launcher.inputs import named_paths
 from tests.command import launch
 from tests.inputs.test_user_functions import planned, project, refused
 
@@ -137,7 +137,7 @@ def argument_warnings(folder: Path, word: str, *, target: str = "vertex", more: 
 def test_an_argument_that_names_a_path_which_the_job_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, word: str, more: str, warns: bool
 ) -> None:
-    monkeypatch.setattr(data_files, "ELSEWHERE", tuple(one for one in data_files.ELSEWHERE if one != "/tmp"))
+    monkeypatch.setattr(named_paths, "ELSEWHERE", tuple(one for one in named_paths.ELSEWHERE if one != "/tmp"))
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").touch()
     found = argument_warnings(tmp_path, word.replace("HERE", str(tmp_path)), target=target, more=more)
@@ -147,7 +147,7 @@ def test_an_argument_that_names_a_path_which_the_job_lacks(
 def test_a_path_of_this_machine_that_is_mounted_there_is_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_files, "ELSEWHERE", ())
+    monkeypatch.setattr(named_paths, "ELSEWHERE", ())
     (tmp_path / "corpus").mkdir()
     here = f"{tmp_path}/corpus"
     assert argument_warnings(tmp_path, here, target="vm")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.inputs import mentioned_files
+from launcher.inputs import named_paths
 from launcher.inputs.code_files import collect_code
-from launcher.inputs.mentioned_files import mentioned, named_but_ignored, named_outside
+from launcher.inputs.named_paths import mentioned, named_but_ignored, named_outside
 from launcher.spec.reader import read
 from tests.inputs.test_user_functions import planned
 
@@ -140,7 +140,7 @@ def test_the_search_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (tmp_path / "deep" / str(number)).mkdir(parents=True)
         (tmp_path / "deep" / str(number) / "train.bin").touch()
     assert len(found(file)) == 21
-    monkeypatch.setattr(mentioned_files, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(named_paths, "MOST_ENTRIES", 5)
     assert found(file) == ["train.bin (train.py:5)"]
 
 

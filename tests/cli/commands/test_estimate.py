@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.inputs import measured_model
+from launcher.inputs import estimating
 from tests.command import SPECS, Ran, launch
 
 HUGE = "{name: gpt, n_layer: 1000, n_head: 1000, n_embd: 100000, block_size: 1000000, vocab_size: 10000000}"
@@ -238,7 +238,7 @@ def test_a_custom_model_that_never_returns(tmp_path: Path, monkeypatch: pytest.M
             started.append(self.pid)
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
-    monkeypatch.setattr(measured_model, "SECONDS", 6.0)
+    monkeypatch.setattr(estimating, "SECONDS", 6.0)
     ran = estimated(tmp_path, "time.sleep(1e6)")
     assert ran.code == 2
     assert "within 6 s" in ran.err

@@ -1,13 +1,17 @@
-"""Find files that a script or its arguments name but that are not code: ignored files, and paths outside the folder.
+"""Check, before a job is submitted, that the paths which a spec and its code name will exist where the job runs.
 
-The search is by text; nothing is imported or run. It covers the arguments, and string constants in the script, in the
-code's modules that it imports, and in Python files that the arguments name (nanoGPT's config/…).
+Data files in `run.config` must: they are checked. Of the arguments and of the code, only a person knows what is read,
+so these give warnings. Their search is by text; nothing is imported or run. It covers the arguments, and string
+constants in the script, in the code's modules that it imports, and in Python files that the arguments name (nanoGPT's
+config/…).
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,22 +19,128 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from launcher.errors import UsageError
 from launcher.inputs.listing import NEVER, is_run_folder
 from launcher.inputs.python_files import MOST_FILES, ROOT, started, walk_code
+from launcher.plan.model import Target
+from launcher.spec.checks import data_paths
 from launcher.spec.models import JobSpec
 
 if TYPE_CHECKING:
     import ast
 
+ELSEWHERE: Final = ("/gcs", "/mnt", "/workspace", "/tmp", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/opt")  # noqa: S108 - compared with texts only; nothing is written there
+"""Folders that also exist on the job's machine or in its image."""
+FOREIGN: Final = ("/home", "/Users", "/mnt", "/media", "/data", "/datasets", "/scratch")
+"""Folders in which people keep data. The job's machine has them only as mounts."""
+MOUNTS: Final = ("/gcs", "/mnt/nfs", "/mnt/lustre")
+"""Where Vertex AI mounts buckets and shares."""
+COPY: Final = "Copy it into a bucket (gcloud storage cp -r), and name it there: gs://BUCKET/…"
 MOST_ENTRIES: Final = 20_000
 """Maximum number of files and folders that are visited, those nearest to the top first."""
-
-
 OUTPUTS: Final = frozenset(
     {"out", "output", "outputs", "log", "logs", "run", "runs", "wandb", "mlruns", "result", "results", "save", "saved"}
     | {"checkpoint", "checkpoints", "ckpt", "ckpts"}
 )
 """Folders that scripts usually write. A single word that matches one of them is no evidence that it is read."""
+ARGUMENTS: Final = "run.args"
+"""Where an argument stands, as the place of a mention."""
+
+
+# --- Data files -------------------------------------------------------------------------------------------------------
+
+
+def check_data(
+    spec: JobSpec, folder: Path | None, names: Sequence[str], target: Target, *, in_place: bool = False
+) -> None:
+    """Check that relative paths are among the code's files, `names` (with `in_place`: in the code's folder).
+
+    In a rehearsal, absolute paths must exist on this machine. A custom image may contain any file, so nothing is
+    checked. Raises UsageError.
+    """
+    if spec.image.is_custom:
+        return
+    for field, path in data_paths(spec.run).items():
+        is_absolute = path.startswith(("/", "~"))
+        if in_place or (is_absolute and target == "local"):
+            where = (folder or Path.cwd()) / os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
+            if os.path.exists(where) or glob_matches(path, folder):  # noqa: PTH110 -- names may be too long
+                continue
+            if is_absolute:
+                raise UsageError(f"{field}: {path} does not exist on this machine", field=field)
+            relative = "The path is relative to the code folder: image.code, or else the spec's own folder."
+            raise UsageError(f"{field}: {path} does not exist in {folder or Path.cwd()}", relative, field=field)
+        if is_absolute:
+            if not is_below(path, mounted_folders(spec, target)):
+                problem = f"{field}: {path} does not exist on the job's machine, which has only the code"
+                raise UsageError(problem, COPY, field=field)
+            continue
+        name = posixpath.normpath(path)
+        taken = (name, *glob_matches(name, folder))
+        if name == "." or any(each in names or any(file.startswith(f"{each}/") for file in names) for each in taken):
+            continue
+        ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110 -- names may be too long
+        hint = "It exists, but .gitignore, .dockerignore or its folder's name excludes it." if ignored else COPY
+        here = "\n`launch local --in-place` runs in that folder itself." if ignored else ""
+        raise UsageError(f"{field}: {path} is not in the code in {folder}", hint + here, field=field)
+
+
+def glob_matches(path: str, folder: Path | None) -> list[str]:
+    """Return the files and folders of this machine that match a pattern, relative to the code's folder."""
+    if not glob.has_magic(path) or "\0" in path:
+        return []
+    return glob.glob(os.path.expanduser(path), root_dir=folder, recursive=True)  # noqa: PTH111, PTH207 -- a relative result
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
+def absent_paths(spec: JobSpec, target: Target, folder: Path | None) -> Iterator[tuple[str, str]]:
+    """Yield (field, problem) for each argument that names a path which the job's machine will lack; none for a
+    rehearsal. `folder` is the code's folder."""
+    mounted = (*mounted_folders(spec, target), *(["/mnt/localssd"] if target == "vm" else []))
+    for field, path in paths(spec) if target != "local" else ():
+        if not path.startswith(("/", "~/")) or is_below(path, mounted):
+            continue
+        full = os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
+        is_here = bool(full.strip("/")) and ("\0" not in full) and os.path.exists(full)  # noqa: PTH110 -- names may be too long
+        if is_here and ((folder and path.startswith(f"{folder}/")) or not is_below(path, ELSEWHERE)):
+            yield field, f"{path} is a path of this machine; the job's machine does not have it"
+        elif is_below(path, MOUNTS):
+            _, top, kind, *inside = (*path.split("/"), "NAME")
+            if top == "gcs":
+                mount = f"{{bucket: {kind}}}"
+            else:
+                source = "nfs: SERVER:/SHARE" if kind == "nfs" else "lustre: IP@tcp:/NAME"
+                mount = f"{{{source}, path: /mnt/{kind}/{inside[0]}}}"
+            yield field, f"{path} is not mounted on the job's machine; add it to the spec: mounts: [{mount}]"
+        elif not spec.image.is_custom and (path.startswith("~/") or is_below(path, FOREIGN)):
+            yield field, f"{path} does not exist on the job's machine; put it in a bucket, or mount it (docs/data.md)"
+
+
+def paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield (field, path) for each argument that may be a path, or has one after its equals sign."""
+    for field, words in (("run.args", spec.run.args), ("run.command", spec.run.command or ())):
+        for index, word in enumerate(words):
+            is_path = word.startswith(("/", "~/")) or ("=" not in word and not word.startswith("-"))
+            path = word if is_path else word.partition("=")[2]
+            if path:
+                yield f"{field}.{index}", path
+
+
+def mounted_folders(spec: JobSpec, target: Target) -> tuple[str, ...]:
+    """Return the mounts of the job's machine: those that the spec names, and on Vertex AI all buckets."""
+    named = tuple(mount.folder for mount in spec.mounts)
+    shares = (f"/mnt/{kind}/{mount.mount_point}" for kind in ("nfs", "lustre") for mount in getattr(spec.vertex, kind))
+    return ("/gcs", *shares, *named) if target == "vertex" else named
+
+
+def is_below(path: str, folders: Sequence[str]) -> bool:
+    """Return whether a path is one of the folders or inside one."""
+    return any(f"{posixpath.normpath(path)}/".startswith(f"{folder}/") for folder in folders)
+
+
+# --- Mentions in the arguments and in the code ------------------------------------------------------------------------
 
 
 class Mention(NamedTuple):
@@ -124,12 +234,6 @@ def _parents(name: str) -> Iterator[str]:
         yield name
 
 
-# --- Mentioned paths ------------------------------------------------------------------------------------------------
-
-
-ARGUMENTS: Final = "run.args"
-
-
 def _is_path(text: str) -> bool:
     """Return whether a text may name a file below the code's folder."""
     return 0 < len(text) < 256 and text.isprintable() and not text.startswith(("/", "-")) and bool(text.strip("./"))
@@ -149,9 +253,6 @@ def _constants(tree: ast.Module) -> tuple[tuple[str, int, bool], ...]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_path(node.value)
     )
-
-
-# --- Files that are not code -----------------------------------------------------------------------------------------
 
 
 def _not_code(folder: Path, own: set[str], folders: set[str]) -> Iterator[str]:
