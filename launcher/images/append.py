@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.images.archives import Layer
-
-if TYPE_CHECKING:
-    from launcher.images.registry import Manifest, Reference, Registry
+from launcher.images.registry import Manifest, Reference, Registry, digest_of
 
 THREADS = 8
 OCI = "org.opencontainers.image"
@@ -58,8 +56,6 @@ def append(
     Raises:
         LaunchError: `base` does not exist or is for another platform, or the registry refuses the image.
     """
-    from launcher.images.registry import digest_of
-
     manifest = image_manifest(registry, base, platform)
     if manifest.media_type not in LAYER_TYPES:
         raise LaunchError(f"can't append to an image of type {manifest.media_type}", "To rebuild it: --builder docker")
@@ -71,7 +67,10 @@ def append(
             "Another image was pushed with its tag; to rebuild it: --builder docker",
         )
     config = {**config, "config": change(config.get("config") or {})}
-    raw_config = encode_json(new_config(config, layers, with_base(stamp, base, manifest.digest)))
+    # The base's name and digest are OCI annotations, which scanners read.
+    name = f"{base.host}/{base.repository}{f':{base.tag}' if base.tag else ''}"
+    labels = {**stamp.labels, f"{OCI}.base.name": name, f"{OCI}.base.digest": manifest.digest}
+    raw_config = encode_json(new_config(config, layers, stamp._replace(labels=labels)))
     config_blob = (digest_of(raw_config), len(raw_config), partial(BytesIO, raw_config))
     added = [
         {"mediaType": LAYER_TYPES[manifest.media_type], "size": layer.size, "digest": layer.digest} for layer in layers
@@ -92,12 +91,6 @@ def append(
             registry.stop()
             raise
     return registry.put_manifest(target.repository, target.tag or "", raw, manifest.media_type)
-
-
-def with_base(stamp: Stamp, base: Reference, digest: str) -> Stamp:
-    """Return the stamp with the base image's name and digest as OCI annotations, which scanners read."""
-    name = f"{base.host}/{base.repository}{f':{base.tag}' if base.tag else ''}"
-    return stamp._replace(labels={**stamp.labels, f"{OCI}.base.name": name, f"{OCI}.base.digest": digest})
 
 
 def image_manifest(registry: Registry, base: Reference, platform: str) -> Manifest:

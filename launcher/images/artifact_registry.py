@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.clock import REAL, Clock
@@ -32,8 +31,17 @@ def create(
     """
     where = find(str(reference))
     api = Api(SERVICE, where.project, client(environ), clock)
-    with known_location(where):
+    try:
         return not exists(api, where) and make(api, where, labels or {})
+    except LaunchError as error:
+        if status_of(error) != 400:
+            raise
+        # Artifact Registry answers an unknown location with 400, as any invalid argument. The name has been checked, so
+        # other causes are unlikely.
+        raise UsageError(
+            f"Artifact Registry refuses {where.resource}; is {where.location} one of its locations? ({error.problem})",
+            f"gcloud artifacts locations list --project={where.project}",
+        ) from error
 
 
 def find(reference: str) -> ArtifactRepository:
@@ -46,16 +54,6 @@ def find(reference: str) -> ArtifactRepository:
             "launch can create only those, for example us-docker.pkg.dev/my-project/launch",
         )
     return repository
-
-
-def parent(where: ArtifactRepository) -> str:
-    """Return the location's resource name."""
-    return f"projects/{where.project}/locations/{where.location}"
-
-
-def resource(where: ArtifactRepository) -> str:
-    """Return the repository's resource name."""
-    return f"{parent(where)}/repositories/{where.repository}"
 
 
 def client(environ: Mapping[str, str]) -> Any:
@@ -72,14 +70,14 @@ def client(environ: Mapping[str, str]) -> Any:
 def exists(api: Api, where: ArtifactRepository) -> bool:
     """Return whether the repository exists, for containers. Raises LaunchError."""
     try:
-        repository = api.ask("get_repository", name=resource(where))
+        repository = api.ask("get_repository", name=where.resource)
     except LaunchError as error:
         if status_of(error) == 404:
             return False
         raise
     if repository.format_.name != "DOCKER":
         raise UsageError(
-            f"{resource(where)} holds {repository.format_.name} packages, not containers",
+            f"{where.resource} holds {repository.format_.name} packages, not containers",
             "Choose another name: image.repository",
         )
     return True
@@ -88,7 +86,8 @@ def exists(api: Api, where: ArtifactRepository) -> bool:
 def make(api: Api, where: ArtifactRepository, labels: Mapping[str, str]) -> bool:
     """Create the repository; return False if another launch created it first. Raises LaunchError."""
     repository = {"format_": "DOCKER", "description": "Training images made by launch", "labels": {**labels}}
-    request: dict[str, Any] = {"parent": parent(where), "repository_id": where.repository, "repository": repository}
+    parent = where.resource.partition("/repositories/")[0]
+    request: dict[str, Any] = {"parent": parent, "repository_id": where.repository, "repository": repository}
     unsure = False
     while True:
         try:
@@ -101,7 +100,12 @@ def make(api: Api, where: ArtifactRepository, labels: Mapping[str, str]) -> bool
         except LaunchError as error:
             if status_of(error) != 409:
                 raise
-            wait_for(api, where)
+            until = api.clock.now() + WAIT_SECONDS
+            while not exists(api, where):  # another launch's operation creates it
+                if api.clock.now() > until:
+                    problem = f"{where.resource} is still being created after {WAIT_SECONDS:.0f} s"
+                    raise LaunchError(problem, "Try again later.") from error
+                api.clock.sleep(POLL_SECONDS)
             return unsure
         else:
             finish(api, where, operation)
@@ -126,43 +130,15 @@ def delete(api: Api, name: str) -> None:
     finish(api, ArtifactRepository(location, project, repository), operation, "deleted")
 
 
-def wait_for(api: Api, where: ArtifactRepository) -> None:
-    """Wait until another launch's operation has created it. Raises LaunchError."""
-    until = api.clock.now() + WAIT_SECONDS
-    while not exists(api, where):
-        if api.clock.now() > until:
-            raise LaunchError(
-                f"{resource(where)} is still being created after {WAIT_SECONDS:.0f} s", "Try again later."
-            )
-        api.clock.sleep(POLL_SECONDS)
-
-
 def finish(api: Api, where: ArtifactRepository, operation: Any, done: str = "made") -> None:
     """Wait for the operation (google.longrunning.Operation). Raises LaunchError."""
     until = api.clock.now() + WAIT_SECONDS
     while not operation.done:
         if api.clock.now() > until:
             raise LaunchError(
-                f"{resource(where)} is still being {done} after {WAIT_SECONDS:.0f} s", f"Look at {operation.name}"
+                f"{where.resource} is still being {done} after {WAIT_SECONDS:.0f} s", f"Look at {operation.name}"
             )
         api.clock.sleep(POLL_SECONDS)
         operation = api.ask("get_operation", name=operation.name)
     if operation.error.code:
-        raise LaunchError(f"{resource(where)} could not be {done}: {operation.error.message}")
-
-
-@contextmanager
-def known_location(where: ArtifactRepository) -> Iterator[None]:
-    """Explain an unknown location. Artifact Registry answers it with 400, as any invalid argument.
-
-    The name has been checked before, so other causes of a 400 are unlikely.
-    """
-    try:
-        yield
-    except LaunchError as error:
-        if status_of(error) != 400:
-            raise
-        raise UsageError(
-            f"Artifact Registry refuses {resource(where)}; is {where.location} one of its locations? ({error.problem})",
-            f"gcloud artifacts locations list --project={where.project}",
-        ) from error
+        raise LaunchError(f"{where.resource} could not be {done}: {operation.error.message}")

@@ -28,6 +28,9 @@ from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import Api, Service, UnreachableError, open_client
 from launcher.gcp.default_bucket import NAME_IT, check_default_bucket
+from launcher.images.append import BASE_LABEL
+from launcher.images.archives import DOCKERFILE, build_context
+from launcher.images.reference import artifact_repository, parse
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
 from launcher.text import size_text
@@ -100,8 +103,6 @@ def build(
         NotAuthorised: no credentials, a missing permission, or the bucket belongs to another project.
         LaunchError: the build failed (with its last lines), or the bucket or the API can't be used.
     """
-    from launcher.images.archives import build_context
-
     check_image(image, environ)
     api = Api(SERVICE, project, client(environ), clock)
     bucket = bucket or check_default_bucket(project, environ, clock, way_out=f"{NAME_IT}\n{WITH_DOCKER}")
@@ -123,8 +124,6 @@ def build(
 
 def check_image(image: Image, environ: Mapping[str, str]) -> None:
     """Check that Cloud Build can build and push an image. Raises UsageError."""
-    from launcher.images.reference import artifact_repository, parse
-
     name = parse(image.dependencies)
     here = is_loopback(name.host) and is_plain_loopback(environ.get(ENDPOINT, ""))  # both are loopback only in tests
     if artifact_repository(name.host, name.repository) is None and not here:
@@ -164,9 +163,6 @@ def build_request(image: Image, bucket: str, content: Sent) -> dict[str, Any]:
 
     `bucket` is gs://NAME. `content` is the object with the context, pinned to its generation.
     """
-    from launcher.images.append import BASE_LABEL
-    from launcher.images.archives import DOCKERFILE
-
     docker = ["build", f"--file={DOCKERFILE}", f"--target={STAGE}", f"--tag={image.dependencies}"]
     docker += [f"--label={BASE_LABEL}={image.base}"] if "@" in image.base else []
     docker += [f"--build-arg={name}={value}" for name, value in image.build_arguments.items() if value]

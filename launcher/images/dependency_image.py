@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,13 +13,14 @@ from msgspec.structs import replace
 import launcher.clock
 from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
+from launcher.images.append import Stamp, append
+from launcher.images.archives import Tree, layer
+from launcher.images.docker_engine import Engine, EngineError
+from launcher.images.node_packages import FOLDER, node_packages
+from launcher.images.reference import is_googles
+from launcher.images.registry import Reference, Registry, parse
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
-
-if TYPE_CHECKING:
-    from launcher.images.append import Stamp
-    from launcher.images.docker_engine import Engine
-    from launcher.images.registry import Reference, Registry
 
 Builder = Literal["auto", "docker", "append", "cloud-build"]
 BUILDERS: tuple[Builder, ...] = get_args(Builder)
@@ -85,8 +87,6 @@ def make(
 
 def pinned_base(image: Image, environ: Mapping[str, str], report: Report) -> Image:
     """Return the image with its base by digest, as its registry has it now; unchanged if that does not answer."""
-    from launcher.images.registry import Registry, parse
-
     if "@" in image.base:
         return image
     name = parse(image.base)
@@ -109,11 +109,6 @@ def append_node(
     request: ImageBuildRequest, environ: Mapping[str, str], registry: Registry, target: Reference, report: Report
 ) -> None:
     """Push the existing image with the node's packages as one layer. Raises LaunchError."""
-    from launcher.images.append import append
-    from launcher.images.archives import Tree, layer
-    from launcher.images.node_packages import FOLDER, node_packages
-    from launcher.images.registry import parse
-
     existing = parse(request.image.base)
     if existing.host != registry.host:
         raise LaunchError(
@@ -127,21 +122,18 @@ def append_node(
     with temporary_folder("node") as name:
         files = node_packages(lock, request.image.platform, Path(name), environ)
         added = layer([Tree(FOLDER, files)], Path(name, "node.tar.gz"), "launch: packages of launch_train.node")
-        change = with_workspace if request.source.code else with_launch
+        change = partial(with_launch, has_code=bool(request.source.code))
         append(registry, existing, target, [added], request.stamp, request.image.platform, report.layer, change)
 
 
-def with_launch(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return an image's settings in which Python finds launch_train. Entrypoint and user stay the image's own."""
+def with_launch(settings: dict[str, Any], *, has_code: bool) -> dict[str, Any]:
+    """Return an image's settings in which Python finds launch_train, and which start in the user's code if the image
+    gets that. Entrypoint and user stay the image's own."""
     env = dict(variable.partition("=")[::2] for variable in settings.get("Env") or ())
     path = ":".join(("/opt/launch", *filter(None, [env.get("PYTHONPATH")])))
     env |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    return {**settings, "Env": [f"{name}={value}" for name, value in env.items()]}
-
-
-def with_workspace(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the same, for an image that gets the user's code."""
-    return {**with_launch(settings), "WorkingDir": "/workspace"}
+    folder = {"WorkingDir": "/workspace"} if has_code else {}
+    return {**settings, "Env": [f"{name}={value}" for name, value in env.items()], **folder}
 
 
 # --- With an engine -------------------------------------------------------------------------------------------------
@@ -149,9 +141,6 @@ def with_workspace(settings: dict[str, Any]) -> dict[str, Any]:
 
 def engine_of(environ: Mapping[str, str], request: ImageBuildRequest) -> Engine:
     """Connect to this machine's Docker engine. Raises LaunchError: there is none; the hint names alternatives."""
-    from launcher.images.docker_engine import Engine, EngineError
-    from launcher.images.reference import is_googles
-
     try:
         return Engine.connect(environ)
     except EngineError as error:

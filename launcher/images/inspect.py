@@ -11,12 +11,11 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from launcher.images.append import image_manifest
+from launcher.images.registry import Reference, Registry
 from launcher.plan.model import ImageContents
-
-if TYPE_CHECKING:
-    from launcher.images.registry import Reference, Registry
 
 LIMIT = 64 << 20
 """Compressed bytes of layers that are read at most. A layer with PyTorch and CUDA has gigabytes."""
@@ -40,8 +39,6 @@ class Found(NamedTuple):
 
 def contents(registry: Registry, image: Reference, platform: str, limit: int = LIMIT) -> ImageContents:
     """Return what is known of an image's contents. Raises LaunchError: it can't be read."""
-    from launcher.images.append import image_manifest
-
     manifest = image_manifest(registry, image, platform)
     config = json.loads(registry.blob(image.repository, manifest.body["config"]["digest"]))
     env = dict(variable.partition("=")[::2] for variable in (config.get("config") or {}).get("Env") or ())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,15 +19,13 @@ from launch_train.common import contract
 from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
 from launcher.images import dependency_image
-from launcher.images.archives import Tree
+from launcher.images.append import BASE_LABEL, append, image_manifest
+from launcher.images.archives import Layer, Tree, layer
 from launcher.images.dependency_image import ImageBuildRequest, Report, by_engine, engine_of
+from launcher.images.docker_engine import Engine
+from launcher.images.registry import Reference, Registry, check_repository, parse
 from launcher.images.source_files import Source, write_installed
 from launcher.plan.model import Image
-
-if TYPE_CHECKING:
-    from launcher.images.archives import Layer
-    from launcher.images.docker_engine import Engine
-    from launcher.images.registry import Reference, Registry
 
 How = Literal["own", "there", "appended", "docker", "pulled"]
 
@@ -60,7 +58,7 @@ def push(request: ImageBuildRequest, environ: Mapping[str, str], report: Report)
         LaunchError: no method worked; the error says what to do.
     """
     target, base = references(request.image)
-    with registry_of(target, environ) as registry:
+    with Registry(target.host, environ) as registry:
         if result := find_in_registry(request.image, target, registry):
             return result
         missing = registry.head(base.repository, base.tag or "") is None
@@ -84,15 +82,12 @@ def recorded_base(image: Image, reference: str, environ: Mapping[str, str]) -> s
     Raises LaunchError: the registry does not answer.
     """
     target, _ = references(image)
-    with registry_of(target, environ) as registry:
+    with Registry(target.host, environ) as registry:
         return base_in(registry, image, reference)
 
 
 def base_in(registry: Registry, image: Image, reference: str) -> str:
-    """Return the same from an open registry. Raises LaunchError."""
-    from launcher.images.append import BASE_LABEL, image_manifest
-    from launcher.images.registry import parse
-
+    """As recorded_base, with an open registry. Raises LaunchError."""
     if image.pinned or "@" in image.base:
         return ""
     where = parse(reference)
@@ -113,7 +108,7 @@ def build(request: ImageBuildRequest, environ: Mapping[str, str], report: Report
         return push(request, environ, report)
     if request.builder == "auto":
         target, base = references(request.image)
-        with registry_of(target, environ) as registry:
+        with Registry(target.host, environ) as registry:
             if result := find_in_registry(request.image, target, registry):
                 return result
             if registry.head(base.repository, base.tag or ""):
@@ -151,7 +146,7 @@ def in_registry(image: Image, environ: Mapping[str, str], report: Report) -> str
         return ""
     target, _ = references(image)
     try:
-        with registry_of(target, environ) as registry:
+        with Registry(target.host, environ) as registry:
             digest = registry.head(target.repository, target.tag or "")
     except LaunchError as error:
         report.line(f"the registry can't be asked, so the image is built here: {error.problem}")
@@ -165,23 +160,11 @@ def references(image: Image) -> tuple[Reference, Reference]:
     Raises:
         UsageError: images can't be pushed to this name.
     """
-    from launcher.images.registry import check_repository, parse
-
     target = parse(image.uri)
     if image.pinned:  # a custom image is never pushed
         return target, target
     check_repository(target.name)
     return target, parse(image.dependencies)
-
-
-def registry_of(target: Reference, environ: Mapping[str, str]) -> Registry:
-    """Return a client of the image's registry. The caller closes it.
-
-    Raises LaunchError: the client is not installed.
-    """
-    from launcher.images.registry import Registry
-
-    return Registry(target.host, environ)
 
 
 def pinned(target: Reference, digest: str) -> str:
@@ -205,8 +188,6 @@ def appended(
     request: ImageBuildRequest, registry: Registry, base: Reference, target: Reference, report: Report
 ) -> ImageResult:
     """Append launch_train and the user's code to the dependency image, each as a layer. Raises LaunchError."""
-    from launcher.images.append import append
-
     before = registry.sent
     report.line(f"appending the code to {base}")
     with temporary_folder("layers") as folder:
@@ -225,8 +206,6 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
 
     They match the last two COPY lines of containers/train.Dockerfile.
     """
-    from launcher.images.archives import layer
-
     layers = [
         layer(
             [Tree(TRAINER_FOLDER, source.trainer)], folder / "trainer.tar.gz", "launch: COPY launch_train /opt/launch"

@@ -115,6 +115,11 @@ class ArtifactRepository(NamedTuple):
     project: str
     repository: str
 
+    @property
+    def resource(self) -> str:
+        """Return the resource name."""
+        return f"projects/{self.project}/locations/{self.location}/repositories/{self.repository}"
+
 
 def artifact_repository(host: str, repository: str) -> ArtifactRepository | None:
     """Return the Artifact Registry repository of a name, or None if it is not in Artifact Registry.

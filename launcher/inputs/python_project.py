@@ -12,7 +12,6 @@ import configparser
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -56,22 +55,42 @@ class Project(NamedTuple):
         return {**self.entry_points.get("gui_scripts", {}), **self.entry_points.get("console_scripts", {})}
 
 
+class Packaging(NamedTuple):
+    """The packaging files of a project's folder, `top`."""
+
+    top: Path
+    pyproject: Data
+    config: Data
+    """setup.cfg."""
+    keywords: Data
+    """The arguments of setup() in setup.py."""
+
+    @property
+    def tool(self) -> Data:
+        """Return the tables of tools in pyproject.toml."""
+        return table(self.pyproject, "tool")
+
+    @property
+    def backend(self) -> str:
+        """Return the module that builds the project."""
+        return str(table(self.pyproject, "build-system").get("build-backend", "setuptools.build_meta"))
+
+
 def read_project(code: Path, folder: str = "") -> Project | None:
     """Return the project in a folder of the code; None: no file there names one. Raises UsageError: a file of it
     can't be read."""
     top = code / folder
     files = {name: top / name for name in ("pyproject.toml", "setup.cfg", "setup.py") if (top / name).is_file()}
     pyproject = read_toml(files["pyproject.toml"]) if "pyproject.toml" in files else {}
-    tool, poetry = table(pyproject, "tool"), table(pyproject, "tool", "poetry")
     config = setup_cfg(files["setup.cfg"]) if "setup.cfg" in files else {}
     keywords = setup_py(files["setup.py"]) if "setup.py" in files else {}
-    declared = table(pyproject, "project")
-    backend = str(table(pyproject, "build-system").get("build-backend", "setuptools.build_meta"))
+    packaging = Packaging(top, pyproject, config, keywords)
+    declared, poetry = table(pyproject, "project"), table(pyproject, "tool", "poetry")
     options, metadata = table(config, "options"), table(config, "metadata")
     name = next((each for of in (declared, poetry, metadata, keywords) if isinstance(each := of.get("name"), str)), "")
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):
         return None
-    roots = import_roots(top, name, backend, tool, config, keywords)
+    roots = import_roots(packaging, name)
     points = {
         **{group: dict(names) for group, names in table(declared, "entry-points").items()},
         **{group: dict(names) for group, names in table(poetry, "plugins").items()},
@@ -94,14 +113,14 @@ def read_project(code: Path, folder: str = "") -> Project | None:
     return Project(
         folder=folder,
         name=name,
-        version=project_version(top, roots, name, pyproject, config, keywords),
+        version=project_version(packaging, roots, name),
         roots=tuple("/".join(filter(None, (folder, root))) for root in roots),
         entry_points={group: {each: str(target) for each, target in names.items()} for group, names in points.items()},
         requires_python=str(declared.get("requires-python", options.get("python_requires", ""))),
         requires=None if requires is None else tuple(requires),
         extras=extras,
         top_level=top_level(top, roots, name, points.get("console_scripts", {})),
-        compiled=tuple(compiled_modules(top, roots, backend, tool, keywords)),
+        compiled=tuple(compiled_modules(packaging, roots)),
     )
 
 
@@ -257,20 +276,11 @@ def setup_py(path: Path) -> dict[str, Any]:
     named = [call for call in calls if getattr(call.func, "id", getattr(call.func, "attr", "")) == "setup"]
     keywords = {each.arg: value(each.value) for call in named[:1] for each in call.keywords if each.arg}
     if "ext_modules" in keywords:
-        extensions = (
-            call
-            for call in calls
-            if str(getattr(call.func, "id", getattr(call.func, "attr", ""))).endswith("Extension")
-        )
-        names = [
-            each
-            for call in extensions
-            for each in [
-                value(call.args[0])
-                if call.args
-                else next((value(k.value) for k in call.keywords if k.arg == "name"), "")
-            ]
-        ]
+        names = []
+        for call in calls:
+            if str(getattr(call.func, "id", getattr(call.func, "attr", ""))).endswith("Extension"):
+                named_so = [each.value for each in call.keywords if each.arg == "name"]
+                names += [value(node) for node in (call.args or named_so)[:1]]
         keywords["ext_modules"] = [each for each in names if isinstance(each, str) and each] or keywords["ext_modules"]
     return keywords
 
@@ -278,12 +288,13 @@ def setup_py(path: Path) -> dict[str, Any]:
 # --- Where modules are ----------------------------------------------------------------------------------------------
 
 
-def import_roots(top: Path, name: str, backend: str, tool: Data, config: Data, keywords: Data) -> list[str]:
+def import_roots(packaging: Packaging, name: str) -> list[str]:
     """Return the folders, relative to the project, from which an install imports its modules; empty: the project's own.
 
     They are those that the backend's settings name, else `src` by the rules of that backend.
     """
-    backend = backend.partition(".")[0]
+    top, tool, config, keywords = packaging.top, packaging.tool, packaging.config, packaging.keywords
+    backend = packaging.backend.partition(".")[0]
     named: list[Any] = []
     if backend == "setuptools":
         setuptools = table(tool, "setuptools")
@@ -338,29 +349,32 @@ def top_level(top: Path, roots: Sequence[str], name: str, scripts: Data) -> tupl
     )
 
 
-def compiled_modules(top: Path, roots: Sequence[str], backend: str, tool: Data, keywords: Data) -> Iterator[str]:
+def compiled_modules(packaging: Packaging, roots: Sequence[str]) -> Iterator[str]:
     """Yield the compiled modules of a project that its folder lacks."""
-    if backend in COMPILING:
-        yield f"what {backend.partition('.')[0]} builds"
-    extensions = keywords.get("ext_modules") or table(tool, "setuptools").get("ext-modules") or []
+    if packaging.backend in COMPILING:
+        yield f"what {packaging.backend.partition('.')[0]} builds"
+    keywords = packaging.keywords
+    extensions = keywords.get("ext_modules") or table(packaging.tool, "setuptools").get("ext-modules") or []
     if extensions is UNREADABLE or keywords.get("rust_extensions") or keywords.get("cffi_modules"):
         yield "what setup.py compiles"
         return
     for extension in extensions:
         module = str(extension.get("name") if isinstance(extension, dict) else extension)
         path = module.replace(".", "/")
-        if not any([*(top / root).glob(f"{path}.*so"), *(top / root).glob(f"{path}.pyd")] for root in roots):
+        if not any(
+            [*(packaging.top / root).glob(f"{path}.*so"), *(packaging.top / root).glob(f"{path}.pyd")] for root in roots
+        ):
             yield module
 
 
 # --- The version ----------------------------------------------------------------------------------------------------
 
 
-def project_version(top: Path, roots: Sequence[str], name: str, pyproject: Data, config: Data, keywords: Data) -> str:
-    """Return the version: what a file says, else what git's newest tag says, else UNKNOWN."""
+def project_version(packaging: Packaging, roots: Sequence[str], name: str) -> str:
+    """Return the first valid version that a place says, else UNKNOWN."""
     from packaging.version import InvalidVersion, Version
 
-    for text in chain(said_versions(top, roots, name, pyproject, config, keywords), map(git_version, [top])):
+    for text in said_versions(packaging, roots, name):
         try:
             return str(Version(text))
         except InvalidVersion:
@@ -368,13 +382,11 @@ def project_version(top: Path, roots: Sequence[str], name: str, pyproject: Data,
     return UNKNOWN
 
 
-def said_versions(
-    top: Path, roots: Sequence[str], name: str, pyproject: Data, config: Data, keywords: Data
-) -> Iterator[str]:
+def said_versions(packaging: Packaging, roots: Sequence[str], name: str) -> Iterator[str]:
     """Yield the version by each place that may say it: the packaging files, the files that they name, then
-    `__version__` in the package, and a file VERSION or version.txt."""
-    tool = table(pyproject, "tool")
-    yield str(table(pyproject, "project").get("version", table(tool, "poetry").get("version", "")))
+    `__version__` in the package, a file VERSION or version.txt, and git's newest tag."""
+    top, tool, config, keywords = packaging.top, packaging.tool, packaging.config, packaging.keywords
+    yield str(table(packaging.pyproject, "project").get("version", table(tool, "poetry").get("version", "")))
     yield str(keywords.get("version", ""))
     option = str(table(config, "metadata").get("version", ""))
     dynamic = dict(table(tool, "setuptools", "dynamic", "version"))
@@ -400,6 +412,12 @@ def said_versions(
     for root in roots:
         yield from (text_of(top / root / module / file) for file in ("version.txt", "VERSION"))
     yield from (text_of(top / file) for file in ("VERSION", "version.txt"))
+    # As setuptools-scm counts: 1.3.dev5+gabc1234 five commits after v1.2.
+    described = git.git_output(top, "describe", "--tags", "--long", "--match", "*[0-9]*")
+    if match := re.fullmatch(r".*?(\d+(?:\.\d+)*)([^-]*)-(\d+)-(g[0-9a-f]+)", described):
+        release, rest, commits, commit = match.groups()
+        before, dot, last = release.rpartition(".")
+        yield release + rest if commits == "0" else f"{before}{dot}{int(last) + 1}.dev{commits}+{commit}"
 
 
 def text_of(path: Path) -> str:
@@ -432,19 +450,6 @@ def assigned(top: Path, roots: Sequence[str], module: str, variable: str, depth:
                     if (alias.asname or alias.name) == variable:
                         above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
                         yield from assigned(top, roots, ".".join(filter(None, [*above, source])), alias.name, depth - 1)
-
-
-def git_version(top: Path) -> str:
-    """Return the version by git's newest tag, as setuptools-scm counts: 1.3.dev5+gabc1234 five commits after v1.2."""
-    described = git.git_output(top, "describe", "--tags", "--long", "--match", "*[0-9]*")
-    match = re.fullmatch(r".*?(\d+(?:\.\d+)*)([^-]*)-(\d+)-(g[0-9a-f]+)", described)
-    if not match:
-        return ""
-    release, rest, commits, commit = match.groups()
-    if commits == "0":
-        return release + rest
-    before, dot, last = release.rpartition(".")
-    return f"{before}{dot}{int(last) + 1}.dev{commits}+{commit}"
 
 
 FIELD = "image.requirements"

@@ -1,22 +1,27 @@
-"""Building with the Docker engine, against one that says what a real one said."""
+"""Building, pushing and pulling with the Docker engine, against one that says what a real one said; BuildKit."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import os
+import sys
 import tarfile
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
-from launcher.images.docker_engine import Engine, EngineError
+from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.images.docker_engine import Engine, EngineError, buildkit
+from launcher.images.registry import RepositoryMissing
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
 from tests.images import scripted_engine
-from tests.images.scripted_engine import BASE, TAG, Answer, failure
+from tests.images.scripted_engine import BASE, DIGEST, TAG, Answer, failure
 
 IMAGE = Image(uri=TAG, pinned=False, dependencies="", base=BASE, platform="linux/amd64", wheel="cu126", min_driver=None)
 
@@ -246,3 +251,241 @@ def test_a_base_that_can_not_be_pulled(
     assert error.value.problem == f"the base image {BASE} can't be pulled: {said}"
     assert hint in error.value.hint
     assert "image.base" in error.value.hint
+
+
+# --- Finding the engine -----------------------------------------------------------------------------------------------
+
+
+def test_no_socket_and_one_that_nobody_listens_at(tmp_path: Path) -> None:
+    dead = tmp_path / "dead.sock"
+    with scripted_engine.Engine(dead):
+        pass
+    for host in (f"unix://{tmp_path}/none.sock", f"unix://{dead}", "tcp://127.0.0.1:9"):
+        with pytest.raises(EngineError) as error:
+            Engine.connect({"DOCKER_HOST": host})
+        assert f"no Docker engine is running at {host} (DOCKER_HOST)" in error.value.problem
+        assert "systemctl start docker" in error.value.hint
+
+
+def test_no_permission_on_the_socket(monkeypatch: pytest.MonkeyPatch, double: scripted_engine.Engine) -> None:
+    """Root may always: here the door itself says no."""
+
+    def refuse(_url: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("launcher.images.docker_engine.check_listens", refuse)
+    with pytest.raises(EngineError, match="no permission to use the Docker engine") as error:
+        Engine.connect({"DOCKER_HOST": double.host})
+    assert "usermod -aG docker" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"DOCKER_HOST": "nonsense://x"}, "can't be used"),
+        ({"DOCKER_HOST": "tcp://127.0.0.1:9", "DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": "/no"}, "can't be used"),
+    ],
+)
+def test_an_invalid_address(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        Engine.connect(environ)
+
+
+def test_something_that_listens_and_is_no_engine(double: scripted_engine.Engine) -> None:
+    double.says("GET", "/version", failure("what?", 500))
+    with pytest.raises(EngineError, match=r"can't be used: .*500"):
+        Engine.connect({"DOCKER_HOST": double.host})
+
+
+def test_the_usual_socket_is_asked_where_nothing_else_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, double: scripted_engine.Engine
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setattr("docker.constants.DEFAULT_UNIX_SOCKET", f"http+{tmp_path}")
+    monkeypatch.setattr("docker.ContextAPI.kwargs_from_context", lambda environment: {"base_url": environment["WHERE"]})
+    engine = Engine.connect({"WHERE": double.host})
+    engine.api.close()
+    assert double.asked[0].path == "/version"
+
+
+def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with pytest.raises(EngineError, match="Docker's SDK is not installed") as error:
+        Engine.connect({})
+    assert error.value.hint == 'pip install "gcp-launch[docker]"'
+
+
+# --- Pushing and pulling ----------------------------------------------------------------------------------------------
+
+
+PUSHED: list[dict[str, Any]] = [
+    {"status": "The push refers to repository [localhost:5055/team/train]"},
+    {"status": "Preparing", "progressDetail": {}, "id": "d471e9ec47dc"},
+    {"status": "Layer already exists", "progressDetail": {}, "id": "0123456789ab"},
+    {"status": "Pushing", "progressDetail": {"current": 40, "total": 90}, "progress": "[=>]", "id": "d471e9ec47dc"},
+    {"status": "Pushing", "progressDetail": {"current": 95, "total": 90}, "progress": "[==>]", "id": "d471e9ec47dc"},
+    {"status": "Pushed", "progressDetail": {}, "id": "d471e9ec47dc"},
+    {"status": f"1: digest: {DIGEST} size: 529"},
+    {"progressDetail": {}, "aux": {"Tag": "1", "Digest": DIGEST, "Size": 529}},
+]
+
+
+def test_a_push_tells_the_digest_and_each_layers_bytes(double: scripted_engine.Engine, engine: Engine) -> None:
+    double.says("POST", "/images/localhost:5055/team/train/push", Answer(events=PUSHED))
+    told: list[tuple[str, int, int]] = []
+    assert engine.push(TAG, lambda *layer: told.append(layer)) == DIGEST
+    assert told == [("layer d471e9ec47dc", 40, 90), ("layer d471e9ec47dc", 90, 90), ("layer d471e9ec47dc", 90, 90)]
+    assert double.asked[-1].query == {"tag": "1"}
+
+
+def sent_credentials(double: scripted_engine.Engine) -> object:
+    return json.loads(base64.urlsafe_b64decode(double.asked[-1].headers["X-Registry-Auth"]))
+
+
+def test_the_credentials_of_that_registry_alone_are_handed_on(
+    double: scripted_engine.Engine, engine: Engine, tmp_path: Path
+) -> None:
+    double.says("POST", "/images/localhost:5055/team/train/push", Answer(events=PUSHED))
+    engine.push(TAG)
+    assert sent_credentials(double) == {}
+    auths = {"localhost:5055": "me:secret", "example.com": "you:other"}
+    config = {"auths": {host: {"auth": base64.b64encode(pair.encode()).decode()} for host, pair in auths.items()}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    engine.push(TAG)
+    assert sent_credentials(double) == {"username": "me", "password": "secret", "serveraddress": "localhost:5055"}
+    config = {"auths": {"localhost:5055": {"identitytoken": "idt"}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    engine.push(TAG)
+    assert sent_credentials(double) == {"identitytoken": "idt", "serveraddress": "localhost:5055"}
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "hint"),
+    [
+        ("unauthorized: authentication required", NotAuthorised, "docker login localhost:5055"),
+        ("no basic auth credentials", NotAuthorised, "docker login"),
+        ("denied: requested access to the resource is denied", NotAuthorised, "docker login"),
+        ('name unknown: Repository "team" not found', RepositoryMissing, "--create-repository"),
+        ('Get "http://localhost:5055/v2/": connect: connection refused', EngineError, "does not respond"),
+        ("write: no space left on device", EngineError, "docker system df"),
+        ("unknown: something else", EngineError, ""),
+    ],
+)
+def test_an_error_inside_the_stream_of_a_push(
+    double: scripted_engine.Engine, engine: Engine, said: str, kind: type[LaunchError], hint: str
+) -> None:
+    events: list[dict[str, Any]] = [*PUSHED[:4], {"errorDetail": {"message": said}, "error": said}]
+    double.says("POST", "/images/localhost:5055/team/train/push", Answer(events=events))
+    with pytest.raises(kind) as error:
+        engine.push(TAG)
+    assert error.value.problem == f"{TAG} can't be pushed: {said}"
+    assert hint in error.value.hint
+
+
+def test_a_pull_by_digest_tells_what_is_downloaded(double: scripted_engine.Engine, engine: Engine) -> None:
+    events: list[dict[str, Any]] = [
+        {"status": "Pulling from team/train", "id": DIGEST},
+        {"status": "Downloading", "progressDetail": {"current": 5, "total": 9}, "id": "a"},
+        {"status": "Download complete", "progressDetail": {}, "id": "a"},
+        {"status": "Extracting", "progressDetail": {"current": 1, "total": 9}, "id": "a"},
+        {"status": "Pull complete", "progressDetail": {}, "id": "a"},
+    ]
+    double.says("POST", "/images/create", Answer(events=events))
+    told: list[tuple[str, int, int]] = []
+    engine.pull(f"localhost:5055/team/train@{DIGEST}", lambda *layer: told.append(layer))
+    assert told == [("layer a", 5, 9), ("layer a", 9, 9)]
+    assert double.asked[-1].query == {"fromImage": "localhost:5055/team/train", "tag": DIGEST}
+
+
+def test_has_and_tag(double: scripted_engine.Engine, engine: Engine) -> None:
+    assert engine.has(BASE) == f"sha256:{BASE}"
+    assert engine.has(TAG) is None
+    double.says("POST", f"/images/{BASE}/tag", Answer(201))
+    engine.tag(BASE, TAG)
+    assert double.asked[-1].query["repo"] == "localhost:5055/team/train"
+    assert double.asked[-1].query["tag"] == "1"
+    with pytest.raises(EngineError, match=f"{TAG} can't be named {BASE}: No such image"):
+        engine.tag(TAG, BASE)
+
+
+def test_a_push_that_ends_too_early_is_no_success(double: scripted_engine.Engine, engine: Engine) -> None:
+    double.says("POST", "/images/localhost:5055/team/train/push", Answer(events=PUSHED[:3]))
+    with pytest.raises(EngineError, match="isn't pushed: the engine closed the connection"):
+        engine.push(TAG)
+
+
+# --- BuildKit ---------------------------------------------------------------------------------------------------------
+
+
+TOKEN = "canary-51b0"
+
+
+@pytest.fixture
+def context() -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"context")
+        file.seek(0)
+        yield file
+
+
+def docker_command(folder: Path, script: str) -> dict[str, str]:
+    """An environment whose docker command is a script."""
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "docker"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    home = folder / "home"
+    (home / ".docker" / "cli-plugins").mkdir(parents=True)
+    (home / ".docker" / "config.json").write_text('{"auths": {"x": {"auth": "canary"}}}')
+    return {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": str(home), "TOKEN": TOKEN, "OTHER": "canary-other"}
+
+
+def run_buildkit(environ: dict[str, str], context: IO[bytes], secrets: tuple[str, ...] = ("TOKEN",)) -> list[str]:
+    lines: list[str] = []
+    buildkit(context, ["--tag=x"], host="unix:///s", environ=environ, secrets=secrets, on_line=lines.append)
+    return lines
+
+
+def test_it_gets_the_context_the_secrets_and_nothing_else(tmp_path: Path, context: IO[bytes]) -> None:
+    script = 'echo "$@"; cat; echo; env | sort; ls -a "$DOCKER_CONFIG"'
+    first, second, *rest = run_buildkit(docker_command(tmp_path, script), context)
+    assert first == "build --progress=plain --tag=x --secret id=TOKEN,env=TOKEN -"
+    assert second == "context"
+    shown = "\n".join(rest)
+    assert {"DOCKER_BUILDKIT=1", "DOCKER_HOST=unix:///s", "cli-plugins"} <= set(rest)
+    assert "canary" not in shown
+    assert "TOKEN=***" in rest
+
+
+def test_a_failed_step_has_its_last_lines_without_the_secret(tmp_path: Path, context: IO[bytes]) -> None:
+    with pytest.raises(EngineError) as error:
+        run_buildkit(docker_command(tmp_path, f"echo one; echo fetching https://me:{TOKEN}@host >&2; exit 3"), context)
+    assert "exit code 3" in error.value.problem
+    assert "https://me:***@host" in error.value.problem
+    assert TOKEN not in str(error.value)
+
+
+def test_without_buildx_or_docker_it_says_what_to_install(tmp_path: Path, context: IO[bytes]) -> None:
+    with pytest.raises(EngineError, match="buildx") as error:
+        run_buildkit(
+            docker_command(tmp_path, "echo 'ERROR: the buildx component is missing or broken.'; exit 1"), context
+        )
+    assert "docs.docker.com" in error.value.hint
+    with pytest.raises(EngineError, match="not installed"):
+        run_buildkit({"PATH": "/no/such/folder", "TOKEN": TOKEN}, context)
+
+
+def test_a_secret_that_is_not_set_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UsageError) as refused:
+        run_buildkit({"PATH": "/no/such/folder"}, io.BytesIO())
+    assert refused.value.field == "image.build_secrets"
+    assert "export TOKEN=" in refused.value.hint
+
+
+def test_each_line_of_a_secret_is_masked_and_the_longest_first(tmp_path: Path, context: IO[bytes]) -> None:
+    """A build prints lines, so a key of several lines never appears as a whole; and one secret may begin another."""
+    environ = docker_command(tmp_path, 'printf "%s\\n" "$KEY" "$TOKEN"')
+    environ |= {"KEY": f"-----BEGIN\n{TOKEN}-first\n{TOKEN}-second\n"}
+    lines = run_buildkit(environ, context, secrets=("TOKEN", "KEY"))
+    assert lines[:3] == ["***", "***", "***"]
+    assert lines[-1] == "***"

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.images.append import Stamp
-from launcher.images.dependency_image import ImageBuildRequest, Report, with_launch, with_workspace
+from launcher.images.dependency_image import ImageBuildRequest, Report, with_launch
 from launcher.images.node_packages import PYTHONS, for_python, node_packages
 from launcher.images.pipeline import push
 from launcher.images.source_files import File, Source
@@ -92,13 +92,13 @@ def test_each_python_gets_its_versions_of_the_real_lock() -> None:
 
 def test_an_images_settings_stay_but_for_what_launch_train_needs() -> None:
     own = {"Env": ["PATH=/opt/conda/bin", "PYTHONPATH=/app"], "User": "me", "Entrypoint": ["/x"], "WorkingDir": "/app"}
-    found = with_launch(own)
+    found = with_launch(own, has_code=False)
     assert set(found["Env"]) == {"PATH=/opt/conda/bin", "PYTHONPATH=/opt/launch:/app", "PYTHONUNBUFFERED=1"}
     assert {name: found[name] for name in ("User", "Entrypoint", "WorkingDir")} == {
         name: own[name] for name in ("User", "Entrypoint", "WorkingDir")
     }
-    assert with_launch({})["Env"][0] == "PYTHONPATH=/opt/launch"
-    assert with_workspace(own)["WorkingDir"] == "/workspace"
+    assert with_launch({}, has_code=False)["Env"][0] == "PYTHONPATH=/opt/launch"
+    assert with_launch(own, has_code=True)["WorkingDir"] == "/workspace"
 
 
 def wanted(host: str, base: str, lock: Path, code: Path) -> ImageBuildRequest:

@@ -1,13 +1,16 @@
-"""Which base an image was built on: recorded in the image, and from there in the run."""
+"""Bringing an image into the registry: the base that it was built on, an engine that is missing, a long step."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from msgspec.structs import replace
 
+from launcher.errors import LaunchError
 from launcher.images.append import Stamp
-from launcher.images.dependency_image import ImageBuildRequest, Report
+from launcher.images.dependency_image import LONGEST, ImageBuildRequest, Report, clipped, engine_of, pinned_base
+from launcher.images.docker_engine import EngineError
 from launcher.images.pipeline import push, recorded_base
 from launcher.images.registry import Registry, parse
 from launcher.images.source_files import Source
@@ -62,3 +65,39 @@ def test_a_base_by_tag_is_recorded_by_the_digest_that_was_built_on(base: str, re
     assert after
     assert after.base == (recorded or base)
     assert parse(after.uri).digest
+
+
+@pytest.mark.parametrize(
+    ("host", "builder", "told"),
+    [("us-docker.pkg.dev", "auto", True), ("us-docker.pkg.dev", "docker", False), ("localhost:5000", "auto", False)],
+)
+def test_without_an_engine_cloud_build_is_named_where_it_can_push(host: str, builder: str, told: bool) -> None:
+    request = ImageBuildRequest(image=image(host, "b"), source=Source(), stamp=Stamp({}, ""), builder=builder)  # type: ignore[arg-type]  # a plain str
+    with pytest.raises(EngineError) as refused:
+        engine_of({"DOCKER_HOST": "unix:///no/such/socket", "PATH": ""}, request)
+    assert ("--builder cloud-build" in refused.value.hint) == told
+    assert "DOCKER_HOST" in refused.value.hint
+
+
+def test_a_step_that_is_a_screen_long_is_cut() -> None:
+    said: list[str] = []
+    say = clipped(said.append)
+    say("Step 1/2 : RUN " + "x" * 500)
+    say("Step 2/2")
+    assert [len(line) for line in said] == [LONGEST, 8]
+    assert said[0].endswith("x…")
+
+
+def test_cloud_build_gets_a_base_by_the_digest_that_its_registry_has() -> None:
+    lines: list[str] = []
+    report = Report(line=lines.append)
+    with OciRegistry() as registry:
+        digest = put_image(registry, "theirs/base")
+        planned_image = image("us-docker.pkg.dev", f"{registry.host}/theirs/base:t")
+        found = pinned_base(planned_image, {}, report)
+        with pytest.raises(LaunchError, match="does not exist"):
+            pinned_base(replace(planned_image, base=f"{registry.host}/theirs/base:other"), {}, report)
+    assert found.base == f"{registry.host}/theirs/base@{digest}"
+    assert pinned_base(found, {}, report) is found
+    assert len(lines) == 1
+    assert "not pinned" in lines[0]

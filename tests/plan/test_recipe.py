@@ -56,6 +56,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def dockerfile(folder: Path, name: str, text: str, fields: dict[str, Any], **other: Any) -> str:
     (folder / name).write_text(text)
+    (folder / "pyproject.toml").touch()
     found = image(spec(image=fields, **other), CATALOG, context(packages=read_requirements(folder / name).packages))
     assert isinstance(found.dockerfile, str)
     return found.dockerfile
@@ -126,6 +127,7 @@ def test_a_uv_lock_is_synchronised_with_the_extras_and_groups_of_the_spec(tmp_pa
         'source = { virtual = "." }\noptional-dependencies = { train = [] }\ndev-dependencies = { dev = [] }\n',
     )
     (tmp_path / "uv.lock").write_text(lock)
+    (tmp_path / "pyproject.toml").touch()
     packages = read_requirements(tmp_path / "uv.lock", ("train", "dev")).packages
     text = image(spec(), CATALOG, context(packages=packages)).dockerfile
     assert isinstance(text, str)

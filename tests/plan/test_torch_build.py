@@ -25,6 +25,7 @@ FILE = "requirements.txt"
 def made(tmp_path: Path) -> Any:
     def plan(text: str, target: str = "vertex", name: str = FILE, **fields: Any) -> Image:
         (tmp_path / name).write_text(text)
+        (tmp_path / "pyproject.toml").touch()
         world = {"packages": read_requirements(tmp_path / name).packages, "base": "python:3.12"}
         if target == "image":
             return image(spec(**fields), CATALOG, context("vertex", **world))

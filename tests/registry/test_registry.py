@@ -14,12 +14,7 @@ import pytest
 from launcher.testing.clock import FakeClock
 from launcher.testing.registry import (
     Bearer,
-    CutOff,
-    Fault,
-    LoseResponse,
     OciRegistry,
-    Reset,
-    Torn,
     digest,
 )
 
@@ -117,35 +112,6 @@ def test_a_mount_needs_the_blob(registry: OciRegistry) -> None:
     assert ask(registry, "POST", f"/v2/d/blobs/uploads/?{query}").status == 202
     assert ask(registry, "HEAD", f"/v2/d/blobs/{found}").status == 404
     assert registry.steps == ["mount", "blob.head", "mount", "blob.head"]
-
-
-def test_repositories_that_must_be_made_first() -> None:
-    with OciRegistry(repositories=["project/launch"]) as registry:
-        assert ask(registry, "POST", "/v2/project/launch/train/blobs/uploads/").status == 202
-        assert ask(registry, "POST", "/v2/project/launcher/blobs/uploads/").code == "NAME_UNKNOWN"
-
-
-def test_an_old_registry_loses_a_broken_upload() -> None:
-    with OciRegistry(resumes=False) as registry:
-        place = begun(registry)
-        second = ask(registry, "PATCH", place, b"abc").headers["location"]
-        assert ask(registry, "GET", place).status == 404, "an outdated address"
-        assert ask(registry, "GET", second).status == 204
-        registry.faults.add(Fault("upload.chunk", CutOff(1)))
-        with pytest.raises(ConnectionError):
-            ask(registry, "PATCH", second, b"def")
-        assert ask(registry, "GET", second).status == 404
-
-
-def test_what_becomes_of_a_body(registry: OciRegistry) -> None:
-    for effect, kept in ((Reset(), 0), (LoseResponse(), 3), (CutOff(2), 2)):
-        place = begun(registry)
-        registry.faults.add(Fault("upload.chunk", effect))
-        with pytest.raises(ConnectionError):
-            ask(registry, "PATCH", place, b"abc")
-        assert ask(registry, "GET", place).headers["range"] == f"0-{max(kept - 1, 0)}"
-    registry.faults.add(Fault("upload.finish", Torn()))
-    assert ask(registry, "PUT", f"{begun(registry)}?digest={digest(b'x')}", b"x").code == "DIGEST_INVALID"
 
 
 def basic(user: str, password: str) -> dict[str, str]:
