@@ -12,9 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.errors import LaunchError, UsageError
-from launcher.inputs.code_files import CodeCache
+from launcher.inputs.code_files import NEVER, CodeCache, is_run_folder
 from launcher.inputs.gather import GatherOptions, collect_context, folder_of, refuse_python, with_defaults
-from launcher.inputs.listing import NEVER, is_run_folder
 from launcher.inputs.planning import planned
 from launcher.plan.model import Plan, Target
 from launcher.spec.models import JobSpec, Run

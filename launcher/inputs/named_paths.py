@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from launcher.errors import UsageError
-from launcher.inputs.listing import NEVER, is_run_folder
+from launcher.inputs.code_files import NEVER, is_run_folder
 from launcher.inputs.python_files import MOST_FILES, ROOT, started, walk_code
 from launcher.plan.model import Target
 from launcher.spec.checks import data_paths

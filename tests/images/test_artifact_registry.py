@@ -14,7 +14,6 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api, ApiDisabledError
 from launcher.images.artifact_registry import SERVICE, client, create, find, listed
-from launcher.images.reference import ArtifactRepository
 from launcher.testing.clock import FakeClock
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
 from launcher.testing.googlecloud.faults import Serve, Step
@@ -147,24 +146,6 @@ def test_a_repository_of_another_format_is_refused(cloud: GoogleCloud, time: Clo
     cloud.artifacts.repositories["projects/my-project/locations/us/repositories/launch"].message.format_ = 5
     with pytest.raises(UsageError, match="holds APT packages, not containers"):
         create(REPOSITORY, cloud.environ(), time)
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("us-docker.pkg.dev/my-project/launch", ArtifactRepository("us", "my-project", "launch")),
-        (
-            "us-docker.pkg.dev/example.com/my-project/launch/train:a",
-            ArtifactRepository("us", "example.com:my-project", "launch"),
-        ),
-        (
-            "europe-west4-docker.pkg.dev/my-project/a/b/c@sha256:" + 64 * "0",
-            ArtifactRepository("europe-west4", "my-project", "a"),
-        ),
-    ],
-)
-def test_names(text: str, place: ArtifactRepository) -> None:
-    assert find(text) == place
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -18,8 +21,10 @@ from launcher.images.registry.credentials import (
     from_docker,
     from_environment,
     from_gcloud,
+    from_google,
     sources,
 )
+from launcher.testing.httpserver import Handler, Server
 
 GOOGLES = "us-docker.pkg.dev"
 OTHER = "registry.example.com:5000"
@@ -201,3 +206,100 @@ def test_the_real_gcloud_says_that_nobody_is_logged_in(gcloud: str, tmp_path: Pa
     environ = {"PATH": os.environ["PATH"], "CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path)}
     with pytest.raises(SourceError, match="gcloud failed: ERROR"):
         from_gcloud({**environ, "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false"})
+
+
+# --- Google's application default credentials -------------------------------------------------------------------------
+
+
+class Tokens(Handler):
+    """Google's token endpoint, which takes any assertion but the second one, and a machine's metadata server."""
+
+    asked: ClassVar[list[bytes]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append(self.rfile.read(int(self.headers["Content-Length"])))
+        bad = len(self.asked) == 2
+        self.answer({"error": "invalid_grant"} if bad else {"access_token": "t0ken", "expires_in": 3600}, 400 * bad)
+
+    def do_GET(self) -> None:
+        account = {"email": "trainer@my-project.iam.gserviceaccount.com", "scopes": [], "aliases": ["default"]}
+        token = {"access_token": "machine's", "expires_in": 3600, "token_type": "Bearer"}
+        self.answer(token if self.path.partition("?")[0].endswith("/token") else account)
+
+    def answer(self, content: object, status: int = 0) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status or 200)
+        for name, value in (
+            ("Content-Length", len(body)),
+            ("Content-Type", "application/json"),
+            ("Metadata-Flavor", "Google"),
+        ):
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """The address of such a server."""
+    Tokens.asked.clear()
+    server = Server(0, Tokens, "tokens")
+    server.thread.start()
+    yield server.host
+    server.stop()
+
+
+def service_account(token_uri: str) -> dict[str, str]:
+    """The file of a service account that nobody knows."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return {
+        "type": "service_account",
+        "client_email": "trainer@my-project.iam.gserviceaccount.com",
+        "private_key": key.decode(),
+        "token_uri": token_uri,
+    }
+
+
+def test_application_default_credentials(tmp_path: Path, host: str) -> None:
+    file = tmp_path / "application_default_credentials.json"
+    file.write_text(json.dumps(service_account(f"http://{host}/token")))
+    assert from_google({"GOOGLE_APPLICATION_CREDENTIALS": str(file)}) == Credentials(OAUTH2, "t0ken")
+    with pytest.raises(SourceError, match=rf"{file}: .*invalid_grant"):
+        from_google({"CLOUDSDK_CONFIG": str(tmp_path)})
+    gcloud = tmp_path / "home" / ".config" / "gcloud"
+    gcloud.mkdir(parents=True)
+    file.rename(gcloud / file.name)
+    assert from_google({"HOME": str(tmp_path / "home")}) == Credentials(OAUTH2, "t0ken")
+    assert len(Tokens.asked) == 3
+
+
+def test_application_default_credentials_that_are_broken(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"File .*/gone\.json was not found"):
+        from_google({"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "gone.json")})
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "list.json").write_text("[]")
+    for name in ("folder", "list"):
+        with pytest.raises(SourceError, match=rf"{name}\.json: "):
+            from_google({"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / f"{name}.json")})
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"x\.json: "):
+        from_google({"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "x.json")})
+
+
+def test_elsewhere_no_machine_of_googles_is_asked(tmp_path: Path) -> None:
+    assert from_google({"HOME": str(tmp_path)}) is None
+    assert from_google({}) is None
+
+
+def test_on_a_machine_of_googles_it_is_asked(tmp_path: Path, host: str) -> None:
+    """google.auth reads where the metadata server is when it is imported: this takes a separate process."""
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GCE_METADATA_HOST": host}
+    code = f"import os; from {from_google.__module__} import from_google; print(from_google(os.environ).password)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode) == ("machine's\n", 0), done.stderr
