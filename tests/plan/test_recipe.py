@@ -97,6 +97,7 @@ def test_each_case_has_a_tag_of_its_own_which_follows_the_locks(tmp_path: Path) 
     def tag(case: str, **world: Any) -> str:
         name, text, fields = CASES[case]
         (tmp_path / name).write_text(text)
+        (tmp_path / "pyproject.toml").touch()
         packages = read_requirements(tmp_path / name).packages
         return image(spec(image=fields), CATALOG, context(packages=packages, base="python:3.12", **world)).dependencies
 
