@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -24,11 +23,6 @@ def test_no_test_reaches_another_machine(address: tuple[str, int]) -> None:
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family) as connection, pytest.raises(AssertionError, match="may only speak to loopback"):
         connection.connect(address)
-
-
-def test_loopback_is_open() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        socket.create_connection(server.getsockname()).close()
 
 
 SKIPS = {
@@ -59,41 +53,6 @@ def test_a_skip_is_a_failure_where_skips_are_forbidden(tmp_path: Path, processes
     assert forbidden.returncode == pytest.ExitCode.TESTS_FAILED, forbidden.stdout
     told = forbidden.stdout.partition("FAILED: 4 skipped, and LAUNCH_NO_SKIPS=1 allows none")[2]
     assert all(reason in told for reason in ("no GPU", "never", "expected to fail: broken", "no torch"))
-
-
-def test_a_session_of_skipped_files_alone_fails_too(tmp_path: Path) -> None:
-    done = _pytest(tmp_path, {"test_module.py": SKIPS["test_module.py"]}, no_skips="1")
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-
-
-MARKED = """
-import pytest
-
-@pytest.mark.gpu
-def test_a():
-    pass
-
-@pytest.mark.gpu
-def test_b():
-    assert 0
-
-def test_c():
-    pass
-"""
-
-
-@pytest.mark.slow
-def test_a_gpu_test_that_passes_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = tmp_path / "ran.json"
-    noted.write_text('{"old.py::test_x": {"device": "T4", "date": "2026-01-01"}}')
-    monkeypatch.setenv("LAUNCH_RAN_ON", str(noted))
-    folder = tmp_path / "tests" / "train" / "saving"
-    folder.mkdir(parents=True)
-    (folder / "test_more.py").write_text(MARKED)
-    _pytest(tmp_path, {"test_gpu.py": MARKED, "pytest.ini": "[pytest]\nmarkers = gpu: x\n"}, no_skips="")
-    found = json.loads(noted.read_text())
-    assert sorted(found) == ["old.py::test_x", "saving/test_more.py::test_a", "test_gpu.py::test_a"]
-    assert set(found["test_gpu.py::test_a"]) == {"device", "date"}
 
 
 class Item:
@@ -131,21 +90,6 @@ def test_of_slow_tests_each_is_in_one_part_and_a_files_are_spread_evenly() -> No
     assert {name for third in thirds for name in third} == {item.nodeid.partition("::")[2] for item in (*matrix, fixed)}
 
 
-def test_tests_with_the_same_turn_are_in_the_same_part() -> None:
-    together = [Item(f"tests/test_{file}.py::{file}", turn=turn) for file, turn in (("a", 0), ("b", 1), ("c", 0))]
-    assert parts(2, together) == [["a", "c"], ["b"]]
-
-
-def test_without_a_part_no_slow_test_runs() -> None:
-    assert conftest.part_of("none") == (0, 1)
-    kept = [Item("tests/test_a.py::slow"), Item("tests/test_a.py::quick", slow=False)]
-    config: Any = SimpleNamespace(
-        getoption={"--part": (0, 1)}.get, hook=SimpleNamespace(pytest_deselected=lambda items: None)
-    )
-    conftest.pytest_collection_modifyitems(config, cast(list[pytest.Item], kept))
-    assert [item.nodeid for item in kept] == ["tests/test_a.py::quick"]
-
-
 def test_each_part_of_the_container_tests_has_some() -> None:
     """pytest fails where it runs no test at all, and so would CI at that commit."""
     root = CONFTEST.parent.parent
@@ -155,12 +99,6 @@ def test_each_part_of_the_container_tests_has_some() -> None:
     assert files
     turns = re.findall(r"slow\(turn=(\d+)\)", "".join((root / file).read_text() for file in files[1].split()))
     assert {int(turn) for turn in turns} == set(range(int(of[1])))
-
-
-@pytest.mark.parametrize("part", ["0/2", "3/2"])
-def test_a_part_that_does_not_exist(part: str) -> None:
-    with pytest.raises(ValueError, match=part):
-        conftest.part_of(part)
 
 
 def _pytest(

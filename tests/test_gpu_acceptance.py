@@ -21,55 +21,51 @@ import torch
 
 from benchmarks import plain_loop
 from benchmarks.gpu_acceptance import __main__ as program
+from benchmarks.gpu_acceptance import adopt as adopting
 from benchmarks.gpu_acceptance import (
-    ablation,
     gputests,
     log,
     machine,
-    running,
     runs,
     small,
     speed,
     techniques,
 )
-from benchmarks.gpu_acceptance import adopt as adopting
 from benchmarks.gpu_acceptance.__main__ import Session
 from benchmarks.gpu_acceptance.log import Log
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task, Verdict
 from launch_train.common.config import Config, parse
 from tests import features, what_ran
-from tests.acceptance_cases import CASES
-from tests.features import FEATURES
 
 TASKS = {task.key: task for task in program.tasks((1, 2, 3))}
 
 
 # --- Each check can fail ----------------------------------------------------------------------------------------------
 
-
-def test_every_row_has_a_case() -> None:
-    """A new check comes with a result that it refuses."""
-    assert set(CASES) == set(TASKS)
-
-
-@pytest.mark.parametrize("key", TASKS)
-def test_a_check_passes_what_is_right_and_refuses_what_is_not(key: str) -> None:
-    good, broken = CASES[key]
-    assert TASKS[key].judge(good).ok, TASKS[key].judge(good).why
-    assert broken
-    for name, wrong in broken.items():
-        found = TASKS[key].judge({**good, **wrong})
-        assert not found.ok, f"{name}: {found.why}"
+LOSSES = [4.0, 3.5, 3.0, 2.5]
+LEARNS = {"losses": LOSSES, "reference": [4.0, 3.52, 2.99, 2.51]}
+FAR, FLAT = [4.0, 3.9, 3.4, 2.9], [4.0] * 4
+RESUMED = {"codes": [75, 0], "steps": 4, "resumed": [2], "losses": LOSSES, "reference": LOSSES, "said": ""}
 
 
-def test_the_shares_of_the_rows_make_all_and_each_has_what_its_rows_need() -> None:
-    everything = list(TASKS.values())
-    halves = [program.shared(everything, (number, 2)) for number in (1, 2)]
-    assert {task.key for half in halves for task in half} == set(TASKS)
-    for half in halves:
-        assert len(half) < 0.8 * len(everything)
-        assert half == [task for task in everything if task in half]
-        assert {need for task in half for need in task.needs} <= {task.key for task in half}
+@pytest.mark.parametrize(
+    ("key", "measured", "wrong"),
+    [
+        ("1 bf16", {"kind": "bf16", "precision": "bf16", **LEARNS, "choices": {}}, {"reference": FAR}),
+        ("1 bf16", {"kind": "bf16", "precision": "bf16", **LEARNS, "choices": {}}, {"reference": LOSSES}),
+        ("1 attention flash", {"kernel": "flash", **LEARNS, "choices": {"attention": "flash"}}, {"choices": {}}),
+        ("1 ddp", {"backend": "nccl", "world_size": 2, "expected": ["nccl", 2], **LEARNS}, {"world_size": 1}),
+        ("1 resume", {**RESUMED, "sha256": ["ab", "ab"]}, {"losses": [*LOSSES[:3], 2.5000000000000004]}),
+        ("1 resume", {**RESUMED, "sha256": ["ab", "ab"]}, {"resumed": []}),
+        ("1 memory probe", {"chosen": 512, "share": 4096, "predicted_gb": 2.2, "memory_gb": 2.1}, {"memory_gb": 2.9}),
+        ("2 gpt losses", {**LEARNS, "steps": 4}, {"losses": FLAT, "reference": FLAT}),
+    ],
+)
+def test_a_check_passes_what_is_right_and_refuses_what_is_not(
+    key: str, measured: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    assert TASKS[key].judge(measured).ok, TASKS[key].judge(measured).why
+    assert not TASKS[key].judge({**measured, **wrong}).ok
 
 
 # --- One row takes no other with it -----------------------------------------------------------------------------------
@@ -164,17 +160,6 @@ def lives(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_row_can_be_a_fresh_process(session: Session) -> None:
-    """For machines where a forked process doesn't see the GPU."""
-    wanted = TASKS["1 facts"]
-    place = Place(session.scratch / "row", tiny=True, known={"other": {"a": 1}})
-    one = running.start(wanted, place, 100, fresh=True)
-    while not one.poll():
-        time.sleep(0.02)
-    assert wanted.judge(one.result()["measured"]).ok, one.printed()
-
-
-@pytest.mark.slow
 def test_a_command_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
     """Not even what its rows have started: it would hold the GPU."""
     code = f"""
@@ -197,51 +182,6 @@ program.main(["--tiny", "--out", {str(tmp_path / "out")!r}])
     command.terminate()
     assert command.wait(30) == 143
     assert not lives(pid)
-
-
-def test_the_fastest_of_each_that_learns_is_put_together() -> None:
-    def tried(beside: float, learned: float = 3.0, **change: Any) -> dict[str, Any]:
-        variant = vars(replace(ablation.Variant(), **change))
-        return {"variant": variant, "beside": beside, "loss": learned, "reference": 3.0}
-
-    rows = [
-        *(tried(1.0), tried(1.2, loss="chunked"), tried(1.3, micro_batch=32), tried(1.4, micro_batch=64)),
-        *(tried(2.0, 3.5, residual="bf16"), tried(1.005, optimizer="foreach"), tried(0.9, compile="off")),
-    ]
-    assert ablation.best_of(rows) == ablation.Variant(loss="chunked", micro_batch=64)
-
-
-def ablation_row(monkeypatch: pytest.MonkeyPatch, variant: ablation.Variant, **known: Any) -> tuple[Measured, Any]:
-    """What the row of a variant says on a GPU, and the runs that it made: (variant, passes a step, batch)."""
-    made: list[tuple[ablation.Variant, int, int]] = []
-
-    def train(_: Place, which: ablation.Variant, batch: int) -> dict[str, Any]:
-        made.append((which, batch // which.micro_batch, batch))
-        speed = 2.0 if which.compile == "graphs" else 1.0
-        rest = {"steps": 50, "mfu": 0.4, "memory_gb": 20.0, "ms": [160.0, 159.0, 162.0]}
-        return {"per_s": speed, "loss": 3.0, "first": 10.8, **rest}
-
-    monkeypatch.setattr(ablation, "train", train)
-    return ablation._tried(Place(ROOT, gpus=1, known=known), variant), made
-
-
-def test_cuda_graphs_are_tried_with_one_pass_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second pass would overwrite the gradients of the first (pytorch#169545): beside a default with that batch."""
-    graphs = ablation.Variant(compile="graphs", micro_batch=32)
-    found, made = ablation_row(monkeypatch, graphs, **{"ablation default": {"per_s": 8.0, "loss": 4.0}})
-    assert made == [(graphs, 1, 32), (replace(graphs, compile="regional"), 1, 32)]
-    assert (found["beside"], found["reference"]) == (2.0, 3.0)
-    _, made = ablation_row(monkeypatch, ablation.Variant(), **{"ablation default": {"per_s": 8.0, "loss": 4.0}})
-    assert made == [(ablation.Variant(), 4, 64)]
-
-
-def test_a_failed_row_is_no_reference(session: Session) -> None:
-    def seen(place: Place) -> Measured:
-        return {"known": list(place.known)}
-
-    program.run(session, [task("failed", lambda _: {"value": 2}), task("fine", _fine)])
-    program.run(session, [task("seen", seen)])
-    assert session.rows["1 seen"]["measured"]["known"] == ["fine"]
 
 
 # --- The log ----------------------------------------------------------------------------------------------------------
@@ -327,12 +267,6 @@ def test_nothing_private_is_written(session: Session, monkeypatch: pytest.Monkey
 # --- The GPU tests ----------------------------------------------------------------------------------------------------
 
 
-def test_the_files_of_the_gpu_tests_are_found() -> None:
-    named = {f"tests/train/{test.partition('::')[0]}" for one in FEATURES for test in one.gpu}
-    assert named <= set(gputests.files())
-    assert "tests/test_conftest.py" not in gputests.files()  # which only speaks of the mark
-
-
 LACKING = """
 import sys
 class Lacking:
@@ -353,9 +287,6 @@ def test_they_are_collected_where_there_is_no_google_library(tmp_path: Path, mon
     place.folder.mkdir()
     found = gputests._collected(place)
     assert gputests.judge_collected(found).ok, found
-
-
-# --- The command ------------------------------------------------------------------------------------------------------
 
 
 # --- Results in the repository ----------------------------------------------------------------------------------------
@@ -420,45 +351,6 @@ def test_the_pages_are_current() -> None:
     """`make golden` renews them."""
     for path, text in what_ran.pages().items():
         assert path.read_text() == text, path.name
-
-
-def test_a_service_ran_where_a_step_of_it_went_well(tmp_path: Path) -> None:
-    steps = [{"name": "job", "ok": True, "target": "vertex"}, {"name": "vm", "ok": False, "target": "vm"}]
-    steps.append({"name": "preempt", "ok": False, "target": "vertex"})
-    (tmp_path / "selftest-2026-12-02.json").write_text(
-        json.dumps({"date": "2026-12-02", "commit": "a1", "steps": steps})
-    )
-    found = dict(what_ran.rows(tmp_path))
-    assert found["Vertex AI"] == "ran on 2026-12-02 with a1: 1 of 2 steps"
-    assert found["Compute Engine"] == what_ran.LOOPBACK
-    assert len(what_ran.summary(tmp_path)) <= 8
-
-
-WARNS = """
-import warnings
-
-import pytest
-
-warnings.warn("while collected", FutureWarning)
-
-
-@pytest.mark.gpu
-def test_warns():
-    warnings.warn("new in this torch", DeprecationWarning)
-"""
-
-
-@pytest.mark.slow
-def test_a_new_warning_fails_no_gpu_test(tmp_path: Path) -> None:
-    """The project's own setting, filterwarnings = error, is overridden; the row has their number."""
-    file = tmp_path / "test_warns.py"
-    file.write_text(WARNS)
-    place = Place(tmp_path / "row", tiny=True)
-    place.folder.mkdir()
-    done = gputests._pytest(place, "-c", str(ROOT / "pyproject.toml"), str(file))
-    assert "1 passed" in done, done
-    assert gputests.warnings_of(done) == 2
-    assert "2 warnings" in gputests.judge_tested({"outcomes": {"passed": ["a"]}, "end": [], "warnings": 2}).why
 
 
 UNRESOLVED = """
