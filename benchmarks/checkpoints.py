@@ -77,7 +77,7 @@ def _round(gigabytes: float, number: int) -> dict[str, float]:
 
     from launch_train import runfolder
     from launch_train.checkpointing import manifest as manifests
-    from launch_train.checkpointing import multipart_writer, reader
+    from launch_train.checkpointing import multipart_writer
     from launch_train.checkpointing.manifest import Manifest
     from launch_train.common.storage import open_storage
 
@@ -94,8 +94,8 @@ def _round(gigabytes: float, number: int) -> dict[str, float]:
     def back() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             manifest = manifests.read(storage, runfolder.manifest(1, "0001-0000"))
-            (path,) = reader.fetch(storage, manifest, Path(scratch))
-            loaded = reader.read(path)["tensors"]
+            (path,) = manifests.fetch(storage, manifest, Path(scratch))
+            loaded = manifests.read_shard(path)["tensors"]
             assert loaded.keys() == state.keys()
 
     plain = _Plain(number, int(gigabytes * 1e9))

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from launch_train.common.config import parse
 from launch_train.distributed import process_group
-from launch_train.performance import compile as compiling
 from launch_train.trainer import train as loop
 from tests.train.sharing import Session
+from tests.train.switches import compiler
 
 TOKENS, WIDTH, SAMPLES, LENGTH = 20, 12, 40, 5
 
@@ -137,16 +134,6 @@ def weighted(logits: Tensor, targets: Tensor) -> tuple[Tensor, float]:
     return total, 0.5 * len(targets)
 
 
-@contextmanager
-def compiler(mode: str) -> Iterator[None]:
-    """One that makes no machine code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "BACKEND", "aot_eager")
-        patch.setattr(compiling, "MIN_BLOCK_SHARE", 0.0 if mode == "regional" else 2.0)
-        yield
-    torch._dynamo.reset()
-
-
 def runs(session: Session) -> None:
     """Each case with each micro-batch."""
     world = session.ranks.world
@@ -157,7 +144,7 @@ def runs(session: Session) -> None:
         train(session, f"{name}-fsdp-3x2", {**CASES[name], "parallel": "fsdp"}, 3)
     for name in COMPILED:
         for mode, asked in (("regional", True), ("whole", "whole")):
-            with compiler(mode):
+            with compiler("aot_eager", most=0.0 if mode == "regional" else 2.0):
                 train(session, f"{name}-{mode}-3x{world}", {**CASES[name], "compile": asked}, 3)
 
 

@@ -23,9 +23,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
-from launch_train.checkpointing import reader
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.common import contract
 from launch_train.common.config import Checkpoint as Settings
@@ -44,9 +42,7 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
     launch wrote it, and OutputError if the storage can't be read.
     """
     storage = open_storage(url)
-    wanted = [
-        name for name in manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")) if _has_step(name, step)
-    ]
+    wanted = manifests.manifest_names(storage, step)
     reasons = [] if wanted else ["none exists"]
     for name in wanted:
         try:
@@ -59,12 +55,13 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
 
 def _load_state(storage: Storage, manifest: Manifest) -> dict[str, Any]:
     from launch_train.checkpointing.partition import join
-    from launch_train.distributed.dtensor import full_tensors
+    from launch_train.distributed.dtensor import assemble, saved_tensors
     from launch_train.script_api.encoding import decode
 
     with temporary_folder("checkpoint") as folder:
-        saved = reader.read_all(manifest.folder, reader.fetch(storage, manifest, Path(folder)))
-        state: dict[str, Any] = join(full_tensors(saved), saved[0]["rest"])  # copies, as the files are deleted
+        saved = manifests.read_all(manifest.folder, manifests.fetch(storage, manifest, Path(folder)))
+        tensors = {path: assemble(tensor) for path, tensor in saved_tensors(saved).items()}
+        state: dict[str, Any] = join(tensors, saved[0]["rest"])  # copies, as the files are deleted
         own = [copy.deepcopy(shard["own"]) for shard in saved]
     try:
         whole: dict[str, Any] = decode(state) | {"ranks": decode(own)}
@@ -75,13 +72,7 @@ def _load_state(storage: Storage, manifest: Manifest) -> dict[str, Any]:
     return whole
 
 
-def _has_step(name: str, step: int | None) -> bool:
-    match = runfolder.MANIFEST.match(name)
-    return step is None or (match is not None and int(match["step"]) == step)
-
-
-# --- For a training script; the implementation is launch_train.script_api.session
-# --------------------------------------------------------
+# --- For a training script; the implementation is launch_train.script_api.session -------------------------------------
 
 
 def restore(
@@ -104,10 +95,8 @@ def restore(
     (see `save`) or doesn't match the checkpoint, if another start has taken over the run, or if the run folder can't be
     used.
     """
-    if not os.environ.get(contract.RUN_FOLDER):
+    if not (session := _session()):
         return 0
-    from launch_train.script_api import session
-
     step: int = session.restore(state, {} if own is None else own, Settings(minutes, keep_last, keep_every))
     return step
 
@@ -117,12 +106,8 @@ def due(step: int) -> bool:
 
     All ranks must call it after the same steps; all get the same answer.
     """
-    if not os.environ.get(contract.RUN_FOLDER):
-        return False
-    from launch_train.script_api import session
-
-    now: bool = session.due(operator.index(step))
-    return now
+    session = _session()
+    return bool(session) and session.due(operator.index(step))
 
 
 def save(step: int, state: Mapping[str, Any], *, own: Mapping[str, Any] | None = None, wait: bool = False) -> None:
@@ -135,20 +120,14 @@ def save(step: int, state: Mapping[str, Any], *, own: Mapping[str, Any] | None =
     zero-dimensional tensor, rank 0's value is saved and a line says so once. Any other difference, a value that a
     checkpoint can't hold, and a step before the newest one end all ranks with a one-line error and exit code 2.
     """
-    if not os.environ.get(contract.RUN_FOLDER):
-        return
-    from launch_train.script_api import session
-
-    session.save(operator.index(step), state, own or {}, wait=wait)
+    if session := _session():
+        session.save(operator.index(step), state, own or {}, wait=wait)
 
 
 def preempted() -> bool:
     """Return whether the last `due` reported a preemption: the same on all ranks."""
-    if not os.environ.get(contract.RUN_FOLDER):
-        return False
-    from launch_train.script_api import session
-
-    return session.preempted()
+    session = _session()
+    return bool(session) and session.preempted()
 
 
 def leave() -> NoReturn:
@@ -156,3 +135,12 @@ def leave() -> NoReturn:
     from launch_train.script_api import session
 
     session.leave_preempted()
+
+
+def _session() -> Any:
+    """Return the implementation, or None without a run folder."""
+    if not os.environ.get(contract.RUN_FOLDER):
+        return None
+    from launch_train.script_api import session
+
+    return session

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from launch_train import checkpoint, metrics
 from launch_train.common import contract
+from launch_train.common.console import say
 from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.process_exit import leave
 
@@ -149,5 +150,5 @@ def _seed(seed: int) -> None:
 def _exit(error: TrainError) -> NoReturn:
     rank = int(os.environ.get("RANK") or 0)
     if rank == 0 or not isinstance(error, UsageError):  # a UsageError is the same on all ranks
-        print(f"train: {error}", file=sys.stderr, flush=True)
+        say(str(error))
     leave(int(error.exit), rank=rank)

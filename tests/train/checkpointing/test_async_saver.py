@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch_train import checkpoint, runfolder
+from launch_train import checkpoint
 from launch_train.checkpointing import async_saver, multipart_writer
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing.async_saver import Saver, Snapshot
@@ -330,21 +330,3 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
     assert "checkpoint of step 7 failed" in err
     assert "No space left on device" in err or "the disk is full" in err
     assert checkpoint.load(str(folder))["loop"]["step"] == STEPS
-
-
-def test_the_one_before_stays_when_the_disk_is_full(small_disk: Path) -> None:
-    storage, folder = LocalFolder(small_disk / "run"), small_disk / "run"
-    trials.preempted(folder, 5)
-    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
-    (small_disk / "ballast").write_bytes(bytes(free - 8_000))
-    with pytest.raises(OutputError):
-        multipart_writer.write_shard(
-            storage,
-            runfolder.checkpoint_folder(9, "0001-0001"),
-            0,
-            {"tensors": {"w": torch.zeros(100_000)}},
-            deadline=time.monotonic() + 10,
-            cancelled=threading.Event(),
-        )
-    assert checkpoint.load(str(folder))["loop"]["step"] == 6
-    assert not [name for name in storage.list() if "step-00000009" in name]

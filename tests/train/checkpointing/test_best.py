@@ -55,7 +55,7 @@ def valley(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 
 def steps(folder: Path) -> list[int]:
     """The steps that have a complete checkpoint."""
-    names = manifests.manifest_names(LocalFolder(folder).list("checkpoints/"))
+    names = manifests.manifest_names(LocalFolder(folder))
     return sorted(manifests.read(LocalFolder(folder), name).step for name in names)
 
 

@@ -82,7 +82,7 @@ def test_the_newest_step_and_start_comes_first(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     for step, start in ((7, "0001-0000"), (7, "0001-0003"), (9, "0001-0001"), (3, "0002-0000")):
         write(storage, {"loop": {"step": step, "start": start}}, step=step, start=start)
-    names = manifests.manifest_names(storage.list())
+    names = manifests.manifest_names(storage)
     assert [name.split("/")[1:3] for name in names] == [
         ["step-00000009", "0001-0001"],
         ["step-00000007", "0001-0003"],
@@ -361,41 +361,40 @@ def test_shares_are_balanced_and_buffers_are_the_first_ranks() -> None:
 ONE, TWO = "0001-0000", "0001-0001"
 
 
+LATER = "0002-0000"
+
+
+def part(step: int, start: str) -> str:
+    return f"{runfolder.checkpoint_folder(step, start)}/rank-00000-0000.part"
+
+
+def complete(*saved: tuple[int, str]) -> list[str]:
+    return [name for step, start in saved for name in (runfolder.manifest(step, start), part(step, start))]
+
+
 @pytest.mark.parametrize(
-    ("there", "last", "every", "goes"),
+    ("names", "step", "start", "last", "every", "goes"),
     [
-        ([(1, ONE), (2, ONE), (3, ONE), (4, ONE)], 3, 0, [(1, ONE)]),
-        ([(1, ONE), (2, ONE), (3, ONE), (4, ONE)], 1, 2, [(1, ONE), (3, ONE)]),
-        ([(3, ONE), (3, TWO)], 3, 0, [(3, ONE)]),
-        ([], 1, 0, []),
+        (complete((1, ONE), (2, ONE), (3, ONE), (4, ONE)), 9, TWO, 3, 0, [(1, ONE)]),
+        (complete((1, ONE), (2, ONE), (3, ONE), (4, ONE)), 9, TWO, 1, 2, [(1, ONE), (3, ONE)]),
+        (complete((3, ONE), (3, TWO)), 9, TWO, 3, 0, [(3, ONE)]),
+        ([], 9, TWO, 1, 0, []),
+        # What was left unfinished goes, and what a later start writes stays.
+        ([part(9, ONE), part(9, TWO), part(9, LATER)], 9, TWO, 3, 0, [(9, ONE), (9, TWO)]),
+        (complete((200, ONE), (300, TWO)), 200, ONE, 1, 0, []),
+        # Step 300 was passed over, the run went on behind 200 and has saved 250: with one to keep, that is 250.
+        (complete((200, ONE), (300, ONE), (250, TWO)), 250, TWO, 1, 0, [(200, ONE), (300, ONE)]),
+        # Rank 1 writes the last checkpoint while rank 0 still removes old ones after the one before.
+        ([*complete((11, ONE)), part(12, ONE)], 11, ONE, 1, 0, []),
+        (complete((11, ONE), (12, ONE)), 11, ONE, 1, 0, []),
+        ([*complete((11, ONE)), part(12, ONE)], 11, TWO, 1, 0, [(12, ONE)]),
     ],
 )
-def test_what_is_kept(there: list[tuple[int, str]], last: int, every: int, goes: list[tuple[int, str]]) -> None:
-    names = [
-        f"{runfolder.checkpoint_folder(step, start)}/{name}"
-        for step, start in there
-        for name in ("manifest.json", "rank-00000-0000.part")
-    ]
-    doomed = retention.folders_to_remove([*names, runfolder.LATEST], 9, TWO, last=last, every=every)
-    assert doomed == sorted(runfolder.checkpoint_folder(step, start) for step, start in goes)
-
-
-def test_what_was_left_unfinished_goes_and_what_a_later_start_writes_stays() -> None:
-    folders = {start: runfolder.checkpoint_folder(9, start) for start in (ONE, TWO, "0002-0000")}
-    names = [f"{folder}/rank-00000-0000.part" for folder in folders.values()]
-    assert retention.folders_to_remove(names, 9, TWO, last=3, every=0) == [folders[ONE], folders[TWO]]
-
-
-def test_a_broken_one_beyond_the_newest_does_not_push_a_good_one_out() -> None:
-    """Step 300 was passed over, the run went on behind 200 and has saved 250: with one to keep, that is 250."""
-    names = [runfolder.manifest(step, start) for step, start in ((200, ONE), (300, ONE), (250, TWO))]
-    gone = retention.folders_to_remove(names, 250, TWO, last=1, every=0)
-    assert gone == [runfolder.checkpoint_folder(200, ONE), runfolder.checkpoint_folder(300, ONE)]
-
-
-def test_what_a_later_start_saved_is_not_ours_to_remove() -> None:
-    names = [runfolder.manifest(step, start) for step, start in ((200, ONE), (300, TWO))]
-    assert retention.folders_to_remove(names, 200, ONE, last=1, every=0) == []
+def test_what_is_kept(
+    names: list[str], step: int, start: str, last: int, every: int, goes: list[tuple[int, str]]
+) -> None:
+    doomed = retention.folders_to_remove([*names, runfolder.LATEST], step, start, last=last, every=every)
+    assert doomed == sorted(runfolder.checkpoint_folder(*one) for one in goes)
 
 
 def test_a_manifest_is_deleted_before_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,14 +413,6 @@ def test_a_manifest_is_deleted_before_its_parts(tmp_path: Path, monkeypatch: pyt
     assert retention.prune(storage, 2, "0001-0000", last=1, every=0) == [runfolder.checkpoint_folder(1, "0001-0000")]
     assert deleted[0] == runfolder.manifest(1, "0001-0000")
     assert len(deleted) > 2
-
-
-def test_the_next_checkpoint_of_the_same_start_is_never_removed() -> None:
-    """Rank 1 writes the last checkpoint while rank 0 still removes old ones after the one before."""
-    names = [runfolder.manifest(11, ONE), f"{runfolder.checkpoint_folder(12, ONE)}/rank-00001-0000.part"]
-    assert retention.folders_to_remove(names, 11, ONE, last=1, every=0) == []
-    assert retention.folders_to_remove([*names, runfolder.manifest(12, ONE)], 11, ONE, last=1, every=0) == []
-    assert retention.folders_to_remove(names, 11, TWO, last=1, every=0) == [runfolder.checkpoint_folder(12, ONE)]
 
 
 def test_the_manifest_says_all_in_plain_json(tmp_path: Path) -> None:

@@ -74,9 +74,6 @@ def test_intervals_may_change(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"steps": END - 1}, "steps"),
-        ({"steps": LONGER, "seed": 2}, "seed"),
-        ({"steps": LONGER, "batch_size": 4}, "batch_size"),
         ({"steps": LONGER, "optimizer": {"lr": 2e-2}}, "optimizer"),
         ({"steps": LONGER, "optimizer": {"lr": 1e-2, "warmup_steps": 7}}, "optimizer"),
     ],

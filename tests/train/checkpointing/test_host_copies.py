@@ -143,12 +143,6 @@ def test_copies_outlive_the_buffers_that_a_cancelled_save_has_left(memory: Pinne
     assert all(torch.equal(copies[path], tensor) for path, tensor in MIXED.items())
 
 
-def test_a_state_on_the_cpu_takes_no_pinned_memory(memory: PinnedMemory) -> None:
-    copies = HostCopies().take(MIXED)
-    assert all(torch.equal(copies[path], tensor) for path, tensor in MIXED.items())
-    assert not memory.segments
-
-
 def test_without_pinned_memory_the_copies_are_pageable_and_one_line_says_so(
     memory: PinnedMemory, capsys: pytest.CaptureFixture[str]
 ) -> None:

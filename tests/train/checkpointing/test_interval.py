@@ -7,7 +7,6 @@ import math
 import pytest
 
 from launch_train.checkpointing.interval import (
-    FIRST_SECONDS,
     Interval,
     expected_between,
     from_settings,
@@ -27,14 +26,6 @@ def test_youngs_interval_loses_least() -> None:
     best = young_interval(cost, between)
     assert best == pytest.approx(200.8, rel=1e-3)
     assert all(lost(best) < lost(best * factor) for factor in (0.5, 0.9, 1.1, 2))
-
-
-@pytest.mark.parametrize(
-    ("minutes", "seconds"), [("auto", FIRST_SECONDS), ("off", math.inf), (10, FIRST_SECONDS), (0.5, 30.0)]
-)
-def test_the_config_sets_the_first_interval(minutes: object, seconds: float) -> None:
-    settings = parse({"checkpoint": {"minutes": minutes}}).checkpoint
-    assert from_settings(settings, {}).seconds == seconds
 
 
 def test_auto_is_short_for_its_section() -> None:

@@ -16,13 +16,12 @@ import torch
 from launch_train import checkpoint, runfolder
 from launch_train.checkpointing import lease, resume_loader, rng_state
 from launch_train.checkpointing import manifest as manifests
-from launch_train.common import contract
 from launch_train.common.config import as_data, parse
 from launch_train.common.errors import OutOfMemoryError, PreemptedError, SupersededError, UsageError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed import process_group
 from launch_train.telemetry import metric_sink
-from launch_train.trainer import state_dict
+from launch_train.trainer import resume
 from launch_train.trainer import train as loop
 from launch_train.trainer.build import Run
 from tests.train import trials
@@ -185,13 +184,13 @@ def _forget(monkeypatch: pytest.MonkeyPatch, entry: str, key: str | None) -> Non
         fresh = rng_state.read(torch.device("cpu"))
         monkeypatch.setattr(rng_state, "restore", lambda old, device: real({**old, str(key): fresh[str(key)]}, device))
         return
-    restore = state_dict.restore
+    restore = resume.restore_state
 
     def without(run: Any, state: Any) -> None:
-        now = state_dict.read(run)[entry]
+        now = resume.read_state(run)[entry]
         restore(run, {**state, entry: now if key is None else {**state[entry], key: now[key]}})
 
-    monkeypatch.setattr(state_dict, "restore", without)
+    monkeypatch.setattr(resume, "restore_state", without)
 
 
 @pytest.mark.parametrize(
@@ -360,12 +359,6 @@ def test_a_start_that_comes_too_late_leaves(tmp_path: Path) -> None:
         train(tmp_path / "run", generation=4)
 
 
-def test_by_hand_each_start_has_the_next_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = {contract.RUN_FOLDER: str(tmp_path / "run")}
-    taken = [lease.acquire(LocalFolder(tmp_path / "run"), env).start for _ in range(3)]
-    assert taken == ["0001-0001", "0001-0002", "0001-0003"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["flip", "truncate", "missing", "manifest"])
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
@@ -414,20 +407,12 @@ def test_the_time_of_all_starts_is_added_up(tmp_path: Path) -> None:
     assert 0 < first < second < ended["seconds"]
 
 
-def test_a_start_of_another_spec_does_not_end_the_run_it_would_have_taken(tmp_path: Path) -> None:
-    preempted(tmp_path / "run", 3)
-    before = lease.read(LocalFolder(tmp_path / "run"))
-    with pytest.raises(UsageError, match="seed was"):
-        train(tmp_path / "run", generation=1, seed=2)
-    assert lease.read(LocalFolder(tmp_path / "run")) == before
-
-
 def test_a_fault_of_the_machine_in_a_restore_is_not_the_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preempted(tmp_path / "run", 3)
-    monkeypatch.setattr(state_dict, "restore", lambda run, state: _fail("CUDA out of memory"))
+    monkeypatch.setattr(resume, "restore_state", lambda run, state: _fail("CUDA out of memory"))
     with pytest.raises(OutOfMemoryError, match="out of memory"):
         train(tmp_path / "run", generation=1)
-    monkeypatch.setattr(state_dict, "restore", lambda run, state: run.optimizer.load_state_dict({}))
+    monkeypatch.setattr(resume, "restore_state", lambda run, state: run.optimizer.load_state_dict({}))
     with pytest.raises(UsageError, match="doesn't fit this code"):
         train(tmp_path / "run", generation=2)
 
@@ -440,7 +425,7 @@ def test_preempted_before_its_last_evaluation_the_last_checkpoint_has_its_digest
     preempted(tmp_path / "run", STEPS - 1)
     train(tmp_path / "run", generation=1)
     ended = read(tmp_path / "run").event("end")
-    newest = manifests.manifest_names(LocalFolder(tmp_path / "run").list())[0]
+    newest = manifests.manifest_names(LocalFolder(tmp_path / "run"))[0]
     manifest = manifests.read(LocalFolder(tmp_path / "run"), newest)
     assert ended is not None
     assert manifest.about["parameters_sha256"] == ended["parameters_sha256"]

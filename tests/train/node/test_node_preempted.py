@@ -58,7 +58,7 @@ def save(signum, frame):
     os._exit(75)
 signal.signal(15, save)
 if "REGISTERS" in os.environ:
-    from launch_train.script_api.signals import listen_for_shutdown
+    from launch_train.script_api.session import listen_for_shutdown
     listen_for_shutdown(os.environ, ExitStack())
 print("ready", flush=True)
 time.sleep(100)

@@ -3,6 +3,7 @@ that makes no machine code stands in for it (torch's aot_eager), which is quick.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.models import gpt
-from launch_train.performance import attention, compile_cache, micro_batch
+from launch_train.performance import attention, micro_batch
 from launch_train.performance import compile as compiling
 from tests.train.trainer.test_determinism import losses
 from tests.train.trainer.test_train import events, read, run, steps
@@ -216,7 +217,7 @@ def test_a_compiler_that_fails_leaves_the_probe_what_it_found_without(
 def said_of(folder: Path) -> dict[str, Any]:
     """What the newest checkpoint says of its run."""
     storage = LocalFolder(folder)
-    (newest, *_) = manifest.manifest_names(storage.list("checkpoints/"))
+    (newest, *_) = manifest.manifest_names(storage)
     return manifest.read(storage, newest).about
 
 
@@ -281,7 +282,7 @@ def test_another_start_compiles_nothing_again(
     assert found == [(4, 0), (0, 4)], "forward and backward of a block, and of the loss"
     (kept,) = LocalFolder(tmp_path / "run").list("compile/")
     assert ", cached)" in capsys.readouterr().out
-    compile_cache.check_digest(LocalFolder(tmp_path / "run").read(kept))
+    assert compiling.load_cache(LocalFolder(tmp_path / "run"), kept)
 
 
 @pytest.mark.slow
@@ -311,20 +312,19 @@ def test_what_was_compiled_for_one_kernel_for_attention_is_not_taken_for_another
 @pytest.mark.parametrize("damage", [b"", b"short", bytes(100)])
 def test_what_is_damaged_is_compiled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes) -> None:
     storage = LocalFolder(tmp_path)
-    assert not compile_cache.load(storage, "compile/a.bin")
+    assert not compiling.load_cache(storage, "compile/a.bin")
     storage.write("compile/a.bin", damage)
-    assert not compile_cache.load(storage, "compile/a.bin")
+    assert not compiling.load_cache(storage, "compile/a.bin")
     assert (
         capsys.readouterr().out
         == "compile cache compile/a.bin is not usable, compiling from scratch: checksum mismatch\n"
     )
-    assert compile_cache.check_digest(compile_cache.add_digest(b"whole")) == b"whole"
 
 
 def test_what_torch_cannot_read_is_compiled_anew(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
-    storage.write("compile/a.bin", compile_cache.add_digest(b"of another version"))
-    assert not compile_cache.load(storage, "compile/a.bin")
+    storage.write("compile/a.bin", hashlib.sha256(b"another version").digest() + b"another version")
+    assert not compiling.load_cache(storage, "compile/a.bin")
 
 
 def test_a_folder_that_cannot_be_used_ends_nothing(
@@ -337,22 +337,22 @@ def test_a_folder_that_cannot_be_used_ends_nothing(
     monkeypatch.setattr(LocalFolder, "write", fails)
     monkeypatch.setitem(torch._dynamo.utils.counters["inductor"], "fxgraph_cache_miss", 1)
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"made", None))
-    assert not compile_cache.load(LocalFolder(tmp_path), "compile/a.bin")
-    compile_cache.save(LocalFolder(tmp_path), "compile/a.bin", Ranks())
+    assert not compiling.load_cache(LocalFolder(tmp_path), "compile/a.bin")
+    compiling.save_cache(LocalFolder(tmp_path), "compile/a.bin", Ranks())
     assert capsys.readouterr().out.count("the bucket is gone") == 2
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: int("torch's own fault"))
-    compile_cache.save(LocalFolder(tmp_path), "compile/a.bin", Ranks())
+    compiling.save_cache(LocalFolder(tmp_path), "compile/a.bin", Ranks())
     assert "compiles again: ValueError: invalid literal" in capsys.readouterr().out
 
 
 def test_each_gpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
     model = nn.Linear(2, 2)
-    names = [compile_cache.object_name(model, "whole", torch.device("cuda", number)) for number in (0, 1)]
+    names = [compiling.cache_name(model, "whole", torch.device("cuda", number)) for number in (0, 1)]
     assert names[0].removesuffix("-0.bin") == names[1].removesuffix("-1.bin")
     others = {
-        compile_cache.object_name(nn.Linear(2, 3), "whole", torch.device("cpu")),
-        compile_cache.object_name(model, "regional", torch.device("cpu")),
-        compile_cache.object_name(model, "whole", torch.device("cpu")),
+        compiling.cache_name(nn.Linear(2, 3), "whole", torch.device("cpu")),
+        compiling.cache_name(model, "regional", torch.device("cpu")),
+        compiling.cache_name(model, "whole", torch.device("cpu")),
     }
     assert len(others) == 3

@@ -134,13 +134,13 @@ def test_one_rank_reads_what_two_have_shared_out(session: Path, tmp_path: Path) 
 
 
 def saved_in(folder: Path) -> int:
-    return len(manifest.manifest_names(LocalFolder(folder).list("checkpoints/")))
+    return len(manifest.manifest_names(LocalFolder(folder)))
 
 
 def test_no_rank_saves_the_whole_model(session: Path) -> None:
     """Each saves its own parts, half of it all."""
     storage = LocalFolder(session / "fsdp")
-    (newest, *_) = manifest.manifest_names(storage.list("checkpoints/"))
+    (newest, *_) = manifest.manifest_names(storage)
     shards = [sum(part.bytes for part in shard) for shard in manifest.read(storage, newest).shards]
     whole = 12 * end(session / "fsdp")["parameters"]  # parameters and two moments, in fp32
     assert all(0.4 * whole < size < 0.75 * whole for size in shards)
@@ -235,7 +235,7 @@ def test_a_checkpoint_without_parts_is_read_as_it_was() -> None:
     """Whole tensors come back in their memory format, each from the one rank that has it."""
     image = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
     one, other = {"tensors": {"a": image, "s": torch.tensor(3.0)}}, {"tensors": {"b": torch.empty(0)}}
-    found = dtensor.full_tensors([one, other])
+    found = {path: dtensor.assemble(saved) for path, saved in dtensor.saved_tensors([one, other]).items()}
     assert found["a"].is_contiguous(memory_format=torch.channels_last)
     assert found["a"].data_ptr() != image.data_ptr()
     assert (found["s"].item(), found["b"].numel()) == (3.0, 0)

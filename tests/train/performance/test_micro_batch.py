@@ -27,7 +27,7 @@ from launch_train.distributed.process_group import Ranks
 from launch_train.performance import compile as compiling
 from launch_train.performance import micro_batch as memory
 from launch_train.performance import prepare_model
-from launch_train.performance.micro_batch import LIMIT_FILE, divisors, largest_that_fits, split_evenly
+from launch_train.performance.micro_batch import LIMIT_FILE, largest_that_fits, split_evenly
 from launch_train.trainer import build, train, warmup
 from tests.train.forked import Forked
 from tests.train.trainer.test_determinism import environment
@@ -61,12 +61,6 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]], No
         monkeypatch.setattr(models, "build_model", lambda config, source: Small(build(config, source), fits))
 
     return set_
-
-
-def test_divisors() -> None:
-    assert divisors(1) == [1]
-    assert divisors(12) == [1, 2, 3, 4, 6, 12]
-    assert divisors(7) == [1, 7]
 
 
 def test_the_ranks_meet_before_they_agree_on_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,14 +416,6 @@ def test_with_peers_a_model_with_buffers_starts_again() -> None:
     assert not memory.halve_for_retry(split_evenly(8, None, 2), normed, two)
     assert not memory.halve_for_retry(split_evenly(2, 1, 2), plain, two)
     assert parse(TINY).micro_batch_size is None
-
-
-def test_the_words_of_the_end_name_what_to_set() -> None:
-    parts = split_evenly(8, None, 2)
-    parts.halve()
-    error: Any = memory.out_of_memory_error(parts, 4, Ranks(1, 2))
-    assert "rank 1 is out of memory with micro_batch_size 4" in str(error)
-    assert "micro_batch_size 2" in str(error)
 
 
 # --- Two ranks --------------------------------------------------------------------------------------------------------

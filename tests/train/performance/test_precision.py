@@ -73,7 +73,8 @@ class Turned(nn.Module):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_a_step_that_is_not_finite_changes_nothing(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_changes_nothing(name: str, dtype: torch.dtype, bad: float) -> None:
     """The first one, when there are no moments yet, and a later one: as if they had not been."""
 
     def trained(*factors: float) -> list[Tensor]:
@@ -88,7 +89,6 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, dtype: torch.dtype
         moments = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         return [model.weight.detach(), *moments]
 
-    bad = float("nan")
     plain, skipping = trained(1.0, 2.0), trained(bad, 1.0, bad, 2.0)
     assert len(plain) > 1
     assert all(torch.equal(one, other) for one, other in zip(plain, skipping, strict=True))

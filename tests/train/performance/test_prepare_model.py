@@ -175,12 +175,6 @@ def test_a_run_with_pixels_together_is_the_same_run_when_it_goes_on(tmp_path: Pa
     assert differences(tmp_path / "whole", tmp_path / "parts") == set()
 
 
-@given(st.integers(1, 10**6))
-def test_a_padded_vocabulary_is_the_next_of_whole_tiles(size: int) -> None:
-    assert size <= memory_format.padded_size(size) < size + memory_format.TILE
-    assert memory_format.padded_size(size) % memory_format.TILE == 0
-
-
 def test_a_vocabulary_that_lies_badly_is_mentioned() -> None:
     bad, good = (parse({"model": {"vocab_size": size}}) for size in (50257, 50304))
     assert memory_format.vocabulary_choice(bad, GPU) == (

@@ -89,40 +89,35 @@ def ranks_with_workers(before: str = "", workers: str = "num_workers=2,") -> str
     return f"{data}\nif __name__ == '__main__':\n{indent(program, '    ')}"
 
 
-TORCHRUN = ("--script", "work.py")
-COMMAND = ("--command", "--", "torchrun", "--standalone", "--nproc-per-node=2", "work.py")
 FORKSERVER = 'num_workers=2, persistent_workers=True, multiprocessing_context="forkserver",'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "workers"),
-    [(TORCHRUN, "num_workers=2,"), (COMMAND, "num_workers=2,"), (TORCHRUN, FORKSERVER)],
-    ids=["torchrun", "command", "forkserver"],
-)
-def test_two_ranks_with_loader_workers_are_preempted_twice_by_a_signal_to_the_group(
-    tmp_path: Path, how: tuple[str, ...], workers: str
-) -> None:
+def test_two_ranks_with_loader_workers_are_preempted_twice_by_a_signal_to_the_group(tmp_path: Path) -> None:
     """As a platform preempts: the signal comes to the node, by its process group, and from there to the ranks."""
     per_epoch, losses = 17, []
-    for name, stops in (("whole", ()), ("run", (20, 40))):
+    for name, workers, stops in (
+        ("whole", "", ()),
+        ("fork", "num_workers=2,", (20, 40)),
+        ("server", FORKSERVER, (25,)),
+    ):
         (tmp_path / name).mkdir()
         with machines(tmp_path / name) as crew:
             crew.script(ranks_with_workers(SLOW if stops else "", workers))
             env = {"LAUNCH_PROCESSES": "2", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
             for stop in stops:
-                node = crew.start(*how, env=env)
+                node = crew.start("--script", "work.py", env=env)
                 node.await_text(f"step {stop}\n")
                 os.killpg(node.process.pid, signal.SIGTERM)
                 assert node.wait() == 75, node.text
                 assert "DataLoader worker" not in node.text
                 assert max(trials.losses(crew.run_folder)) % per_epoch, "the end of an epoch"
-            node = crew.start(*how, env=env)
+            node = crew.start("--script", "work.py", env=env)
             assert node.wait() == 0, node.text
             assert ("resumed from step" in node.text) == bool(stops)
             losses.append(trials.losses(crew.run_folder))
     assert list(losses[0]) == list(range(1, 3 * per_epoch + 1))
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] == losses[2]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from threading import Event
@@ -167,7 +168,7 @@ def test_nothing_that_fits_is_refused_even_if_not_strict(tmp_path: Path) -> None
 def test_a_file_that_is_none(tmp_path: Path, content: bytes, suffix: str) -> None:
     (tmp_path / f"a.{suffix}").write_bytes(content)
     with pytest.raises(UsageError, match="can't be read"):
-        init_from.read(init_from.WeightFiles("a", (tmp_path / f"a.{suffix}",)))
+        init_from.read(init_from.WeightFiles("a", (tmp_path / f"a.{suffix}",), tmp_path))
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_parts_of_fsdp(tmp_path: Path) -> None:
         deadline = time.monotonic() + 60
         parts.append(multipart_writer.write_shard(storage, where, rank, content, deadline=deadline, cancelled=Event()))
     commit(storage, Manifest(1, "0001-0000", tuple(parts), {}))
-    found = init_from._find(InitFrom(str(tmp_path)), {})
+    found = init_from.find(InitFrom(str(tmp_path)), {}, Path(tempfile.mkdtemp(dir=tmp_path)))
     model = Tied()
     assert init_from.load(model, init_from.read(found), "it", strict=True).loaded == 2
     assert torch.equal(model.b.weight, matrix)
@@ -214,14 +215,14 @@ def test_names_of_wrappers_do_not_matter() -> None:
 
 
 FROM_HUB = """
-import json, sys, torch
+import json, pathlib, sys, torch
 from launch_train.common.config import InitFrom, parse
 from launch_train.common.errors import TrainError
 from launch_train.models import build_model
 from launch_train.trainer import init_from
 for name in sys.argv[2:]:
     try:
-        found = init_from._find(InitFrom(name), {})
+        found = init_from.find(InitFrom(name), {}, pathlib.Path())
         model = build_model(parse({"model": json.loads(sys.argv[1])}))
         report = init_from.load(model, init_from.read(found), found.source, strict=True)
         print(report.loaded == report.total, model.model.model.embed_tokens.weight.double().sum().item())

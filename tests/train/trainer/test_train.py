@@ -25,7 +25,6 @@ from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.models import build_model
 from launch_train.performance.micro_batch import split_evenly
-from launch_train.performance.precision import choose
 from launch_train.telemetry import metric_sink
 from launch_train.trainer import shutdown, train
 from launch_train.trainer.build import Run
@@ -259,11 +258,6 @@ def test_an_output_that_can_not_be_written_ends_the_run(tmp_path: Path, text: Pa
         run(tmp_path / "run", {"data": str(text), "steps": 2})
 
 
-def test_mfu_is_the_share_of_the_peak_on_gpus_only(tmp_path: Path, text: Path) -> None:
-    gpu = json.dumps({"name": "NVIDIA H100", "peak_tflops": {"fp32": 67.0}})
-    assert "mfu" not in steps(run(tmp_path / "run", {"data": str(text), "steps": 1}, LAUNCH_GPU=gpu))[0]
-
-
 # --- Parts ----------------------------------------------------------------------------------------------------------
 
 
@@ -285,28 +279,6 @@ def test_the_micro_batch(batch: int, micro: int | None, world: int, size: int) -
 def test_a_batch_that_can_not_be_shared(batch: int, micro: int | None, world: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         split_evenly(batch, micro, world)
-
-
-@pytest.mark.parametrize(
-    ("device", "capability", "best"),
-    [
-        *(("cuda", (10, 0), "bf16"), ("cuda", (9, 0), "bf16"), ("cuda", (8, 0), "bf16"), ("cuda", (7, 5), "fp16")),
-        *(("cuda", (7, 0), "fp16"), ("cuda", (6, 1), "fp32"), ("cuda", (6, 0), "fp32"), ("cpu", None, "fp32")),
-    ],
-)
-def test_auto_precision(device: str, capability: tuple[int, int] | None, best: str) -> None:
-    numbers = choose("auto", device, capability)
-    assert numbers.name == best
-    assert numbers.scales_loss == (best == "fp16")
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "capability"),
-    [("bf16", "cuda", (7, 5)), ("tf32", "cuda", (7, 0)), ("fp16", "cpu", None), ("tf32", "cpu", None)],
-)
-def test_a_precision_that_the_device_has_not(asked: Any, device: str, capability: tuple[int, int] | None) -> None:
-    with pytest.raises(UsageError, match="or auto"):
-        choose(asked, device, capability)
 
 
 def test_disagreement_names_the_ranks() -> None:

@@ -7,13 +7,15 @@ training.
 
 from __future__ import annotations
 
-import sys
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from torch._C._distributed_c10d import HashStore, PrefixStore  # torch.distributed re-exports them, untyped
 
 from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
@@ -23,8 +25,8 @@ from launch_train.checkpointing.lease import Lease
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.checkpointing.multipart_writer import CancelledError, CheckpointPart, time_writing, write_shard
 from launch_train.checkpointing.partition import HostCopies, State, coverage_checksum, rank_share, split
-from launch_train.checkpointing.store_messages import StoreMessages
 from launch_train.common.config import Checkpoint
+from launch_train.common.console import say
 from launch_train.common.errors import OutputError, SupersededError, TrainError
 from launch_train.common.storage import Storage
 from launch_train.common.text import format_duration
@@ -51,6 +53,9 @@ COMMIT_REQUESTS = 5
 
 CANCEL_SECONDS = 2.0
 """Time for a cancelled save to end."""
+
+POLL_SECONDS = 0.02
+"""Between two looks for another rank's message."""
 
 
 class Snapshot(NamedTuple):
@@ -112,7 +117,7 @@ class Saver:
     ) -> None:
         self._ranks, self._storage, self._settings, self._sink = ranks, storage, settings, sink
         self._start, self._lease, self._interval = start, lease, interval
-        self._messages = StoreMessages(ranks)
+        self._messages = Messages(ranks)
         self._copies = HostCopies()
         self._current: Save | None = None
         self._serial = 0
@@ -298,7 +303,7 @@ class Saver:
         manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})
         # The state matters more than its rows: they are on the local disk, so the manifest doesn't wait forever.
         if not self._sink.flush(min(ROWS_SECONDS, save.left / 2)):
-            _print(
+            say(
                 f"the metrics up to step {save.step} are not in the run folder yet; "
                 "its checkpoint does not wait for them"
             )
@@ -333,7 +338,7 @@ class Saver:
                 cancelled=save.cancelled.is_set,
             )
         except (OSError, TrainError) as error:
-            _print(f"old checkpoints can't be removed: {error}")
+            say(f"old checkpoints can't be removed: {error}")
 
     def _best_steps(self, save: Save) -> list[int]:
         """Return the steps up to this one that `keep_best` keeps. Other starts' are known from their manifests."""
@@ -365,20 +370,54 @@ class Saver:
         try:
             self._messages.post_error(f"{save.serial}/{key}", error)
         except Exception as lost:  # noqa: BLE001 - the store has exited, and with it the reader
-            _print(f"checkpoint of step {save.step}: {lost}")
+            say(f"checkpoint of step {save.step}: {lost}")
         self.superseded = error if isinstance(error, SupersededError) else None
         if self._ranks.rank or save.waits or self.superseded or isinstance(error, CancelledError):
             return
-        _print(f"checkpoint of step {save.step} failed: {error}")
-        _print(f"training continues; next checkpoint attempt in {format_duration(self._interval.seconds)}")
+        say(f"checkpoint of step {save.step} failed: {error}")
+        say(f"training continues; next checkpoint attempt in {format_duration(self._interval.seconds)}")
         try:  # the parts would fill the disk, or be billed
             folder = runfolder.checkpoint_folder(save.step, self._start)
             for name in [] if save.manifest else self._storage.list(f"{folder}/"):
                 if not save.cancelled.is_set():
                     self._storage.delete(name)
         except (OSError, TrainError) as failure:
-            _print(f"its parts can't be removed: {failure}")
+            say(f"its parts can't be removed: {failure}")
 
 
-def _print(line: str) -> None:
-    print(f"train: {line}", file=sys.stderr, flush=True)
+class Messages:
+    """Messages by key between the ranks' checkpoint threads, in torchrun's store: independent of the training's
+    collectives. A list is a message, a dict an error."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._store = PrefixStore("save", ranks.store or HashStore())
+
+    def post(self, key: str, value: Any) -> None:
+        self._store.set(key, json.dumps(value))
+
+    def post_error(self, key: str, error: Exception) -> None:
+        """Post an error: the waiting ranks raise it, as the nearest kind that can be sent."""
+        kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), TrainError.__name__)
+        self.post(key, {"error": str(error), "kind": kind})
+
+    def wait(self, key: str, deadline: float, cancelled: threading.Event) -> Any:
+        """Return what another rank posted.
+
+        Raises the error it posted, OutputError at `deadline` (a time.monotonic()), and CancelledError once `cancelled`
+        is set.
+        """
+        while not self._store.check([key]):
+            if cancelled.is_set():
+                raise CancelledError("cancelled for another save")
+            if time.monotonic() > deadline:
+                raise OutputError("timed out waiting for the other ranks' shares")
+            time.sleep(POLL_SECONDS)
+        value = json.loads(self._store.get(key))
+        if isinstance(value, dict):
+            raise _KINDS[value["kind"]](value["error"])
+        return value
+
+
+_KINDS: dict[str, type[TrainError]] = {
+    kind.__name__: kind for kind in (OutputError, SupersededError, CancelledError, TrainError)
+}

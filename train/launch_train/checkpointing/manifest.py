@@ -14,13 +14,17 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch_train import runfolder
-from launch_train.checkpointing.multipart_writer import CheckpointPart
+from launch_train.checkpointing.multipart_writer import WORKERS, CheckpointPart
 from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.storage import Storage
+from launch_train.common.storage.bucket import checksum
+from launch_train.common.text import listed
 
 FORMAT = 1
 """Incremented when older versions of launch can't read what is written."""
@@ -71,10 +75,11 @@ def _digest(data: Mapping[str, Any]) -> str:
 # --- Reading --------------------------------------------------------------------------------------------------------
 
 
-def manifest_names(names: Iterable[str]) -> list[str]:
-    """Return the manifests among the names of a run folder, newest step and start first."""
-    matches = filter(None, map(runfolder.MANIFEST.match, names))
-    return [match[0] for match in sorted(matches, key=lambda match: (match["step"], match["start"]), reverse=True)]
+def manifest_names(storage: Storage, step: int | None = None) -> list[str]:
+    """Return the names of the manifests in a run folder, newest step and start first; of one step, if it is given."""
+    matches = filter(None, map(runfolder.MANIFEST.match, storage.list(f"{runfolder.CHECKPOINTS}/")))
+    wanted = [match for match in matches if step is None or int(match["step"]) == step]
+    return [match[0] for match in sorted(wanted, key=lambda match: (match["step"], match["start"]), reverse=True)]
 
 
 def _is_part(part: CheckpointPart) -> bool:
@@ -90,7 +95,7 @@ def metrics(storage: Storage, metric: str) -> dict[int, float]:
     """
     values: dict[int, float] = {}
     seen: set[int] = set()
-    for name in manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")):
+    for name in manifest_names(storage):
         try:
             manifest = read(storage, name)
         except CheckpointError:
@@ -133,3 +138,70 @@ def read(storage: Storage, name: str) -> Manifest:
     if name != wanted:
         raise CheckpointError(f"{name} belongs to another checkpoint ({manifest.folder})")
     return manifest
+
+
+def fetch(storage: Storage, manifest: Manifest, folder: Path) -> list[Path]:
+    """Download a checkpoint's shards to local files, parts in parallel, each checked against its digest.
+
+    Raises CheckpointError if a part is missing or damaged, and OutputError if the storage can't be read.
+    """
+    paths = [folder / f"rank-{rank:05d}.pt" for rank in range(len(manifest.shards))]
+    jobs = []
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
+        for path, shard in zip(paths, manifest.shards, strict=True):
+            path.touch()
+            offset = 0
+            for part in shard:
+                jobs.append(pool.submit(_fetch_part, storage, manifest.folder, part, path, offset))
+                offset += part.bytes
+        for job in jobs:
+            job.result()
+    return paths
+
+
+def _fetch_part(storage: Storage, folder: str, part: CheckpointPart, path: Path, offset: int) -> None:
+    try:
+        data = storage.read(f"{folder}/{part.name}")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}/{part.name} is missing") from error
+    if len(data) != part.bytes or checksum(data) != part.crc32c:
+        raise CheckpointError(f"{folder}/{part.name} is damaged: size or CRC32C does not match the manifest")
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return what all ranks saved in the checkpoint `folder`. Raises CheckpointError if it is incomplete."""
+    from launch_train.checkpointing.partition import references
+    from launch_train.distributed.dtensor import is_incomplete, saved_tensors
+
+    try:
+        saved = [read_shard(path) for path in paths]
+        tensors, wanted = saved_tensors(saved), references(saved[0]["rest"])
+        for shard in saved:
+            dict(shard["own"])
+    except _MACHINE_ERRORS:
+        raise
+    except Exception as error:  # torch raises many kinds for another program's file
+        if "Cannot allocate memory" in str(error):
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(f"{folder} is not a launch checkpoint: {type(error).__name__}: {reason}") from error
+    if missing := sorted(path for path in wanted if path not in tensors or is_incomplete(tensors[path])):
+        raise CheckpointError(f"{folder} is incomplete: missing, or partly missing: {listed(missing, 3)}")
+    return saved
+
+
+_MACHINE_ERRORS = (OSError, MemoryError)
+"""Errors of this machine, not of the checkpoint: an older checkpoint would fail as well."""
+
+
+def read_shard(path: Path) -> dict[str, Any]:
+    """Return what one rank saved, its tensors mapped from the file. No pickled code is run."""
+    import torch
+
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if any(tensor.nbytes > path.stat().st_size for tensor in content["tensors"].values()):
+        raise ValueError("a tensor is larger than its file")
+    return content

@@ -25,8 +25,6 @@ class CancelledError(TrainError):
 
 
 class CheckpointPart(NamedTuple):
-    """One object of a checkpoint."""
-
     name: str
     bytes: int
     crc32c: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from launch_train.common.console import say
 from launch_train.distributed import dtensor
 
 State = dict[str, Any]
@@ -85,7 +85,7 @@ def assign_to_ranks(tensors: Mapping[str, Tensor], world: int, first_only: Colle
 
 
 class Share(NamedTuple):
-    """One rank's share: tensors by path, and for those that are parts, their place (see dtensor.describe_part)."""
+    """One rank's share: tensors by path, and for those that are parts, their place (see dtensor.saved_tensors)."""
 
     tensors: dict[str, Tensor]
     parts: dict[str, dict[str, list[int]]]
@@ -97,7 +97,9 @@ def rank_share(tensors: Mapping[str, Tensor], rank: int, world: int, first_only:
     replicated = {path: tensor for path, tensor in tensors.items() if path not in sharded}
     mine = {path: replicated[path] for path in assign_to_ranks(replicated, world, first_only)[rank]}
     parts = {path: part for path, tensor in sharded.items() if (part := dtensor.local_part(tensor)).numel()}
-    return Share(mine | parts, {path: dtensor.describe_part(sharded[path]) for path in parts})
+    offsets = {path: dtensor.local_region(sharded[path]).offset for path in parts}
+    places = {path: {"at": list(offset), "of": list(sharded[path].shape)} for path, offset in offsets.items()}
+    return Share(mine | parts, places)
 
 
 def coverage_checksum(tensors: Mapping[str, Tensor]) -> int:
@@ -142,7 +144,6 @@ class HostCopies:
         return self._copies
 
     def ready(self) -> None:
-        """Wait for the copies."""
         if self._event:
             self._event.synchronize()
 
@@ -182,10 +183,5 @@ class HostCopies:
             except RuntimeError as error:
                 self._pinnable = False
                 reason = str(error).partition("\n")[0]
-                print(
-                    f"train: pinned host memory is not available ({reason}); training waits longer for each "
-                    "checkpoint's copy",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say(f"pinned host memory is not available ({reason}); training waits longer for each checkpoint's copy")
         return torch.empty(size, dtype=torch.uint8).untyped_storage()

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from launch_train import runfolder
 from launch_train.checkpointing import lease as leases
 from launch_train.checkpointing import manifest as manifests
-from launch_train.checkpointing import reader as shards
 from launch_train.checkpointing.lease import Lease
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.checkpointing.partition import State, join
@@ -44,7 +42,7 @@ class Resumed(NamedTuple):
         """Return the state that all ranks share; of sharded tensors only this rank's parts, and no more of them is
         read.
 
-        `like` returns the tensor of this run whose sharding a path takes, or None (see trainer.state_dict.layout).
+        `like` returns the tensor of this run whose sharding a path takes, or None (see trainer.resume.state_layout).
         """
         # Copies: the optimizer keeps these tensors, and would keep the file open.
         tensors = {
@@ -85,7 +83,7 @@ def take_over(ranks: Ranks, storage: Storage, about: Mapping[str, Any], env: Map
 
 def newest_manifest(storage: Storage) -> Manifest | None:
     """Return the newest readable manifest, or None."""
-    for name in manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")):
+    for name in manifests.manifest_names(storage):
         with suppress(CheckpointError):
             return manifests.read(storage, name)
     return None
@@ -107,11 +105,17 @@ def resume(
     if the storage can't be read, and a TrainError that `use` raises on one of them.
     """
     patient = storage.within(PATIENT_SECONDS)
-    names = run_on_rank_0(ranks, lambda: manifests.manifest_names(patient.list(f"{runfolder.CHECKPOINTS}/")))
+    names = run_on_rank_0(ranks, lambda: manifests.manifest_names(patient))
     for name in names:
         fetched = run_once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
         try:
-            resumed, reason = _read(fetched)
+            resumed, reason = None, fetched.reason
+            if fetched.manifest:
+                try:
+                    saved = manifests.read_all(fetched.manifest.folder, fetched.paths)
+                    resumed = Resumed(fetched.manifest, saved)
+                except CheckpointError as error:
+                    reason = str(error)
             bad = next(filter(None, gather(ranks, reason)), "")
             if resumed and not bad:
                 run_on_all(ranks, partial(use, resumed))
@@ -127,7 +131,8 @@ def resume(
 
 def scratch_folder(env: Mapping[str, str]) -> Path | None:
     """Return the folder for downloaded checkpoints: the node removes it, whatever happens to this process."""
-    return Path(env[contract.NOTICE]).parent if env.get(contract.NOTICE) else None
+    folder = Path(env.get(contract.NOTICE) or "/nonexistent/notice").parent
+    return folder if folder.is_dir() else None
 
 
 class _Fetched(NamedTuple):
@@ -140,12 +145,11 @@ class _Fetched(NamedTuple):
 
 
 def _fetch(storage: Storage, name: str, about: Mapping[str, Any], scratch: Path | None) -> _Fetched:
-    inside = scratch if scratch and scratch.is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-", dir=inside))
+    folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-", dir=scratch))
     try:
         manifest = manifests.read(storage, name)
         require_same_run(manifest.about, about, storage.url)
-        return _Fetched(folder, manifest, shards.fetch(storage, manifest, folder))
+        return _Fetched(folder, manifest, manifests.fetch(storage, manifest, folder))
     except CheckpointError as error:
         return _Fetched(folder, reason=str(error))
     except OSError as error:
@@ -155,16 +159,6 @@ def _fetch(storage: Storage, name: str, about: Mapping[str, Any], scratch: Path 
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _read(fetched: _Fetched) -> tuple[Resumed | None, str]:
-    """Read the shards. Returns the checkpoint, or None and the reason why it is unusable."""
-    if fetched.manifest is None:
-        return None, fetched.reason
-    try:
-        return Resumed(fetched.manifest, shards.read_all(fetched.manifest.folder, fetched.paths)), ""
-    except CheckpointError as error:
-        return None, str(error)
 
 
 def require_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str) -> None:
@@ -189,7 +183,7 @@ def require_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: st
         )
     if theirs.get("data_sha256") != ours.get("data_sha256"):
         changed.append(f"the data was {theirs.get('data')} with other content")
-    elif not ours.get("data_sha256") and _data_settings(before) != _data_settings(now):
+    elif not ours.get("data_sha256") and _set(before["data"]) != _set(now["data"]):
         changed.append(f"data was {before['data']} and is {now['data']}")
     if changed:
         raise UsageError(
@@ -205,19 +199,12 @@ def describe_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> lis
         return []
     lines = []
     for key in ("steps", *CHANGEABLE):
-        if key in before and _known(before[key], now[key]) != _known(now[key], before[key]):
+        if key in before and before[key] != now[key]:
             lines.append(f"{key}: {_format_value(before[key])} before, {_format_value(now[key])} now")
     optimizer = now["optimizer"]
     if before.get("steps") != now["steps"] and optimizer["min_lr"] != optimizer["lr"]:
         lines[0] += "; the learning rate follows the new end from here on"
     return lines
-
-
-def _known(value: Any, other: Any) -> Any:
-    """Return a setting without the keys that the other version of launch does not have."""
-    if isinstance(value, Mapping) and isinstance(other, Mapping):
-        return {key: item for key, item in value.items() if key in other}
-    return value
 
 
 def _fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,9 +216,8 @@ def _fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "optimizer": {key: item for key, item in optimizer.items() if key != "fused"}}
 
 
-def _data_settings(config: Mapping[str, Any]) -> Any:
-    """Return the data's settings without unset ones: an older checkpoint lacks settings that have been added since."""
-    data = config["data"]
+def _set(data: Any) -> Any:
+    """Return the data's settings without unset ones: a checkpoint of the commit before may lack a new setting."""
     return {key: item for key, item in data.items() if item is not None} if isinstance(data, Mapping) else data
 
 
@@ -258,5 +244,5 @@ def _environment(about: Mapping[str, Any]) -> dict[str, Any]:
     config = about.get("config", {})
     optimizer = config.get("optimizer")
     fused = optimizer.get("fused") if isinstance(optimizer, Mapping) else None
-    settings = {"parallel": config.get("parallel", "ddp"), "attention": config.get("attention", "auto")}
+    settings = {key: config[key] for key in ("parallel", "attention") if key in config}
     return {**about, **settings, "fused": "auto" if fused is None else str(fused).lower()}

@@ -25,7 +25,6 @@ def read(device: torch.device) -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any], device: torch.device) -> None:
-    """Set the generators to a state that `read` returned."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     key = state["numpy"]["state"]["key"].numpy().astype(np.uint32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -16,6 +16,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def plural(count: int, noun: str) -> str:
     """Return a number with its noun: `1 rank`, `2,000 ranks`, `2 processes`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("ss") else "s")
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names of a list: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def si(value: float | None) -> str:

@@ -32,7 +32,6 @@ class SavedTensor(NamedTuple):
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether the tensor is sharded over the ranks."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -46,19 +45,15 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
-def placements(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the placements of a sharded tensor, by dimension of its mesh."""
-    return tuple(cast(Any, tensor).placements)
-
-
 def local_region(tensor: Tensor) -> Region:
     """Return the region of a sharded tensor that this rank has, maybe an empty one.
 
     Raises ValueError if it isn't sharded along exactly one dimension, as FSDP does it.
     """
-    placement = placements(tensor)[0]
-    if len(placements(tensor)) > 1 or not placement.is_shard():
-        how = f"{placements(tensor)}; only one Shard is supported, as from fully_shard over a one-dimensional mesh"
+    placements = tuple(cast(Any, tensor).placements)
+    placement = placements[0]
+    if len(placements) > 1 or not placement.is_shard():
+        how = f"{placements}; only one Shard is supported, as from fully_shard over a one-dimensional mesh"
         raise ValueError(f"a tensor of {tuple(tensor.shape)} is sharded by {how}")
     mesh, size = cast(Any, tensor).device_mesh, tuple(local_part(tensor).shape)
     offset, rows = [0] * tensor.dim(), -(-tensor.shape[placement.dim] // mesh.size())
@@ -69,15 +64,11 @@ def local_region(tensor: Tensor) -> Region:
 # --- Saved tensors ----------------------------------------------------------------------------------------------------
 
 
-def describe_part(tensor: Tensor) -> dict[str, list[int]]:
-    """Return what a checkpoint records of a part: its offset (`at`) and the shape of the full tensor (`of`)."""
-    return {"at": list(local_region(tensor).offset), "of": list(tensor.shape)}
-
-
 def saved_tensors(shards: Sequence[Mapping[str, Any]]) -> dict[str, SavedTensor]:
     """Return all tensors of a checkpoint by path.
 
-    `shards` are what the ranks saved: `tensors`, and in `parts` which of these are parts (see `describe_part`).
+    `shards` are what the ranks saved: `tensors`, and in `parts` which of these are parts, with their offset (`at`) and
+    the shape of the full tensor (`of`).
     """
     tensors: dict[str, SavedTensor] = {}
     for shard in shards:
@@ -91,14 +82,7 @@ def saved_tensors(shards: Sequence[Mapping[str, Any]]) -> dict[str, SavedTensor]
 
 
 def is_incomplete(saved: SavedTensor) -> bool:
-    """Return whether parts of the tensor are missing."""
     return sum(prod(place.size) for place, _ in saved.parts) != prod(saved.shape)
-
-
-def full_tensors(shards: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint in full, none of which keeps a file open. Raises ValueError if parts are
-    missing."""
-    return {path: assemble(saved) for path, saved in saved_tensors(shards).items()}
 
 
 def assemble(saved: SavedTensor) -> Tensor:

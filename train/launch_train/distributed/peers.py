@@ -28,7 +28,6 @@ class Peers:
         self._local = [process for process in gather(ranks, mine) if process.space == mine.space and process != mine]
 
     def failed(self) -> bool:
-        """Return whether a peer on this machine has exited."""
         return any(_start_time(process.pid) != process.started for process in self._local)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
-from launch_train.checkpointing import reader, retention
+from launch_train.checkpointing import retention
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.common.errors import OutputError, TrainError, UsageError
 from launch_train.common.scratch import temporary_folder
@@ -56,7 +56,7 @@ def find_checkpoint(storage: Storage, step: int | Literal["best"] | None = None)
 
     Raises CheckpointError: there is none (the text names the steps that exist), or it is damaged.
     """
-    names = manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/"))
+    names = manifests.manifest_names(storage)
     if not names:
         raise CheckpointError(f"{storage.url} has no checkpoint yet; use a run that has saved one")
     if step == "best":
@@ -109,7 +109,7 @@ def export(
             (folder / CONFIG).write_text(facts)
         say(f"reading the checkpoint of step {manifest.step}, {manifest.bytes / 1e6:,.1f} MB")
         with _damage_as_error(manifest, Path(scratch), folder):
-            shards = reader.read_all(manifest.folder, reader.fetch(storage, manifest, Path(scratch)))
+            shards = manifests.read_all(manifest.folder, manifests.fetch(storage, manifest, Path(scratch)))
             notes += write(manifest, shards, Path(scratch), folder)
             for name, text in content.items():
                 (folder / name).write_bytes(text)

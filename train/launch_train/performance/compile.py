@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import platform
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -17,11 +19,10 @@ from torch import nn
 
 from launch_train.common.config import Config
 from launch_train.common.decisions import Choice
-from launch_train.common.storage import Storage
+from launch_train.common.storage import OutputError, Storage
 from launch_train.distributed.process_group import Ranks, barrier, gather
 from launch_train.models import blocks
 from launch_train.models.layers import losses
-from launch_train.performance import compile_cache
 
 MIN_BLOCK_SHARE = 0.5
 """Smallest share of the model's parameters in repeated blocks for which compiling only the blocks is worthwhile."""
@@ -77,7 +78,7 @@ def make_plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bo
     inside = sum({id(p): p.numel() for block in repeated for p in block.parameters()}.values())
     if not repeated:
         why = "the model has no repeated blocks"
-    elif not are_alike(repeated):
+    elif len({tuple((name, p.shape, p.dtype) for name, p in block.named_parameters()) for block in repeated}) > 1:
         why = "the model's blocks differ"
     elif inside < MIN_BLOCK_SHARE * sum(p.numel() for p in model.parameters()):
         why = "most parameters are outside the blocks"
@@ -94,11 +95,6 @@ def _is_enabled(config: Config, ranks: Ranks) -> tuple[bool, str]:
     if not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))):
         return False, "needs a C compiler (cc, gcc or clang); none found"
     return True, "Ampere or newer GPU"
-
-
-def are_alike(repeated: Sequence[nn.Module]) -> bool:
-    """Return whether all blocks have parameters of the same names, shapes and types, so that one graph fits all."""
-    return len({tuple((name, p.shape, p.dtype) for name, p in block.named_parameters()) for block in repeated}) == 1
 
 
 @contextmanager
@@ -140,13 +136,17 @@ def compile_model(
     """
     if plan.mode == "off":
         return CompiledModel(wrap(), model, plan.choices)
-    name = compile_cache.object_name(model, plan.mode, ranks.device)
-    cached = compile_cache.load(storage, name)
+    name = cache_name(model, plan.mode, ranks.device)
+    cached = load_cache(storage, name)
     started = time.monotonic()
     _configure(plan)
     # Blocks are tried before DDP exists: its hooks are on the parameters and run in any backward pass.
     wrapped = wrap() if plan.mode == "whole" else None
-    forward = _compile_whole(wrapped, plan) if wrapped else model
+    forward: Forward = model
+    if wrapped:
+        uses_graphs = plan.cuda_graphs is not None and plan.cuda_graphs.chosen == "true"
+        forward = torch.compile(wrapped, backend=BACKEND, mode="reduce-overhead" if uses_graphs else None)
+        forward = MarkStepBegin(forward) if uses_graphs else forward
     failure = try_pass(forward, ranks, trial_pass)
     duration = f"{time.monotonic() - started:.0f} s{', cached' if cached else ''}"
     if failure:
@@ -160,7 +160,7 @@ def compile_model(
         eval_forward = torch.compile(model, backend=BACKEND)
         if failure := try_pass(eval_forward, ranks, partial(trial_pass, evaluates=True)):
             eval_forward, choices = model, (*choices, Choice("evaluation", "not compiled", f"it failed: {failure}"))
-    compile_cache.save(storage, name, ranks)
+    save_cache(storage, name, ranks)
     return CompiledModel(forward if wrapped else wrap(), eval_forward, choices)
 
 
@@ -177,12 +177,6 @@ def _configure(plan: CompilePlan) -> None:
     _dynamo.config.optimize_ddp = plan.mode == "whole"
     for module in (*plan.blocks, *plan.losses):
         module.compile(backend=BACKEND)
-
-
-def _compile_whole(wrapped: Forward, plan: CompilePlan) -> Forward:
-    uses_graphs = plan.cuda_graphs is not None and plan.cuda_graphs.chosen == "true"
-    compiled = torch.compile(wrapped, backend=BACKEND, mode="reduce-overhead" if uses_graphs else None)
-    return MarkStepBegin(compiled) if uses_graphs else compiled
 
 
 class MarkStepBegin:
@@ -218,3 +212,62 @@ def try_pass(forward: Forward, ranks: Ranks, trial_pass: TrialPass) -> str | Non
         failure = f"{type(error).__name__}: {' '.join(lines[:2])[:120]}"
     barrier(ranks)  # not a collective: the ranks may need different times to compile
     return next((f"rank {rank}: {each}" for rank, each in enumerate(gather(ranks, failure)) if each), None)
+
+
+# --- Compiled code in the run folder: later starts of the run don't compile again -------------------------------------
+# On each machine torch also caches it on disk, shared by the ranks of a node (TORCHINDUCTOR_CACHE_DIR).
+
+CACHE_FOLDER = "compile/"
+
+DIGEST_BYTES = 32
+"""The SHA-256 of compiled code, in front of it."""
+
+TIMEOUT_SECONDS = 30.0
+"""Time limit for reading or writing an object. On a timeout the model is just compiled again."""
+
+
+def cache_name(model: nn.Module, mode: str, device: torch.device) -> str:
+    """Return `compile/<key>.bin` for this machine type and model; one object per GPU, whose number is in the code.
+
+    The key need not change with the code: torch looks each graph up by its content.
+    """
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in model.named_parameters()]
+    key = "\n".join([torch.__version__, platform.python_version(), gpu, mode, type(model).__name__, *shapes])
+    number = f"-{device.index or 0}" if device.type == "cuda" else ""
+    return f"{CACHE_FOLDER}{hashlib.sha256(key.encode()).hexdigest()[:16]}{number}.bin"
+
+
+def load_cache(storage: Storage | None, name: str) -> bool:
+    """Load the code that an earlier start compiled. Return whether there was any."""
+    if storage is None:
+        return False
+    try:
+        data = storage.within(TIMEOUT_SECONDS).read(name)
+        digest, content = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != digest:  # damaged content must not be unpickled
+            raise ValueError("checksum mismatch")
+        return torch.compiler.load_cache_artifacts(content) is not None
+    except FileNotFoundError:
+        return False
+    except Exception as error:  # noqa: BLE001 - perhaps from another version of torch: compile again
+        ours = isinstance(error, (OutputError, ValueError))
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        print(f"compile cache {name} is not usable, compiling from scratch: {reason}", flush=True)
+        return False
+
+
+def save_cache(storage: Storage | None, name: str, ranks: Ranks) -> None:
+    """Save what this process has compiled, if anything. Only the first node saves, one process per object."""
+    if storage is None or ranks.rank != ranks.local_rank or (ranks.device.type != "cuda" and ranks.rank):
+        return
+    from torch._dynamo.utils import counters
+
+    if not counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]:
+        return  # all graphs were in torch's cache
+    try:
+        if artifacts := torch.compiler.save_cache_artifacts():
+            content = artifacts[0]
+            storage.within(TIMEOUT_SECONDS).write(name, hashlib.sha256(content).digest() + content)
+    except Exception as error:  # noqa: BLE001 - training continues; the next start compiles again
+        print(f"compile cache not saved; the next start compiles again: {type(error).__name__}: {error}", flush=True)

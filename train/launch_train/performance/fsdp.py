@@ -176,46 +176,16 @@ def without_peers(model: nn.Module) -> Iterator[None]:
         yield
     except BaseException:
         if modules:
-            _reset_after_failed_pass(modules[0])
+            cast(Any, modules[0]).reset_iter_state()
         raise
     finally:
         _set_communication(modules, True)
-
-
-def _reset_after_failed_pass(root: Any) -> None:
-    """Reset what an aborted pass left in the model and its blocks. torch 2.11 lacks reset_iter_state."""
-    if hasattr(root, "reset_iter_state"):
-        root.reset_iter_state()
-        return
-    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-
-    state = root._get_fsdp_state()
-    if state._device.type == "cuda":
-        torch.cuda.synchronize(state._device)  # in place of waiting for each event of the pass
-    state._comm_ctx.all_gather_state = state._comm_ctx.reduce_scatter_state = None
-    state._comm_ctx.post_forward_order.clear()
-    for each in state._state_ctx.all_states:
-        each._modules_to_run_forward.clear()
-        each._training_state = TrainingState.IDLE
-        if group := each._fsdp_param_group:
-            group._all_gather_result = group._all_reduce_state = group._partial_reduce_output = None
-            group._post_reduce_event = group._reshard_after_forward_event = None
-            group._post_forward_indices.clear()
-            group._training_state = TrainingState.IDLE
-            group._to_sharded()
-    state._state_ctx.iter_forward_root = None
-    state._state_ctx.post_backward_final_callback_queued = False
 
 
 def _set_communication(modules: Sequence[FSDPModule], speaks: bool) -> None:
     for module in modules:
         module.set_custom_all_gather(cast(Any, _AllGather(speaks)))
         module.set_custom_reduce_scatter(cast(Any, _ReduceScatter(speaks)))
-
-
-_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""The second names are from torch 2.11."""
 
 
 class _Allocator:
@@ -233,7 +203,7 @@ class _AllGather(_Allocator):
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
         if self._speaks:
-            return _ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
+            return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         for rank, part in enumerate(output_tensor.chunk(group.size())):
             if rank != group.rank():  # this rank's shard is in place
                 part.copy_(input_tensor)
@@ -245,5 +215,5 @@ class _ReduceScatter(_Allocator):
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
         if self._speaks:
-            return _REDUCE_SCATTER(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+            return dist.reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
         return output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])

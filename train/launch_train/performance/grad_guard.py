@@ -57,7 +57,6 @@ class GradGuard:
         return steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters that a resumed run continues with."""
         return {"in_a_row": self.in_a_row, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

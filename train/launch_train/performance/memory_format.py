@@ -20,17 +20,12 @@ WHY_NOT = "worthwhile on a GPU in 16 bits only"
 """Reason for keeping the layout of images."""
 
 
-def padded_size(size: int) -> int:
-    """Return the next multiple of TILE."""
-    return -(-size // TILE) * TILE
-
-
 def vocabulary_choice(config: Config, device: torch.device) -> Choice | None:
     """Suggest a padded vocabulary on a GPU; None if the size fits or the model has no vocabulary."""
     size = getattr(config.model, "vocab_size", None)
     if size is None or size % TILE == 0 or device.type != "cuda":
         return None
-    return Choice("vocabulary", str(size), f"{padded_size(size)} would be faster (a multiple of {TILE})")
+    return Choice("vocabulary", str(size), f"{-(-size // TILE) * TILE} would be faster (a multiple of {TILE})")
 
 
 def use_channels_last(model: nn.Module, config: Config, device: torch.device, *, half_precision: bool) -> Choice | None:
@@ -52,12 +47,14 @@ def use_channels_last(model: nn.Module, config: Config, device: torch.device, *,
 
 def _to_channels_last(_model: nn.Module, args: tuple[Any, ...]) -> Any:
     """Convert the floating-point tensors with four dimensions, which are taken for images."""
-
-    def convert(tensor: Tensor) -> Tensor:
-        is_image = tensor.dim() == 4 and tensor.is_floating_point()
-        return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
-
-    return map_tensors(args, convert)
+    return map_tensors(
+        args,
+        lambda tensor: (
+            tensor.contiguous(memory_format=torch.channels_last)
+            if tensor.dim() == 4 and tensor.is_floating_point()
+            else tensor
+        ),
+    )
 
 
 def match_parameter_layout(optimizer: torch.optim.Optimizer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -46,7 +47,6 @@ class MicroBatches:
 
     @property
     def count(self) -> int:
-        """Number of micro-batches in a step."""
         return -(-self.share // self.size)
 
     def at_most(self, size: int, why: str) -> MicroBatches:
@@ -86,23 +86,15 @@ def split_evenly(batch_size: int, micro_batch_size: int | None, world: int) -> M
 
 
 def divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order."""
-    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def largest_that_fits(sizes: list[int], fits: Callable[[int], bool]) -> int | None:
-    """Return the largest of ascending `sizes` that fits, or None. Binary search, but the largest is tried first: most
-    runs fit."""
-    low, high = -1, len(sizes) - 1
-    probe = high
-    while low < high:
-        if fits(sizes[probe]):
-            low = probe
-        else:
-            high = probe - 1
-        probe = (low + high + 1) // 2
-    return sizes[low] if low >= 0 else None
+    """Return the largest of ascending `sizes` that fits, or None. The largest is tried first: most runs fit."""
+    if fits(sizes[-1]):
+        return sizes[-1]
+    below = bisect_left(sizes[:-1], True, key=lambda size: not fits(size))
+    return sizes[below - 1] if below else None
 
 
 def largest_near(sizes: list[int], start: int | None, fits: Callable[[int], bool]) -> int | None:
@@ -161,19 +153,16 @@ def fits_in_memory(device: torch.device, attempt: Callable[[], None], reserved: 
     """Return whether `attempt` succeeds while `reserved` bytes of the device's memory are allocated."""
     try:
         with unify_out_of_memory():
-            _attempt_with_reserve(reserved, device, attempt)
+            reserve = torch.empty(reserved, dtype=torch.uint8, device=device)
+            try:
+                attempt()
+            finally:
+                del reserve
     except torch.OutOfMemoryError:
         return False
     finally:
         free_memory(device)
     return True
-
-
-def _attempt_with_reserve(reserved: int, device: torch.device, attempt: Callable[[], None]) -> None:
-    """A separate function: when it returns, nothing holds the memory."""
-    reserve = torch.empty(reserved, dtype=torch.uint8, device=device)
-    attempt()
-    del reserve
 
 
 @contextmanager
@@ -210,7 +199,6 @@ def free_memory(device: torch.device) -> None:
 
 
 def true_on_all_ranks(ranks: Ranks, value: bool) -> bool:
-    """Return whether `value` is true on all ranks. Collective."""
     if ranks.world == 1:
         return value
     flag = torch.tensor([int(value)], device=ranks.device)

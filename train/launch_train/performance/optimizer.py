@@ -83,7 +83,6 @@ def numbers_per_parameter(optimizer: torch.optim.Optimizer, settings: Optimizer)
 
 
 def choice(optimizer: torch.optim.Optimizer, configured: bool | None, model: nn.Module) -> Choice:
-    """Return the optimizer's form (fused or foreach), and why it was chosen."""
     fused = optimizer.defaults.get("fused")
     reason = "few kernels for all parameters" if fused else reason_not_fused(model, type(optimizer).__name__.lower())
     why = reason if configured is None else "set in the spec"

@@ -50,7 +50,6 @@ def choose(configured: Precision, device: str, capability: tuple[int, int] | Non
 
 
 def choice(configured: Precision, policy: PrecisionPolicy, device: str) -> Choice:
-    """Return the chosen policy, and why it was chosen."""
     if configured != "auto":
         return Choice("precision", policy.name, "set in the spec")
     return Choice("precision", policy.name, _WHY[policy.name] if device == "cuda" else _WHY_WITHOUT_CUDA[device])
@@ -74,7 +73,6 @@ def setup(configured: Precision, device: torch.device) -> PrecisionPolicy:
 
 
 def autocast(policy: PrecisionPolicy, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context for a forward pass."""
     return torch.autocast(device.type, policy.autocast) if policy.autocast else nullcontext()
 
 

@@ -15,6 +15,7 @@ from launch_train.common.config import Config, Ddp, ExternalModel
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import Storage
+from launch_train.common.text import listed
 from launch_train.distributed.process_group import Ranks, gather
 from launch_train.performance import activation_checkpointing, fsdp, memory_format
 from launch_train.performance import compile as compiling
@@ -103,31 +104,16 @@ def _plan_ddp(
     static = static_graph_choice(settings.static_graph, whole=whole, accumulates=accumulates, unused=bool(unused))
     gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     mib = settings.bucket_mib or bucket_mib(gradient_bytes)
-    options = {
-        "static": static.chosen == GRAPHS[True],
-        "unused": bool(unused),
-        "view": settings.gradient_as_bucket_view,
-    }
-    wrap = partial(wrap_in_ddp, model, ranks, mib, whole=whole, **options)
-    return wrap, (static, *_ddp_choices(settings, mib, unused))
-
-
-def wrap_in_ddp(
-    model: nn.Module, ranks: Ranks, mib: int | None, *, static: bool, unused: bool, whole: bool, view: bool = True
-) -> DistributedDataParallel:
-    """Wrap the model in DDP.
-
-    `mib`: bucket size (None: torch's). `static`: static graph. `unused`: parameters may get no gradient. `whole`: DDP
-    is compiled with the model. `view`: gradients are views of the buckets.
-    """
-    return (DistributedDataParallel if whole else EagerDDP)(
+    wrap = partial(
+        DistributedDataParallel if whole else EagerDDP,
         model,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-        gradient_as_bucket_view=view,
-        static_graph=static,
-        find_unused_parameters=unused,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        static_graph=static.chosen == GRAPHS[True],
+        find_unused_parameters=bool(unused),
         bucket_cap_mb=mib,
     )
+    return wrap, (static, *_ddp_choices(settings, mib, unused))
 
 
 def static_graph_choice(configured: bool | None, *, whole: bool, accumulates: bool, unused: bool) -> Choice:
@@ -166,7 +152,7 @@ def _ddp_choices(settings: Ddp, mib: int | None, unused: list[str]) -> Iterator[
     if not settings.gradient_as_bucket_view:
         yield Choice("gradients", "copied to buckets", "set in the spec")
     if unused:
-        yield Choice("unused", "searched for", f"no gradient for {_name_some(unused)}")
+        yield Choice("unused", "searched for", f"no gradient for {listed(unused, MAX_NAMES)}")
 
 
 # --- Parameters without a gradient ------------------------------------------------------------------------------------
@@ -188,14 +174,9 @@ def explain_missing_gradient(error: RuntimeError, model: nn.Module) -> UsageErro
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     missing = [names[int(number)] for number in numbers[1].split() if int(number) < len(names)]
     return UsageError(
-        f"no gradient in this step, but one in the first, for {_name_some(missing)}: with several processes the "
+        f"no gradient in this step, but one in the first, for {listed(missing, MAX_NAMES)}: with several processes the "
         "parameters that a model uses must not depend on the data (add 0 * parameter.sum() to the loss)"
     )
-
-
-def _name_some(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
 
 
 # --- Passes without communication -------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from types import FrameType
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 import torch
@@ -26,14 +27,15 @@ from launch_train.checkpointing.async_saver import LIMIT_SECONDS, Saver, Snapsho
 from launch_train.checkpointing.resume_loader import FIXED, describe_changes, resume, scratch_folder, take_over
 from launch_train.common import contract, faults
 from launch_train.common.config import Checkpoint
+from launch_train.common.console import say
 from launch_train.common.errors import OutputError, PreemptedError, SupersededError, TrainError, UsageError
 from launch_train.common.process_exit import leave
-from launch_train.common.shutdown_signal import ShutdownSignal
+from launch_train.common.shutdown_signal import PEER_SECONDS, ShutdownSignal, catch_sigterm
+from launch_train.common.signal_registry import register_for_signals
 from launch_train.common.storage import Storage, open_storage
 from launch_train.distributed.consensus import VOTE_SECONDS, Agreement, StepVote, seconds_to_save
 from launch_train.distributed.process_group import Ranks, barrier, gather, joined, should_report
 from launch_train.script_api import state_dict
-from launch_train.script_api.signals import close_rows, handle_sigterm, listen_for_shutdown
 from launch_train.script_api.state_comparison import ComparedValue, Comparison, Layout
 from launch_train.telemetry.metric_sink import Sink
 
@@ -43,6 +45,11 @@ Prepared = tuple[Snapshot, Layout]
 
 END_SECONDS, FAILED_SECONDS = 600.0, 5.0
 """Time for the running save when a script ends, and when it has failed."""
+
+ROWS_SECONDS = 1.5
+"""Seconds for the last rows when this process exits."""
+
+POLL_SECONDS = 0.1
 
 CUSTOM_SCRIPT: Final = "your own script's"
 """Stands in a manifest for the trainer's settings, so that neither kind of run resumes from the other's checkpoints."""
@@ -76,7 +83,6 @@ class Script:
     """time.monotonic() of the first call of `due`."""
 
     def due(self, step: int) -> bool:
-        """Return whether all ranks save now."""
         if self.saver is None:
             return False
         self._measure_interval()
@@ -118,7 +124,6 @@ class Script:
         return self.seconds + time.monotonic() - self.began
 
     def finish(self, seconds: float) -> None:
-        """Wait for this rank's part of the running save."""
         if self.saver:
             self.saver.finish(seconds)
 
@@ -154,7 +159,7 @@ class Script:
             saver.save(self.step, snapshot, limit=seconds_to_save(self.ranks, self.shutdown))
         except OutputError as error:
             if self.ranks.rank == 0:
-                _print(f"preempted at step {self.step}; checkpoint not saved in time: {error}")
+                say(f"preempted at step {self.step}; checkpoint not saved in time: {error}")
             close_rows()
             leave(128 + signal.SIGTERM, rank=self.ranks.rank)
 
@@ -238,13 +243,9 @@ def _current_script() -> Script:
 
 def _leave(error: TrainError) -> NoReturn:
     if should_report(_ranks, error):
-        _print(str(error))
+        say(str(error))
     close_rows()
     leave(int(error.exit), rank=_ranks.rank if _ranks else int(os.environ.get("RANK") or 0))
-
-
-def _print(line: str) -> None:
-    print(f"train: {line}", file=sys.stderr, flush=True)
 
 
 # --- Opening --------------------------------------------------------------------------------------------------------
@@ -295,6 +296,47 @@ def _manifest_fields(ranks: Ranks) -> dict[str, Any]:
     """Return what a manifest records of a script: nothing that could pass for the trainer's settings."""
     config = dict.fromkeys((*FIXED, "data"), CUSTOM_SCRIPT)
     return {"config": config, "world_size": ranks.world, "torch": torch.__version__}
+
+
+# --- Shutdown signals: SIGTERM, which a script survives, and the node's preemption notice -----------------------------
+
+
+def listen_for_shutdown(env: Mapping[str, str], handlers: ExitStack) -> ShutdownSignal:
+    """Record SIGTERM from now on. A handler of the script's own stays installed; then only the node's notice counts."""
+    register_for_signals(env)
+    before = signal.getsignal(signal.SIGTERM)
+    ours = isinstance(before, partial) and before.func is metrics._write_rows_and_die
+    if not ours and before is not signal.SIG_DFL:
+        return ShutdownSignal(env)
+    shutdown = handlers.enter_context(catch_sigterm(env, _exit_if_stuck))
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, partial(handle_sigterm, shutdown))
+    return shutdown
+
+
+def handle_sigterm(shutdown: ShutdownSignal, signum: int, frame: FrameType | None) -> None:
+    """Record a preemption for `due`. Any other SIGTERM means that a peer has failed: exit."""
+    shutdown.note(signum, frame)
+    if not shutdown.preempted:
+        raise SystemExit(128 + signum)
+
+
+def _exit_if_stuck(shutdown: ShutdownSignal) -> None:
+    """Exit from a thread once a peer has failed: the main thread may wait for that peer in native code.
+
+    A preemption may turn into that later, when the node withdraws its notice.
+    """
+    shutdown.note(signal.SIGTERM, None)
+    while shutdown.preempted:
+        time.sleep(POLL_SECONDS)
+    time.sleep(PEER_SECONDS)
+    close_rows()
+    leave(128 + signal.SIGTERM)
+
+
+def close_rows() -> None:
+    with suppress(Exception):  # the node sends what is left on the local disk
+        metrics._default().close(ROWS_SECONDS)
 
 
 # --- Process exit and fork --------------------------------------------------------------------------------------------

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
 
 from launch_train.checkpointing.partition import REF, split
+from launch_train.common.console import say
 from launch_train.common.errors import SupersededError, TrainError, UsageError
 from launch_train.distributed import dtensor
 from launch_train.distributed.process_group import Ranks, wait_for_keys
@@ -102,11 +102,10 @@ class Comparison:
             )
         if (new := {path: who for path, who in differences.items() if path not in self._settled}) and rank == 0:
             line = f"the state differs between the ranks: {_format_differences(new)}"
-            print(f"train: warning: {line}. Rank 0's value is saved for all ranks", file=sys.stderr, flush=True)
+            say(f"warning: {line}. Rank 0's value is saved for all ranks")
         self._settled |= differences.keys()
 
     def _exchange(self, message: str) -> list[str]:
-        """Return every rank's message, in rank order."""
         store, rank = self._ranks.store, self._ranks.rank
         if store is None:
             return [message]
@@ -120,7 +119,7 @@ class Comparison:
             if missing and store.add(f"{prefix}/late", 1) == 1:
                 others = ", ".join(missing)
                 line = f"rank {rank} is still waiting for rank {others} to call the same checkpoint function"
-                print(f"train: warning: {line}: all ranks must call restore, due and save", file=sys.stderr, flush=True)
+                say(f"warning: {line}: all ranks must call restore, due and save")
 
         wait_for_keys(store, keys, late)
         messages = [zlib.decompress(text).decode() for text in store.multi_get(keys)]
@@ -165,11 +164,6 @@ def layout_of(content: Mapping[str, Any], generators: Collection[str] = (), stri
     return layout
 
 
-def tensors_of(path: str) -> frozenset[str]:
-    """Return the paths that the tensor of a plain value may have: of a tensor, of bytes, of a NumPy number."""
-    return frozenset((path, f"{path}/{plain.BYTES}", f"{path}/{plain.ARRAY}/content"))
-
-
 def _entries(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ComparedValue]]:
     if isinstance(value, Mapping) and value.keys() == {REF}:
         yield path, _tensor(path, value[REF], tensors)
@@ -191,7 +185,7 @@ def _tensor(path: str, saved_as: str, tensors: Mapping[str, Tensor]) -> Compared
     tensor = tensors[saved_as]
     kind = f"tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     if dtensor.is_sharded(tensor):
-        return ComparedValue(f"{kind} sharded by {dtensor.placements(tensor)}", "", plain=False)
+        return ComparedValue(f"{kind} sharded by {tuple(cast(Any, tensor).placements)}", "", plain=False)
     tied = "" if saved_as == path else f" tied to {saved_as}"
     return ComparedValue(kind + tied, "", plain=tensor.dim() == 0)
 

@@ -16,7 +16,7 @@ from launch_train.common.errors import UsageError
 from launch_train.distributed import dtensor
 from launch_train.distributed.process_group import Ranks
 from launch_train.script_api import encoding
-from launch_train.script_api.state_comparison import Layout, layout_of, tensors_of
+from launch_train.script_api.state_comparison import Layout, layout_of
 
 State = MutableMapping[str, Any]
 """Objects with `state_dict` and `load_state_dict`, torch's generators, and plain values."""
@@ -88,7 +88,9 @@ def rank_0_paths(state: Mapping[str, Any], layout: Layout, settled: Collection[s
     buffers = {f"{name}/{key}" for name, module in modules.items() for key, _ in module.named_buffers()}
     loose = {name for name, value in state.items() if not _keeps_state(value)}
     values = {path for path, entry in layout.items() if entry.plain and path.partition("/")[0] in loose}
-    return frozenset(buffers.union(*map(tensors_of, values | set(settled))))
+    # The tensor of a plain value has one of three paths: of a tensor, of bytes, of a NumPy number.
+    ends = ("", f"/{encoding.BYTES}", f"/{encoding.ARRAY}/content")
+    return frozenset(buffers | {f"{path}{end}" for path in values | set(settled) for end in ends})
 
 
 def _read(value: Any) -> Any:

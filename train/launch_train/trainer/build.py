@@ -274,9 +274,6 @@ def _print_setup(facts: Mapping[str, Any], source: Source, choices: Sequence[Cho
     batch = f"{config['batch_size']}{block} {source.unit}"
     print(f"{config['model']['name']}: {facts['parameters']:,} parameters; {facts['data']}{size}")
     print(f"{facts['world_size']} x {facts['device']}, {facts['precision']}, global batch {batch}")
-    shown = (choice._replace(chosen=ON_OFF.get(choice.chosen, choice.chosen)) for choice in choices)
+    switches = {"true": "on", "false": "off"}  # the run folder has the setting's value
+    shown = (choice._replace(chosen=switches.get(choice.chosen, choice.chosen)) for choice in choices)
     print("\n".join(format_choices(shown)), flush=True)
-
-
-ON_OFF = {"true": "on", "false": "off"}
-"""How a switch is printed; the run folder has the setting's value."""

@@ -13,9 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from launch_train import runfolder
 from launch_train.checkpointing import manifest as manifests
-from launch_train.checkpointing import reader
 from launch_train.checkpointing.manifest import CheckpointError
 from launch_train.checkpointing.partition import REF
 from launch_train.checkpointing.resume_loader import PATIENT_SECONDS, scratch_folder
@@ -24,7 +22,7 @@ from launch_train.common.config import InitFrom, kind_of_weights
 from launch_train.common.errors import OutputError, UsageError
 from launch_train.common.storage import Storage, open_storage
 from launch_train.common.storage.bucket import Objects
-from launch_train.common.text import one_line
+from launch_train.common.text import listed, one_line
 from launch_train.distributed.dtensor import Region, SavedTensor, load_like, local_part, saved_tensors
 from launch_train.distributed.process_group import run_on_all, run_once_per_node
 from launch_train.models import hub
@@ -44,9 +42,9 @@ class WeightFiles(NamedTuple):
 
     source: str
     paths: tuple[Path, ...]
-    checkpoint: str = ""
-    temporary: Path | None = None
+    scratch: Path
     """To be deleted when the weights are loaded."""
+    checkpoint: str = ""
 
 
 class Loaded(NamedTuple):
@@ -68,29 +66,37 @@ def initialize(run: Run, env: Mapping[str, str]) -> None:
     settings = run.config.init_from
     if settings is None:
         return
-    weights = run_once_per_node(run.ranks, partial(_find, settings, env))
+    weights = run_once_per_node(run.ranks, partial(_find_in_scratch, settings, env))
     source = weights.source
     try:
         report = run_on_all(run.ranks, lambda: load(run.model, read(weights), source, strict=settings.strict))[0]
     finally:  # all ranks of this node get here
-        if weights.temporary:
-            shutil.rmtree(weights.temporary, ignore_errors=True)
+        shutil.rmtree(weights.scratch, ignore_errors=True)
     run.facts["init_from"] = {"source": source, **report._asdict()}
     if run.ranks.rank == 0:
         print(f"init_from: loaded {report.loaded} of {report.total} tensors from {source}", flush=True)
         for what, names in (("not loaded", report.missing), ("not used", report.unused)):
             if names:
-                print(f"init_from: {what}: {_listed(names)}", flush=True)
+                print(f"init_from: {what}: {listed(names, MOST_NAMED)}", flush=True)
 
 
 # --- Find -------------------------------------------------------------------------------------------------------------
 
 
-def _find(settings: InitFrom, env: Mapping[str, str]) -> WeightFiles:
-    """Return the weights, downloaded if necessary. Raises UsageError, CheckpointError or OutputError."""
+def _find_in_scratch(settings: InitFrom, env: Mapping[str, str]) -> WeightFiles:
+    scratch = Path(tempfile.mkdtemp(prefix="launch-weights-", dir=scratch_folder(env)))
+    try:
+        return find(settings, env, scratch)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def find(settings: InitFrom, env: Mapping[str, str], scratch: Path) -> WeightFiles:
+    """Return the weights, downloaded to `scratch` if necessary. Raises UsageError, CheckpointError or OutputError."""
     path, kind = settings.path, kind_of_weights(settings.path)
     if kind == "hub":
-        return _of_hub(path)
+        return _of_hub(path, scratch)
     if kind == "run":
         beside = env.get(contract.RUN_FOLDER, "").rpartition("/")[0]
         if not beside:
@@ -99,38 +105,30 @@ def _find(settings: InitFrom, env: Mapping[str, str]) -> WeightFiles:
     if kind == "local" and not Path(path).expanduser().exists():
         raise UsageError(f"init_from: there is no file or folder {path} here")
     if kind == "local" and Path(path).expanduser().is_file():
-        return WeightFiles(path, (_weights_file(Path(path).expanduser()),))
+        return WeightFiles(path, (_weights_file(Path(path).expanduser()),), scratch)
     storage = open_storage(path).within(PATIENT_SECONDS)
-    scratch = scratch_folder(env)
-    if names := manifests.manifest_names(storage.list(f"{runfolder.CHECKPOINTS}/")):
-        return _of_checkpoint(storage, names, settings.step, scratch)
+    if manifests.manifest_names(storage):
+        return _of_checkpoint(storage, settings.step, scratch)
     if kind == "run":
         raise UsageError(f"init_from: {path} has no checkpoint")
     if kind == "bucket":
         return _of_bucket(path, scratch)
     folder = Path(path).expanduser()
     names = _weights_among([item.name for item in folder.iterdir()], folder)
-    return WeightFiles(str(folder), tuple(folder / name for name in names))
+    return WeightFiles(str(folder), tuple(folder / name for name in names), scratch)
 
 
-def _of_checkpoint(storage: Storage, names: list[str], step: int | None, scratch: Path | None) -> WeightFiles:
+def _of_checkpoint(storage: Storage, step: int | None, scratch: Path) -> WeightFiles:
     """Return the newest valid checkpoint, or that of a step."""
-    inside = scratch if scratch and scratch.is_dir() else None
     reasons = []
-    for name in names:
-        if step is not None and f"/step-{step:08d}/" not in name:
-            continue
-        folder = Path(tempfile.mkdtemp(prefix="launch-weights-", dir=inside))
+    for number, name in enumerate(manifests.manifest_names(storage, step)):
         try:
             manifest = manifests.read(storage, name)
-            paths = reader.fetch(storage, manifest, folder)
-            return WeightFiles(f"{storage.url}, step {manifest.step}", tuple(paths), manifest.folder, folder)
+            (folder := scratch / str(number)).mkdir()
+            paths = manifests.fetch(storage, manifest, folder)
+            return WeightFiles(f"{storage.url}, step {manifest.step}", tuple(paths), scratch, manifest.folder)
         except CheckpointError as error:
-            shutil.rmtree(folder, ignore_errors=True)
             reasons.append(str(error))
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
     which = "checkpoint" if step is None else f"checkpoint of step {step}"
     raise UsageError(f"init_from: {storage.url} has no usable {which}{': ' if reasons else ''}{'; '.join(reasons)}")
 
@@ -150,7 +148,7 @@ def _weights_file(path: Path) -> Path:
     return path
 
 
-def _of_bucket(url: str, scratch: Path | None) -> WeightFiles:
+def _of_bucket(url: str, scratch: Path) -> WeightFiles:
     """Download the files of weights in a folder of a bucket, or one file."""
     bucket, _, path = url.removeprefix("gs://").partition("/")
     path = path.strip("/")
@@ -161,21 +159,16 @@ def _of_bucket(url: str, scratch: Path | None) -> WeightFiles:
     else:
         here = [name for name, item in objects.items() if "/" not in name and item.name == f"{path}/{name}"]
         wanted = {name: objects[name] for name in _weights_among(here, url)}
-    folder = Path(tempfile.mkdtemp(prefix="launch-weights-", dir=scratch if scratch and scratch.is_dir() else None))
     try:
         for name, item in wanted.items():
-            with (folder / name).open("wb") as file:
+            with (scratch / name).open("wb") as file:
                 storage.fetch(item, file)
     except FileNotFoundError as error:
-        shutil.rmtree(folder, ignore_errors=True)
         raise OutputError(f"init_from: {url} was changed or deleted while it was read") from error
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return WeightFiles(url, tuple(folder / name for name in wanted), temporary=folder)
+    return WeightFiles(url, tuple(scratch / name for name in wanted), scratch)
 
 
-def _of_hub(name: str) -> WeightFiles:
+def _of_hub(name: str, scratch: Path) -> WeightFiles:
     """Download a model's weights to the hub's own cache. Raises UsageError: no such model; OutputError."""
     from huggingface_hub import errors, hf_hub_download
 
@@ -192,7 +185,7 @@ def _of_hub(name: str) -> WeightFiles:
 
     for single in ("model.safetensors", "pytorch_model.bin"):
         try:
-            return WeightFiles(name, get_all(single))
+            return WeightFiles(name, get_all(single), scratch)
         except errors.EntryNotFoundError:
             continue
         except (OSError, errors.HfHubHTTPError) as error:
@@ -206,7 +199,7 @@ def _of_hub(name: str) -> WeightFiles:
 def read(weights: WeightFiles) -> dict[str, SavedTensor]:
     """Return the tensors by name, mapped from the files. Raises UsageError if a file can't be read."""
     if weights.checkpoint:
-        shards = reader.read_all(weights.checkpoint, weights.paths)
+        shards = manifests.read_all(weights.checkpoint, weights.paths)
         tensors, model = saved_tensors(shards), shards[0]["rest"].get("model")
         if not isinstance(model, Mapping):
             raise UsageError(f"init_from: the checkpoint in {weights.source} has no `model`")
@@ -261,7 +254,7 @@ def load(model: nn.Module, saved: Mapping[str, SavedTensor], source: str, *, str
     )
     if not fits or (strict and (missing or unused)):
         sides = (("the model also needs", report.missing), ("it also has", report.unused))
-        odd = "; ".join(f"{what}: {_listed(names)}" for what, names in sides if names)
+        odd = "; ".join(f"{what}: {listed(names, MOST_NAMED)}" for what, names in sides if names)
         hint = "; strict: false loads what fits" if strict and report.loaded else ""
         raise UsageError(f"init_from: the weights in {source} don't fit the model ({odd}){hint}")
     for name, theirs in fits.items():
@@ -287,8 +280,3 @@ def _identity(tensor: Tensor) -> tuple[int, torch.Size]:
     """Return what tied tensors have in common."""
     here = local_part(tensor)
     return (here.data_ptr() if here.numel() else id(tensor)), tensor.shape
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more}"

@@ -85,7 +85,6 @@ class Recorder:
     _last_slow: int | None = None
 
     def add(self, step: StepRecord) -> None:
-        """Add a finished or queued step."""
         self._steps.append(step)
 
     def ends_block(self, step: int, every: int) -> bool:
@@ -115,7 +114,7 @@ class Recorder:
             if timed or not self._seconds:
                 self._seconds.append(mean_seconds)  # the mean of all ranks, which must decide alike
         last_seconds = means[-1][2]
-        self.median_seconds = self.compute_median()
+        self.median_seconds = median(self._seconds)  # compilation and outliers don't change it
         self.recent_seconds = max(self.median_seconds, last_seconds)
         self._block_end = steps[-1].step + max(1, int(BLOCK_SECONDS / last_seconds))
         return [row | {"ranks": 1} for row in rows] if alone and self.ranks.world > 1 else rows
@@ -173,13 +172,9 @@ class Recorder:
         self._last_losses.extend(state["last"])
         self._seconds.extend(state["seconds"])
 
-    def compute_median(self) -> float:
-        """Return the median seconds of the last steps: compilation and outliers don't change it."""
-        return median(self._seconds)
-
     def summary(self, steps_done: int) -> dict[str, Any]:
         """Return the mean loss of the first and the last steps, and the median speed."""
-        seconds = self.compute_median()
+        seconds = median(self._seconds)
         first, last, steps = first_and_last_means(self._first_losses, [*self._last_losses], steps_done)
         losses = {"train_loss_first": first, "train_loss_last": last, "train_loss_steps": steps}
         return losses | {f"{self.unit}_per_s": self.units / seconds} | self._mfu(seconds)

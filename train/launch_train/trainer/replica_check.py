@@ -39,7 +39,6 @@ class ReplicaDifference(NamedTuple):
     what: str
 
     def describe(self, world: int) -> str:
-        """Return a sentence about what differs, where and when."""
         who = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
         how = "differ" if len(self.ranks) == world else f"differ from those of the other ranks (of {world})"
         when = f"the ranks agreed after step {self.agreed}, but not after step {self.step}"
@@ -85,7 +84,6 @@ class ReplicaCheck:
         self.last_agreed = self._last_compared = step
 
     def due(self, step: int) -> bool:
-        """Return whether a comparison is due at this step."""
         return self.compares and step - self._last_compared >= self.interval
 
     def compare(self, step: int, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:

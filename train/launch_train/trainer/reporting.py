@@ -13,14 +13,6 @@ from launch_train.telemetry.rows import Row
 from launch_train.trainer.build import Run
 
 
-def report_start(run: Run) -> None:
-    run.sink.put([event("start", **run.facts)])
-    if run.resumed:
-        run.sink.put([event("resumed", step=run.resumed.step, path=run.resumed.folder)])
-        if run.ranks.rank == 0 and run.is_done:
-            print("training is already complete; nothing to do", flush=True)
-
-
 def report_if_due(run: Run) -> None:
     """If a block of steps is complete, write its rows, and print a progress line at most once a second."""
     step = run.state["step"]

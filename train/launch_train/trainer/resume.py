@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from launch_train import models
 from launch_train.checkpointing import interval, rng_state
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing.async_saver import Saver, Snapshot
 from launch_train.checkpointing.manifest import Manifest
+from launch_train.checkpointing.partition import State
 from launch_train.checkpointing.resume_loader import (
     PATIENT_SECONDS,
     Resumed,
@@ -26,7 +29,7 @@ from launch_train.common.errors import UsageError
 from launch_train.common.storage import Storage
 from launch_train.common.text import one_line
 from launch_train.distributed.process_group import run_on_rank_0
-from launch_train.trainer import state_dict
+from launch_train.performance.memory_format import match_parameter_layout
 from launch_train.trainer.build import Run, open_outputs, seed
 from launch_train.trainer.init_from import initialize
 
@@ -74,17 +77,16 @@ def manifest_fields(run: Run, **more: Any) -> dict[str, Any]:
 
 
 def snapshot(run: Run, **more: Any) -> Snapshot:
-    """Return the current contents of a checkpoint."""
     buffers = frozenset(f"model/{name}" for name, _ in run.model.named_buffers())
     per_rank = {"random": rng_state.read(run.ranks.device)}
     if run.state["eval_step"] == run.state["step"] and run.state["eval_loss"] is not None:
         more["eval_loss"] = run.state["eval_loss"]
-    return Snapshot(state_dict.read(run), per_rank, manifest_fields(run, **more), buffers)
+    return Snapshot(read_state(run), per_rank, manifest_fields(run, **more), buffers)
 
 
 def _restore(run: Run, checkpoint: Resumed) -> None:
     try:
-        state_dict.restore(run, checkpoint.shared_state(state_dict.layout(run)))
+        restore_state(run, checkpoint.shared_state(state_layout(run)))
         if (per_rank := checkpoint.own(run.ranks)) is not None:
             rng_state.restore(per_rank["random"], run.ranks.device)
         else:
@@ -126,3 +128,43 @@ def _print_start(run: Run, storage: Storage, resumed: Manifest | None) -> None:
             f"gcloud storage buckets update {bucket} --clear-soft-delete",
             flush=True,
         )
+
+
+# --- The training state: everything that the next step depends on, so that a resumed run computes the same ------------
+# State that all ranks share (parameters, the optimizer's moments) is divided among the ranks for saving. Random states
+# belong to one rank each: see `snapshot`.
+
+
+def read_state(run: Run) -> State:
+    """Return all state that is the same on every rank. Tensors are not copied."""
+    return {
+        "model": dict(run.model.state_dict()),
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict(),
+        "loop": {**run.state, "seconds": run.seconds},
+        "guard": run.guard.state_dict(),
+        "metrics": run.recorder.state_dict(),
+    }
+
+
+def restore_state(run: Run, state: Mapping[str, Any]) -> None:
+    """Restore what `read_state` returned. Raises KeyError for a missing entry, and torch's errors if shapes differ."""
+    run.model.load_state_dict(state["model"])
+    # All but the kernels (fused or foreach), which are this start's; torch would restore them too.
+    pairs = zip(state["optimizer"]["param_groups"], run.optimizer.param_groups, strict=True)
+    groups = [{**saved, "fused": current["fused"], "foreach": current["foreach"]} for saved, current in pairs]
+    run.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
+    match_parameter_layout(run.optimizer)
+    run.scaler.load_state_dict(state["scaler"])
+    run.state.update(state["loop"])
+    run.guard.load_state_dict(state["guard"])
+    run.recorder.load_state_dict(state["metrics"])
+
+
+def state_layout(run: Run) -> Callable[[str], Tensor | None]:
+    """Return a function from a tensor's path in the state (`optimizer/state/0/exp_avg`) to the tensor of this run that
+    has the sharding it should get, or None."""
+    model = {f"model/{name}": tensor for name, tensor in run.model.state_dict().items()}
+    parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    moments = {f"optimizer/state/{number}": parameter for number, parameter in enumerate(parameters)}
+    return lambda path: model.get(path, moments.get(path.rpartition("/")[0]))

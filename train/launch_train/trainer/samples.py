@@ -7,13 +7,13 @@ an error costs the samples alone.
 
 from __future__ import annotations
 
-import struct
 import time
-import zlib
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,8 +68,6 @@ def unless_unsupported(config: Config) -> tuple[Config, tuple[Choice, ...]]:
 
 @dataclass
 class Sampler:
-    """Takes the samples of a run's evaluations."""
-
     config: Config
     source: Source
     policy: PrecisionPolicy
@@ -124,7 +122,6 @@ class Sampler:
     def _texts(
         self, model: Any, micro_batch: int, inputs: Any, is_stopped: Callable[[], bool]
     ) -> dict[str, Any] | None:
-        """Return prompts and their continuations."""
         if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.is_floating_point():
             raise TypeError("the data's inputs are not rows of tokens")
         decode, until = self._decode, time.monotonic() + SECONDS
@@ -146,7 +143,7 @@ class Sampler:
         if is_stopped():
             return None
         end, length = getattr(self.source, "end", None), prompts.shape[1]
-        pairs = [(row[:length], _until(end, row[length:])) for row in rows]
+        pairs = [(row[:length], list(takewhile(lambda token: token != end, row[length:]))) for row in rows]
         texts = [_decoded(decode, *pair) if decode else [" ".join(map(str, part)) for part in pair] for pair in pairs]
         samples = [{"prompt": prompt[:MOST_CHARACTERS], "text": text[:MOST_CHARACTERS]} for prompt, text in texts]
         return {"kind": "text" if decode else "tokens", "samples": samples}
@@ -195,19 +192,11 @@ def continuations(
     return tokens
 
 
-def _until(end: int | None, tokens: Sequence[int]) -> list[int]:
-    """Return the tokens before the end of the document."""
-    return [*tokens[: tokens.index(end)]] if end in tokens else [*tokens]
-
-
 def _decoded(decode: Callable[[list[int]], str], prompt: list[int], new: list[int]) -> tuple[str, str]:
     """Return the text of a prompt and of its continuation. Decoded together, because a character may have tokens in
     both, and some tokenizers drop the space before the first word."""
     before, whole = decode(prompt).rstrip("\ufffd"), decode([*prompt, *new])
     return before, whole.removeprefix(before) if whole.startswith(before) else decode(new)
-
-
-# --- Pictures, encoded with the standard library: Pillow is needed only by data in image files ------------------------
 
 
 def thumbnails(images: Tensor) -> list[str]:
@@ -229,17 +218,11 @@ def thumbnails(images: Tensor) -> list[str]:
     scale = min(1.0, SIDE / max(height, width))
     size = max(1, round(height * scale)), max(1, round(width * scale))
     pixels = functional.interpolate(colours, size, mode="area").round().clamp(0, 255).to(torch.uint8)
-    return [b64encode(png(image)).decode() for image in pixels.permute(0, 2, 3, 1)]
+    from PIL import Image
 
-
-def png(pixels: Tensor) -> bytes:
-    """Return uint8 [height, width, 3] as a PNG of 8 bits per channel (W3C PNG, sections 5 and 11)."""
-    height, width, _ = pixels.shape
-    rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels)  # each with filter type 0: none
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in parts)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    encoded = []
+    for image in pixels.permute(0, 2, 3, 1):
+        file = BytesIO()
+        Image.fromarray(image.numpy()).save(file, "png")
+        encoded.append(b64encode(file.getvalue()).decode())
+    return encoded

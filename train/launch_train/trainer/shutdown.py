@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from contextlib import suppress
 from threading import Thread
 from typing import NoReturn
 
+from launch_train.common.console import say
 from launch_train.common.errors import OutputError, PreemptedError
 from launch_train.common.process_exit import leave
 from launch_train.common.shutdown_signal import PEER_SECONDS, ShutdownSignal
@@ -47,7 +47,7 @@ def save_and_exit(run: Run, shutdown: ShutdownSignal) -> NoReturn:
     try:
         run.sink.close(ROWS_SECONDS)
     except Exception as error:  # noqa: BLE001 - the state is saved, and the node uploads rows left on the disk
-        print(f"train: {error}", file=sys.stderr, flush=True)
+        say(str(error))
     raise PreemptedError(f"preempted: checkpoint saved at step {step}; the next start resumes from there")
 
 
@@ -74,7 +74,7 @@ def exit_if_stuck(run: Run, peers: Peers, shutdown: ShutdownSignal) -> None:
         why = f"the step did not end within {elapsed:.0f} s of the preemption notice; no checkpoint saved"
     else:
         why = "another rank has failed"
-    print(f"train: rank {run.ranks.rank} exits: {why}", file=sys.stderr, flush=True)
+    say(f"rank {run.ranks.rank} exits: {why}")
     with suppress(Exception):
         run.sink.close(ROWS_SECONDS)
     leave(128 + signal.SIGTERM)

@@ -37,12 +37,11 @@ from launch_train.distributed.process_group import (
 from launch_train.models.resnet import ResNetModel
 from launch_train.performance import attention, grad_guard, loss_normalization, micro_batch, optimizer, prepare_model
 from launch_train.performance.precision import autocast
-from launch_train.trainer import state_dict
 from launch_train.trainer.build import Run, seed, setup
 from launch_train.trainer.metrics_buffer import StepRecord
 from launch_train.trainer.replica_check import find_disagreement, parameters_sha256
-from launch_train.trainer.reporting import compare_replicas, event, report_if_due, report_start, write_rows
-from launch_train.trainer.resume import resume_or_start, snapshot
+from launch_train.trainer.reporting import compare_replicas, event, report_if_due, write_rows
+from launch_train.trainer.resume import read_state, resume_or_start, snapshot
 from launch_train.trainer.shutdown import exit_if_stuck, save_and_exit, write_last_rows
 from launch_train.trainer.warmup import without_side_effects
 
@@ -78,9 +77,12 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
 
 
 def train_loop(run: Run, shutdown: ShutdownSignal) -> None:
-    """Run all remaining steps, with their evaluations and checkpoints."""
     try:
-        report_start(run)
+        run.sink.put([event("start", **run.facts)])
+        if run.resumed:
+            run.sink.put([event("resumed", step=run.resumed.step, path=run.resumed.folder)])
+            if run.ranks.rank == 0 and run.is_done:
+                print("training is already complete; nothing to do", flush=True)
         run.profiler.start()
         while has_work_left(run):
             if run.state["eval_due"]:
@@ -297,7 +299,7 @@ def save_or_stop(run: Run, shutdown: ShutdownSignal) -> None:
     shutdown.raise_if_peer_failed()
     saver = run.saver
     if saver and run.state["step"]:
-        saver.estimate(partial(state_dict.read, run))
+        saver.estimate(partial(read_state, run))
     vote = StepVote(shutdown.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
     agreed = run.agreement.vote(vote, run.recorder.recent_seconds)
     if agreed.leave:
