@@ -7,10 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from queue import Empty
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,13 +141,6 @@ def test_a_folder_that_fails_stops_the_training(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OutputError, match="disk is full"):
         out.close()
     out.close()
-
-
-def test_an_error_of_the_last_write_is_raised_by_close(tmp_path: Path) -> None:
-    out = parts(Broken(tmp_path))
-    out.put([{"step": 1}])
-    with pytest.raises(OutputError, match="disk is full"):
-        out.close()
 
 
 def test_an_error_is_not_raised_in_a_forked_child_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,25 +312,6 @@ def test_a_row_is_in_the_bucket_within_10_seconds(cloud: GoogleCloud, bucket: di
     out.close()
 
 
-def test_nothing_wakes_while_no_row_comes() -> None:
-    """The first row is waited for without a limit; the time to the next part begins with it."""
-
-    class Queue:
-        items: Any = iter([[{"step": 1}], [{"step": 2}]])
-        limits: ClassVar[list[float | None]] = []
-
-        def get(self, timeout: float | None = None) -> Any:
-            self.limits.append(timeout)
-            if (item := next(self.items, None)) is None:
-                raise Empty
-            return item
-
-    queue: Any = Queue()
-    assert metric_sink._next_rows(queue) == ([{"step": 1}, {"step": 2}], None)
-    assert queue.limits[0] is None
-    assert metric_sink.FLUSH_SECONDS - 1 < queue.limits[2] <= queue.limits[1] <= metric_sink.FLUSH_SECONDS
-
-
 def test_parts_may_have_the_rows_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 60.0)
     storage = LocalFolder(tmp_path)
@@ -502,12 +474,3 @@ def test_a_step_is_a_whole_number(step: Any) -> None:
 def test_another_step_is_refused_at_once(step: Any) -> None:
     with pytest.raises(TypeError, match=r"metrics.log: the step must be a whole number, not "):
         metrics.log(step, loss=1.0)
-
-
-def test_the_thread_is_told_only_what_it_was_given(tmp_path: Path) -> None:
-    out, block = sink(tmp_path), [{"step": 1}]
-    given: Sequence[rows.Row] = block
-    out.put(given)
-    out.close()
-    out.close()
-    assert block == [{"step": 1}]

@@ -132,24 +132,6 @@ def test_a_script_of_the_image_that_fails_or_is_not_there(tmp_path: Path) -> Non
     assert warning == f"{script} failed with code 3 (no fabric): NCCL may be slow"
 
 
-def test_libraries_go_in_front() -> None:
-    def library_path(**environ: str) -> str | None:
-        return network_env(environ, rehearsal=False)[0].get("LD_LIBRARY_PATH")
-
-    assert library_path(LAUNCH_LIBRARY_PATH="/a:/b", LD_LIBRARY_PATH="/c") == "/a:/b:/c"
-    assert library_path(LAUNCH_LIBRARY_PATH="/a") == "/a"
-    assert library_path() is None
-
-
-def test_a_rehearsal_leaves_the_clouds_network_out() -> None:
-    kept = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET"}
-    network = {"NCCL_ALGO": "Ring", "LAUNCH_NCCL_SCRIPT": "/x.sh", "LAUNCH_LIBRARY_PATH": "/lib"}
-    env, line = network_env(kept | network, rehearsal=True)
-    assert env == kept
-    assert line.endswith("(NCCL_ALGO, LAUNCH_NCCL_SCRIPT, LAUNCH_LIBRARY_PATH)")
-    assert network_env(kept, rehearsal=True) == (kept, "")
-
-
 PYTHON = Task("python", "script", "fit.py", ())
 
 

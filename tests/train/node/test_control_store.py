@@ -408,11 +408,6 @@ def test_the_store_of_torch_is_one_too() -> None:
         client.get("key")
 
 
-def test_an_order_survives_the_store() -> None:
-    order = GenerationSpec(3, 2, 12345, ("aa", "bb"))
-    assert GenerationSpec.from_json(json.dumps(asdict(order))) == order
-
-
 def test_the_grace_periods_nest_at_least_two_seconds_apart() -> None:
     timing = Timing()
     container = {

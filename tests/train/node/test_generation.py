@@ -16,12 +16,10 @@ from types import SimpleNamespace
 import pytest
 
 from launch_train.common import contract
-from launch_train.monitoring import monitor
 from launch_train.node import generation
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import Task
 from launch_train.node.control_store import GenerationSpec, Member, Store, Timing
-from launch_train.node.environment import Paths
 from launch_train.node.generation import LaunchPlan, StopRequest, give_notice, run_generation
 from tests.train.alone import alone
 
@@ -127,27 +125,6 @@ def test_the_node_looks_at_the_machine_where_the_trainer_does_not(
     if looks:
         rows = [json.loads(line) for line in (folder / "monitor" / parts[0]).read_text().splitlines()]
         assert rows[-1]["host"]["ram_gb"] > 0
-
-
-@pytest.mark.parametrize(
-    ("module", "monitored"), [("launch_train", False), ("launch_train.bench", False), ("train", True)]
-)
-def test_the_node_does_not_monitor_the_trainer_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, monitored: bool
-) -> None:
-    opened: list[object] = []
-
-    def open_monitor(*arguments: object, **_: object) -> SimpleNamespace:
-        opened.append(arguments)
-        return SimpleNamespace(close=lambda: None)
-
-    monkeypatch.setattr(monitor, "open_monitor", open_monitor)
-    task = Task("torchrun", "module", module, ())
-    plan = LaunchPlan(task, Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1")
-    paths = Paths(tmp_path, tmp_path / "exit", tmp_path / "notice", spool=None, watch=tmp_path, faults=tmp_path)
-    with generation._monitored(plan, GenerationSpec(0, 1, 0, ()), paths):
-        pass
-    assert bool(opened) == monitored
 
 
 def test_nothing_of_the_monitor_loads_torch() -> None:

@@ -49,12 +49,6 @@ def test_torchrun_starts_a_process_for_each_gpu_asked_for(one: Machines) -> None
     assert lines == [f"{rank} {rank} 2 1 0 0 demo-1-1-0 {' '.join(args)}" for rank in (0, 1)]
 
 
-def test_a_command_is_started_as_it_is(one: Machines) -> None:
-    node = one.start("--command", "--", "sh", "-c", 'echo "$0 $LAUNCH_NODE $LAUNCH_EXIT_FILE"', "hello")
-    assert node.wait() == Exit.OK
-    assert "hello 0 /" in node.text
-
-
 def test_a_failing_script_is_started_again_as_often_as_allowed(one: Machines) -> None:
     node = one.start(*python(one.script(FAILS)), env={"LAUNCH_RESTARTS": "2"})
     assert node.wait() == Exit.FAILED

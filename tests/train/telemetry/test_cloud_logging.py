@@ -126,13 +126,6 @@ def test_what_is_closed_is_told_once_and_left_alone(writer: Writer, effect: Stat
     assert not writer.uploader._chunks
 
 
-def test_the_loopback_refuses_who_may_not_write(writer: Writer) -> None:
-    writer.cloud.logs.closed = True
-    writer.write("a\n")
-    writer.close()
-    assert "--role=roles/logging.logWriter" in writer.said[0]
-
-
 def test_lines_that_are_refused_are_told_and_the_others_come(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloud_logging, "PIECE", 10**6)
     writer.write("a\n" + "x" * 300_000 + "\nb\n")
@@ -263,11 +256,6 @@ def test_no_line_is_lost_and_ids_are_in_order(datas: list[bytes]) -> None:
     assert messages(found) == [line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines]
     ids = [entry["insertId"] for entry in found]
     assert ids == sorted(set(ids))
-
-
-def test_ids_are_in_order_beyond_the_tenth() -> None:
-    ids = [entry["insertId"] for entry in made(Entries("x"), b"\n" * 101)]
-    assert ids == sorted(ids)
 
 
 def test_requests_keep_within_googles_limits() -> None:

@@ -21,7 +21,16 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder, Storage, UnreachableError, retry
 from launch_train.common.storage.retry import RetryClock
 from launch_train.telemetry import upload_queue
-from launch_train.telemetry.upload_queue import Outbox, Spool, SpoolEntry, new_folder, open_outbox, sweep, taken_over
+from launch_train.telemetry.upload_queue import (
+    Leftovers,
+    Outbox,
+    Spool,
+    SpoolEntry,
+    new_folder,
+    open_outbox,
+    sweep,
+    taken_over,
+)
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status
 
 INSERT = "storage.objects.insert"
@@ -193,16 +202,6 @@ def test_an_object_that_is_refused_lets_the_others_pass(outbox: Spool, bucket: B
     bucket.trouble = lambda name: None
     assert outbox.wait(10)
     assert bucket.read("logs/events") == b"events"
-
-
-def test_a_permission_that_is_lost_in_mid_run_loses_nothing(outbox: Spool, bucket: Bucket) -> None:
-    bucket.trouble = lambda name: OutputError("forbidden")
-    for number in range(20):
-        outbox.put(f"m/{number:02d}", b"")
-    assert not outbox.wait(0.1)
-    bucket.trouble = lambda name: None
-    assert outbox.wait(10)
-    assert bucket.list() == [f"m/{number:02d}" for number in range(20)]
 
 
 def test_even_an_error_that_nobody_thought_of_ends_nothing(outbox: Spool, bucket: Bucket) -> None:
@@ -430,6 +429,36 @@ def test_a_forked_child_closes_nothing(outbox: Spool, bucket: Bucket, monkeypatc
     outbox.put("m/2", b"2")
     assert outbox.wait(10)
     assert bucket.list() == ["m/1", "m/2"]
+
+
+@pytest.fixture
+def spools(bucket: Bucket, tmp_path: Path) -> Path:
+    """One object that a dead process has left."""
+    left_by_the_dead(tmp_path / "spools", {"metrics/a": b"row"})
+    return tmp_path / "spools"
+
+
+def test_what_a_dead_process_left_is_sent_by_its_node(bucket: Bucket, spools: Path) -> None:
+    said = list[str]()
+    assert Leftovers(spools, bucket, said.append).send(lambda: 5.0) == 0
+    assert (bucket.read("metrics/a"), said) == (b"row", [])
+
+
+def test_time_that_is_up_meanwhile_is_no_error(bucket: Bucket, spools: Path) -> None:
+    bucket.trouble = away
+    left = iter((0.1, 0.01, -1.0, -1.0, -1.0))
+    assert Leftovers(spools, bucket, print).send(lambda: next(left)) == 1
+
+
+def test_a_disk_that_fails_is_one_line(bucket: Bucket, spools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path) -> bytes:
+        raise OSError(5, "Input/output error", str(path))
+
+    said = list[str]()
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    Leftovers(spools, bucket, said.append).close(lambda: 5.0)
+    assert "Input/output error" in "".join(said)
+    assert said[-1].endswith(f"{spools}: keep this machine's disk")
 
 
 PUTTER = """
