@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from launch_train.common.loopback import is_plain_loopback
+from launcher.gcp.api import SCOPE, TRUE
 from launcher.images.reference import is_googles
 from launcher.images.registry.transport import (
     Http,
@@ -44,13 +45,8 @@ OAUTH2: Final = "oauth2accesstoken"
 https://cloud.google.com/artifact-registry/docs/docker/authentication#token, read in 2026.
 """
 
-TRUE: Final = ("true", "1", "yes", "on", "y")
-"""Values that gcloud accepts as true (googlecloudsdk.core.properties)."""
-
 GCLOUD_SECONDS: Final = 60.0
 """Timeout of gcloud, which takes about a second."""
-
-SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 
 
 class SourceError(Exception):

@@ -15,6 +15,7 @@ from urllib.parse import urljoin, urlsplit
 from launch_train.common.loopback import is_loopback
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import PASSING, innermost
 from launcher.images.reference import artifact_repository, is_googles
 
 if TYPE_CHECKING:
@@ -83,9 +84,6 @@ def _errors(response: Response) -> list[tuple[str, str]]:
         return []
 
 
-TRANSIENT: Final = (408, 429, 500, 502, 503, 504)
-"""Status codes after which the same request may work."""
-
 TRIES: Final = 5
 """Tries of one request, or of an upload without progress."""
 
@@ -134,7 +132,7 @@ class Tries:
 
 def raise_if_transient(response: Response) -> None:
     """Raise TransientError for a response after which the same request may work."""
-    if response.status_code in TRANSIENT:
+    if response.status_code in PASSING:
         seconds = response.headers.get("Retry-After", "")  # or a date, which is not followed
         raise TransientError(error_text(response), float(seconds) if re.fullmatch(r"\d{1,6}", seconds) else 0.0)
 
@@ -322,6 +320,8 @@ class Http:
         from requests import exceptions
         from urllib3.exceptions import NewConnectionError
 
+        cause = innermost(error)
+        problem = " ".join(str(cause).split()) or type(cause).__name__
         hopeless = isinstance(error, (exceptions.InvalidURL, exceptions.InvalidSchema, exceptions.MissingSchema))
         reason = getattr(error.args[0], "reason", None) if error.args else None
         first = isinstance(error, (exceptions.ConnectTimeout, exceptions.ProxyError, exceptions.SSLError))
@@ -329,16 +329,5 @@ class Http:
             hint = "Is the name right, and is this machine online? Behind a proxy: HTTPS_PROXY, REQUESTS_CA_BUNDLE"
             if is_loopback(place):
                 hint = "Start the registry, or name another: image.repository"
-            return RegistryError(f"{place}: the registry can't be reached: {_innermost(error)}", hint)
-        return TransientError(_innermost(error))
-
-
-def _innermost(error: BaseException) -> str:
-    """Return the socket's error, which urllib3's and requests' errors wrap."""
-    while True:
-        reason = getattr(error, "reason", None)
-        inner = reason if isinstance(reason, BaseException) else None
-        inner = inner or next((each for each in reversed(error.args) if isinstance(each, BaseException)), None)
-        if inner is None:
-            return " ".join(str(error).split()) or type(error).__name__
-        error = inner
+            return RegistryError(f"{place}: the registry can't be reached: {problem}", hint)
+        return TransientError(problem)
