@@ -1,20 +1,23 @@
-"""Check specs offline: plan each one as a dry run does, and collect what is wrong with it."""
+"""Check specs offline: plan each as a dry run does, collect its problems, and compare it with a commit's version."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError, UsageError
+from launcher.inputs import git
 from launcher.inputs.code_files import NEVER, CodeCache, is_run_folder
 from launcher.inputs.gather import GatherOptions, collect_context, folder_of, refuse_python, with_defaults
 from launcher.inputs.planning import planned
+from launcher.plan.changes import PlanChanges, compare_plans
 from launcher.plan.model import Plan, Target
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.project_file import NAME as PROJECT_FILE
@@ -204,3 +207,128 @@ def split(text: str, source: str) -> tuple[str, int | None, str]:
     """Split `FILE:LINE: TEXT`; without a position, the file is `source` and the line None."""
     match = POSITION.match(text)
     return (match["file"], int(match["line"]), text[match.end() :]) if match else (source, None, text)
+
+
+# --- Against a commit -------------------------------------------------------------------------------------------------
+
+
+Kind = Literal["new", "removed", "changed", "unchanged"]
+
+
+class SpecChange(Struct, frozen=True, kw_only=True):
+    """A spec that exists in the working tree, in the commit, or in both."""
+
+    path: str
+    """Relative to the repository; of a removed spec, its former path."""
+    kind: Kind
+    renamed_from: str = ""
+    before: CheckedSpec | None = None
+    """None: a new spec."""
+    after: CheckedSpec | None = None
+    """None: a removed spec."""
+    changes: PlanChanges = PlanChanges()
+    """Empty if either side is refused."""
+
+
+def compare_specs(
+    paths: Sequence[Path], ref: str, *, target: Target | None = None, project: str | None = None
+) -> list[SpecChange]:
+    """Compare the specs that `paths` name with those of a commit; the working tree is not touched.
+
+    Raises UsageError: `paths` are not in one git repository, `ref` is not a commit of it, or there is no spec.
+    """
+    top = common_checkout(paths)
+    with temporary_folder("check") as folder:
+        copy = Path(os.path.realpath(folder))
+        git.export_commit(top, ref, copy)
+        former = [copy / path_in_repository(path, top) for path in paths]
+        there = [path for path in former if path.exists()]
+        here = [path for path, old in zip(paths, former, strict=True) if path.exists() or not old.exists()]
+        before = check_by_path(find_specs(there).specs if there else (), copy, target, project)
+        after = check_by_path(find_specs(here).specs if here else (), top, target, project)
+    if not before and not after:
+        raise UsageError(f"no spec found in {', '.join(map(str, paths))}", "Name spec files or a folder.")
+    return pair_and_compare(before, after)
+
+
+def common_checkout(paths: Sequence[Path]) -> Path:
+    """Return the root of the git repository that has all paths. Raises UsageError."""
+    tops = {git.checkout_of(os.path.realpath(path if path.is_dir() else path.parent)) for path in paths}
+    if len(tops) != 1 or None in tops:
+        raise UsageError(
+            f"{', '.join(map(str, paths))}: not in one git repository, whose commit --against compares with",
+            "Run it in a clone of your repository, or without --against.",
+        )
+    return Path(str(tops.pop()))
+
+
+def path_in_repository(path: Path, top: Path) -> str:
+    """Return a path relative to the repository; the last part may be a link."""
+    real = Path(os.path.realpath(path)) if path.is_dir() else Path(os.path.realpath(path.parent), path.name)
+    return real.relative_to(top).as_posix()
+
+
+def check_by_path(
+    specs: Iterable[Path], top: Path, target: Target | None, project: str | None
+) -> dict[str, CheckedSpec]:
+    """Check specs and return the results by path. All paths, also in findings, are relative to the repository."""
+
+    def shown(text: str) -> str:
+        return text.replace(f"{top}/", "").replace(str(top), ".")
+
+    def finding(problem: SpecFinding) -> SpecFinding:
+        return replace(problem, file=shown(problem.file), text=shown(problem.text), hint=shown(problem.hint))
+
+    inside = [path_in_repository(path, top) for path in specs]
+    results = check_specs([top / name for name in inside], target=target, project=project)
+    return {
+        name: replace(
+            spec, path=name, problems=tuple(map(finding, spec.problems)), warnings=tuple(map(finding, spec.warnings))
+        )
+        for name, spec in zip(inside, results, strict=True)
+    }
+
+
+def pair_and_compare(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> list[SpecChange]:
+    """Pair the specs of both sides, by path and then by name, and compare them. The order is that of the working tree;
+    removed specs follow."""
+    renamed = find_renames(before, after)
+    changes = []
+    for path, now in after.items():
+        was = before.get(renamed.get(path, path))
+        changes.append(
+            compare_versions(path, was, now, renamed.get(path, ""))
+            if was
+            else SpecChange(path=path, kind="new", after=now)
+        )
+    gone = [path for path in before if path not in after and path not in renamed.values()]
+    return [*changes, *(SpecChange(path=path, kind="removed", before=before[path]) for path in gone)]
+
+
+def find_renames(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedSpec]) -> dict[str, str]:
+    """Return new path -> former path for each `name` that exactly one new and one removed spec have."""
+    paths: list[dict[str, list[str]]] = []
+    for specs, others in ((before, after), (after, before)):
+        paths.append({})
+        for path, checked in specs.items():
+            if path not in others and checked.plan:
+                paths[-1].setdefault(checked.plan.spec["name"], []).append(path)
+    removed, added = paths
+    return {added[name][0]: removed[name][0] for name in added if len(added[name]) == len(removed.get(name, ())) == 1}
+
+
+def compare_versions(path: str, before: CheckedSpec, after: CheckedSpec, renamed_from: str) -> SpecChange:
+    """Compare both versions of a spec."""
+    both = compare_plans(before.plan, after.plan) if before.plan and after.plan else PlanChanges()
+    refusals = (before.problems, after.problems)
+    is_changed = (
+        both or (before.plan is None) != (after.plan is None) or (not after.plan and refusals[0] != refusals[1])
+    )
+    return SpecChange(
+        path=path,
+        kind="changed" if is_changed else "unchanged",
+        renamed_from=renamed_from,
+        before=before,
+        after=after,
+        changes=both,
+    )

@@ -113,7 +113,7 @@ def show_changes(
     """Print what changed since a commit. Raises PlanRefused: a spec of the working tree is refused."""
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.spec_changes import changes_data, markdown
-    from launcher.inputs.comparing import compare_specs
+    from launcher.inputs.checking import compare_specs
 
     changes = compare_specs(paths, against, target=target, project=project)
     error = refusal([change.after for change in changes if change.after])

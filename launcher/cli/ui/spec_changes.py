@@ -13,8 +13,7 @@ from launcher.plan.changes import PlanChanges
 from launcher.text import listed, plural, usd_text
 
 if TYPE_CHECKING:
-    from launcher.inputs.checking import CheckedSpec
-    from launcher.inputs.comparing import SpecChange
+    from launcher.inputs.checking import CheckedSpec, SpecChange
     from launcher.plan.changes import Change
 
 MOST_FIELDS = 50
