@@ -330,7 +330,11 @@ def with_image(own: Source, spec: JobSpec, beside: Path | None, needs: Requireme
     contains a secret."""
     project = needs.files if needs else ()
     dockerfile = below(beside, "image.dockerfile", spec.image.dockerfile)
-    base_dockerfile = read_dockerfile(dockerfile)
+    try:
+        base_dockerfile = dockerfile.read_text(encoding="utf-8") if dockerfile else ""
+    except (OSError, ValueError) as error:
+        problem = f"image.dockerfile: {dockerfile} can't be read: {error}"
+        raise UsageError(problem, "It is relative to the spec's file.", field="image.dockerfile") from error
     if project or dockerfile:  # requirements.txt is checked line by line
         from launcher.inputs.code_files import without_secrets
 
@@ -398,18 +402,12 @@ def with_builtin(spec: JobSpec, beside: Path | None) -> JobSpec:
                 field="run.config",
             )
         return spec
-    if spec.run.hang_after is not None and not rest:
-        raise UsageError(
-            "run.hang_after: applies only to scripts and commands",
-            "For the built-in trainer, set run.config.hang_after.",
-            field="run.hang_after",
-        )
-    if spec.run.metrics is not None and not rest:
-        raise UsageError(
-            "run.metrics: applies only to scripts and commands",
-            "Remove it: the built-in trainer logs its own metrics.",
-            field="run.metrics",
-        )
+    for name, hint in (
+        ("hang_after", "For the built-in trainer, set run.config.hang_after."),
+        ("metrics", "Remove it: the built-in trainer logs its own metrics."),
+    ):
+        if getattr(spec.run, name) is not None and not rest:
+            raise UsageError(f"run.{name}: applies only to scripts and commands", hint, field=f"run.{name}")
     return msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, module=f"{BUILTIN}{dot}{rest}"))
 
 
@@ -443,21 +441,9 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
 def module_beside(spec: JobSpec, folder: Path, roots: Sequence[str] = ("",)) -> bool:
     """Return whether `run.module` is a file in a folder, or in one of `roots` below it."""
     paths = [folder / root / (spec.run.module or "").replace(".", "/") for root in roots]
-    return not spec.run.is_builtin and any(Path(f"{path}{end}").is_file() for path in paths for end in MODULE_ENDS)
-
-
-MODULE_ENDS = (".py", "/__main__.py")
-
-
-def read_dockerfile(path: Path | None) -> str:
-    """Return the text of `image.dockerfile`, or an empty text. Raises UsageError."""
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        problem = f"image.dockerfile: {path} can't be read: {error}"
-        raise UsageError(problem, "It is relative to the spec's file.", field="image.dockerfile") from error
+    return not spec.run.is_builtin and any(
+        Path(f"{path}{end}").is_file() for path in paths for end in (".py", "/__main__.py")
+    )
 
 
 FROM_CONTEXT = r"(?im)^\s*(?:(?:COPY|ADD)\s+(?!--from)|RUN\s+.*--mount=type=bind(?!\S*from=))"

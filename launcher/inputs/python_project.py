@@ -452,7 +452,9 @@ def assigned(top: Path, roots: Sequence[str], module: str, variable: str, depth:
                         yield from assigned(top, roots, ".".join(filter(None, [*above, source])), alias.name, depth - 1)
 
 
-FIELD = "image.requirements"
+def invalid(problem: str, hint: str = "") -> UsageError:
+    """Return the error of an `image.requirements` that can't be used."""
+    return UsageError(f"image.requirements: {problem}", hint, field="image.requirements")
 
 
 def read(path: Path) -> str:
@@ -461,9 +463,7 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
         what = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            f"{FIELD}: {path} can't be read: {what}", "The path is relative to the spec file.", field=FIELD
-        ) from error
+        raise invalid(f"{path} can't be read: {what}", "The path is relative to the spec file.") from error
 
 
 def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
@@ -473,7 +473,7 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
     try:
         return tomllib.loads(read(path))
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{FIELD}: {path} isn't TOML: {error}", hint, field=FIELD) from error
+        raise invalid(f"{path} isn't TOML: {error}", hint) from error
 
 
 def dependency_lists(data: dict[str, Any]) -> tuple[dict[str, list[Any]], dict[str, list[str]]]:

@@ -17,10 +17,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from launcher.errors import UsageError
 from launcher.images.source_files import File
 from launcher.inputs.python_files import normalised
-from launcher.inputs.python_project import FIELD, dependency_lists, read, read_project, read_toml
+from launcher.inputs.python_project import dependency_lists, invalid, read, read_project, read_toml
 from launcher.plan.model import LocalProject, Packages, Requirement
 from launcher.plan.recipe import BASE_PYTHON, nearest_python
 from launcher.plan.validate import PACKAGES
@@ -89,10 +88,9 @@ def read_requirements(path: Path, names: Sequence[str] = (), python: str | None 
     if path.name == "uv.lock":
         packages, project = of_uv_lock(path, names, python), path.with_name("pyproject.toml")
         if not project.is_file():
-            raise UsageError(
-                f"{FIELD}: uv sync needs a pyproject.toml beside {path}",
+            raise invalid(
+                f"uv sync needs a pyproject.toml beside {path}",
                 f"For packages without a project: uv export --frozen > {path.with_name('requirements.txt')}",
-                field=FIELD,
             )
         return Requirements(packages, files=(File("pyproject.toml", project), File("uv.lock", path)))
     requires: Any = ""
@@ -128,7 +126,7 @@ def of_pyproject(path: Path, names: Sequence[str], *, own: bool = True) -> Itera
 
     def of_name(name: str, above: tuple[str, ...]) -> Iterator[Line]:
         if name in above:
-            raise UsageError(f"{FIELD}: {path}: {name} includes itself", "Remove the cycle.", field=FIELD)
+            raise invalid(f"{path}: {name} includes itself", "Remove the cycle.")
         for file in files.get(name, ()):
             yield from with_included(path.parent / file, ())
         for need in listed.get(name, ()):
@@ -153,13 +151,13 @@ def of_pyproject(path: Path, names: Sequence[str], *, own: bool = True) -> Itera
     project = data.get("project")
     own_name = normalised(str(project.get("name", ""))) if isinstance(project, dict) else ""
     if own and "" not in listed and "" not in files:
-        problem = f"{FIELD}: {path} has no [project] dependencies"
-        raise UsageError(problem, "Name a requirements file instead.", field=FIELD)
+        problem = f"{path} has no [project] dependencies"
+        raise invalid(problem, "Name a requirements file instead.")
     for name in (*([""] if own else []), *map(normalised, names)):
         if name not in listed and name not in files:
             known = ", ".join(sorted({*listed, *files} - {""})) or "none"
-            problem = f"{FIELD}: {path} has no extra or dependency group {name}"
-            raise UsageError(problem, f"It has: {known}", field=FIELD)
+            problem = f"{path} has no extra or dependency group {name}"
+            raise invalid(problem, f"It has: {known}")
         yield from of_name(name, ())
 
 
@@ -190,14 +188,14 @@ def source_folder(path: Path, need: str, entry: dict[str, Any], workspace: dict[
         project = folder / "pyproject.toml"
         if project.is_file() and normalised(read_toml(project).get("project", {}).get("name", "")) == need:
             return folder
-    problem = f"{FIELD}: {path}: [tool.uv.sources] has {need} on this machine, but no folder is that project"
-    raise UsageError(problem, "Remove the source, or put the project into the code.", field=FIELD)
+    problem = f"{path}: [tool.uv.sources] has {need} on this machine, but no folder is that project"
+    raise invalid(problem, "Remove the source, or put the project into the code.")
 
 
 def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[Line]:
     """Yield the file's lines. `-r OTHER` is replaced with that file's lines. Raises UsageError."""
     if path.resolve() in above:
-        raise UsageError(f"{FIELD}: {path} includes itself", "Remove one of the -r lines.", field=FIELD)
+        raise invalid(f"{path} includes itself", "Remove one of the -r lines.")
     text = read(path)
     lines = text.splitlines()
     for number, line in enumerate(lines.copy(), 1):
@@ -228,17 +226,16 @@ def of_local_project(line: Line, extras: Sequence[str], above: tuple[Path, ...])
 
     Raises UsageError: it has no project that can be read, computes its dependencies, or must be compiled.
     """
-    where, folder = f"{FIELD}: {line.place}", line.project or Path()
+    where, folder = line.place, line.project or Path()
     project = read_project(folder)
     if project is None:
-        raise UsageError(f"{where}: {folder} says no name of a project", "Name its packages instead.", field=FIELD)
+        raise invalid(f"{where}: {folder} says no name of a project", "Name its packages instead.")
     if project.compiled:
-        raise UsageError(
+        raise invalid(
             f"{where}: {project.name} has modules to compile ({', '.join(project.compiled[:3])}), and the image's code "
             "is not compiled",
             "Name a release of it that has wheels, or its repository (git+https://…); or its packages alone, if your "
             "run doesn't import these modules.",
-            field=FIELD,
         )
     yield line
     pyproject = folder / "pyproject.toml"
@@ -251,7 +248,7 @@ def of_local_project(line: Line, extras: Sequence[str], above: tuple[Path, ...])
         needs = ()
     if needs is None or not {*extras} <= project.extras.keys():
         what = "computes its dependencies" if needs is None else f"has no extra {', '.join(extras)}"
-        raise UsageError(f"{where}: {project.name} {what}", "Name the packages instead.", field=FIELD)
+        raise invalid(f"{where}: {project.name} {what}", "Name the packages instead.")
     for need in (*needs, *(need for extra in extras for need in project.extras[extra])):
         check_requirement(line.path, line.number, need)
         check(line.path, line.number, need)
@@ -282,10 +279,8 @@ def check_requirement(path: Path, number: int, named: str) -> None:
         Requirement(named)
     except InvalidRequirement as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"{FIELD}: {path}:{number}: {named!r} can't be read by pip: {reason}",
-            "Write NAME, NAME==1.2 or NAME @ https://…",
-            field=FIELD,
+        raise invalid(
+            f"{path}:{number}: {named!r} can't be read by pip: {reason}", "Write NAME, NAME==1.2 or NAME @ https://…"
         ) from error
 
 
@@ -297,16 +292,14 @@ def check(path: Path, number: int, line: str) -> None:
     from launcher.spec.secret_detection import known_secret
 
     if known_secret(line):
-        raise UsageError(
-            f"{FIELD}: {path}: line {number} contains a password or a token, which would stay in the image",
+        raise invalid(
+            f"{path}: line {number} contains a password or a token, which would stay in the image",
             "Take it out. A private package can travel as a wheel within image.code.",
-            field=FIELD,
         )
     if NOT_SENT.match(line):
-        raise UsageError(
-            f"{FIELD}: {path}:{number}: {line!r} names something on this machine, which the image doesn't have",
+        raise invalid(
+            f"{path}:{number}: {line!r} names something on this machine, which the image doesn't have",
             "Put your own code in image.code. Packages must come from an index, or from git+https://…",
-            field=FIELD,
         )
 
 
@@ -492,18 +485,15 @@ def selected(path: Path, lock: dict[str, Any], packages: Sequence[Package], name
     wanted = [normalised(name) for name in names]
     for name in wanted:
         if name not in known_extras | known_groups:
-            raise UsageError(
-                f"{FIELD}: {path} has no extra or dependency group {name}",
+            raise invalid(
+                f"{path} has no extra or dependency group {name}",
                 f"It has: {', '.join(sorted(known_extras | known_groups)) or 'none'}",
-                field=FIELD,
             )
     for conflict in lock.get("conflicts", []):
         both = [item.get("extra", item.get("group")) for item in conflict]
         if len(clash := [name for name in wanted if name in both]) > 1:
-            raise UsageError(
-                f"{FIELD}: {' and '.join(clash)} conflict ([tool.uv] conflicts)",
-                f"Use one of them: {path.name}[{clash[0]}]",
-                field=FIELD,
+            raise invalid(
+                f"{' and '.join(clash)} conflict ([tool.uv] conflicts)", f"Use one of them: {path.name}[{clash[0]}]"
             )
     project = path.with_name("pyproject.toml")
     default = read_toml(project).get("tool", {}).get("uv", {}).get("default-groups", ()) if project.is_file() else ()
@@ -568,10 +558,9 @@ def local_projects(path: Path, package: Package) -> Iterator[LocalProject]:
         return
     folder = (path.parent / local).resolve()
     if not folder.is_dir():
-        raise UsageError(
-            f"{FIELD}: {path}: {package['name']} is at {local} on this machine, which the image doesn't have",
+        raise invalid(
+            f"{path}: {package['name']} is at {local} on this machine, which the image doesn't have",
             "Put your own code into image.code; packages come from an index, or from git+https://…",
-            field=FIELD,
         )
     yield LocalProject(folder=str(folder), where=f"{path}: {package['name']}", name=package["name"])
 
@@ -587,10 +576,10 @@ def of_conda(path: Path) -> Packages:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UsageError(f"{FIELD}: {path} isn't YAML: {error}", field=FIELD) from error
+        raise invalid(f"{path} isn't YAML: {error}") from error
     entries = data.get("dependencies") if isinstance(data, dict) else None
     if not isinstance(entries, list):
-        raise UsageError(f"{FIELD}: {path} has no dependencies", "Name a conda environment.yml.", field=FIELD)
+        raise invalid(f"{path} has no dependencies", "Name a conda environment.yml.")
     numbers = {line.strip().removeprefix("- ").strip("\"'"): n for n, line in enumerate(text.splitlines(), 1)}
     pip = [line for entry in entries if isinstance(entry, dict) for line in entry.get("pip", [])]
     lines = [Line(path, numbers.get(requirement, 1), requirement) for requirement in pip]
