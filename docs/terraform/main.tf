@@ -30,19 +30,31 @@ variable "network" {
 }
 
 locals {
-  apis = concat(
-    [
-      "aiplatform", "artifactregistry", "cloudbilling", "cloudbuild", "cloudquotas", "cloudresourcemanager", "iam",
-      "logging", "monitoring", "orgpolicy", "policytroubleshooter", "secretmanager", "storage",
-    ],
-    var.vms ? ["compute", "iap", "oslogin"] : [],
-  )
+  suffix = var.network == "default" ? "" : "-${var.network}"
 }
 
 resource "google_project_service" "api" {
-  for_each           = toset(local.apis)
+  for_each           = toset(concat([
+    "artifactregistry.googleapis.com",
+    "cloudbilling.googleapis.com",
+    "cloudbuild.googleapis.com",
+    "cloudquotas.googleapis.com",
+    "cloudresourcemanager.googleapis.com",
+    "iam.googleapis.com",
+    "logging.googleapis.com",
+    "monitoring.googleapis.com",
+    "orgpolicy.googleapis.com",
+    "policytroubleshooter.googleapis.com",
+    "secretmanager.googleapis.com",
+    "storage.googleapis.com",
+    "aiplatform.googleapis.com"
+  ], var.vms ? [
+    "compute.googleapis.com",
+    "iap.googleapis.com",
+    "oslogin.googleapis.com"
+  ] : []))
   project            = var.project
-  service            = "${each.value}.googleapis.com"
+  service            = each.value
   disable_on_destroy = false
 }
 
@@ -51,7 +63,6 @@ resource "google_artifact_registry_repository" "images" {
   location      = "us"
   repository_id = "launch"
   format        = "DOCKER"
-  description   = "Training images made by launch"
   depends_on    = [google_project_service.api]
 }
 
@@ -62,15 +73,14 @@ resource "google_storage_bucket" "runs" {
   uniform_bucket_level_access = true
 
   soft_delete_policy {
-    retention_duration_seconds = 0 # it would bill each replaced checkpoint for 7 more days
+    retention_duration_seconds = 0
   }
 }
 
 resource "google_service_account" "trainer" {
-  project      = var.project
-  account_id   = "launch"
-  display_name = "launch: training jobs"
-  depends_on   = [google_project_service.api]
+  project    = var.project
+  account_id = "launch"
+  depends_on = [google_project_service.api]
 }
 
 resource "google_storage_bucket_iam_member" "runs" {
@@ -79,21 +89,17 @@ resource "google_storage_bucket_iam_member" "runs" {
   member = google_service_account.trainer.member
 }
 
-resource "google_project_iam_member" "trainer" {
-  for_each = toset(["roles/logging.logWriter", "roles/secretmanager.secretAccessor"])
-  project  = var.project
-  role     = each.value
-  member   = google_service_account.trainer.member
+resource "google_project_iam_member" "logwriter" {
+  project = var.project
+  role    = "roles/logging.logWriter"
+  member  = google_service_account.trainer.member
 }
 
-resource "google_service_account_iam_member" "users" {
-  for_each           = toset(var.users)
-  service_account_id = google_service_account.trainer.name
-  role               = "roles/iam.serviceAccountUser"
-  member             = each.value
+resource "google_project_iam_member" "secretaccessor" {
+  project = var.project
+  role    = "roles/secretmanager.secretAccessor"
+  member  = google_service_account.trainer.member
 }
-
-# --- VMs --------------------------------------------------------------------
 
 resource "google_artifact_registry_repository_iam_member" "pull" {
   count      = var.vms ? 1 : 0
@@ -104,17 +110,17 @@ resource "google_artifact_registry_repository_iam_member" "pull" {
   member     = google_service_account.trainer.member
 }
 
-data "google_compute_subnetwork" "nodes" {
-  count   = var.vms ? 1 : 0
-  project = var.project
-  region  = var.region
-  name    = var.network
+resource "google_service_account_iam_member" "users" {
+  for_each           = toset(var.users)
+  service_account_id = google_service_account.trainer.name
+  role               = "roles/iam.serviceAccountUser"
+  member             = each.value
 }
 
 resource "google_compute_firewall" "iap_ssh" {
   count         = var.vms ? 1 : 0
   project       = var.project
-  name          = "launch-iap-ssh"
+  name          = "launch-iap-ssh${local.suffix}"
   network       = var.network
   source_ranges = ["35.235.240.0/20"]
 
@@ -124,10 +130,17 @@ resource "google_compute_firewall" "iap_ssh" {
   }
 }
 
+data "google_compute_subnetwork" "nodes" {
+  count   = var.vms ? 1 : 0
+  project = var.project
+  region  = var.region
+  name    = var.network
+}
+
 resource "google_compute_firewall" "internal" {
   count         = var.vms ? 1 : 0
   project       = var.project
-  name          = "launch-internal"
+  name          = "launch-internal-${var.region}${local.suffix}"
   network       = var.network
   source_ranges = [data.google_compute_subnetwork.nodes[0].ip_cidr_range]
 
@@ -140,7 +153,7 @@ resource "google_compute_router" "nat" {
   count   = var.vms ? 1 : 0
   project = var.project
   region  = var.region
-  name    = "launch-nat"
+  name    = "launch-nat${local.suffix}"
   network = var.network
 }
 
@@ -149,7 +162,7 @@ resource "google_compute_router_nat" "nat" {
   project                            = var.project
   region                             = var.region
   router                             = google_compute_router.nat[0].name
-  name                               = "launch-nat"
+  name                               = "launch-nat${local.suffix}"
   nat_ip_allocate_option             = "AUTO_ONLY"
   source_subnetwork_ip_ranges_to_nat = "ALL_SUBNETWORKS_ALL_IP_RANGES"
 }

@@ -18,8 +18,7 @@ from launcher import catalog
 from launcher.errors import UsageError
 from launcher.inputs.gather import Inputs
 from launcher.plan.estimate import Estimate, estimate
-from launcher.plan.memory.config_sizes import sizes_of
-from launcher.plan.memory.model_sizes import ModelSizes, Saved
+from launcher.plan.memory.sizes import ModelSizes, Saved, sizes_of
 from launcher.spec.models import JobSpec
 
 if TYPE_CHECKING:
@@ -118,7 +117,6 @@ def of_measurement(name: str, measurement: Mapping[str, Any]) -> ModelSizes:
         parameters=measurement["parameters"],
         matrices=measurement["matrices"],
         block=measurement["block"],
-        block_matrices=measurement["block"],
         root=measurement["parameters"] - measurement["in_blocks"],
         head=0,
         units=measurement["units"],

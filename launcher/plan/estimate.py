@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from launch_train.common.config import Config, parse
 from launcher.catalog import UNKNOWN, Catalog, Gpu, MachineType
 from launcher.errors import PlanRefused
-from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.fit import Fit, fit, fit_of, fits, gpu_memory_gb, offered, setup_on, variants
-from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.plan.memory.need import Setup, largest_micro_batch
+from launcher.plan.memory.sizes import ModelSizes, sizes_of
 from launcher.plan.model import Chosen, Context, Frozen, Gpus
 from launcher.plan.placement import RESTART_HOURS, SERVICE, choose, chosen_regions, figures
 from launcher.spec.checks import config_of
@@ -115,8 +114,9 @@ def estimate(
     Raises PlanRefused: the machine does not exist, or is not offered.
     """
     (chosen,) = choose(spec, catalog, context.target)
-    machine = figures(chosen, spec.machine.nodes)
-    plain = Estimate(name=spec.name, machine=machine, gpu_memory_gb=gpu_memory_gb(chosen), note=note)
+    plain = Estimate(
+        name=spec.name, machine=figures(chosen, spec.machine.nodes), gpu_memory_gb=gpu_memory_gb(chosen), note=note
+    )
     if not spec.run.is_builtin:
         return plain
     config = config_of(spec.run)
@@ -127,10 +127,8 @@ def estimate(
     memory = fit(model, setup)
     speed = speed_of(model, config, setup, chosen.gpu, catalog) if memory.fits else None
     hours = training_hours(config, model, speed) if speed else None
-    return Estimate(
-        name=spec.name,
-        machine=machine,
-        gpu_memory_gb=plain.gpu_memory_gb,
+    return replace(
+        plain,
         parameters=model.parameters,
         model=model.name,
         parts=tuple(MemoryPart(name=part.name, bytes=part.size, what=part.what) for part in memory.need.parts),
@@ -145,7 +143,6 @@ def estimate(
         sample_units=model.units,
         speed=speed,
         offers=offers_of_run(spec, catalog, context, chosen, hours),
-        note=note,
     )
 
 

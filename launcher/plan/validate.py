@@ -12,16 +12,13 @@ from launcher.errors import PlanRefused
 from launcher.plan import iam_commands, mounts, names
 from launcher.plan.model import Chosen, Container, Context, Placement
 from launcher.plan.placement import MIN_WAIT, SERVICE
-from launcher.plan.recipe import cuda_problem, recipe_of, torch_of
+from launcher.plan.recipe import cuda_problem, recipe_of, torch_of, uses_base_torch
 from launcher.spec.checks import config_of, custom_functions
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near, parse_duration
 
 if TYPE_CHECKING:
     from launch_train.common.config import Data, ExternalModel
-
-
-from launcher.plan.recipe import uses_base_torch
 
 RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"

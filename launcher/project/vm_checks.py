@@ -270,26 +270,24 @@ def check_outbound_access(
     if routers is None or subnetwork is None or has_nat(net, subnetwork, routers):
         return None
     is_private = bool(subnetwork.get("privateIpGoogleAccess"))
-    where = f"subnetwork {net.subnetwork} in {net.region}"
-    if is_private and image is not None and GOOGLE_REGISTRY.match(image):
+    is_google = image is not None and GOOGLE_REGISTRY.match(image) is not None
+    if is_private and is_google:
         return None
+    where = f"subnetwork {net.subnetwork} in {net.region}"
+    fix = nat_commands(net, subnetwork)
     if is_private:
         target = "packages and GitHub" if image is None else image.partition("@")[0]
         problem = f"{where} has no Cloud NAT: without an external IP the VM can't reach {target}"
-        return Check(
-            "vm",
-            "warning" if image is None else "failed",
-            problem,
-            nat_commands(net, subnetwork),
-            net.region,
+    else:
+        problem = (
+            f"{where} has neither Private Google Access nor Cloud NAT: without an external IP the VM has no network"
         )
-    problem = f"{where} has neither Private Google Access nor Cloud NAT: without an external IP the VM has no network"
-    if image is not None and GOOGLE_REGISTRY.match(image):
-        return Check("vm", "failed", problem, private_access_command(net), net.region)
-    fix = nat_commands(net, subnetwork)
-    if image is None:
-        return Check("vm", "warning", problem, f"{private_access_command(net)}\n{fix}", net.region)
-    return Check("vm", "failed", problem, fix, net.region)
+        access = (
+            f"gcloud compute networks subnets update {net.subnetwork} --region={net.region} --project={net.project} "
+            "--enable-private-ip-google-access"
+        )
+        fix = access if is_google else f"{access}\n{fix}" if image is None else fix
+    return Check("vm", "warning" if image is None else "failed", problem, fix, net.region)
 
 
 def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Mapping[str, Any]]) -> bool:
@@ -305,14 +303,6 @@ def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Map
         str(nat.get("sourceSubnetworkIpRangesToNat", "")).startswith("ALL_SUBNETWORKS")
         or any(last_url_part(each.get("name", "")) == net.subnetwork for each in nat.get("subnetworks", ()))
         for nat in nats
-    )
-
-
-def private_access_command(net: VmNetwork) -> str:
-    """Return the command that turns on Private Google Access."""
-    return (
-        f"gcloud compute networks subnets update {net.subnetwork} --region={net.region} --project={net.project} "
-        "--enable-private-ip-google-access"
     )
 
 

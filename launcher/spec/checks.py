@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -63,6 +64,10 @@ def conflicting_programs(spec: JobSpec) -> Iterator[Finding]:
     if len(named) > 1:
         fix = "keep one of run.module, run.script and run.command"
         yield Finding(("run", named[1]), f"cannot be combined with run.{named[0]}", fix)
+    if run.launcher is not None and run.command is not None:
+        fix = "remove run.launcher; to use torchrun, start it in the command itself"
+        what = "has no effect on run.command, which is started once per node"
+        yield Finding(("run", "launcher"), what, fix)
 
 
 def trainer_config(spec: JobSpec) -> Iterator[Finding]:
@@ -104,11 +109,6 @@ def settings_of_scripts(spec: JobSpec) -> Iterator[Finding]:
 def script_resume(spec: JobSpec) -> Iterator[Finding]:
     """Check how a script resumes from its own checkpoints (train/launch_train/node/own_checkpoints.py)."""
     pattern, args = spec.run.resume_glob, spec.run.resume_args
-    for name, other in (("resume_glob", "resume_args"), ("resume_args", "resume_glob")):
-        if getattr(spec.run, name) is not None and getattr(spec.run, other) is None:
-            yield Finding(
-                ("run", name), f"needs run.{other}", "set both: {step} and {path} are the newest checkpoint's"
-            )
     if pattern and pattern.count("{step}") > 1:
         yield Finding(("run", "resume_glob"), "{step} occurs twice", "keep one, and write * for the other")
     for index, arg in enumerate(args or ()):
@@ -201,25 +201,12 @@ def webhook(spec: JobSpec) -> Iterator[Finding]:
 
 def conflicting_image_settings(spec: JobSpec) -> Iterator[Finding]:
     """An existing image (image.uri) is not built, so settings of the build cannot apply to it."""
-    image = spec.image
-    if image.uri:
-        names = (
-            "repository",
-            "code",
-            "allow_secrets",
-            "requirements",
-            "base",
-            "torch",
-            "wheel",
-            "python",
-            "dockerfile",
-        )
-        for name in (*names, "build_secrets", "setup"):
-            if spec.run.node == "append" and name in ("repository", "code", "allow_secrets"):
-                continue
-            if getattr(image, name):
-                fix = "remove it: an existing image (image.uri) is used unchanged"
-                yield Finding(("image", name), "cannot be combined with image.uri", fix)
+    of_code, of_build = "repository code allow_secrets", "requirements base torch wheel python dockerfile"
+    for name in f"{of_code} {of_build} build_secrets setup".split() if spec.image.uri else ():
+        is_appended = spec.run.node == "append" and name in of_code.split()
+        if getattr(spec.image, name) and not is_appended:
+            fix = "remove it: an existing image (image.uri) is used unchanged"
+            yield Finding(("image", name), "cannot be combined with image.uri", fix)
 
 
 def node_of_existing_image(spec: JobSpec) -> Iterator[Finding]:
@@ -431,40 +418,31 @@ def secrets_in_program(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(at, what, "name a variable of this shell in image.build_secrets, and write $NAME in the line")
 
 
-def pairs(spec: JobSpec, setting: Path, other: Path, what: str, fix: str) -> Iterator[Finding]:
+def pair(spec: JobSpec, setting: str, rule: str, other: str, fix: str) -> Iterator[Finding]:
     """Check a rule of PAIRS."""
-    values = [getattr(getattr(spec, str(path[0])), str(path[1])) for path in (setting, other)]
-    is_set, is_other_set = (value is not None and value != () for value in values)
-    if is_set and is_other_set != what.startswith("needs "):
-        yield Finding(setting, what, fix)
+    is_set, is_other_set = (attrgetter(name)(spec) not in (None, ()) for name in (setting, other))
+    if is_set and is_other_set == (rule == EXCLUDES):
+        yield Finding(path_of(setting), f"{rule} {other}", fix)
 
 
-PAIRS: tuple[tuple[Path, Path, str, str], ...] = (
-    (
-        ("run", "launcher"),
-        ("run", "command"),
-        "has no effect on run.command, which is started once per node",
-        "remove run.launcher; to use torchrun, start it in the command itself",
-    ),
-    (("image", "dockerfile"), ("image", "base"), "cannot be combined with image.base", "name the base in its FROM"),
-    (("vm", "image"), ("vm", "image_family"), "cannot be combined with vm.image_family", "remove one of the two"),
-    (("identity", "psc"), ("identity", "network"), "cannot be combined with identity.network", "remove one of the two"),
-    (
-        ("identity", "reserved_ip_ranges"),
-        ("identity", "network"),
-        "needs identity.network",
-        "name the peered network in identity.network",
-    ),
-    (
-        ("vertex", "experiment_run"),
-        ("vertex", "experiment"),
-        "needs vertex.experiment",
-        "name the experiment in vertex.experiment",
-    ),
+def path_of(setting: str) -> Path:
+    return tuple(setting.split("."))
+
+
+NEEDS, EXCLUDES = "needs", "cannot be combined with"
+RESUME = "set both: {step} and {path} are the newest checkpoint's"
+PAIRS = (
+    ("run.resume_glob", NEEDS, "run.resume_args", RESUME),
+    ("run.resume_args", NEEDS, "run.resume_glob", RESUME),
+    ("image.dockerfile", EXCLUDES, "image.base", "name the base in its FROM"),
+    ("vm.image", EXCLUDES, "vm.image_family", "remove one of the two"),
+    ("identity.psc", EXCLUDES, "identity.network", "remove one of the two"),
+    ("identity.reserved_ip_ranges", NEEDS, "identity.network", "name the peered network in identity.network"),
+    ("vertex.experiment_run", NEEDS, "vertex.experiment", "name the experiment in vertex.experiment"),
 )
-"""Settings that need another one, or that another one rules out: both, what is wrong, what to do."""
+"""Settings that need another one, or that another one rules out, and what to do."""
 CHECKS = (
-    Check(conflicting_programs, (("run", "module"), ("run", "script"), ("run", "command"))),
+    Check(conflicting_programs, tuple(("run", name) for name in ("module", "script", "command", "launcher"))),
     Check(trainer_config, (("run", "config"), ("run", "module"), ("run", "script"), ("run", "command"))),
     Check(settings_of_scripts, (("run",),)),
     Check(script_resume, (("run", "resume_glob"), ("run", "resume_args"))),
@@ -487,7 +465,7 @@ CHECKS = (
     Check(secrets_in_env, (("env",),)),
     Check(secrets_in_program, (("run",), ("image", "setup"))),
     *(
-        Check(partial(pairs, setting=setting, other=other, what=what, fix=fix), (setting, other))
-        for setting, other, what, fix in PAIRS
+        Check(partial(pair, setting=setting, rule=rule, other=other, fix=fix), (path_of(setting), path_of(other)))
+        for setting, rule, other, fix in PAIRS
     ),
 )

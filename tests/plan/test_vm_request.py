@@ -28,24 +28,6 @@ def training(nodes: int = 1, zones: list[str] | None = None, **machine: Any) -> 
     return request("vm", **TRAINING, machine={"type": "l4", "gpus": 2, "nodes": nodes, **machine}, zones=zones)
 
 
-def test_a_workstation_vm() -> None:
-    body = vm()
-    assert body["name"] == "job"
-    assert body["machineType"] == "zones/us-central1-a/machineTypes/g2-standard-24"
-    assert "guestAccelerators" not in body
-    assert body["networkInterfaces"] == [{"network": "global/networks/default", "nicType": "GVNIC"}]
-    assert body["shieldedInstanceConfig"]["enableVtpm"]
-    assert body["scheduling"] == {
-        "provisioningModel": "STANDARD",
-        "onHostMaintenance": "TERMINATE",
-        "automaticRestart": True,
-        "maxRunDuration": {"seconds": "43200"},
-        "instanceTerminationAction": "STOP",
-    }
-    assert {"key": "enable-oslogin", "value": "TRUE"} in body["metadata"]["items"]
-    parse_instance(body)
-
-
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_vms_and_their_disks_have_the_labels_by_which_their_run_is_found(nodes: int) -> None:
     plan = planned("vm", **TRAINING, machine={"type": "l4", "gpus": 2, "nodes": nodes}, labels={"team": "vision"})
@@ -59,13 +41,6 @@ def test_a_vm_that_trains_ends_at_its_time_limit() -> None:
     scheduling = request("vm", **TRAINING, limits={"hours": 2.5})["scheduling"]
     assert scheduling["maxRunDuration"] == {"seconds": "9000"}
     assert scheduling["instanceTerminationAction"] == "DELETE"
-
-
-def test_spot() -> None:
-    scheduling = vm(provisioning=["spot"])["scheduling"]
-    assert scheduling["provisioningModel"] == "SPOT"
-    assert scheduling["preemptible"] is True
-    assert scheduling["automaticRestart"] is False
 
 
 def test_flex_start() -> None:
@@ -147,14 +122,6 @@ def test_the_wait_for_flex_start_is_what_google_takes(wait: str, seconds: str) -
     plan = planned("vm", world=WORKPLACE, limits={"wait": wait}, **fields)
     assert plan.attempts[0].request["params"] == {"requestValidForDuration": {"seconds": seconds}}
     assert any("limits.wait" in warning for warning in plan.warnings) == (wait != "30m")
-
-
-def test_a_training_vm_is_deleted_at_its_end() -> None:
-    body = training()
-    assert body["name"].startswith("job-")
-    assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
-    assert body["scheduling"]["automaticRestart"] is False
-    parse_instance(body)
 
 
 def test_several_nodes_are_made_all_or_none() -> None:

@@ -39,7 +39,7 @@ def estimate(
     flags = flags_of(ctx)
     if vram is not None:
         from launcher.cli.options import words
-        from launcher.plan.memory.largest import largest_models, memory_bytes
+        from launcher.plan.memory.need import largest_models, memory_bytes
 
         if spec is not None or words(flags):
             raise UsageError("--vram cannot be combined with a spec or its flags", "Remove one of them.")
@@ -52,7 +52,7 @@ def estimate(
     from launcher.cli.options import overrides
     from launcher.inputs.estimating import estimate_spec
     from launcher.inputs.gather import GatherOptions, gather
-    from launcher.plan.memory.config_sizes import FAMILIES
+    from launcher.plan.memory.sizes import FAMILIES
     from launcher.spec.reader import Override
     from launcher.text import did_you_mean, near
 

@@ -13,7 +13,7 @@ from launcher.text import plural, size_text, usd_text
 
 if TYPE_CHECKING:
     from launcher.plan.estimate import Estimate, Offer
-    from launcher.plan.memory.largest import Largest
+    from launcher.plan.memory.need import Largest
 
 
 def page(estimate: Estimate) -> Iterator[str]:

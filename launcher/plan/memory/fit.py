@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from launch_train.common.config import Checkpointing, Config
 from launcher.catalog import Catalog, MachineType
 from launcher.errors import PlanRefused
-from launcher.plan.memory.config_sizes import sizes_of
-from launcher.plan.memory.model_sizes import ModelSizes
 from launcher.plan.memory.need import Need, Setup, largest_micro_batch, memory_setup, need
+from launcher.plan.memory.sizes import ModelSizes, sizes_of
 from launcher.plan.model import Chosen, Context
 from launcher.plan.placement import SERVICE
 from launcher.spec.checks import config_of
@@ -86,18 +85,13 @@ def check_memory(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chos
     parts = ", ".join(
         f"{part.name} {size_text(part.size)}" for part in sorted(least.parts, key=lambda part: -part.size)[:3]
     )
+    changes = [*fixes(spec, catalog, context, chosen, fit.model)]  # smallest first
     raise PlanRefused(
         f"run.config.model: {fit.model.name} needs {size_text(least.total)} per GPU for one sample ({parts}); "
         f"{chosen.gpu.title} has {gpu_memory_gb(chosen):g} GB",
-        hint(spec, catalog, context, chosen, fit.model),
+        f"Use {either(changes[:3])}." if changes else "No machine in the catalog can train it: use a smaller model.",
         field="run.config.model",
     )
-
-
-def hint(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, model: ModelSizes) -> str:
-    """Return the changes that make a model fit, smallest first."""
-    changes = [*fixes(spec, catalog, context, chosen, model)]
-    return f"Use {either(changes[:3])}." if changes else "No machine in the catalog can train it: use a smaller model."
 
 
 def fixes(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, model: ModelSizes) -> Iterator[str]:
@@ -108,14 +102,17 @@ def fixes(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, mod
     here = next((flags for flags, changed in variants(setup) if fits(model, changed)), None)
     if here is not None:
         yield here
-    for machine in bigger(catalog, context, chosen):
+    machines = offered(catalog, context)
+    for machine in machines:
         other = Chosen(machine=machine, gpu=catalog.gpu(machine.gpu), gpus=machine.gpus)
-        if fits(model, setup_on(spec, config, other)):
+        is_bigger = machine.share is None and other.gpu.memory_gb > gpu_memory_gb(chosen)
+        if other.gpus == chosen.gpus and is_bigger and fits(model, setup_on(spec, config, other)):
             yield f"--type {machine.gpu}"
             break
-    for machine in larger(catalog, context, chosen):
+    for machine in sorted(machines, key=lambda machine: machine.gpus):
         other = Chosen(machine=machine, gpu=chosen.gpu, gpus=machine.gpus)
-        if fits(model, replace(setup_on(spec, config, other), sharded=True)):
+        has_more = machine.gpu == chosen.gpu.name and machine.gpus > chosen.gpus
+        if has_more and fits(model, replace(setup_on(spec, config, other), sharded=True)):
             yield f"--gpus {machine.gpus} --set {PARALLEL}=fsdp"
             break
 
@@ -138,26 +135,6 @@ def variants(setup: Setup) -> Iterator[tuple[str, Setup]]:
 def fits(model: ModelSizes, setup: Setup) -> bool:
     """Return whether one sample fits."""
     return need(model, setup, 1).total <= setup.available
-
-
-def bigger(catalog: Catalog, context: Context, chosen: Chosen) -> list[MachineType]:
-    """Return the default machines with as many other GPUs, which have more memory: smallest first."""
-    gpus = chosen.gpus
-    return [
-        machine
-        for machine in offered(catalog, context)
-        if machine.gpus == gpus and machine.share is None and catalog.gpu(machine.gpu).memory_gb > gpu_memory_gb(chosen)
-    ]
-
-
-def larger(catalog: Catalog, context: Context, chosen: Chosen) -> list[MachineType]:
-    """Return the default machines with more of the same GPUs, smallest first."""
-    same = [
-        machine
-        for machine in offered(catalog, context)
-        if machine.gpu == chosen.gpu.name and machine.gpus > chosen.gpus
-    ]
-    return sorted(same, key=lambda machine: machine.gpus)
 
 
 def offered(catalog: Catalog, context: Context) -> list[MachineType]:

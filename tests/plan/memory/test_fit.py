@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from launch_train.common.config import parse
 from launcher.catalog import load
 from launcher.errors import PlanRefused
-from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.fit import fit_of, memory_line
 from launcher.plan.memory.need import GB, Setup, divisors, largest_micro_batch, memory_setup, need
+from launcher.plan.memory.sizes import sizes_of
 from launcher.plan.placement import choose
 from tests.command import launch
 from tests.plan.planning import context, planned, spec

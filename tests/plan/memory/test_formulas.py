@@ -9,8 +9,8 @@ import torch
 
 from launch_train import models
 from launch_train.common.config import PRESETS, parse
-from launcher.plan.memory.config_sizes import sizes_of
 from launcher.plan.memory.need import Setup, tensors
+from launcher.plan.memory.sizes import sizes_of
 from tests.plan.memory import trackers
 
 GPT = {"name": "gpt", "n_layer": 2, "n_head": 4, "n_embd": 96, "block_size": 56, "vocab_size": 300}
