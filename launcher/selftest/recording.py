@@ -1,8 +1,16 @@
-"""Record requests and answers while a selftest runs.
+"""Record requests and answers while a selftest runs, and write them to a bundle without identifying values.
 
 Every HTTP request to Google goes through requests' HTTPAdapter, whichever client sends it: that one method is wrapped.
 Vertex AI is called by gRPC, and by REST only in tests: its client is wrapped, and the messages of both are recorded as
 JSON.
+
+Known values (the project, its number, the account, tokens, this machine's user, name and home) are replaced everywhere,
+also in keys. E-mail addresses, tokens, keys and IP addresses are recognised by pattern, secrets also by the name of
+their field.
+
+Answers about other users' resources are reduced to their shape: keys, kinds of values, and known enums. An allow-list:
+a text stays if it belongs to this selftest, comes from one of Google's public catalogs, or stands in a field that only
+ever holds Google's own words. Numbers and booleans stay, except in logs, metadata and people.
 """
 
 from __future__ import annotations
@@ -11,11 +19,15 @@ import json
 import re
 import threading
 import time
+import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from launcher.selftest.kit import OWN
 
 ALIKE: Final = 3
 """Maximum number of recorded calls per step of one operation with the same status."""
@@ -26,7 +38,7 @@ NAMED: Final = re.compile(
 """Parts of a path that precede a resource name."""
 BLOB: Final = re.compile(r"^/v2/.+?/(manifests|blobs/uploads|blobs)/.*$")
 """A registry's paths. The repository's name contains slashes."""
-SECRET: Final = re.compile(r"(oauth2|accounts|sts|iamcredentials|metadata)(\..*)?|169\.254\.169\.254")
+SECRET_HOSTS: Final = re.compile(r"(oauth2|accounts|sts|iamcredentials|metadata)(\..*)?|169\.254\.169\.254")
 """Hosts whose requests or answers contain credentials."""
 TOKENS: Final = re.compile(r"/computeMetadata/|/oauth2/|/token$")
 """Paths of requests for credentials, including those to a registry's token endpoint."""
@@ -102,7 +114,7 @@ def note_http(
     url = urlsplit(request.url)
     if template(url.path).startswith(JOBS):
         return
-    is_secret = SECRET.fullmatch(url.hostname or "") or TOKENS.search(url.path)
+    is_secret = SECRET_HOSTS.fullmatch(url.hostname or "") or TOKENS.search(url.path)
     body = request.body if isinstance(request.body, str | bytes) and not is_secret else b""
     recorder.note(
         f"{request.method} {template(url.path)}",
@@ -174,3 +186,160 @@ def message_json(message: Any) -> Any:
     message = getattr(message, "_response", getattr(message, "operation", message))
     plain = type(message).pb(message) if hasattr(type(message), "pb") else message
     return MessageToDict(plain) if hasattr(plain, "DESCRIPTOR") else None
+
+
+# --- The bundle -------------------------------------------------------------------------------------------------------
+
+LONGEST: Final = 2000
+"""Maximum length of a text, such as a VM's startup script, in characters."""
+ITEMS: Final = 100
+"""Maximum number of elements in a list. A page of prices has 5,000."""
+SECRET: Final = re.compile(r"(\w*token|\w*secret|private_?key\w*|password|bucketName)", re.IGNORECASE)
+"""Names of fields whose text is hidden. A page token contains the name of the next item."""
+PUBLIC_PROJECTS: Final = "deeplearning-platform-release|vertex-ai|cloud-builders"
+
+
+def unless_path(match: re.Match[str]) -> str:
+    """Return BASE64, or the same text if it is a path such as v1/projects/PROJECT/customJobs."""
+    is_path = all(PART.fullmatch(part) for part in match[0].split("/"))
+    return match[0] if is_path and "/" in match[0] else "BASE64"
+
+
+PART: Final = re.compile(r"[a-z]*([A-Z][a-z]+)*|[A-Z]+|v\d\w*|\d+|[0-9a-f]+")
+PATTERNS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
+    (re.compile(rf"\b({SECRET.pattern}[\"']?\s*[=:]\s*[\"']?)[^&\s\"',}}]+", re.IGNORECASE), r"\1TOKEN"),
+    (re.compile(r"[\w.+%-]+@[\w-]+(\.[\w-]+)+"), "EMAIL"),
+    (re.compile(r"\bya29\.[\w.-]+"), "TOKEN"),
+    (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), "TOKEN"),
+    (re.compile(r"\b(ssh-(rsa|ed25519)|ecdsa-sha2-\S+) [A-Za-z0-9+/=]+"), "SSH-KEY"),
+    (re.compile(r"(?<![A-Za-z0-9+/])(?![0-9a-f]+(?![A-Za-z0-9+/]))[A-Za-z0-9+/]{48,}={0,2}"), unless_path),
+    (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b"), "IP"),
+    (re.compile(r"(?<![\w:])([0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])"), "IP"),
+    (re.compile(r"(?<=/home/)[^/\s\"']+|(?<=/Users/)[^/\s\"']+"), "USER"),
+    (re.compile(r"(?<=\bprojects/)\d{6,}"), "PROJECT-NUMBER"),
+    (re.compile(rf"\b(projects/|docker\.pkg\.dev/)(?!({PUBLIC_PROJECTS})\b)[a-z][\w.:-]*"), r"\1OTHER-PROJECT"),
+)
+NUMBER: Final = re.compile(
+    r"(?:\bprojects/|[?&]project=|\"project(?:Number|Id)?\": \"?|\"compute#project\", \"id\": \"?)(\d{6,})"
+    r"|\b(?:service-)?(\d{6,})(?:-compute)?@"
+)
+BUCKET: Final = re.compile(r"(?:\bgs://|/b/)(?!launch-selftest-)([a-z0-9][\w.-]+)")
+
+
+def write_bundle(
+    folder: Path, name: str, results: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], known: Mapping[str, str]
+) -> Path:
+    """Write a zip file with results.json (as benchmarks/results/selftest-DATE.json) and calls.json; return its path."""
+    # The project's number and other people's buckets in a call may occur elsewhere in the bundle too.
+    text = json.dumps([*calls])
+    buckets = dict.fromkeys(BUCKET.findall(text), "BUCKET")
+    numbers = dict.fromkeys((match[1] or match[2] for match in NUMBER.finditer(text)), "PROJECT-NUMBER")
+    redact = Redactor({**buckets, **numbers, **known})
+    path = folder / name
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        kept = [redact(reduced(call)) for call in calls]
+        for part, data in (("results.json", redact(results)), ("calls.json", kept)):
+            file.writestr(part, json.dumps(data, indent=1, ensure_ascii=False))
+    return path
+
+
+def read_bundle(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a bundle's results and calls. Raises OSError, ValueError, KeyError: the file is no bundle."""
+    with zipfile.ZipFile(path) as file:
+        return json.loads(file.read("results.json")), json.loads(file.read("calls.json"))
+
+
+class Redactor:
+    """Replaces known values and patterns in any JSON."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        """`known`: value -> replacement. Short values are only replaced as whole words."""
+        self._values = frozenset(known)
+        longest = sorted((value for value in known if value), key=len, reverse=True)
+        self._known = [(re.compile(whole_word(value), re.IGNORECASE), known[value]) for value in longest]
+
+    def __call__(self, value: Any) -> Any:
+        """Return the redacted JSON."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {
+                self.text(str(key)): "TOKEN"
+                if each and isinstance(each, str) and SECRET.fullmatch(str(key))
+                else self(each)
+                for key, each in value.items()
+            }
+        if isinstance(value, int) and str(value) in self._values:
+            return self.text(str(value))
+        return [self(each) for each in value[:ITEMS]] if isinstance(value, list | tuple) else value
+
+    def text(self, text: str) -> str:
+        """Return the redacted text."""
+        for pattern, instead in self._known:
+            text = pattern.sub(instead, text)
+        for pattern, word in PATTERNS:
+            text = pattern.sub(word, text)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
+
+
+SHORT: Final = 6
+
+
+def whole_word(value: str) -> str:
+    """Return a pattern that matches a value as a whole word: `root` must not match in `chroot`."""
+    plain = re.escape(value)
+    return plain if len(value) > SHORT else rf"(?<![A-Za-z0-9]){plain}(?![A-Za-z0-9])"
+
+
+# --- Other users' resources -------------------------------------------------------------------------------------------
+
+NAMES: Final = ("name", "displayName", "id", "bucket", "logsBucket", "selfLink", "targetLink")
+"""Fields with the name of the resource that contains them."""
+PUBLIC: Final = re.compile(
+    r"GET .*/(skus|machineTypes/\*|acceleratorTypes/\*|regions/\*|images/family/\*)|.*Permissions"
+)
+"""Operations whose answers are Google's catalogs or permissions."""
+HARMLESS: Final = re.compile(
+    "@type|IPProtocol|architecture|code|currencyCode|direction|domain|format|kind|locationType|metric|mode|reason|shell"
+    "|natIpAllocateOption|operatingSystemType|operationType|sourceSubnetworkIpRangesToNat|state|status|storageClass"
+    "|usageType"
+)
+"""Fields whose values are Google's own terms."""
+WORD: Final = re.compile(r"[\w#./-]{1,80}")
+STRICT: Final = frozenset({"entries", "commonInstanceMetadata", "loginProfile", "posixAccounts", "sshPublicKeys"})
+"""Fields that are reduced to their shape."""
+FREE: Final = frozenset({"labels", "annotations", "jsonPayload", "protoPayload", "sshPublicKeys"})
+"""Maps whose keys are chosen by users."""
+PEOPLE: Final = "/users/"
+"""Occurs only in the paths of OS Login."""
+THINGS: Final = re.compile(
+    r"(?<=/)(subnetworks|instances|repositories|builds|images|b|o|users)/(?!launch-selftest-)[^/:]+"
+)
+
+
+def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded call without other users' data. Lists keep their length."""
+    if PEOPLE in str(call.get("path", "")):
+        shapes = {name: shape(call.get(name), strict=True) for name in ("request", "answer")}
+        return {**call, "path": call["operation"], **shapes}
+    if PUBLIC.fullmatch(str(call.get("operation", ""))):
+        return {**call}
+    answer = call.get("answer")
+    if not (isinstance(answer, Mapping) and answer.keys() == {"error"}):  # an error message explains a failed step
+        answer = shape(answer)
+    return {**call, "path": THINGS.sub(r"\1/*", str(call.get("path", ""))), "answer": answer}
+
+
+def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:
+    """Return JSON of the same shape. `name` is the field that contains it."""
+    strict = strict or name in STRICT
+    if isinstance(value, Mapping):
+        if not strict and any(OWN.search(str(value.get(name, ""))) for name in NAMES):
+            return value  # the selftest's own resource
+        keys = [str(number) for number in range(len(value))] if name in FREE else [*map(str, value)]
+        return {key: shape(each, key, strict=strict) for key, each in zip(keys, value.values(), strict=True)}
+    if isinstance(value, list):
+        return [shape(each, name, strict=strict) for each in value]
+    if isinstance(value, str):
+        return value if HARMLESS.fullmatch(name) and WORD.fullmatch(value) else "string"
+    return type(value)() if strict and isinstance(value, int | float) and not isinstance(value, bool) else value

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from launcher.selftest import steps
-from launcher.selftest.bundle import read_bundle, write_bundle
 from launcher.selftest.kit import SMALL
+from launcher.selftest.recording import read_bundle, write_bundle
 from launcher.selftest.steps import BY_NAME
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Runner
 from launcher.testing.registry import OciRegistry

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import launcher.clock
-from launcher.selftest.bundle import read_bundle
+from launcher.selftest.recording import read_bundle
 from tests.selftest.comparison import differences
 from tests.selftest.world import World, opened
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from google.cloud import artifactregistry_v1
 
-from launcher.selftest.bundle import Redactor, read_bundle, write_bundle
+from launcher.selftest.recording import Redactor, read_bundle, write_bundle
 from launcher.testing.googlecloud import Fault, Status
 from launcher.testing.googlecloud.faults import Serve, Step
 from launcher.testing.googlecloud.images.artifact_registry import RepositoryRecord

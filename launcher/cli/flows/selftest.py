@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -27,10 +28,9 @@ from launcher.errors import LaunchError, UsageError
 from launcher.inputs import gcloud_config
 from launcher.inputs.gather import project as default_project
 from launcher.inputs.git import commit
-from launcher.selftest import bundle as bundles
 from launcher.selftest.cleanup import clean as remove_resources
 from launcher.selftest.kit import PREFIX, Kit, Ran
-from launcher.selftest.recording import Recorder, recorded
+from launcher.selftest.recording import Recorder, read_bundle, recorded, write_bundle
 from launcher.selftest.steps import GROUPS, Item, Outcome, Step, check_cap, chosen, items, run_steps, total
 from launcher.signals import signals_stop
 from launcher.text import usd_text
@@ -178,7 +178,7 @@ def carried_out(kit: Kit, steps: Sequence[Step], known: Mapping[str, str]) -> tu
         outcomes += [Outcome(step.name, None, step.target, 0.0, "interrupted") for step in missing]
         print("\n".join(table(outcomes)))
         try:
-            path = write_bundle(kit, outcomes, recorder.calls, known)
+            path = write_bundle(Path.cwd(), f"{kit.prefix}.zip", results(kit, outcomes), recorder.calls, known)
             say(f"bundle    {path.name} (redacted; attach it to a bug report)")
         except Exception as error:  # noqa: BLE001 - must not hide how the steps went
             say(f"launch: the bundle could not be written: {type(error).__name__}: {error}")
@@ -217,12 +217,10 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield from (f"{'':{wide + 2}}{line}" for line in more)
 
 
-def write_bundle(
-    kit: Kit, outcomes: Sequence[Outcome], calls: Sequence[Mapping[str, object]], known: Mapping[str, str]
-) -> Path:
-    """Write the bundle to the current folder, and return its path."""
+def results(kit: Kit, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the results as the bundle has them (benchmarks/results/selftest-DATE.json)."""
     packages = ("google-cloud-aiplatform", "google-cloud-compute", "google-cloud-storage", "grpcio", "requests")
-    results = {
+    return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": revision(ROOT),
         "version": __version__,
@@ -232,7 +230,6 @@ def write_bundle(
         "packages": {name: version_of(name) for name in packages},
         "steps": [outcome.as_data() for outcome in outcomes],
     }
-    return bundles.write_bundle(Path.cwd(), f"{kit.prefix}.zip", results, calls, known)
 
 
 def revision(root: Path) -> str:
@@ -298,7 +295,7 @@ def or_empty(read: Callable[[], str]) -> str:
 def show_differences(path: Path) -> None:
     """Print where a bundle's answers differ from the loopback cloud's. Raises UsageError: it is no bundle."""
     try:
-        bundles.read_bundle(path)
+        read_bundle(path)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot read the bundle {path}: {error}", "launch selftest writes one.") from error
     say("launch: running the same steps against the loopback cloud …")
