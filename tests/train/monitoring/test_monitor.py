@@ -15,8 +15,7 @@ import pytest
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.monitoring import monitor
-from launch_train.monitoring.bounded_call import BoundedCall
-from launch_train.monitoring.monitor import LazySink, Monitor, NodeMonitor, open_monitor
+from launch_train.monitoring.monitor import BoundedCall, LazySink, Monitor, NodeMonitor, open_monitor
 from launch_train.monitoring.nvml import open_gpus
 from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row

@@ -172,7 +172,7 @@ def test_comparing_costs_a_thousandth(cost: float, usual: float, interval: int) 
     assert replicas.due(41)
     replicas.compare(41, model.parameters(), torch.optim.SGD(model.parameters()))
     replicas._stopwatch.read()
-    replicas._stopwatch._times, replicas._host_seconds = [(cost, 0.0)], 0.0  # type: ignore[attr-defined]  # the stopwatch of a CPU
+    replicas._stopwatch._times, replicas._host_seconds = [(cost, 0.0, 0.0)], 0.0
     assert replicas.read(usual) is None
     assert (replicas.last_agreed, replicas.interval) == (41, interval)
     assert [replicas.due(41 + interval - 1), replicas.due(41 + interval)] == [False, True]

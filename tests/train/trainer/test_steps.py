@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from launch_train.common.config import parse
-from launch_train.common.step_timer import CudaStopwatch, Times, memory_gb, stopwatch
+from launch_train.common.step_timer import CudaStopwatch, Stopwatch, Times, memory_gb, stopwatch
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance.precision import POLICIES
 from launch_train.trainer import build, metrics_buffer, reporting, train
@@ -21,7 +21,7 @@ from launch_train.trainer.metrics_buffer import Recorder, SlowRank, StepRecord
 GPU = torch.device("cuda", 0)
 
 
-class Watch:
+class Watch(Stopwatch):
     """Every step takes `seconds`."""
 
     def __init__(self, seconds: float) -> None:

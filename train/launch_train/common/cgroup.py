@@ -29,8 +29,8 @@ class Cgroup:
     def memory_limit(self) -> int | None:
         """Return the lowest memory limit in bytes; None if there is none."""
         names = ("memory.max", "memory.limit_in_bytes")
-        limits = [limit for folder in self.memory for name in names if (limit := _number(folder / name)) is not None]
-        return min((limit for limit in limits if limit < UNLIMITED), default=None)
+        limits = [_read_number(folder / name) for folder in self.memory for name in names]
+        return min((limit for limit in limits if limit is not None and limit < UNLIMITED), default=None)
 
     def memory_used(self) -> int | None:
         """Return the bytes used by the innermost limited group, without inactive file cache; None if unlimited."""
@@ -38,7 +38,7 @@ class Cgroup:
             current, limit = folder / "memory.current", folder / "memory.max"
             if not current.is_file():
                 current, limit = folder / "memory.usage_in_bytes", folder / "memory.limit_in_bytes"
-            if (_number(limit) or UNLIMITED) < UNLIMITED and (used := _number(current)) is not None:
+            if (_read_number(limit) or UNLIMITED) < UNLIMITED and (used := _read_number(current)) is not None:
                 stat = _stat(folder / "memory.stat")
                 return max(0, used - stat.get("total_inactive_file", stat.get("inactive_file", 0)))
         return None
@@ -53,7 +53,7 @@ class Cgroup:
         for folder in self.used_cpu:
             if (micros := _stat(folder / "cpu.stat").get("usage_usec")) is not None:
                 return micros / 1e6
-            if (nanos := _number(folder / "cpuacct.usage")) is not None:
+            if (nanos := _read_number(folder / "cpuacct.usage")) is not None:
                 return nanos / 1e9
         return None
 
@@ -113,12 +113,12 @@ def _quotas(folder: Path) -> Iterator[float]:
         quota, period = (folder / "cpu.max").read_text().split()
         if quota != "max":
             yield int(quota) / int(period)
-    quota_us, period_us = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    quota_us, period_us = _read_number(folder / "cpu.cfs_quota_us"), _read_number(folder / "cpu.cfs_period_us")
     if quota_us and period_us and quota_us > 0:
         yield quota_us / period_us
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     """Return the integer in a file, or None."""
     try:
         return int(path.read_text())

@@ -50,7 +50,8 @@ def summary(end: Mapping[str, Any], unit: str, where: str | None, env: Mapping[s
 
     Losses, speed and folder are omitted if launch started the run: it prints them (launcher.cli.ui.run_summary).
     """
-    rows = [("steps", f"{end['step']} in {clock(end['seconds'])} on {_machine(end)}")]
+    machine = f"{plural(end['world_size'], 'rank')}, {end['device']}, {end['precision']}"
+    rows = [("steps", f"{end['step']} in {clock(end['seconds'])} on {machine}")]
     rows += [] if contract.RUN in env else _results(end, unit)
     rows += [("model", f"{end['parameters']:,} parameters")]
     rows += [("sha256", f"{end['parameters_sha256'][:16]}…  {agreement(end['world_size'])}")]
@@ -59,10 +60,11 @@ def summary(end: Mapping[str, Any], unit: str, where: str | None, env: Mapping[s
 
 
 def _results(end: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
+    mfu = f", MFU {end['mfu']:.1%}" if end.get("mfu") else ""
     first, last = _nats(end["train_loss_first"]), _nats(end["train_loss_last"])
     short = end["step"] <= MEAN_STEPS  # both are the mean of all steps
     loss = f"{last} (mean of all steps)" if short else f"{first} -> {last} (means of {end['train_loss_steps']} steps)"
-    return [("loss", loss), *_held_out(end), ("speed", f"{si(end[f'{unit}_per_s'])} {unit}/s" + _mfu(end))]
+    return [("loss", loss), *_held_out(end), ("speed", f"{si(end[f'{unit}_per_s'])} {unit}/s" + mfu)]
 
 
 def agreement(world: int) -> str:
@@ -85,11 +87,3 @@ def _held_out(end: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _nats(value: float | None) -> str:
     return "nan" if value is None else f"{value:.4f}"
-
-
-def _mfu(end: Mapping[str, Any]) -> str:
-    return f", MFU {end['mfu']:.1%}" if end.get("mfu") else ""
-
-
-def _machine(end: Mapping[str, Any]) -> str:
-    return f"{plural(end['world_size'], 'rank')}, {end['device']}, {end['precision']}"

@@ -31,7 +31,7 @@ def run_program(name: str, work: Callable[[], object], should_report: Callable[[
             print(f"{name}: {error}", file=sys.stderr, flush=True)
         return int(error.exit)
     except SystemExit as stopped:
-        return _code(stopped)
+        return _exit_code(stopped)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BaseException as error:  # noqa: BLE001 - the process ends here, by os._exit
@@ -42,7 +42,7 @@ def run_program(name: str, work: Callable[[], object], should_report: Callable[[
     return int(Exit.OK)
 
 
-def _code(stopped: SystemExit) -> int:
+def _exit_code(stopped: SystemExit) -> int:
     """Return the exit code of a SystemExit; if it has a text, print it."""
     if stopped.code is None or isinstance(stopped.code, int):
         return stopped.code or 0
@@ -69,7 +69,9 @@ def leave(code: int, *, rank: int = 0) -> NoReturn:
     if code and "RANK" in os.environ:
         time.sleep(1.0 if rank else 0.2)
     try:
-        _note(code)
+        if code in _DELIBERATE and (path := os.environ.get(contract.EXIT_FILE)):
+            with Path(path).open("a") as file:
+                file.write(f"{int(code)}\n")
         sys.stdout.flush()
         sys.stderr.flush()
     except (OSError, ValueError) as error:  # a full disk, a closed pipe: the process must exit anyway
@@ -78,9 +80,3 @@ def leave(code: int, *, rank: int = 0) -> NoReturn:
                 print(f"train: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(int(code))
-
-
-def _note(code: int) -> None:
-    if code in _DELIBERATE and (path := os.environ.get(contract.EXIT_FILE)):
-        with Path(path).open("a") as file:
-            file.write(f"{int(code)}\n")

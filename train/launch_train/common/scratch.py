@@ -24,7 +24,13 @@ def temporary_folder(kind: str) -> Iterator[str]:
     for entry in os.scandir(tempfile.gettempdir()):
         if entry.name.startswith(PREFIX):
             with suppress(OSError):  # locked, somebody else's, or gone
-                _remove_unlocked(entry.path)
+                handle = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    if os.fstat(handle).st_uid == os.getuid():
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                finally:
+                    os.close(handle)
     while True:
         path = tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-")
         with suppress(FileNotFoundError):  # another process has removed it before it was locked
@@ -38,16 +44,4 @@ def temporary_folder(kind: str) -> Iterator[str]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        os.close(handle)
-
-
-def _remove_unlocked(path: str) -> None:
-    import fcntl
-
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(handle).st_uid == os.getuid():
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-    finally:
         os.close(handle)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
+from launch_train.common.text import one_line
 
 ENDPOINT: Final = "https://secretmanager.googleapis.com"
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
@@ -77,11 +78,12 @@ class SecretReader:
             raise UnavailableError(f"secret {name}: Secret Manager is unreachable ({type(error).__name__})") from None
         except GoogleAuthError as error:
             kind = UnavailableError if isinstance(error, RefreshError) and error.retryable else SecretError
-            raise kind(f"secret {name}: Secret Manager rejected the credentials: {one_line(str(error))}") from None
+            raise kind(f"secret {name}: Secret Manager rejected the credentials: {one_line(error)}") from None
         if answer.status_code in RETRYABLE:
             raise UnavailableError(f"secret {name}: Secret Manager answers {answer.status_code}")
         if answer.status_code != 200:
-            raise SecretError(f"secret {name} ({version}) {explain_refusal(answer, version, self._account())}")
+            refusal = explain_refusal(answer, version, account_of(self._session))
+            raise SecretError(f"secret {name} ({version}) {refusal}")
         return payload(name, answer)
 
     def _request(self, version: str) -> Any:
@@ -89,11 +91,6 @@ class SecretReader:
         if self._session is None:
             self._session = session(self._environ, endpoint)
         return self._session.get(f"{endpoint or ENDPOINT}/v1/{version}:access", timeout=self._seconds)
-
-    def _account(self) -> str:
-        """Return the service account's address, as far as its credentials know it; empty for other accounts."""
-        email = str(getattr(self._session.credentials, "service_account_email", None) or "")
-        return email if "@" in email else ""
 
 
 def references(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -105,6 +102,12 @@ def references(environ: Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(wanted, dict) or not all(VERSION.fullmatch(str(version)) for version in wanted.values()):
         raise UsageError(f"{contract.SECRETS} must be a JSON object of projects/P/secrets/S/versions/V")
     return wanted
+
+
+def account_of(session: Any) -> str:
+    """Return the service account's address, as far as its credentials know it; empty for other accounts."""
+    email = str(getattr(session.credentials, "service_account_email", None) or "")
+    return email if "@" in email else ""
 
 
 def session(environ: Mapping[str, str], endpoint: str) -> Any:
@@ -178,11 +181,6 @@ def message_and_reason(answer: Any) -> tuple[str, str]:
     try:
         error = answer.json()["error"]
         infos: list[Mapping[str, Any]] = [info for info in error.get("details", []) if "reason" in info]
-        return one_line(str(error["message"])), str(infos[0]["reason"]) if infos else ""
+        return " ".join(str(error["message"]).split())[:300], str(infos[0]["reason"]) if infos else ""
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"HTTP {answer.status_code}", ""
-
-
-def one_line(message: str) -> str:
-    """Return the message on one line, at most 300 characters of it."""
-    return " ".join(message.split())[:300]

@@ -5,26 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 Times = list[tuple[float, float, float]]
 """For each step: its duration in seconds, the Unix time of its end, and the seconds until its lap (0: none)."""
-
-
-class Stopwatch(Protocol):
-    def start(self) -> None:
-        """Start a step."""
-
-    def lap(self) -> None:
-        """Mark the moment in the step after which it may wait for other ranks."""
-
-    def stop(self) -> None:
-        """End the step: its work is done, or queued on the device."""
-
-    def read(self) -> Times:
-        """Return the steps since the last call. May wait for the device."""
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
@@ -33,10 +18,10 @@ def stopwatch(device: torch.device) -> Stopwatch:
         torch.cuda.reset_peak_memory_stats(device)
         return CudaStopwatch()
     # Work on the CPU is complete when the call returns.
-    return HostStopwatch(torch.mps.synchronize if device.type == "mps" else lambda: None)
+    return Stopwatch(torch.mps.synchronize if device.type == "mps" else lambda: None)
 
 
-class HostStopwatch:
+class Stopwatch:
     """Times steps by the host's clock; on a Mac's GPU it synchronises at the end of each step."""
 
     def __init__(self, done: Callable[[], None]) -> None:
@@ -46,38 +31,41 @@ class HostStopwatch:
         self._times: Times = []
 
     def start(self) -> None:
+        """Start a step."""
         self._began = self._lap = time.perf_counter()
 
     def lap(self) -> None:
+        """Mark the moment in the step after which it may wait for other ranks."""
         self._lap = time.perf_counter()
 
     def stop(self) -> None:
+        """End the step, if one was started: its work is done, or queued on the device."""
         self._done()
         self._times.append((time.perf_counter() - self._began, time.time(), self._lap - self._began))
 
     def read(self) -> Times:
+        """Return the steps since the last call. May wait for the device."""
         times, self._times = self._times, []
         return times
 
 
-class CudaStopwatch:
+class CudaStopwatch(Stopwatch):
     """Times steps by two events each; the times are computed when a block of steps is read."""
 
     def __init__(self) -> None:
-        self._began: torch.cuda.Event | None = None
-        self._lap: torch.cuda.Event | None = None
+        self._began_at: torch.cuda.Event | None = None
+        self._lap_at: torch.cuda.Event | None = None
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        self._began, self._lap = _record_event(), None
+        self._began_at, self._lap_at = _record_event(), None
 
     def lap(self) -> None:
-        self._lap = _record_event()
+        self._lap_at = _record_event()
 
     def stop(self) -> None:
-        """End the step, if one was started."""
-        if self._began:
-            self._events.append((self._began, self._lap or self._began, _record_event()))
+        if self._began_at:
+            self._events.append((self._began_at, self._lap_at or self._began_at, _record_event()))
 
     def read(self) -> Times:
         events, self._events = self._events, []

@@ -15,19 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.console import say
 from launch_train.common.storage import open_storage
 from launch_train.monitoring.alerts import Alerts
-from launch_train.monitoring.bounded_call import BoundedCall
 from launch_train.monitoring.summary import MonitorSummary
 from launch_train.telemetry.metric_sink import MetricsWriter, Sink, part_names
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.upload_queue import open_outbox
+
+T = TypeVar("T")
 
 PART_SECONDS: Final = 60.0
 """Rows of this duration form one part, which costs a request. A process that is killed loses its last part."""
@@ -101,12 +103,8 @@ def _open_host(env: Mapping[str, str]) -> Sampler | None:
     # The disk to watch is the run folder's if it is on this machine, else the upload spool's.
     folders = [env.get(contract.RUN_FOLDER) or "", env.get(contract.SPOOL) or ""]
     scratch = next((Path(path) for path in folders if path and Path(path).is_dir()), Path(tempfile.gettempdir()))
-    return open_host(scratch, _root(env))
-
-
-def _root(env: Mapping[str, str]) -> int:
-    """Return the process id from which all processes of the run on this node descend (torchrun's, if there is one)."""
-    return os.getppid() if "LOCAL_RANK" in env else os.getpid()
+    # All processes of the run on this node descend from torchrun, if there is one.
+    return open_host(scratch, os.getppid() if "LOCAL_RANK" in env else os.getpid())
 
 
 def _parts(
@@ -118,6 +116,45 @@ def _parts(
         return Sink()
     storage = open_storage(env[contract.RUN_FOLDER])
     return MetricsWriter(storage, open_outbox(storage, env), part_names(env, name), seconds=seconds)
+
+
+class BoundedCall(Generic[T]):
+    """Runs a call that may block forever on its own thread, one at a time. An exception counts as the result None."""
+
+    def __init__(self, function: Callable[[], T], name: str) -> None:
+        self._function = function
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._results: SimpleQueue[T | None] = SimpleQueue()
+        self._since: float | None = None
+        # A daemon: a call that hangs in a driver must not keep the process from exiting.
+        Thread(target=self._run, name=name, daemon=True).start()
+
+    def call(self, timeout: float) -> T | None:
+        """Start a call unless one is running, and wait up to `timeout` seconds. None on a timeout or an exception."""
+        if self._since is None:
+            self._since = time.monotonic()
+            self._requests.put(True)
+        try:
+            result = self._results.get(timeout=timeout)
+        except Empty:
+            return None
+        self._since = None
+        return result
+
+    def blocked_seconds(self) -> float:
+        """Return for how many seconds the current call has been running; 0 if none is."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    def close(self) -> None:
+        """End the thread after its current call."""
+        self._requests.put(False)
+
+    def _run(self) -> None:
+        while self._requests.get():
+            try:
+                self._results.put(self._function())
+            except Exception:  # noqa: BLE001 - the next call tries again
+                self._results.put(None)
 
 
 class LazySink(Sink):

@@ -45,15 +45,12 @@ def open_gpus(environ: Mapping[str, str], nvml: Nvml = None) -> Gpus | None:
             nvml = pynvml
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        names = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        names = [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]
     except Exception:  # noqa: BLE001 - not installed, no driver or no permission; training does not need it
         return None
     chosen = shown(names, environ.get("CUDA_VISIBLE_DEVICES"))
     return Gpus(nvml, [Gpu(index, handles[index]) for index in chosen]) if chosen else None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def shown(uuids: Sequence[str], visible: str | None) -> list[int]:
@@ -149,51 +146,12 @@ class Gpus:
 Read = Callable[[Nvml, Any], Row]
 
 
-def _util(nvml: Nvml, handle: Any) -> Row:
-    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-    return {"util": rates.gpu / 100, "memory_util": rates.memory / 100}
-
-
-def _memory(nvml: Nvml, handle: Any) -> Row:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return {"memory_gb": round(memory.used / 1e9, 3), "memory_total_gb": round(memory.total / 1e9, 3)}
-
-
-def _heat(nvml: Nvml, handle: Any) -> Row:
-    return {"temp_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)}
-
-
-def _power(nvml: Nvml, handle: Any) -> Row:
-    return {"power_w": round(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, 1)}
-
-
-def _power_limit(nvml: Nvml, handle: Any) -> Row:
-    return {"power_limit_w": round(nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3, 1)}
-
-
-def _clocks(nvml: Nvml, handle: Any) -> Row:
-    sm = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-    return {"sm_mhz": sm, "memory_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)}
-
-
 def _throttle(nvml: Nvml, handle: Any) -> Row:
     try:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except (nvml.NVMLError, AttributeError):  # the name before driver 535
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return {"throttle": [name for bit, name in THROTTLES.items() if bits & bit]}
-
-
-def _ecc(nvml: Nvml, handle: Any) -> Row:
-    """Return the uncorrectable errors since the driver was loaded."""
-    kind, since_boot = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    return {"ecc_uncorrected": nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since_boot)}
-
-
-def _ecc_ever(nvml: Nvml, handle: Any) -> Row:
-    """Return the uncorrectable errors over the GPU's lifetime."""
-    kind, ever = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
-    return {"ecc_uncorrected_ever": nvml.nvmlDeviceGetTotalEccErrors(handle, kind, ever)}
 
 
 def _counters(nvml: Nvml, handle: Any) -> Row:
@@ -231,7 +189,33 @@ def _whole(nvml: Nvml, value: Any) -> int:
     return int(value.value.uiVal if short else value.value.ullVal)
 
 
+def _memory(nvml: Nvml, handle: Any) -> Row:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return {"memory_gb": round(memory.used / 1e9, 3), "memory_total_gb": round(memory.total / 1e9, 3)}
+
+
+def _utilization(nvml: Nvml, handle: Any) -> Row:
+    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+    return {"util": rates.gpu / 100, "memory_util": rates.memory / 100}
+
+
+def _clocks(nvml: Nvml, handle: Any) -> Row:
+    sm = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    return {"sm_mhz": sm, "memory_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)}
+
+
+def _uncorrected(nvml: Nvml, handle: Any, counter: str) -> int:
+    kind = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    return int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, getattr(nvml, counter)))
+
+
 READS: Final[tuple[Read, ...]] = (
-    *(_util, _memory, _heat, _power, _power_limit, _clocks),
-    *(_throttle, _ecc, _ecc_ever, _counters),
+    *(_utilization, _memory, _clocks, _throttle, _counters),
+    lambda nvml, handle: {"temp_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)},
+    lambda nvml, handle: {"power_w": round(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, 1)},
+    lambda nvml, handle: {"power_limit_w": round(nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3, 1)},
+    # Since the driver was loaded, and over the GPU's lifetime.
+    lambda nvml, handle: {"ecc_uncorrected": _uncorrected(nvml, handle, "NVML_VOLATILE_ECC")},
+    lambda nvml, handle: {"ecc_uncorrected_ever": _uncorrected(nvml, handle, "NVML_AGGREGATE_ECC")},
 )
+"""Each read is given up alone if the GPU or its driver doesn't support it."""

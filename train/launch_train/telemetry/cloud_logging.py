@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple
 from launch_train.common import contract
 from launch_train.common.backoff import Backoff
 from launch_train.common.errors import TrainError
-from launch_train.common.secrets import RETRYABLE, message_and_reason, one_line, session
-from launch_train.telemetry.tee import Left
+from launch_train.common.secrets import RETRYABLE, account_of, message_and_reason, session
+from launch_train.common.text import one_line
+from launch_train.telemetry.tee import Left, join
 
 ENDPOINT: Final = "https://logging.googleapis.com"
 SECOND: Final = 10**9
@@ -70,7 +71,7 @@ class LogUploader:
         self._say = say
         self._every = every
         self._client = EntriesClient(source, environ)
-        self._entries = Entries(f"{source.instance}-{time.time_ns():x}")
+        self._entries = Entries(f"{source.resource['instance_id']}-{time.time_ns():x}")
         self._chunks: deque[Chunk] = deque()
         self._size = self._missed = 0
         self._closed = self._off = self._complained = False
@@ -102,8 +103,7 @@ class LogUploader:
         """Close the queue and wait until all is sent, for at most LAST_S and the time left."""
         self.end()
         until = time.monotonic() + LAST_S
-        while self._thread.is_alive() and (seconds := min(left(), until - time.monotonic())) > 0:
-            self._thread.join(min(0.1, seconds))
+        join(self._thread, lambda: min(left(), until - time.monotonic()))
         if self._thread.is_alive():
             self._say("the last lines did not reach Cloud Logging")
 
@@ -186,7 +186,7 @@ class EntriesClient:
             answer = self._post(body)
         except RefreshError as error:
             kind = _AwayError if error.retryable else _ClosedError
-            raise kind(f"the credentials were rejected: {one_line(str(error))}") from error
+            raise kind(f"the credentials were rejected: {one_line(error)}") from error
         except (RequestException, GoogleAuthError) as error:
             raise _AwayError(f"Cloud Logging does not respond ({type(error).__name__})") from error
         except TrainError as error:
@@ -212,8 +212,7 @@ class EntriesClient:
             return f"its API is disabled: gcloud services enable logging.googleapis.com --project={project}"
         if answer.status_code != 403 or reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":
             return message
-        email = str(getattr(self._session.credentials, "service_account_email", None) or "")
-        account = email if "@" in email else "ACCOUNT"
+        account = account_of(self._session) or "ACCOUNT"
         return (
             f"this VM's account has no permission to write logs: gcloud projects add-iam-policy-binding {project} "
             f"--member=serviceAccount:{account} --role=roles/logging.logWriter"
@@ -230,11 +229,6 @@ class LogSource:
     project: str
     resource: Mapping[str, str]
     labels: Mapping[str, str]
-
-    @property
-    def instance(self) -> str:
-        """Return the VM's numeric id."""
-        return self.resource["instance_id"]
 
     def head(self) -> dict[str, Any]:
         """Return the fields that all entries of a request share."""
@@ -254,14 +248,6 @@ class Chunk(NamedTuple):
     data: bytes
 
 
-class LogLine(NamedTuple):
-    """A line without its newline."""
-
-    time: int
-    severity: str
-    text: str
-
-
 class Entries:
     """Converts chunks into entries.
 
@@ -277,33 +263,39 @@ class Entries:
         """Yield entries as JSON. An incomplete line is held until it ends, until REST has passed, or until `last`."""
         if missed:
             text = f"launch: {missed} lines are missing here: Cloud Logging took them too slowly"
-            yield from self._entry(LogLine(time.time_ns(), "WARNING", text))
+            yield from self._entry(time.time_ns(), "WARNING", text)
         for chunk in chunks:
             yield from self._lines(chunk)
         for number, rest in list(self._rests.items()):
             if last or time.time_ns() - rest.time >= REST or len(rest.data) >= LONGEST_REST:
                 del self._rests[number]
-                yield from self._entry(parse_line(rest.time, number, rest.data))
+                yield from self._line(rest.time, number, rest.data)
 
     def _lines(self, chunk: Chunk) -> Iterator[bytes]:
         before = self._rests.pop(chunk.number, None)
         *whole, rest = ((before.data if before else b"") + chunk.data).split(b"\n")
         for line in whole:
-            yield from self._entry(parse_line(chunk.time, chunk.number, line))
+            yield from self._line(chunk.time, chunk.number, line)
         if rest:
             since = before.time if before and not whole else chunk.time
             self._rests[chunk.number] = Chunk(since, chunk.number, rest)
 
-    def _entry(self, line: LogLine) -> Iterator[bytes]:
+    def _line(self, time: int, number: int, line: bytes) -> Iterator[bytes]:
+        """Yield the entry of the text after the last carriage return, as a terminal shows it. Severities are those of
+        Vertex AI."""
+        shown = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+        return self._entry(time, "ERROR" if number == 2 else "INFO", shown)
+
+    def _entry(self, time: int, severity: str, text: str) -> Iterator[bytes]:
         """Yield one entry, or several for a very long line."""
-        for start in range(0, max(1, len(line.text)), PIECE):
+        for start in range(0, max(1, len(text)), PIECE):
             self._count += 1
             entry = {
-                "timestamp": rfc3339(line.time),
-                "severity": line.severity,
+                "timestamp": rfc3339(time),
+                "severity": severity,
                 "insertId": f"{self._prefix}-{self._count:010d}",
                 # jsonPayload, because Cloud Logging treats an empty textPayload as missing, and would lose empty lines.
-                "jsonPayload": {"message": line.text[start : start + PIECE]},
+                "jsonPayload": {"message": text[start : start + PIECE]},
             }
             yield json.dumps(entry, ensure_ascii=False).encode()
 
@@ -320,12 +312,6 @@ def batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
         size += len(entry) + 1
     if batch:
         yield batch
-
-
-def parse_line(time: int, number: int, line: bytes) -> LogLine:
-    """Return the text after the last carriage return, as a terminal shows it. Severities are those of Vertex AI."""
-    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return LogLine(time, "ERROR" if number == 2 else "INFO", shown.decode("utf-8", "replace"))
 
 
 def rfc3339(time: int) -> str:

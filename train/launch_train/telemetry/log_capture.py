@@ -22,7 +22,7 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import Storage
 from launch_train.telemetry.cloud_logging import LogUploader
-from launch_train.telemetry.tee import Left, Tee
+from launch_train.telemetry.tee import Left, Tee, join
 from launch_train.telemetry.upload_queue import Outbox, open_outbox, prune
 
 Say = Callable[[str], None]
@@ -181,8 +181,7 @@ class LogWriter:
     def close(self, left: Left) -> None:
         """Write the rest and wait for the uploads in the time left; report what could not be stored."""
         self._buffer.close()
-        while self._thread.is_alive() and (seconds := left()) > 0:
-            self._thread.join(min(0.1, seconds))
+        join(self._thread, left)
         if self._dropped:
             return
         if self._lost or self._thread.is_alive():
@@ -226,7 +225,12 @@ class LogWriter:
         return open_outbox(self._storage, {contract.SPOOL: str(self._spool)} if self._spool else {})
 
     def _put(self, outbox: Outbox, block: bytes) -> None:
-        _make_sure_of_room(self._spool or Path(self._storage.url))
+        folder = self._spool or Path(self._storage.url)
+        while not folder.exists():
+            folder = folder.parent
+        disk = shutil.disk_usage(folder)
+        if disk.free < min(RESERVE, disk.total // 10):
+            raise OutputError(f"only {disk.free / 1e9:.1f} GB are free on the disk of {folder}")
         outbox.put(runfolder.text_part(self._attempt, self._node, self._part), block)
         self._part += 1
 
@@ -237,12 +241,3 @@ class LogWriter:
         self._said = time.monotonic()
         self._say(f"log lines are not being stored, retrying: {error}")
         return True
-
-
-def _make_sure_of_room(folder: Path) -> None:
-    """Raise OutputError if the remaining disk space is reserved for checkpoints and metrics."""
-    while not folder.exists():
-        folder = folder.parent
-    disk = shutil.disk_usage(folder)
-    if disk.free < min(RESERVE, disk.total // 10):
-        raise OutputError(f"only {disk.free / 1e9:.1f} GB are free on the disk of {folder}")

@@ -29,6 +29,12 @@ _REST_MS: Final = 100
 """Longest time in milliseconds that an incomplete line is held back."""
 
 
+def join(thread: threading.Thread, left: Left) -> None:
+    """Wait for a thread in the time left."""
+    while thread.is_alive() and (seconds := left()) > 0:
+        thread.join(min(0.1, seconds))
+
+
 class Tee:
     """Captures both streams until `close`. If both lead to the same file, they share one pipe to keep their order."""
 
@@ -50,7 +56,7 @@ class Tee:
         for stream in self._streams:
             stream.restore()
         for stream in self._streams:
-            stream.join(left)
+            join(stream.thread, left)
 
 
 class _Stream:
@@ -65,17 +71,13 @@ class _Stream:
             os.dup2(into, number)  # inheritable, unlike the other descriptors
         os.close(into)
         self._wake, self._waker = os.pipe()
-        self._thread = threading.Thread(target=self._run, name=f"tee-{numbers[0]}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=f"tee-{numbers[0]}", daemon=True)
+        self.thread.start()
 
     def restore(self) -> None:
         for number in self._numbers:
             os.dup2(self._real, number)
         os.close(self._waker)
-
-    def join(self, left: Left) -> None:
-        while self._thread.is_alive() and (seconds := left()) > 0:
-            self._thread.join(min(0.1, seconds))
 
     def _run(self) -> None:
         try:
@@ -115,11 +117,11 @@ class _Stream:
         if whole:
             self._take(whole, self._numbers[0])
             with suppress(OSError):  # the reader exited or the disk is full; the job continues
-                _write(self._real, whole)
+                _write_all(self._real, whole)
         return rest
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes) -> None:
     """Write all of `data`, even if the descriptor is non-blocking (as some programs leave a terminal)."""
     view = memoryview(data)
     while view:
