@@ -18,6 +18,7 @@ import pytest
 
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Runner, parse_custom_job
 from tests.googlecloud.test_custom_jobs import GOOD
+from tests.googlecloud.test_runs import job_of
 
 pytestmark = pytest.mark.gcloud
 
@@ -47,11 +48,9 @@ def test_gcloud_creates_sees_and_cancels_a_job(
 
 def test_gcloud_streams_the_lines_of_a_job_that_runs_and_cancels_it(gcloud: str, tmp_path: Path) -> None:
     """gcloud reads entries older than five seconds by its own clock. The cloud's clock is a minute behind."""
-    program = tmp_path / "program.py"
-    program.write_text(SPEAKS)
     config = tmp_path / "job.json"
-    config.write_text(json.dumps(GOOD["jobSpec"]))
-    runner = Runner(pending=0, command=(sys.executable, "-S", str(program)))
+    config.write_text(json.dumps(job_of(SPEAKS)["jobSpec"]))
+    runner = Runner(pending=0)
     jobs, where = [gcloud, "ai", "custom-jobs"], "--region=us-central1"
     with GoogleCloud(runner=runner, clock=lambda: time.time() - 60) as cloud:
         create = [*jobs, "create", f"--config={config}", "--display-name=a", where, "--format=value(name)"]
@@ -66,10 +65,8 @@ def test_gcloud_streams_the_lines_of_a_job_that_runs_and_cancels_it(gcloud: str,
 
 
 SPEAKS = """
-import sys, time
 for text in ("one", "two", "three"):
-    print(f"[workerpool0-0] {text}", file=sys.stderr, flush=True)
-print("launch: nothing of a replica", file=sys.stderr, flush=True)
+    print(text, flush=True)
 time.sleep(60)
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import requests
 
 from launcher.testing.googlecloud import GoogleCloud, Runner
 from launcher.testing.googlecloud.vertex.jobs import Job, shown
-from launcher.testing.googlecloud.vertex.processes import failed
 from tests.googlecloud.test_custom_jobs import GOOD
 from tests.googlecloud.test_logs import ask, message
 from tests.googlecloud.waiting import until
@@ -26,17 +24,18 @@ from tests.googlecloud.waiting import until
 REGION = "us-central1"
 
 
-def program(tmp_path: Path, text: str) -> Runner:
-    """Return a runner whose program is the Python code `text`, with json, os, sys and time imported."""
-    file = tmp_path / "program.py"
-    file.write_text(f"import json, os, signal, sys, time\n{text}\n")
-    return Runner(pending=0, command=(sys.executable, "-S", str(file)))
+def job_of(code: str, *arguments: str) -> dict[str, Any]:
+    """Return a custom job whose replica runs the Python code, with os, signal, sys and time imported."""
+    body = copy.deepcopy(GOOD)
+    command = ["python", "-c", f"import os, signal, sys, time\n{code}", *arguments]
+    body["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] |= {"command": command}
+    return body
 
 
 @contextmanager
-def running(runner: Runner, **options: Any) -> Iterator[tuple[GoogleCloud, Job]]:
-    with GoogleCloud(runner=runner, **options) as cloud:
-        yield cloud, cloud.jobs.submit(REGION, GOOD)
+def running(body: dict[str, Any], runner: Runner | None = None) -> Iterator[tuple[GoogleCloud, Job]]:
+    with GoogleCloud(runner=runner or Runner(pending=0)) as cloud:
+        yield cloud, cloud.jobs.submit(REGION, body)
 
 
 def state(cloud: GoogleCloud, job: Job) -> str:
@@ -54,85 +53,46 @@ def log(cloud: GoogleCloud, job: Job) -> list[tuple[str, str]]:
     return [(entry["resource"]["labels"]["task_name"], message(entry)) for entry in found]
 
 
-def test_a_job_runs_with_its_request_and_its_cloud(tmp_path: Path) -> None:
-    """The program gets the request as Google's canonical JSON, and the cloud in its environment."""
-    runner = program(
-        tmp_path,
-        """
-args = sys.argv[1:]
-request = json.load(open(args[1]))
-print("[workerpool0-0] " + request["jobSpec"]["scheduling"]["strategy"], file=sys.stderr)
-print("[workerpool0-0] " + " ".join(args[2:]), file=sys.stderr)
-print("launch: " + os.environ["STORAGE_EMULATOR_HOST"], file=sys.stderr)
-print(json.dumps({"exit_codes": {"workerpool0-0": 0}}))
-""",
-    )
-    with running(runner) as (cloud, job):
-        until(lambda: has_ended(cloud, job))
+def test_a_job_runs_with_its_request_and_its_cloud() -> None:
+    code = 'print(os.environ["A"], os.environ["CLOUD_ML_JOB_ID"], os.environ["STORAGE_EMULATOR_HOST"])'
+    with running(job_of(code)) as (cloud, job):
+        until(lambda: has_ended(cloud, job), 30)
         assert state(cloud, job) == "SUCCEEDED"
-        said = log(cloud, job)
-        url = cloud.url
-    flags = f"--as-job {job.id} -o json"
-    assert said == [("workerpool0-0", "SPOT"), ("workerpool0-0", flags), ("service", f"launch: {url}")]
+        assert log(cloud, job) == [("workerpool0-0", f"1 {job.id} {cloud.url}")]
 
 
-@pytest.mark.parametrize("docker", [False, True])
-def test_flags_say_how_it_runs(tmp_path: Path, docker: bool) -> None:
-    runner = program(tmp_path, 'print("[workerpool0-0] " + " ".join(sys.argv[7:]), file=sys.stderr)')
-    runner = Runner(code=None if docker else tmp_path, docker=docker, pending=0, command=runner.command)
-    with running(runner) as (cloud, job):
-        until(lambda: has_ended(cloud, job))
-        assert log(cloud, job) == [("workerpool0-0", "--docker" if docker else f"--code {tmp_path}")]
-
-
-def test_a_replica_that_fails_fails_the_job(tmp_path: Path) -> None:
-    runner = program(
-        tmp_path, 'print(json.dumps({"exit_codes": {"workerpool0-0": 0, "workerpool1-0": -9}})); sys.exit(3)'
-    )
-    with running(runner) as (cloud, job):
-        until(lambda: has_ended(cloud, job))
+@pytest.mark.parametrize(("code", "status"), [("sys.exit(75)", 75), ("os.kill(os.getpid(), 6)", 134)])
+def test_a_replica_that_fails_fails_the_job(code: str, status: int) -> None:
+    body = job_of(code)
+    body["jobSpec"]["scheduling"]["disableRetries"] = True
+    with running(body) as (cloud, job):
+        until(lambda: has_ended(cloud, job), 30)
         message = shown(cloud.jobs.jobs[REGION, job.id], time.time())
         assert state(cloud, job) == "FAILED"
-        said = "The replica workerpool1-0 exited with a non-zero status of 137."
+        said = f"The replica workerpool0-0 exited with a non-zero status of {status}."
         assert (message.error.code, message.error.message) == (3, said)
         assert message.start_time.ToNanoseconds() <= message.end_time.ToNanoseconds()
 
 
-@pytest.mark.parametrize(
-    ("result", "status", "found"),
-    [
-        ('{"exit_codes": {"workerpool0-0": 0}}', 0, ("workerpool0-0", 0)),
-        ('{"exit_codes": {"workerpool0-0": 0, "workerpool1-1": 75}}', 3, ("workerpool1-1", 75)),
-        ('{"exit_codes": {"workerpool0-0": -15}}', 3, ("workerpool0-0", 143)),
-        ('{"exit_codes": {"workerpool0-0": 0}}', 1, ("workerpool0-0", 1)),
-        ("", 2, ("workerpool0-0", 2)),
-        ("", -9, ("workerpool0-0", 137)),
-        ("{}", 0, ("workerpool0-0", 0)),
-    ],
-)
-def test_how_a_job_failed(result: str, status: int, found: tuple[str, int]) -> None:
-    assert failed(result, status) == found
-
-
 SAVES = """
 def save(*_):
-    print("[workerpool0-0] saved", file=sys.stderr, flush=True)
+    print("saved", flush=True)
     time.sleep(0.2)
-    sys.exit(3)
+    sys.exit(75)
 signal.signal(signal.SIGTERM, save)
-print("[workerpool0-0] ready", file=sys.stderr, flush=True)
+print("ready", flush=True)
 time.sleep(60)
 """
 
 
-def test_cancelling_lets_it_end_by_itself(tmp_path: Path) -> None:
-    with running(program(tmp_path, SAVES)) as (cloud, job):
-        until(lambda: log(cloud, job))
+def test_cancelling_lets_it_end_by_itself() -> None:
+    with running(job_of(SAVES)) as (cloud, job):
+        until(lambda: log(cloud, job), 30)
         assert cloud.runs
         [pid] = cloud.runs.pids().values()
         post(cloud, job, ":cancel")
         assert state(cloud, job) == "CANCELLING"
-        until(lambda: has_ended(cloud, job))
+        until(lambda: has_ended(cloud, job), 30)
         assert state(cloud, job) == "CANCELLED"
         assert log(cloud, job)[1:] == [("workerpool0-0", "saved")]
         post(cloud, job, ":cancel")
@@ -140,8 +100,8 @@ def test_cancelling_lets_it_end_by_itself(tmp_path: Path) -> None:
 
 
 def test_cancelled_while_it_waits_it_never_starts(tmp_path: Path) -> None:
-    runner = program(tmp_path, f"open({str(tmp_path / 'started')!r}, 'w')")
-    with running(Runner(pending=60, command=runner.command)) as (cloud, job):
+    body = job_of("open(sys.argv[1], 'w')", str(tmp_path / "started"))
+    with running(body, Runner(pending=60)) as (cloud, job):
         assert state(cloud, job) == "1"
         post(cloud, job, ":cancel")
         until(lambda: has_ended(cloud, job))
@@ -150,17 +110,15 @@ def test_cancelled_while_it_waits_it_never_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_the_clouds_end_is_every_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
+def test_the_clouds_end_is_every_jobs(monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
     monkeypatch.setattr("launcher.testing.googlecloud.vertex.processes.CLOSE_SECONDS", 0.3)
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
-    text = f'{ignores}print("[workerpool0-0] ready", file=sys.stderr, flush=True)\ntime.sleep(60)'
     began = time.monotonic()
-    with running(program(tmp_path, text)) as (cloud, job):
-        until(lambda: log(cloud, job))
-        assert cloud.runs
-        [pid] = cloud.runs.pids().values()
-    assert gone(pid)
-    assert time.monotonic() - began < 10
+    with running(job_of(f"{ignores}print(os.getpid(), flush=True)\ntime.sleep(60)")) as (cloud, job):
+        until(lambda: log(cloud, job), 30)
+        pid = int(log(cloud, job)[0][1])
+    until(lambda: gone(pid))
+    assert time.monotonic() - began < 20
 
 
 def post(cloud: GoogleCloud, job: Job, verb: str, method: str = "POST") -> None:
@@ -169,11 +127,9 @@ def post(cloud: GoogleCloud, job: Job, verb: str, method: str = "POST") -> None:
 
 
 def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+    """Return whether a process has ended; nobody may have waited for it yet."""
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 WORKS = """
@@ -184,8 +140,7 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 
 
 @pytest.mark.parametrize(("status", "end"), [("", "SUCCEEDED"), ("76", "FAILED")])
-def test_launch_local_runs_a_request(tmp_path: Path, status: str, end: str) -> None:
-    """The real program: it runs the request as submitted, in the folder with the user's code."""
+def test_a_job_runs_the_users_code(tmp_path: Path, status: str, end: str) -> None:
     (tmp_path / "work.py").write_text(WORKS)
     body = copy.deepcopy(GOOD)
     [pool] = body["jobSpec"]["workerPoolSpecs"]

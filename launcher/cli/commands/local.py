@@ -55,8 +55,6 @@ def local(
         str | None,
         option(RUN, "--python", help="The Python that runs the job: .venv/bin/python.", metavar="PYTHON"),
     ] = None,
-    # For a test double of Vertex AI: the submitter owns the run folder and its locks.
-    as_job: Annotated[str | None, typer.Option("--as-job", hidden=True, metavar="ID")] = None,
     dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="Print the request; start nothing.")] = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
@@ -87,9 +85,7 @@ def local(
     if request:
         if docker and code:
             raise UsageError("--code cannot be combined with --docker", "The image contains its own code.")
-        run_request(request, spec, code, in_place, flags, dry_run, seconds, docker, python, as_job, output_format)
-    elif as_job:
-        raise UsageError("--as-job requires --request")
+        run_request(request, spec, code, in_place, flags, dry_run, seconds, docker, python, output_format)
     elif code:
         raise UsageError("--code requires --request", "In a spec, image.code sets the code folder.")
     else:
@@ -117,7 +113,6 @@ def run_request(
     preempt_after: float | None,
     docker: bool,
     python: str | None,
-    as_job: str | None,
     output_format: Output,
 ) -> None:
     """Run a request from a file, or with `dry_run` show it."""
@@ -137,10 +132,9 @@ def run_request(
         body,
         Code(code_sent.files, folder if in_place else None),
         code_sent.content.digest if folder else "",
-        python=None if docker else python_of_request(body, python, {} if as_job else os.environ),
+        python=None if docker else python_of_request(body, python, os.environ),
         preempt_after=preempt_after,
         docker=docker,
-        job_id=as_job,
     )
     rehearse.run(job, output_format)
 

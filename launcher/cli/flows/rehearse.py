@@ -78,7 +78,7 @@ def run(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
         say(f"interrupted; all processes were stopped; {where}")
         raise
     end, name = outcome.end, request.name or "the job"
-    storage = open_folder(folder) if folder and not job.job_id else None
+    storage = open_folder(folder) if folder else None
     error = None if end.succeeded else failure(end, name, folder, printer.cause)
     results = read_results(storage)
     result = RunResult(

@@ -1,26 +1,19 @@
-"""Jobs that run as processes: each is a `launch local` of the request, on this machine.
-
-Nothing of launch is imported; it is started as a program, as a user would.
-"""
+"""Jobs that run on this machine: the supervisor of `launch local` runs each request."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-LOCAL = (sys.executable, "-m", "launcher", "local")
-LINE = re.compile(r"\[(?P<task>workerpool\d+-\d+)\] (?P<text>.*)", re.DOTALL)
+from launcher.errors import LaunchError
+
+if TYPE_CHECKING:
+    from launcher.services.local.client import Supervisor
+
 POLL_SECONDS = 0.02
 CLOSE_SECONDS = 20.0
 """Seconds in which a job must stop when its cloud closes, less than the 30 s that a replica may take to save."""
@@ -37,12 +30,10 @@ class Runner:
     docker: bool = False
     pending: float = 0.2
     environ: Mapping[str, str] = field(default_factory=dict)
-    command: tuple[str, ...] = LOCAL
-    """The program, without its flags --request, --as-job, -o, --code and --docker."""
 
 
 class Ended(NamedTuple):
-    """The end of a job's process: the failed replica and its status (0: none), or that it was stopped."""
+    """The end of a job: the failed replica and its status (0: none), or that it was stopped."""
 
     replica: str
     status: int
@@ -75,8 +66,9 @@ class Runs:
         self._running[job_id].stop()
 
     def pids(self) -> dict[str, int]:
-        """Return the process id of each running job."""
-        return {name: run.process.pid for name, run in self._running.items() if run.process and run.is_alive()}
+        """Return the process id of each running job's supervisor."""
+        running = {name: run.supervisor for name, run in self._running.items() if run.is_alive()}
+        return {name: supervisor.process.pid for name, supervisor in running.items() if supervisor}
 
     def close(self) -> None:
         """Stop all jobs, and kill those that don't stop in time."""
@@ -101,76 +93,52 @@ class Run(threading.Thread):
         self.request = request
         self.done = done
         self.begins = place.clock() + runner.pending
-        self.process: subprocess.Popen[str] | None = None
+        self.supervisor: Supervisor | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """Send SIGTERM to the program only, which must forward it."""
+        """Stop the job. Its replicas get 30 s to save."""
         with self._lock:
             self._stopped.set()
-            if self.process:
-                self.process.terminate()
+            if self.supervisor:
+                self.supervisor.stop()
 
     def kill(self) -> None:
-        """Kill the process group of the process that was started here and has not been reaped."""
+        """Kill the replicas that are being stopped."""
         with self._lock:
-            if self.process and self.process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)
+            if self.supervisor:
+                self.supervisor.kill()
 
     def run(self) -> None:
         """Wait, run, and report the end."""
         while self.place.clock() < self.begins and not self._stopped.is_set():
             self._stopped.wait(POLL_SECONDS)
-        with tempfile.TemporaryDirectory(prefix="job-") as folder:
-            file = Path(folder) / "request.json"
-            file.write_text(json.dumps(self.request), encoding="utf-8")
-            with (Path(folder) / "result.json").open("w+", encoding="utf-8") as result:
-                ended = self._ended(file, result)
-        self.done(ended)
+        self.done(self._ended())
 
-    def _ended(self, file: Path, result: IO[str]) -> Ended:
+    def _ended(self) -> Ended:
+        from launcher.inputs.code_files import collect_code, without_secrets
+        from launcher.services.local.client import Supervisor
+        from launcher.services.local.job import LocalJob, Outcome, Printed, Said
+        from launcher.services.local.workdirs import Code
+
+        sent = without_secrets(collect_code(self.runner.code) if self.runner.code else [])
+        job = LocalJob(request=self.request, code=Code(sent.files), docker=self.runner.docker, job_id=self.job_id)
         with self._lock:
             if self._stopped.is_set():
                 return Ended("", 0, stopped=True)
-            self.process = subprocess.Popen(
-                self.command(file),
-                stdin=subprocess.DEVNULL,
-                stdout=result,
-                stderr=subprocess.PIPE,
-                env={**os.environ, **self.place.environ(), **self.runner.environ},
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-            )
-        with self.process:
-            for line in self.process.stderr or ():
-                self._log(line.rstrip("\r\n"))
-        result.seek(0)
-        replica, status = failed(result.read(), self.process.returncode)
-        return Ended(replica, status, self._stopped.is_set())
-
-    def command(self, file: Path) -> list[str]:
-        """Return the program with its flags."""
-        job = ["--request", str(file), "--as-job", self.job_id, "-o", "json"]
-        code = ["--code", str(self.runner.code.resolve())] if self.runner.code else []
-        return [*self.runner.command, *job, *(["--docker"] if self.runner.docker else code)]
-
-    def _log(self, line: str) -> None:
-        match = LINE.fullmatch(line)
-        self.place.write(self.job_id, match["task"] if match else "service", match["text"] if match else line)
-
-
-def failed(result: str, status: int) -> tuple[str, int]:
-    """Return the first failed replica and its status: 128 plus the number of the signal that ended it.
-
-    Without a result, the program's own status is used for the first replica.
-    """
-    try:
-        codes: dict[str, int] = json.loads(result)["exit_codes"]
-    except (ValueError, KeyError):
-        codes = {"workerpool0-0": status}
-    replica, code = next(((name, code) for name, code in codes.items() if code), ("workerpool0-0", 0))
-    code = code or status
-    return replica, 128 - code if code < 0 else code
+            environ = {**os.environ, **self.place.environ(), **self.runner.environ}
+            supervisor = self.supervisor = Supervisor(job, environ)
+        codes: Mapping[str, int] = {"workerpool0-0": 1}
+        while (event := supervisor.event()) is not None:
+            if isinstance(event, Printed):
+                self.place.write(self.job_id, event.replica, event.text)
+            elif isinstance(event, Said):
+                self.place.write(self.job_id, "service", f"launch: {event.text}")
+            elif isinstance(event, LaunchError):
+                self.place.write(self.job_id, "service", f"error: {event}")
+            elif isinstance(event, Outcome):
+                codes = event.end.exit_codes or codes
+        supervisor.close()
+        replica, code = next(((name, code) for name, code in codes.items() if code), ("", 0))
+        return Ended(replica, 128 - code if code < 0 else code, self._stopped.is_set())
