@@ -56,33 +56,6 @@ def test_a_table_of_steps() -> None:
     assert empty == ""
 
 
-def test_flops_and_mfu_where_they_are_known() -> None:
-    known = tables.steps_table([PLAIN], "GPT", Step(1, flops=6e12, peak=1e15))
-    assert known[0].endswith("| CPU ms a step | TFLOP/s | MFU |")
-    assert known[2].endswith("| 200 | 20.0 % |")
-    unknown_peak = tables.steps_table([PLAIN], "GPT", Step(1, flops=6e12))
-    assert unknown_peak[0].endswith("| CPU ms a step | TFLOP/s |")
-
-
-def test_a_table_of_costs_says_which_share_of_a_real_step_they_are() -> None:
-    head, _, first, second, _ = tables.cost_table([PLAIN, HALF], "tiny", step=0.060)
-    assert head.endswith("| of a real step (60.0 ms) |")
-    assert first == "| plain loop | 30,000 | +0 | +0 to +0 | +0 | +0 to +0 | +0.00 % |"
-    assert second == "| trainer | 45,000 | +15,000 | +10,000 to +20,000 | +60,000 | +60,000 to +60,000 | +25.00 % |"
-    assert "real step" not in tables.cost_table([PLAIN], "tiny")[0]
-
-
-def test_a_table_of_starts() -> None:
-    seconds = {"nothing": [1.0, 1.2], "joining": [3.0, 4.0], "trainer": [6.0, 4.4]}
-    lines = tables.start_table(seconds, "start", against="joining", empty="nothing")
-    assert lines[0] == "| start | s | × joining | least to most | s beyond nothing |"
-    assert lines[2:5] == [
-        "| nothing | 1.10 | 0.32 | 0.30 to 0.33 | 0.00 |",
-        "| joining | 3.50 | 1.00 | 1.00 to 1.00 | 2.40 |",
-        "| trainer | 5.20 | 1.55 | 1.10 to 2.00 | 4.10 |",
-    ]
-
-
 def test_every_loop_comes_first_and_last_as_often_as_the_others() -> None:
     orders = [turns.turned("abc", number) for number in range(6)]
     assert sorted(order[0] for order in orders) == sorted(order[-1] for order in orders) == list("aabbcc")
@@ -94,25 +67,20 @@ def test_every_loop_comes_first_and_last_as_often_as_the_others() -> None:
 
 
 class Fake(turns.Running):
-    """A loop without processes: a step takes as many seconds as its program says; "breaks" takes two turns in all."""
+    """A loop without processes: a step takes as many seconds as its program says."""
 
     started: list[str]
 
     def __init__(self, loop: Loop, folder: Path) -> None:
         self.started.append(loop.title)
-        self.loop, self.taken = loop, 0
+        self.loop = loop
         turns._output(loop, folder).write_text(f"{loop.title} spoke")
 
     def heard(self, read: Callable[[str], Any]) -> list[Any]:
         return []
 
     def take(self, steps: int) -> Turn:
-        self.taken += 1
-        if self.loop.program != "breaks":
-            return Turn(float(self.loop.program), 0.0)
-        if self.taken > 2:
-            raise RuntimeError("it ended")
-        return Turn(9.0, 0.0)
+        return Turn(float(self.loop.program), 0.0)
 
     def close(self) -> None:
         pass
@@ -126,7 +94,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return Fake.started
 
 
-ONE, TWO, BREAKS = Loop("one", "1", {}), Loop("two", "2", {}), Loop("three", "breaks", {})
+ONE, TWO = Loop("one", "1", {}), Loop("two", "2", {})
 
 
 def test_every_loop_is_restarted_in_each_round(fake: list[str]) -> None:
@@ -134,20 +102,6 @@ def test_every_loop_is_restarted_in_each_round(fake: list[str]) -> None:
     assert sorted(fake) == ["one"] * 3 + ["two"] * 3
     assert first.rounds == tuple([Turn(1.0, 0.0)] * 2 for _ in range(3))
     assert (second.rounds[0][0].wall, second.said) == (2.0, "two spoke")
-
-
-def test_a_loop_that_ends_is_left_out_where_each_is_alone(fake: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    found = turns.measure([ONE, BREAKS, TWO], Amount(rounds=2, turns=2, steps=1, together=False))
-    assert [one.loop.title for one in found] == ["one", "two"]
-    assert "it ended" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("loops", "together"), [([ONE, BREAKS], True), ([BREAKS, ONE], False)])
-def test_without_the_one_that_ended_there_is_nothing_to_compare(
-    fake: list[str], loops: list[Loop], together: bool
-) -> None:
-    with pytest.raises(RuntimeError, match="it ended"):
-        turns.measure(loops, Amount(rounds=1, turns=2, steps=1, together=together))
 
 
 @pytest.fixture
@@ -195,15 +149,6 @@ def test_the_trainer_understands_the_jobs(shape: dict[str, int]) -> None:
     assert (parsed.steps, parsed.batch_size, parsed.eval.every) == (jobs.STEPS, 12, 0)
     assert parsed.model._asdict().items() >= shape.items()
     assert parse(jobs.config({**told, "steps": 1, "warmup_steps": 1})).steps == 1  # what starts.start tells it
-
-
-def test_the_plain_loop_is_there_twice_and_everyone_has_the_same_job() -> None:
-    told = {**jobs.JOB, "text": "text"}
-    found = training.loops(told, 2, peers=True)
-    titles = ["plain loop", "plain loop, again", "trainer", "HF accelerate", "Lightning Fabric"]
-    assert [loop.title for loop in found] == titles
-    assert {loop.ranks for loop in found} == {2}
-    assert [loop.told for loop in found if loop.program != "trainer"] == [told] * 4
 
 
 def test_a_result_has_its_command_and_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

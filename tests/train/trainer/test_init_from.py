@@ -94,8 +94,9 @@ def test_a_runs_id_is_looked_for_in_the_same_output(source: Path) -> None:
         train(source.parent / "fourth", **SMALL, init_from={"path": ID, "step": 2})
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch"])
-@pytest.mark.parametrize("where", ["folder", "file", "bucket", "object"])
+@pytest.mark.parametrize(
+    ("kind", "where"), [("safetensors", "folder"), ("torch", "file"), ("torch", "bucket"), ("safetensors", "object")]
+)
 def test_an_export(
     source: Path, tmp_path: Path, kind: Any, where: str, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
