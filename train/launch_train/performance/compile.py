@@ -112,7 +112,8 @@ def compiled_for_trial(model: nn.Module, plan: CompilePlan) -> Iterator[Forward]
 
 
 class CompiledModel(NamedTuple):
-    """`forward` for training, compiled if `choices` say so; `eval_forward`, the same without DDP."""
+    """`forward` for training, in DDP if there are several ranks, compiled if `choices` say so; `eval_forward`, the same
+    without DDP."""
 
     forward: Forward
     eval_forward: Forward

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +18,7 @@ from launch_train.common.text import listed
 from launch_train.distributed.process_group import Ranks, gather
 from launch_train.performance import activation_checkpointing, fsdp, memory_format
 from launch_train.performance import compile as compiling
-from launch_train.performance.compile import CompilePlan, Forward, TrialPass
+from launch_train.performance.compile import CompiledModel, CompilePlan, Forward, TrialPass
 from launch_train.performance.eager import EagerDDP
 from launch_train.performance.precision import PrecisionPolicy
 
@@ -37,16 +36,6 @@ MAX_NAMES = 5
 """Parameter names in a message."""
 
 
-class PreparedModel(NamedTuple):
-    """`model` is the bare model, whose state is saved. `forward` is trained: in DDP, compiled if configured.
-    `eval_forward` is for evaluations: without DDP."""
-
-    model: nn.Module
-    forward: Any
-    eval_forward: Any
-    choices: tuple[Choice, ...]
-
-
 def apply_memory_settings(
     model: nn.Module, config: Config, ranks: Ranks, policy: PrecisionPolicy
 ) -> tuple[Choice, ...]:
@@ -57,17 +46,13 @@ def apply_memory_settings(
     """
     if config.cuda_graphs and ranks.device.type != "cuda":
         raise UsageError(f"cuda_graphs: true needs an NVIDIA GPU; this process runs on {ranks.device.type}")
-    sharded = config.parallel == "fsdp" and ranks.world > 1  # FSDP has its own memory layout
-    layout = (
-        None
-        if sharded
-        else memory_format.use_channels_last(model, config, ranks.device, half_precision=policy.autocast is not None)
-    )
-    choices = (
-        layout,
+    choices = [
         activation_checkpointing.checkpoint_blocks(model, config.activation_checkpointing),
         memory_format.vocabulary_choice(config, ranks.device),
-    )
+    ]
+    if config.parallel != "fsdp" or ranks.world == 1:  # FSDP has its own memory layout
+        half_precision = policy.autocast is not None
+        choices.insert(0, memory_format.use_channels_last(model, config, ranks.device, half_precision=half_precision))
     return tuple(choice for choice in choices if choice)
 
 
@@ -79,7 +64,7 @@ def prepare(
     accumulates: bool,
     trial_pass: TrialPass,
     storage: Storage | None = None,
-) -> PreparedModel:
+) -> CompiledModel:
     """Compile the model and wrap it in DDP, as configured and as the machine supports.
 
     `accumulates`: a step may have several backward passes. `trial_pass` runs one of them. `storage` holds the code that
@@ -87,13 +72,15 @@ def prepare(
     """
     plan = compiling.make_plan(model, config, ranks, accumulates=accumulates)
     ddp = ranks.world > 1 and not fsdp.is_sharded(model)
-    unused = (
-        _find_unused_parameters(model, ranks, trial_pass) if ddp and isinstance(config.model, ExternalModel) else []
-    )
+    unused: list[str] = []
+    if ddp and isinstance(config.model, ExternalModel):  # DDP would wait for their gradients; our models have none
+        with trial_pass(model):
+            here = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        unused = sorted({name for names in gather(ranks, here) for name in names})
     wrap, ddp_choices = _plan_ddp(model, config, ranks, plan, accumulates, unused) if ddp else (lambda: model, ())
     evaluates = config.eval.every > 0
     compiled = compiling.compile_model(model, wrap, plan, ranks, trial_pass, storage, evaluates=evaluates)
-    return PreparedModel(model, compiled.forward, compiled.eval_forward, (*compiled.choices, *ddp_choices))
+    return compiled._replace(choices=(*compiled.choices, *ddp_choices))
 
 
 def _plan_ddp(
@@ -156,14 +143,6 @@ def _ddp_choices(settings: Ddp, mib: int | None, unused: list[str]) -> Iterator[
 
 
 # --- Parameters without a gradient ------------------------------------------------------------------------------------
-
-
-def _find_unused_parameters(model: nn.Module, ranks: Ranks, trial_pass: TrialPass) -> list[str]:
-    """Return the parameters that get no gradient on some rank. DDP would wait for them unless configured to search for
-    them. Our models have none."""
-    with trial_pass(model):
-        unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    return sorted({name for names in gather(ranks, unused) for name in names})
 
 
 def explain_missing_gradient(error: RuntimeError, model: nn.Module) -> UsageError | None:
