@@ -167,7 +167,8 @@ def fits_in_memory(device: torch.device, attempt: Callable[[], None], reserved: 
 
 @contextmanager
 def memory_limit(device: torch.device) -> Iterator[None]:
-    """Limit torch's tensors to `allowed_fraction` of the GPU; beyond it an allocation fails as on a full GPU.
+    """Limit torch's tensors to MAX_FILL of the GPU, minus what CUDA, NCCL and other processes have taken; beyond it an
+    allocation fails as on a full GPU.
 
     Filling the rest with a tensor would not do: in the first pass CUDA, cuBLAS and cuDNN allocate from that rest.
     """
@@ -176,19 +177,14 @@ def memory_limit(device: torch.device) -> Iterator[None]:
         return
     before = torch.cuda.get_per_process_memory_fraction(device)
     (free, total), reserved = torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device)
-    fraction = min(MAX_FILL * before, allowed_fraction(free, total, reserved))  # a limit may be set already
+    taken_by_others = (total - free - reserved) / total
+    fraction = min(MAX_FILL * before, max(0.0, MAX_FILL - taken_by_others))  # a limit may be set already
     torch.cuda.set_per_process_memory_fraction(fraction, device)
     try:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(before, device)
         torch.cuda.reset_peak_memory_stats(device)  # the rows report the peak of training only
-
-
-def allowed_fraction(free: int, total: int, reserved: int) -> float:
-    """Return the share of a GPU's `total` bytes that torch's tensors may take: MAX_FILL, minus what CUDA, NCCL and
-    other processes have taken. `free`: free bytes; `reserved`: bytes that torch has already."""
-    return max(0.0, MAX_FILL - (total - free - reserved) / total)
 
 
 def free_memory(device: torch.device) -> None:
