@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,42 +79,35 @@ def test_a_start_of_the_same_name_that_took_over_a_damaged_pointer_ends_the_firs
     second.advance(1, "manifest")
 
 
-def test_of_many_at_once_with_one_name_one_wins(tmp_path: Path) -> None:
-    won, lost, gate = [], [], threading.Barrier(8)
+def taken_at_once(folder: Path, starts: list[str]) -> list[Lease]:
+    """The leases that were taken by as many threads at one moment."""
+    taken, gate = list[Lease](), threading.Barrier(len(starts))
 
-    def take() -> None:
+    def take(start: str) -> None:
         gate.wait()
-        try:
-            won.append(Lease(LocalFolder(tmp_path), "0001-0000"))
-        except SupersededError as error:
-            lost.append(str(error))
+        with suppress(SupersededError):
+            taken.append(Lease(LocalFolder(folder), start))
 
-    threads = [threading.Thread(target=take) for _ in range(8)]
+    threads = [threading.Thread(target=take, args=(start,)) for start in starts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(won), len(lost)) == (1, 7)
-    won[0].check()
+    return taken
+
+
+def test_of_many_at_once_with_one_name_one_wins(tmp_path: Path) -> None:
+    (won,) = taken_at_once(tmp_path, ["0001-0000"] * 8)
+    won.check()
 
 
 def test_of_many_at_once_the_newest_wins(tmp_path: Path) -> None:
-    held, gate = {}, threading.Barrier(6)
-
-    def take(generation: int) -> None:
-        gate.wait()
-        try:
-            held[generation] = Lease(LocalFolder(tmp_path), runfolder.start_name(1, generation))
-        except SupersededError:
-            return
-
-    threads = [threading.Thread(target=take, args=(generation,)) for generation in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    held.pop(5).check()
-    for other in held.values():
+    *others, newest = sorted(
+        taken_at_once(tmp_path, [runfolder.start_name(1, number) for number in range(6)]), key=lambda one: one.start
+    )
+    assert newest.start == "0001-0005"
+    newest.check()
+    for other in others:
         with pytest.raises(SupersededError):
             other.check()
 
