@@ -116,8 +116,8 @@ def test_links_that_lead_out_or_in_a_circle(tmp_path: Path) -> None:
     assert names(folder) == [".dockerignore", "a.py", "deep/er/up"]
 
 
-def test_special_files_are_not_code(tmp_path: Path) -> None:
-    os.mkfifo(written(tmp_path, a__py="") / "pipe")
+def test_special_files_and_what_a_mac_leaves_are_not_code(tmp_path: Path) -> None:
+    os.mkfifo(written(tmp_path, a__py="", __DS_Store="1") / "pipe")
     assert names(tmp_path) == ["a.py"]
 
 
@@ -202,12 +202,6 @@ def test_without_git_the_rules_are_gits(tmp_path: Path, monkeypatch: pytest.Monk
         assert names(folder) == by_git, {str(one): one.read_text() for one in folder.glob("**/.gitignore")}
 
 
-def test_a_rule_takes_something_in_again(tmp_path: Path) -> None:
-    written(tmp_path / "data", a="1", keep="1")
-    (tmp_path / ".dockerignore").write_text("data/*\n!data/keep\n.*\n")
-    assert names(tmp_path) == ["data/keep"]
-
-
 def test_a_link_by_the_folders_own_name_leads_to_the_same_in_the_image(tmp_path: Path) -> None:
     folder = written(tmp_path / "code" / "deep", a__py="1").parent
     (folder / "one").symlink_to("../code/deep/a.py")
@@ -228,8 +222,3 @@ def test_a_file_that_goes_away_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "a.py").unlink()
     with pytest.raises(UsageError, match=r"a\.py can't be read: No such file"):
         code_files.check_size(found, 1)
-
-
-def test_what_a_mac_leaves_makes_no_other_image(tmp_path: Path) -> None:
-    written(tmp_path, a__py="1", __DS_Store="1")
-    assert names(tmp_path) == ["a.py"]

@@ -195,14 +195,6 @@ def test_a_repository_of_somebody_else_is_refused_with_gits_own_way_out(
     assert f"git config --global --add safe.directory {checkout}" in refused.value.hint
 
 
-def test_without_git_the_nested_rules_count_too(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(checkout / "pkg", w__ckpt="1", m__py="1")
-    (checkout / "pkg" / ".gitignore").write_text("*.ckpt\n.gitignore\n")
-    with_git = names(checkout)
-    monkeypatch.setenv("PATH", str(checkout))
-    assert names(checkout) == with_git == ["a.py", "pkg/m.py"]
-
-
 def test_a_git_file_that_leads_nowhere_is_no_checkout(checkout: Path) -> None:
     """A worktree or a submodule that was copied to another machine, or into a container."""
     shutil.rmtree(checkout / ".git")

@@ -20,26 +20,22 @@ def configured(folder: Path, text: bytes, active: bytes = b"work\n", name: str =
     return {"CLOUDSDK_CONFIG": str(folder)}
 
 
+P1 = b"[core]\nproject = p1\n"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "active", "name"),
     [
-        b"[core]\nproject = p1\n",
-        b"\xef\xbb\xbf[core]\r\nproject = p1\r\n",
-        b"# caf\xe9\n[core]\nproject = p1\naccount = \xff\n",
+        (P1, b"work\n", "work"),
+        (b"\xef\xbb\xbf[core]\r\nproject = p1\r\n", b"work\n", "work"),
+        (b"# caf\xe9\n[core]\nproject = p1\naccount = \xff\n", b"work\n", "work"),
+        (P1, b"\xef\xbb\xbfwork", "work"),
+        (P1, b"work\r\n", "work"),
+        (P1, b"\n", "default"),
     ],
 )
-def test_a_configuration_that_can_be_read(tmp_path: Path, text: bytes) -> None:
-    assert gcloud_config.setting(PROJECT, configured(tmp_path, text)) == "p1"
-
-
-@pytest.mark.parametrize("active", [b"\xef\xbb\xbfwork", b"work\r\n"])
-def test_the_active_configurations_name(tmp_path: Path, active: bytes) -> None:
-    assert gcloud_config.setting(PROJECT, configured(tmp_path, b"[core]\nproject = p1\n", active)) == "p1"
-
-
-def test_an_empty_name_is_the_default(tmp_path: Path) -> None:
-    environ = configured(tmp_path, b"[core]\nproject = p1\n", b"\n", "default")
-    assert gcloud_config.setting(PROJECT, environ) == "p1"
+def test_a_configuration_that_can_be_read(tmp_path: Path, text: bytes, active: bytes, name: str) -> None:
+    assert gcloud_config.setting(PROJECT, configured(tmp_path, text, active, name)) == "p1"
 
 
 @pytest.mark.parametrize(
