@@ -50,6 +50,8 @@ class Source(Struct, frozen=True):
 class UserCode(Struct, frozen=True):
     """The files of the code's folder, and what a plan says about them."""
 
+    folder: Path | None = None
+    """None: the job has no code."""
     files: tuple[File, ...] = ()
     content: Content = EMPTY
     secret_files: tuple[str, ...] = ()
@@ -66,6 +68,10 @@ class UserCode(Struct, frozen=True):
     def names(self) -> list[str]:
         """Return the names of the files in the image."""
         return [file.name for file in self.files]
+
+    def path(self, name: str) -> Path:
+        """Return a file's path on this machine."""
+        return (self.folder or Path()) / name
 
 
 def write_installed(texts: Mapping[str, str], folder: Path) -> tuple[File, ...]:

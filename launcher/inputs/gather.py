@@ -215,7 +215,7 @@ def collect_context(
     if training and not options.image_only and data_paths(spec.run):
         from launcher.inputs.named_paths import check_data
 
-        check_data(spec, folder, code.names, target, in_place=options.in_place)
+        check_data(spec, code, target, in_place=options.in_place)
     setting = None
     if target == "local" and spec.local.python and not options.python:
         setting = below(beside, "local.python", os.path.expanduser(spec.local.python))  # noqa: PTH111 -- it is text
@@ -224,7 +224,7 @@ def collect_context(
     source = with_image(own, spec, beside, needs) if training else own
     python = None
     if target == "local" and not options.docker:
-        python = find_python(spec, located, folder, code, source.requirements, setting, options)
+        python = find_python(spec, located, code, source.requirements, setting, options)
     not_run = []
     if python and spec.image.setup and not options.setup:
         lines = "; ".join(spec.image.setup)
@@ -240,7 +240,7 @@ def collect_context(
     if training and (folder or spec.run.args or not spec.run.is_builtin):  # the built-in trainer alone has none
         from launcher.inputs.user_code import warnings
 
-        code_warnings = tuple(warnings(spec, located, target, folder, beside, code, source.requirements, python))
+        code_warnings = tuple(warnings(spec, located, target, beside, code, source.requirements, python))
     if source.requirements:
         requirements = content.of_text(source.requirements)
     else:
@@ -279,7 +279,6 @@ def collect_context(
 def find_python(
     spec: JobSpec,
     located: Located,
-    folder: Path | None,
     code: UserCode,
     needs: str,
     setting: Path | None,
@@ -290,10 +289,10 @@ def find_python(
     from launcher.inputs.interpreter import Wanted, find_interpreter, needs_of
 
     wanted = Wanted(tuple(needs_of(spec)), is_dry=options.dry_run)
-    if options.training and not (spec.run.is_builtin and folder is None):
+    if options.training and not (spec.run.is_builtin and code.folder is None):
         from launcher.inputs.user_code import wanted_packages
 
-        wanted = wanted_packages(wanted, spec, folder or Path(), code, needs)
+        wanted = wanted_packages(wanted, spec, code, needs)
     python = find_interpreter(
         wanted, os.environ, option=options.python, setting=setting, earlier=options.earlier_python
     )

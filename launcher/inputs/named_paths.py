@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from launcher.errors import UsageError
+from launcher.images.source_files import UserCode
 from launcher.inputs.code_files import NEVER, is_run_folder
-from launcher.inputs.python_files import MOST_FILES, ROOT, started, walk_code
+from launcher.inputs.python_files import MOST_FILES, started, walk_code
 from launcher.plan.model import Target
 from launcher.spec.checks import data_paths
 from launcher.spec.models import JobSpec
@@ -50,16 +51,15 @@ ARGUMENTS: Final = "run.args"
 # --- Data files -------------------------------------------------------------------------------------------------------
 
 
-def check_data(
-    spec: JobSpec, folder: Path | None, names: Sequence[str], target: Target, *, in_place: bool = False
-) -> None:
-    """Check that relative paths are among the code's files, `names` (with `in_place`: in the code's folder).
+def check_data(spec: JobSpec, code: UserCode, target: Target, *, in_place: bool = False) -> None:
+    """Check that relative paths are among the code's files (with `in_place`: in the code's folder).
 
     In a rehearsal, absolute paths must exist on this machine. A custom image may contain any file, so nothing is
     checked. Raises UsageError.
     """
     if spec.image.is_custom:
         return
+    folder, names = code.folder, code.names
     for field, path in data_paths(spec.run).items():
         is_absolute = path.startswith(("/", "~"))
         if in_place or (is_absolute and target == "local"):
@@ -95,16 +95,16 @@ def glob_matches(path: str, folder: Path | None) -> list[str]:
 # --- Arguments --------------------------------------------------------------------------------------------------------
 
 
-def absent_paths(spec: JobSpec, target: Target, folder: Path | None) -> Iterator[tuple[str, str]]:
+def absent_paths(spec: JobSpec, target: Target, code: UserCode) -> Iterator[tuple[str, str]]:
     """Yield (field, problem) for each argument that names a path which the job's machine will lack; none for a
-    rehearsal. `folder` is the code's folder."""
+    rehearsal."""
     mounted = (*mounted_folders(spec, target), *(["/mnt/localssd"] if target == "vm" else []))
     for field, path in paths(spec) if target != "local" else ():
         if not path.startswith(("/", "~/")) or is_below(path, mounted):
             continue
         full = os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
         is_here = bool(full.strip("/")) and ("\0" not in full) and os.path.exists(full)  # noqa: PTH110 -- names may be too long
-        if is_here and ((folder and path.startswith(f"{folder}/")) or not is_below(path, ELSEWHERE)):
+        if is_here and ((code.folder and path.startswith(f"{code.folder}/")) or not is_below(path, ELSEWHERE)):
             yield field, f"{path} is a path of this machine; the job's machine does not have it"
         elif is_below(path, MOUNTS):
             _, top, kind, *inside = (*path.split("/"), "NAME")
@@ -152,32 +152,29 @@ class Mention(NamedTuple):
     """True if the statement uses __file__: the path may then be relative to the script."""
 
 
-def mentioned(spec: JobSpec, folder: Path, names: Sequence[str], roots: Sequence[str] = ROOT) -> list[Mention]:
-    """Return the texts in the arguments and in the script that may be paths; `names` are the code's files, `roots` the
-    folders that modules are imported from."""
+def mentioned(spec: JobSpec, code: UserCode) -> list[Mention]:
+    """Return the texts in the arguments and in the script that may be paths."""
     import ast  # imported here: a dry run without a script doesn't need it
 
     words = (*(spec.run.command or ()), *spec.run.args)
     texts = (text for word in words for text in (word, word.partition("=")[2]))
     mentions = [Mention(text, ARGUMENTS) for text in texts if _is_path(text)]
-    starts = [*map(posixpath.normpath, words), *(file for _, file in started(spec, names, roots))]
-    for name, tree in walk_code(starts, folder, set(names), ast.walk, roots):
+    starts = [*map(posixpath.normpath, words), *(file for _, file in started(spec, code))]
+    for name, tree in walk_code(starts, code, ast.walk):
         mentions += [Mention(text, f"{name}:{line}", is_beside) for text, line, is_beside in _constants(tree)]
     return mentions
 
 
-def named_but_ignored(
-    mentions: Sequence[Mention], spec: JobSpec, folder: Path, names: Sequence[str], without: Sequence[str]
-) -> tuple[str, ...]:
+def named_but_ignored(mentions: Sequence[Mention], spec: JobSpec, code: UserCode) -> tuple[str, ...]:
     """Return `data/train.bin (train.py:12)` for each such file, and `data/ (…)` for a folder without any code files.
 
-    `names` are the code's files. `without` are files that were left out for another reason; they are not reported.
+    Files that were left out for another reason are not reported.
     """
-    own = set(names)
+    own, without = set(code.names), {*code.left_out, *code.secret_files}
     if not mentions:
         return ()
-    folders = {parent for name in names for parent in _parents(name)}
-    hidden = [path for path in _not_code(folder, own, folders) if path.rstrip("/") not in without]
+    folders = {parent for name in own for parent in _parents(name)}
+    hidden = [path for path in _not_code(code.path(""), own, folders) if path.rstrip("/") not in without]
     bases = dict.fromkeys(("", posixpath.dirname(spec.run.script or "")))
     places: dict[str, str] = {}
     for mention in mentions:

@@ -51,9 +51,9 @@ def parsed_text(text: bytes) -> ast.Module:
         return ast.parse(text)
 
 
-def started(spec: JobSpec, names: Sequence[str], roots: Sequence[str] = ROOT) -> Iterator[tuple[str, str]]:
-    """Yield (field, file) for each program and function that the spec names and that is a file of the code. `roots` are
-    the folders that modules are imported from."""
+def started(spec: JobSpec, code: UserCode) -> Iterator[tuple[str, str]]:
+    """Yield (field, file) for each program and function that the spec names and that is a file of the code."""
+    names, roots = code.names, code.roots
     if spec.run.script and spec.run.script.endswith(".py"):
         yield "run.script", posixpath.normpath(spec.run.script)
     if (
@@ -74,19 +74,15 @@ def file_of_module(module: str, names: Collection[str], roots: Sequence[str] = R
 
 
 def walk_code(
-    starts: Iterable[str],
-    folder: Path,
-    names: Collection[str],
-    imports_of: Callable[[ast.Module], Iterable[ast.AST]],
-    from_roots: Sequence[str] = ROOT,
+    starts: Iterable[str], code: UserCode, imports_of: Callable[[ast.Module], Iterable[ast.AST]]
 ) -> Iterator[tuple[str, ast.Module]]:
     """Yield the Python files `starts` and, in turn, those that they import, parsed.
 
-    `names` are the code's files. `imports_of` yields the nodes of a file whose imports are followed. A file that can't
+    `imports_of` yields the nodes of a file whose imports are followed. A file that can't
     be parsed is left out, and so is everything beyond MOST_FILES or MOST_BYTES.
     """
-    known, waiting, size = frozenset(names), deque(dict.fromkeys(starts)), 0
-    seen, roots = set(waiting), list(dict.fromkeys([*from_roots, *map(posixpath.dirname, waiting)]))
+    known, waiting, size = frozenset(code.names), deque(dict.fromkeys(starts)), 0
+    seen, roots = set(waiting), list(dict.fromkeys([*code.roots, *map(posixpath.dirname, waiting)]))
     read = 0
     while waiting and read < MOST_FILES:
         name = waiting.popleft()
@@ -94,10 +90,10 @@ def walk_code(
             continue
         read += 1
         try:
-            size += (folder / name).stat().st_size
+            size += code.path(name).stat().st_size
             if size > MOST_BYTES:
                 return
-            tree = parsed(folder / name)
+            tree = parsed(code.path(name))
         except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # reported elsewhere
             continue
         yield name, tree
@@ -151,9 +147,7 @@ def files_imported(module: str, importer: str, roots: Sequence[str], names: froz
         yield from filter(None, (file_of_module(path, names) for path in paths))
 
 
-def check_module(
-    spec: JobSpec, folder: Path | None, names: Sequence[str], roots: Sequence[str], python: Interpreter | None
-) -> tuple[str, ...]:
+def check_module(spec: JobSpec, code: UserCode, python: Interpreter | None) -> tuple[str, ...]:
     """Return a warning if only a package in `image.requirements` can provide `run.module`. `python` runs the job on
     this machine.
 
@@ -161,7 +155,12 @@ def check_module(
         UsageError: neither the code nor the image, or that Python, has it.
     """
     module, image = spec.run.module, spec.image
-    if not module or spec.run.is_builtin or image.is_custom or file_of_module(module, names, roots, "__main__"):
+    if (
+        not module
+        or spec.run.is_builtin
+        or image.is_custom
+        or file_of_module(module, code.names, code.roots, "__main__")
+    ):
         return ()
     top = module.partition(".")[0]
     if top not in python.lacks if python else top in image_modules() or top in sys.stdlib_module_names:
@@ -169,11 +168,11 @@ def check_module(
     if image.requirements and not python:
         return (f"run.module: {module} is not in the code: a package of image.requirements must provide it",)
     wanted = module.replace(".", "/") + ".py"
-    where = f"in the code in {folder}" if folder else "next to the spec"
+    where = f"in the code in {code.folder}" if code.folder else "next to the spec"
     where += f", and {top} is not installed in {python.path}" if python else ""
     raise UsageError(
         f"run.module: {module}: no {wanted} {where}",
-        did_you_mean(near_scripts(wanted, names), "Set image.code to the folder with your code."),
+        did_you_mean(near_scripts(wanted, code.names), "Set image.code to the folder with your code."),
         field="run.module",
     )
 
@@ -185,14 +184,7 @@ def near_scripts(name: str, names: Sequence[str]) -> list[str]:
     return [script for script in scripts if posixpath.basename(script) == base][:3] or near(name, scripts, most=3)
 
 
-def check_syntax(
-    spec: JobSpec,
-    folder: Path,
-    names: Sequence[str],
-    base: str,
-    roots: Sequence[str] = ROOT,
-    python: Interpreter | None = None,
-) -> tuple[str, ...]:
+def check_syntax(spec: JobSpec, code: UserCode, base: str, python: Interpreter | None = None) -> tuple[str, ...]:
     """Return a warning for each file that this Python can't parse but a newer one may.
 
     `base` is the image's base image, which determines the Python version; `python` runs the job on this machine.
@@ -203,9 +195,9 @@ def check_syntax(
     here = ".".join(map(str, sys.version_info[:2]))
     of_image = tuple(map(int, filter(None, python_of_tag(spec.image.base or base).split("."))))
     uncertain = []
-    for field, name in started(spec, names, roots):
+    for field, name in started(spec, code):
         try:
-            parsed(folder / name)
+            parsed(code.path(name))
         except SyntaxError as error:
             place = f"{name}:{error.lineno or 1}"
             is_new = error.msg.startswith("f-string") or NEWER.search(error.text or "")
@@ -230,16 +222,16 @@ DYNAMIC = re.compile(r"import\s*\(?\s*\*|\b(__getattr__|__dict__|globals|locals|
 """Ways to bind any name: `from x import *`, a module's own __getattr__, sys.modules, and these functions."""
 
 
-def check_functions(spec: JobSpec, folder: Path, names: Sequence[str], roots: Sequence[str] = ROOT) -> None:
-    """Check that the functions that `run.config` names are in modules among the code's files, `names`.
+def check_functions(spec: JobSpec, code: UserCode) -> None:
+    """Check that the functions that `run.config` names are in modules among the code's files.
 
     A missing module is accepted if packages of the image may provide it. Raises UsageError, which suggests similar
     names.
     """
     for field, function in custom_functions(spec.run).items():
         module, _, name = function.partition(":")
-        if path := file_of_module(module, names, roots):
-            bound = names_bound(folder / path)
+        if path := file_of_module(module, code.names, code.roots):
+            bound = names_bound(code.path(path))
             if bound is not None and name not in bound:
                 close = near(name, sorted(word for word in bound if not word.startswith("_")))
                 raise UsageError(
@@ -251,8 +243,8 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str], roots: Se
             wanted = module.replace(".", "/") + ".py"
             hint = "If a package provides it, add the package to image.requirements."
             raise UsageError(
-                f"{field}: {function}: no {wanted} in the code in {folder}",
-                did_you_mean(near_scripts(wanted, names), hint),
+                f"{field}: {function}: no {wanted} in the code in {code.folder}",
+                did_you_mean(near_scripts(wanted, code.names), hint),
                 field=field,
             )
 
@@ -282,10 +274,10 @@ def names_bound(file: Path) -> set[str] | None:
     return bound
 
 
-def packaged_functions(spec: JobSpec, names: Sequence[str], roots: Sequence[str] = ROOT) -> tuple[str, ...]:
+def packaged_functions(spec: JobSpec, code: UserCode) -> tuple[str, ...]:
     """Return the functions that only an installed package can provide."""
-    functions = custom_functions(spec.run).values()
-    return tuple(function for function in functions if not file_of_module(function.partition(":")[0], names, roots))
+    functions, names = custom_functions(spec.run).values(), code.names
+    return tuple(each for each in functions if not file_of_module(each.partition(":")[0], names, code.roots))
 
 
 # --- Imports ----------------------------------------------------------------------------------------------------------
@@ -294,30 +286,28 @@ def packaged_functions(spec: JobSpec, names: Sequence[str], roots: Sequence[str]
 MOST_WARNINGS = 10
 
 
-def unprovided(
-    starts: Sequence[str], folder: Path, code: UserCode, python: Interpreter | None = None
-) -> tuple[str, ...]:
+def unprovided(starts: Sequence[str], code: UserCode, python: Interpreter | None = None) -> tuple[str, ...]:
     """Return a warning for each import that neither the code provides nor `python`, which runs the job on this machine;
     without it, nor an image without requirements. `starts` are the files that run."""
     present = sys.stdlib_module_names | image_modules()
     lacks = f"it is not installed in {python.path}" if python else "the image has no package for it"
     lines = [
         f"{place}: imports {module}, and {lacks}"
-        for module, place in outside_imports(starts, folder, code).items()
+        for module, place in outside_imports(starts, code).items()
         if (module in python.lacks if python else module not in present)
     ]
     more = len(lines) - MOST_WARNINGS
     return (*lines[:MOST_WARNINGS], *([f"and {more} more unresolved imports"] if more > 0 else []))
 
 
-def outside_imports(starts: Sequence[str], folder: Path, code: UserCode) -> dict[str, str]:
+def outside_imports(starts: Sequence[str], code: UserCode) -> dict[str, str]:
     """Return FILE:LINE of the first unconditional import of each module that the code doesn't have, by the files that
     run.
 
     The code's files count in any folder, because a program may add the folder to sys.path.
     """
     places, names = dict[str, str](), code.names
-    for file, tree in walk_code(starts, folder, names, unconditional, code.roots):
+    for file, tree in walk_code(starts, code, unconditional):
         for node in unconditional(tree):
             for name in imported(node, file):
                 module = name.partition(".")[0]  # empty: relative to the file

@@ -68,17 +68,18 @@ def read_code(
     if spec.run.script:
         check_script(spec.run.script, folder, names)
     projects = read_projects(folder, project_folders(folder, packages)) if spec.run.node != "none" else []
-    roots = module_roots(spec, projects)
-    check_functions(spec, folder, names, roots)
-    return UserCode(
+    user_code = UserCode(
+        folder=folder,
         files=tuple(code.files),
         content=code.content,
         secret_files=tuple(sorted(code.secrets)),
         left_out=tuple(path.relative_to(folder).as_posix() for path in left_out if folder in path.parents),
-        roots=roots,
+        roots=module_roots(spec, projects),
         installed=installed_files(projects),
         project_warnings=tuple(compiled_warnings(projects)),
     )
+    check_functions(spec, user_code)
+    return user_code
 
 
 def without_outputs(files: Sequence[File], spec: JobSpec) -> list[File]:
@@ -146,7 +147,6 @@ def warnings(
     spec: JobSpec,
     located: Located,
     target: Target,
-    folder: Path | None,
     beside: Path | None,
     code: UserCode,
     needs: str,
@@ -157,23 +157,23 @@ def warnings(
     `beside` is the spec's folder, `needs` the text of the requirements, `python` runs the job on this machine. Raises
     UsageError: no Python that the job may have can parse the code, or nothing provides `run.module`.
     """
-    image, names = spec.image, code.names
-    starts = [file for _, file in started(spec, names, code.roots)]
-    packaged = packaged_functions(spec, names, code.roots) if folder else ()
-    if folder:
-        yield from about_files(spec, folder, code)
+    image = spec.image
+    starts = [file for _, file in started(spec, code)]
+    packaged = packaged_functions(spec, code) if code.folder else ()
+    if code.folder:
+        yield from about_files(spec, code)
         if not python:
             yield from (
                 f"{function} is not in the code, so a package in the image must provide it" for function in packaged
             )
-        yield from check_syntax(spec, folder, names, content.base_image(), code.roots, python)
-    yield from check_module(spec, folder, names, code.roots, python)
+        yield from check_syntax(spec, code, content.base_image(), python)
+    yield from check_module(spec, code, python)
     if not python:  # a Python of this machine may have what was compiled
         yield from code.project_warnings
-    for field, problem in absent_paths(spec, target, folder):
+    for field, problem in absent_paths(spec, target, code):
         yield f"{located.place(field)}: {field.rpartition('.')[0]}: {problem}"
-    if folder and python:
-        yield from unprovided(starts, folder, code, python)
+    if code.folder and python:
+        yield from unprovided(starts, code, python)
         for function in packaged:
             if function.partition(":")[0].partition(".")[0] in python.lacks:
                 yield f"{function} is not in the code, and not installed in {python.path}"
@@ -195,19 +195,19 @@ def warnings(
             fix = f"{package} to image.requirements" if package else f"image.setup: [apt-get install -y {program}]"
             yield f"run.command: the image has no {program}; add {fix}"
     # Of a custom base or setup, and of what the requirements require in turn, nothing is known here.
-    if folder and not (image.is_custom or image.requirements):
-        yield from unprovided(starts, folder, code)
+    if code.folder and not (image.is_custom or image.requirements):
+        yield from unprovided(starts, code)
 
 
-def about_files(spec: JobSpec, folder: Path, code: UserCode) -> Iterator[str]:
+def about_files(spec: JobSpec, code: UserCode) -> Iterator[str]:
     """Yield which files that the job may need are no part of the code."""
     if code.secret_files:
         yield (
             f"excluded from the image, as they look like secrets: {', '.join(code.secret_files)}. Pass secrets to a "
             "job with `secrets`; a file that is none can be sent: image.allow_secrets."
         )
-    mentions = mentioned(spec, folder, code.names, code.roots)
-    if ignored := named_but_ignored(mentions, spec, folder, code.names, [*code.left_out, *code.secret_files]):
+    mentions = mentioned(spec, code)
+    if ignored := named_but_ignored(mentions, spec, code):
         more = f" and {len(ignored) - MOST_NAMED} more" if len(ignored) > MOST_NAMED else ""
         yield (
             f"the code refers to excluded files: {', '.join(ignored[:MOST_NAMED])}{more}. Put data in a bucket, or "
@@ -221,12 +221,12 @@ def about_files(spec: JobSpec, folder: Path, code: UserCode) -> Iterator[str]:
         )
 
 
-def wanted_packages(wanted: Wanted, spec: JobSpec, folder: Path, code: UserCode, needs: str) -> Wanted:
+def wanted_packages(wanted: Wanted, spec: JobSpec, code: UserCode, needs: str) -> Wanted:
     """Return the packages and modules that a Python of this machine must have to run the code."""
-    starts = [file for _, file in started(spec, code.names, code.roots)]
-    functions = packaged_functions(spec, code.names, code.roots)
+    starts = [file for _, file in started(spec, code)]
+    functions = packaged_functions(spec, code)
     modules = [
-        *outside_imports(starts, folder, code),
+        *outside_imports(starts, code),
         *(name.partition(":")[0].partition(".")[0] for name in functions),
     ]
     if spec.run.module and not spec.run.is_builtin:

@@ -129,10 +129,10 @@ def test_large_code_is_read_in_part(tmp_path: Path) -> None:
     names = [f"m{number}.py" for number in range(300)]
     for number, name in enumerate(names):
         (tmp_path / name).write_text(f"import m{number + 1}\nimport nowhere{number}\n")
-    code = UserCode(files=tuple(File(name, tmp_path / name) for name in names))
-    assert len(unprovided(names[:1], tmp_path, code)) == 11
+    code = UserCode(folder=tmp_path, files=tuple(File(name, tmp_path / name) for name in names))
+    assert len(unprovided(names[:1], code)) == 11
     (tmp_path / "m0.py").write_text("import nowhere\n" + "#" * 2_000_000)
-    assert unprovided(names[:1], tmp_path, code) == ()
+    assert unprovided(names[:1], code) == ()
 
 
 @pytest.mark.parametrize("word", ["{0}", "--data={0}", "data.root={0}"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launcher.images.source_files import UserCode
 from launcher.inputs import named_paths
 from launcher.inputs.code_files import collect_code
 from launcher.inputs.named_paths import mentioned, named_but_ignored, named_outside
@@ -249,11 +250,14 @@ def code_project(folder: Path, run: str, ignore: str, **files: str) -> Path:
     return folder / "job.yaml"
 
 
+def code_of(spec: Path) -> UserCode:
+    files = tuple(collect_code(spec.parent, frozenset([spec])))
+    return UserCode(folder=spec.parent, files=files, left_out=("job.yaml",))
+
+
 def ignored(file: Path) -> list[str]:
-    names = [one.name for one in collect_code(file.parent, frozenset([file]))]
-    spec = read(file)
-    folder = file.parent
-    return sorted(named_but_ignored(mentioned(spec, folder, names), spec, folder, names, ["job.yaml"]))
+    spec, code = read(file), code_of(file)
+    return sorted(named_but_ignored(mentioned(spec, code), spec, code))
 
 
 @pytest.mark.parametrize(
@@ -345,8 +349,8 @@ def test_what_is_named(tmp_path: Path, run: str, ignore: str, files: dict[str, s
 def test_paths_that_lead_out_of_the_code(tmp_path: Path, run: str, script: str, expected: list[str]) -> None:
     """A job's working directory is /workspace, and only root may write above it."""
     file = code_project(tmp_path, run, "", src___main__py=script, configs___a__py="")
-    names = [one.name for one in collect_code(tmp_path, frozenset([file]))]
-    assert named_outside(mentioned(read(file), tmp_path, names), names) == tuple(expected)
+    code = code_of(file)
+    assert named_outside(mentioned(read(file), code), code.names) == tuple(expected)
 
 
 def test_the_search_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
