@@ -480,7 +480,7 @@ def recipe_of(spec: JobSpec, catalog: Catalog, context: Context, torch: Torch | 
         raise PlanRefused(
             "image.requirements: the built-in trainer's packages are locked for pip, not for conda",
             "Use a requirements file, or start your own program: run.script",
-            field="image.requirements",
+            field=FIELD,
         )
     if spec.image.torch not in (None, "base"):
         why = {"uv": "uv.lock", "conda": "environment.yml"}.get(packages.tool) or (
@@ -527,7 +527,7 @@ def check_source_builds(spec: JobSpec, catalog: Catalog, packages: Packages, tor
                 "  flash-attn @ https://…/flash_attn-2.8.3+cu12torch2.9cxx11abiTRUE-cp312-cp312-linux_x86_64.whl\n"
                 "or a base that has nvcc (docker.io/nvidia/cuda:12.8.1-devel-ubuntu24.04) or flash-attn itself "
                 "(nvcr.io/nvidia/pytorch).\nPyTorch's own scaled_dot_product_attention needs neither.",
-                field="image.requirements",
+                field=FIELD,
             )
 
 
@@ -542,13 +542,13 @@ def check_wheel_url(spec: JobSpec, packages: Packages, requirement: Requirement,
         raise PlanRefused(
             f"{requirement.where}: {name} was built for torch {built[1]}, but the image gets torch {torch}",
             f"Name the wheel for torch {minor}, or torch=={built[1]}.* in the same file.",
-            field="image.requirements",
+            field=FIELD,
         )
     if python and has and f"3.{python[1]}" != has:
         raise PlanRefused(
             f"{requirement.where}: {name} is for Python 3.{python[1]}, but the image has Python {has}",
             f"Name the wheel for cp{has.replace('.', '')}, or: --set image.python=3.{python[1]}",
-            field="image.requirements",
+            field=FIELD,
         )
 
 
