@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from launcher.images.source_files import UserCode
     from launcher.inputs.interpreter import Interpreter
 
-ROOT = ("",)
-"""The code's folder, the only one that modules are imported from if neither a project nor PYTHONPATH names others."""
 MOST_FILES, MOST_BYTES = 100, 1_000_000
 """Upper bounds on the code that is read, which keep a dry run instant."""
 NEWER = re.compile(r"""\b(type|def|class)\s+\w+\s*[\[=]|\b[rR]?[fFtT][rR]?["']""")
@@ -67,7 +65,7 @@ def started(spec: JobSpec, code: UserCode) -> Iterator[tuple[str, str]]:
             yield field, file
 
 
-def file_of_module(module: str, names: Collection[str], roots: Sequence[str] = ROOT, first: str = "__init__") -> str:
+def file_of_module(module: str, names: Collection[str], roots: Sequence[str] = ("",), first: str = "__init__") -> str:
     """Return the code file of a module, or an empty string. A package (its file `first`) precedes a module."""
     paths = (posixpath.join(root, module.replace(".", "/")) for root in roots)
     return next((file for path in paths for file in (f"{path}/{first}.py", f"{path}.py") if file in names), "")
