@@ -31,7 +31,7 @@ ENDED: Final = frozenset(
     {"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED", "INTERRUPTED", "UNKNOWN"}
 )
 """Final states (google.cloud.aiplatform_v1.JobState). An unknown state is not final. The last two are of a run on this
-machine: its process ended without recording how; its records are unreadable."""
+machine: it was stopped or its supervisor was killed; its records are unreadable."""
 LOCAL: Final = "local"
 """The region of a job on this machine."""
 

@@ -39,9 +39,9 @@ def state_of(attempt: int, end: End | None, *, is_running: bool, is_cancelled: b
         return "RUNNING"
     if not attempt:
         return "UNKNOWN"
-    if end and end.succeeded:
-        return "SUCCEEDED"
-    return "CANCELLED" if is_cancelled else "FAILED" if end and not end.stopped else "INTERRUPTED"
+    if end and not end.stopped:
+        return "SUCCEEDED" if end.succeeded else "FAILED"
+    return "CANCELLED" if is_cancelled else "INTERRUPTED"
 
 
 def lock(storage: Storage, facts: Mapping[str, Any]) -> int:

@@ -35,7 +35,9 @@ class ThisMachine:
         return job
 
     def cancel(self, name: str) -> None:
-        """Begin to cancel a job. Raises UsageError: its folder can't be written."""
+        """Begin to cancel a job. Raises GoneError; UsageError: its folder can't be written."""
+        if not Path(name).is_dir():
+            raise GoneError(f"{name} does not exist")
         request_cancel(LocalFolder(Path(name)))
         self._cancelled.add(name)
 

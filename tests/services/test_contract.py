@@ -1,0 +1,304 @@
+"""What every service promises of its jobs (services.base.Jobs): Vertex AI, VMs on Compute Engine, and this machine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from launcher.clock import Clock
+from launcher.diagnosis import diagnose_end
+from launcher.errors import LaunchError
+from launcher.jobs.job import GONE, RUN_LABEL, Job
+from launcher.runs.cancelling import cancel_run
+from launcher.runs.endings import cancel_and_confirm
+from launcher.runs.find import FoundRun
+from launcher.runs.story import live_of
+from launcher.services.base import GoneError, Jobs
+from launcher.services.local.client import run_job
+from launcher.services.local.job import LocalJob, Printed
+from launcher.services.local.service import ThisMachine
+from launcher.services.request import context_of_job
+from launcher.services.vertex import Vertex
+from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
+from tests.plan.planning import request
+from tests.runs.submitting import LONG
+from tests.services.compute.vm_site import Site
+
+
+class Service(Protocol):
+    """A service with what tests of its jobs need."""
+
+    jobs: Jobs
+    clock: Clock
+    unknown: str
+    """The name of a job that does not exist."""
+
+    def running(self) -> Job:
+        """Return a job that runs until it is cancelled."""
+
+    def ended(self, code: int) -> Job:
+        """Return a job whose program has ended with an exit code."""
+
+    def count(self) -> int:
+        """Return how many jobs exist."""
+
+
+class VertexAI:
+    def __init__(self, cloud: GoogleCloud, clock: FakeClock) -> None:
+        self.cloud, self.clock = cloud, Clock(clock, clock.advance)
+        self.jobs: Jobs = Vertex("my-project", cloud.environ(), self.clock)
+        self.unknown = "projects/my-project/locations/us-central1/customJobs/7"
+
+    def running(self) -> Job:
+        self.cloud.jobs.script = LONG
+        return self._created(10)
+
+    def ended(self, code: int) -> Job:
+        error = (3, f"The replica workerpool0-0 exited with a non-zero status of {code}.") if code else None
+        end = Stage("JOB_STATE_FAILED" if code else "JOB_STATE_SUCCEEDED", 2, *([error] if error else []))
+        self.cloud.jobs.script = (Stage("JOB_STATE_PENDING", 0), Stage("JOB_STATE_RUNNING", 1), end)
+        return self._created(10)
+
+    def _created(self, seconds: float) -> Job:
+        assert isinstance(self.jobs, Vertex)
+        job = self.jobs.create_in("us-central1", request())
+        self.clock.sleep(seconds)
+        return self.jobs.get(job.name)
+
+    def count(self) -> int:
+        return len(self.cloud.jobs.jobs)
+
+
+class ComputeEngine:
+    def __init__(self, cloud: GoogleCloud, clock: FakeClock) -> None:
+        self.site, self.clock = Site(cloud, clock), Clock(clock, clock.advance)
+        self.jobs: Jobs = self.site.vms
+        self.unknown = "projects/my-project/zones/us-central1-a/instances/7"
+
+    def running(self) -> Job:
+        return self.site.running()
+
+    def ended(self, code: int) -> Job:
+        job = self.site.running()
+        self.site.write(job.id, exit=code)
+        return self.jobs.get(job.name)
+
+    def count(self) -> int:
+        return len(self.site.cloud.compute.names())
+
+
+class Here:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock = folder, Clock()
+        self.jobs: Jobs = ThisMachine()
+        self.unknown = str(folder / "none-0123abcd")
+        self.threads: list[threading.Thread] = []
+
+    def running(self) -> Job:
+        started = threading.Event()
+        job = self._job("print('ready', flush=True); import time; time.sleep(100)")
+
+        def on_event(event: object) -> None:
+            if isinstance(event, Printed):
+                started.set()
+
+        thread = threading.Thread(target=run_job, args=(job, on_event))
+        self.threads.append(thread)
+        thread.start()
+        assert started.wait(30)
+        return self.jobs.get(str(self.folder / "tiny-0123abcd"))
+
+    def ended(self, code: int) -> Job:
+        run_job(self._job(f"raise SystemExit({code})"), lambda _event: None)
+        return self.jobs.get(str(self.folder / "tiny-0123abcd"))
+
+    def _job(self, code: str) -> LocalJob:
+        run_folder = {"name": "LAUNCH_RUN_FOLDER", "value": str(self.folder / "tiny-0123abcd")}
+        pool = {"containerSpec": {"command": ["python", "-c", code], "env": [run_folder]}}
+        labels = {RUN_LABEL: "tiny-0123abcd"}
+        body = {"displayName": "tiny-0123abcd", "labels": labels, "jobSpec": {"workerPoolSpecs": [pool]}}
+        return LocalJob(request=body)
+
+    def count(self) -> int:
+        return len(list(self.folder.iterdir()))
+
+
+@pytest.fixture(params=["vertex", "compute", "local"])
+def service(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    if request.param == "local":
+        here = Here(tmp_path / "runs")
+        yield here
+        for thread in here.threads:
+            here.jobs.cancel(str(here.folder / "tiny-0123abcd"))
+            thread.join(60)
+            assert not thread.is_alive()
+        return
+    clock = FakeClock()
+    with GoogleCloud(clock=clock) as cloud:
+        for name, value in cloud.environ().items():
+            monkeypatch.setenv(name, value)
+        yield VertexAI(cloud, clock) if request.param == "vertex" else ComputeEngine(cloud, clock)
+
+
+def cancelled(service: Service, job: Job) -> Job:
+    return cancel_and_confirm(service.jobs, job, service.clock, lambda _text: None)
+
+
+# --- A job that runs --------------------------------------------------------------------------------------------------
+
+
+def test_a_running_job_names_its_run_and_its_times(service: Service) -> None:
+    job = service.running()
+    assert (job.state, job.is_over, job.is_waiting, job.ended) == ("RUNNING", False, False, None)
+    assert job.run
+    assert job.handle
+    assert job.started is not None
+    assert 0 < job.created <= job.started
+
+
+def test_the_state_is_the_same_each_time(service: Service) -> None:
+    job = service.running()
+    assert service.jobs.get(job.name) == service.jobs.get(job.name) == job
+
+
+def test_a_running_job_has_a_place_and_a_target_with_a_command(service: Service) -> None:
+    job = service.running()
+    assert job.place
+    assert job.command == {"vm": "launch vm SPEC --run"}.get(job.target, f"launch {job.target} SPEC")
+
+
+def test_a_running_job_is_shown_as_running(service: Service) -> None:
+    live = live_of(service.running(), 1, None)
+    assert (live.state, live.kind, live.ended) == ("running", "", None)
+
+
+def test_its_request_says_what_was_asked_for(service: Service) -> None:
+    job = service.running()
+    assert context_of_job(job, service.jobs.project)
+    assert json.loads(json.dumps(job.request))
+
+
+# --- Ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "state", "kind"), [(0, "SUCCEEDED", "succeeded"), (1, "FAILED", "user")])
+def test_an_end_has_a_state_a_time_and_a_diagnosis(service: Service, code: int, state: str, kind: str) -> None:
+    job = service.ended(code)
+    assert (job.state, job.is_over, job.has_ended) == (state, True, True)
+    assert job.started is not None
+    assert job.ended is not None
+    assert job.started <= job.ended
+    if service.jobs.outlives_client:  # else the run folder's end has the exit codes
+        assert diagnose_end(job, context_of_job(job, service.jobs.project)).kind == kind
+
+
+def test_an_end_is_final(service: Service) -> None:
+    job = service.ended(0)
+    service.clock.sleep(0.1)
+    assert service.jobs.get(job.name) == job
+
+
+# --- Cancelling -------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_job_ends_in_time(service: Service) -> None:
+    job, begun = service.running(), service.clock.now()
+    ended = cancelled(service, job)
+    assert (ended.state, ended.name, ended.run) == ("CANCELLED", job.name, job.run)
+    assert service.clock.now() - begun < service.jobs.stop_seconds
+    assert ended.ended is not None
+
+
+def test_a_cancelled_job_is_diagnosed_as_cancelled(service: Service) -> None:
+    ended = cancelled(service, service.running())
+    assert diagnose_end(ended, context_of_job(ended, service.jobs.project)).kind == "cancelled"
+
+
+def test_cancelling_twice_is_cancelling_once(service: Service) -> None:
+    job = service.running()
+    service.jobs.cancel(job.name)
+    service.jobs.cancel(job.name)
+    assert cancelled(service, job).state == "CANCELLED"
+    service.jobs.cancel(job.name)
+    assert service.jobs.get(job.name).state == "CANCELLED"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_cancelling_a_job_that_has_ended_changes_nothing(service: Service, code: int) -> None:
+    job = service.ended(code)
+    service.jobs.cancel(job.name)
+    assert service.jobs.get(job.name).state == job.state
+
+
+def test_the_run_of_a_cancelled_job_is_cancelled(service: Service) -> None:
+    job = service.running()
+    run = FoundRun(id=job.run, jobs=(job,), context=Context(service))
+    result = cancel_run(run, lambda _text: None)
+    assert (result.done, result.errors, [each.state for each in result.jobs]) == (True, (), ["CANCELLED"])
+
+
+class Context:
+    """The context of a run without a folder."""
+
+    def __init__(self, service: Service) -> None:
+        self.project, self.clock, self._jobs = service.jobs.project, service.clock, service.jobs
+
+    def with_notice(self, say: Callable[[str], None]) -> Context:
+        return self
+
+    def of_run(self, folder: Any) -> Jobs:
+        return self._jobs
+
+    def attempts(self, folder: Any) -> tuple[()]:
+        return ()
+
+    def open_log(self, *_: Any, **__: Any) -> Any:
+        raise LaunchError("no log")
+
+
+# --- What is not there ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["get", "cancel"])
+def test_an_unknown_job_is_gone(service: Service, method: str) -> None:
+    with pytest.raises(GoneError):
+        getattr(service.jobs, method)(service.unknown)
+
+
+def test_looking_creates_nothing(service: Service) -> None:
+    job = service.ended(0)
+    count = service.count()
+    service.jobs.get(job.name)
+    with pytest.raises(GoneError):
+        service.jobs.get(service.unknown)
+    assert service.count() == count
+
+
+# --- After the end ----------------------------------------------------------------------------------------------------
+
+
+def test_releasing_and_forgetting_twice_is_doing_so_once(service: Service) -> None:
+    job = service.ended(0)
+    for _ in range(2):
+        service.jobs.release(job)
+    for _ in range(2):
+        service.jobs.forget(job)
+
+
+def test_a_released_job_still_says_how_it_ended(service: Service) -> None:
+    job = service.ended(0)
+    service.jobs.release(job)
+    assert service.jobs.get(job.name).state in ("SUCCEEDED", GONE)
+
+
+def test_a_service_says_what_it_can(service: Service) -> None:
+    jobs = service.jobs
+    assert jobs.project
+    assert isinstance(jobs.outlives_client, bool)
+    assert jobs.stop_seconds > 0
+    assert jobs.poll_seconds is None or jobs.poll_seconds > 0
