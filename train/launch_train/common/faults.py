@@ -127,7 +127,9 @@ def report(error: BaseException, *, visible: bool = True) -> None:
     if folder and not isinstance(error, KeyboardInterrupt):
         with suppress(Exception):  # whatever fails here, the error itself is printed
             fault = fault_of(error)
-            _write(folder, fault)
+            part = folder / f"{fault.pid}.new"
+            part.write_text(json.dumps(fault))
+            part.replace(part.with_suffix(".json"))
     if not visible or (folder and fault and _was_printed(folder, fault)):
         return
     if fault and fault.peer:
@@ -140,12 +142,6 @@ def _folder() -> Path | None:
     """Return the folder for this process's record; None outside of a run, and in a script's subprocesses."""
     name, pid = os.environ.get(FOLDER), str(os.getpid())
     return Path(name) if name and os.environ.get(OWNER, pid).rpartition(":")[2] == pid else None
-
-
-def _write(folder: Path, fault: Fault) -> None:
-    part = folder / f"{fault.pid}.new"
-    part.write_text(json.dumps(fault))
-    part.replace(part.with_suffix(".json"))
 
 
 def _was_printed(folder: Path, fault: Fault) -> bool:
@@ -191,7 +187,10 @@ def fault_of(error: BaseException) -> Fault:
     peer = isinstance(error, RuntimeError) and (
         name in ("DistNetworkError", "DistStoreError") or PEER.search(str(error)) is not None
     )
-    transient = peer or name in ("DistBackendError", *OF_OTHERS) or any(map(_is_transient, _chain(error)))
+    transient = peer or name in ("DistBackendError", *OF_OTHERS)
+    for cause in _chain(error):
+        is_passing = isinstance(cause, OSError) and not isinstance(cause, LASTING)
+        transient = transient or is_passing or TRANSIENT.search(str(cause)) is not None
     rank = os.environ.get("RANK", "")
     return Fault(
         error=text[:MAX_TEXT],
@@ -213,12 +212,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(cause))
         yield cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-
-
-def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, OSError) and not isinstance(error, LASTING):
-        return True
-    return TRANSIENT.search(str(error)) is not None
 
 
 def _is_unloadable(error: BaseException) -> bool:

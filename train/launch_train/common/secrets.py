@@ -72,8 +72,10 @@ class SecretReader:
         from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
         from requests.exceptions import RequestException
 
+        endpoint = self._environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "").rstrip("/")
         try:
-            answer = self._request(version)
+            self._session = self._session or session(self._environ, endpoint)
+            answer = self._session.get(f"{endpoint or ENDPOINT}/v1/{version}:access", timeout=self._seconds)
         except (RequestException, TransportError) as error:
             raise UnavailableError(f"secret {name}: Secret Manager is unreachable ({type(error).__name__})") from None
         except GoogleAuthError as error:
@@ -85,12 +87,6 @@ class SecretReader:
             refusal = explain_refusal(answer, version, account_of(self._session))
             raise SecretError(f"secret {name} ({version}) {refusal}")
         return payload(name, answer)
-
-    def _request(self, version: str) -> Any:
-        endpoint = self._environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "").rstrip("/")
-        if self._session is None:
-            self._session = session(self._environ, endpoint)
-        return self._session.get(f"{endpoint or ENDPOINT}/v1/{version}:access", timeout=self._seconds)
 
 
 def references(environ: Mapping[str, str]) -> Mapping[str, str]:

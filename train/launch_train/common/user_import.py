@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,7 +90,13 @@ def _shadowed_by(top: str, folder: Path) -> str:
 
 def _not_found(name: str, missing: str, folder: Path) -> str:
     """Return which part of a module's name doesn't exist, and the nearest name that does."""
-    near = _suggestion(name, _modules(folder))
+    modules: list[str] = []
+    for depth in range(4):  # at most three packages deep
+        for path in folder.glob("*/" * depth + "*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if all(part.isidentifier() for part in parts) and parts[-1] != "__init__":
+                modules.append(".".join(parts))
+    near = _suggestion(name, modules)
     parent = sys.modules.get(missing.rpartition(".")[0])
     if parent is not None and not hasattr(parent, "__path__"):
         return f"{_place(parent.__file__ or missing)} is a module, not a package with a {missing.rpartition('.')[2]}"
@@ -99,15 +105,6 @@ def _not_found(name: str, missing: str, folder: Path) -> str:
 
 def _code() -> Path:
     return Path(os.environ.get(contract.CODE) or Path.cwd())
-
-
-def _modules(folder: Path) -> Iterator[str]:
-    """Yield the modules of a folder of code, at most three packages deep."""
-    for depth in range(4):
-        for path in folder.glob("*/" * depth + "*.py"):
-            parts = path.relative_to(folder).with_suffix("").parts
-            if all(part.isidentifier() for part in parts) and parts[-1] != "__init__":
-                yield ".".join(parts)
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

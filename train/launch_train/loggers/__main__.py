@@ -16,7 +16,6 @@ from functools import partial
 from typing import Final
 
 from launch_train.loggers.feed import LoggerFeed, Service, State, run_info
-from launch_train.telemetry.rows import Row
 
 ORPHAN_SECONDS: Final = 5.0
 """Time for the last rows after the training process was killed."""
@@ -35,7 +34,7 @@ def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
         os.environ.setdefault(name, value)
     env = dict(os.environ)
     feeds = [LoggerFeed(name, partial(_open, name, env), env) for name in names]
-    progress = Progress()
+    is_preempted = is_training = False
     for line in lines:
         try:
             record = json.loads(line)
@@ -44,38 +43,21 @@ def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
         if isinstance(record, list):
             seconds, failed = record
             break
-        progress.note(record)
+        is_preempted = is_preempted or record.get("event") == "preempted"
+        if record.get("event") in ("start", "end"):  # of the built-in trainer's run
+            is_training = record["event"] == "start" and "config" in record
         for feed in feeds:
             feed.put(record)
-            if progress.preempted:  # no row follows, and every second counts
+            if is_preempted:  # no row follows, and every second counts
                 feed.end("preempted")
     else:
         seconds, failed = ORPHAN_SECONDS, True
     until = time.monotonic() + max(0.0, seconds - RESERVE_SECONDS)
+    state: State = "preempted" if is_preempted else "failed" if failed or is_training else "finished"
     for feed in feeds:
-        feed.end(progress.state(failed=failed))
+        feed.end(state)
     for feed in feeds:
         feed.join(until)
-
-
-class Progress:
-    """The state of the run according to its events."""
-
-    def __init__(self) -> None:
-        self.preempted = False
-        self._is_training = False
-
-    def note(self, row: Row) -> None:
-        """Note an event. The built-in trainer's run begins with `start` and is complete with `end`."""
-        event = row.get("event")
-        self.preempted = self.preempted or event == "preempted"
-        if event in ("start", "end"):
-            self._is_training = event == "start" and "config" in row
-
-    def state(self, *, failed: bool) -> State:
-        if self.preempted:
-            return "preempted"
-        return "failed" if failed or self._is_training else "finished"
 
 
 def _open(name: str, env: Mapping[str, str]) -> Service:

@@ -34,7 +34,10 @@ def faults(cards: Sequence[Card], links: Sequence[Sequence[str]] = ()) -> list[G
     for card in cards:
         for fault in (*_memory_faults(card), *_use_faults(card), *_speed_faults(card)):
             numbers.setdefault(fault, []).append(card.number)
-    named = [GpuFault(f"{_gpus(indices)}: {fault.text}", fault.is_fatal) for fault, indices in numbers.items()]
+    named: list[GpuFault] = []
+    for fault, indices in numbers.items():
+        gpus = f"GPU{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}"
+        named.append(GpuFault(f"{gpus}: {fault.text}", fault.is_fatal))
     return [*named, *_slow_links(cards, links)]
 
 
@@ -96,10 +99,6 @@ def _slow_links(cards: Sequence[Card], links: Sequence[Sequence[str]]) -> Iterat
         yield GpuFault(
             f"GPU {a} and GPU {b}{more} reach each other by {links[a][b]} instead of NVLink: slow all-reduce"
         )
-
-
-def _gpus(indices: Sequence[int]) -> str:
-    return f"GPU {indices[0]}" if len(indices) == 1 else f"GPUs {', '.join(map(str, indices))}"
 
 
 def cuda_fault(driver: str, supports: str, image: str) -> GpuFault | None:

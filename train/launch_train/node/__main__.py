@@ -56,21 +56,17 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
     uploader = watch_vm(environ, stop, say)
     text = TextCapture(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say, uploader=uploader)
     try:
-        end = _run_node(task, environ, timing, stop, text)
+        try:
+            cluster = parse(environ.get(contract.CLUSTER_SPEC), environ)
+            task, environ = with_run_path(task, environ)
+            end = Node(task, cluster, environ, timing.of(cluster.size), stop, text).run()
+        except TrainError as error:
+            end = End(error.exit, str(error))
         say(f"{end.reason} (exit code {end.code})" if end.code else end.reason)
     finally:
         until, least = time.monotonic() + timing.text_last, time.monotonic() + timing.text_least
         text.close(lambda: max(stop.left(until, timing), least - time.monotonic()))
     return int(end.code)
-
-
-def _run_node(task: Task, environ: Mapping[str, str], timing: Timing, stop: StopRequest, text: TextCapture) -> End:
-    try:
-        cluster = parse(environ.get(contract.CLUSTER_SPEC), environ)
-        task, environ = with_run_path(task, environ)
-        return Node(task, cluster, environ, timing.of(cluster.size), stop, text).run()
-    except TrainError as error:
-        return End(error.exit, str(error))
 
 
 def say(line: str) -> None:
@@ -134,9 +130,7 @@ class Node:
             left = self._stop.left(inf, self._timing) - self._timing.text_least
             self._notifier.close(None if self._cluster.node else end, min(left, CLOSE_SECONDS))
         if report:
-            report.close(
-                0.0 if self._stop.signum else LAST_SECONDS
-            )  # after a signal every second is for the last lines
+            report.close(0.0 if self._stop.signum else LAST_SECONDS)  # after a signal the last lines need each second
         return end
 
     def _open_notifier(self) -> Notifier | None:
@@ -238,10 +232,13 @@ class Node:
 
     def _lead(self, failure: End | None) -> End:
         """Run node 0: host the store and the coordinator, and take part like any other node."""
-        store = self._host()
+        size, port, timing = self._cluster.size, self._cluster.port, self._timing
+        try:
+            store = Store() if size == 1 else TorchStore("localhost", port, serve=True)
+        except ConnectionError as error:
+            raise UnfitError(f"the control store can't listen on port {port}: {error}") from error
         requested = self._plan.restarts if self._plan else None
         restarts = contract.DEFAULT_RESTARTS if requested is None else requested
-        size, timing = self._cluster.size, self._timing
         coordinator = Coordinator(
             store,
             self._record,
@@ -257,14 +254,6 @@ class Node:
         while was_published and coordinator.join(0.1) and self._stop.left(inf, timing) > timing.text_least:
             pass
         return end
-
-    def _host(self) -> Store:
-        if self._cluster.size == 1:
-            return Store()
-        try:
-            return TorchStore("localhost", self._cluster.port, serve=True)
-        except ConnectionError as error:
-            raise UnfitError(f"the control store can't listen on port {self._cluster.port}: {error}") from error
 
     def _follow(self, failure: End | None) -> End:
         """Run any other node: find node 0, take part, and find it again if it is replaced."""

@@ -7,7 +7,6 @@ it is sent: a restarted node, or another one, never sends it again. The webhook'
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections import deque
@@ -26,6 +25,7 @@ from launch_train.common.secrets import SecretReader
 from launch_train.common.storage import Storage
 from launch_train.node.exit_status import End
 from launch_train.node.generation import StopRequest
+from launch_train.runfolder.starts import is_number
 
 TICK: Final = 0.2
 """Poll interval of stop requests, in seconds."""
@@ -40,21 +40,14 @@ CLOSE_SECONDS: Final = 5.0
 MOST_PARTS: Final = 5
 """Number of newest parts of the metrics that are searched for the newest step."""
 
-WORDS: Final[Mapping[str, str]] = {
-    "preempted": "was preempted",
-    "failed": "failed",
-    "finished": "finished",
-    "stalled": "stalled",
-    "cost": "has used much of its limit",
+EVENTS: Final[Mapping[str, tuple[str, str]]] = {
+    "preempted": ("was preempted", "launch follow {run}"),
+    "failed": ("failed", "launch logs {run}"),
+    "finished": ("finished", "launch report {run}"),
+    "stalled": ("stalled", "launch status {run}"),
+    "cost": ("has used much of its limit", "launch cancel {run}"),
 }
-NEXT: Final[Mapping[str, str]] = {
-    "preempted": "launch follow {run}",
-    "failed": "launch logs {run}",
-    "finished": "launch report {run}",
-    "stalled": "launch status {run}",
-    "cost": "launch cancel {run}",
-}
-"""Event -> the command to type next."""
+"""Event -> what has happened to the run, and the command to type next."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +129,10 @@ class Notifier:
                 self._noticed = True
                 self.note("preempted", f"node {self._node} must stop: it was preempted, or the job was cancelled")
             if not self._node and time.monotonic() >= due:
-                self._check_cost()
+                usd, share, limit = self._cost.update(), self._wanted.share, self._wanted.usd
+                if share is not None and limit and usd is not None and usd > share * limit:
+                    name = next(event for event in self._wanted.on if event.startswith("cost>"))
+                    self.note(name, f"${usd:,.2f} of limits.usd, ${limit:,.2f}")
                 due = time.monotonic() + COST_SECONDS
             with self._news:
                 self._news.wait_for(lambda: self._events or self._closed, TICK)
@@ -147,12 +143,6 @@ class Notifier:
                 self._send(event, cause)
         if not self._node:
             self._cost.update()
-
-    def _check_cost(self) -> None:
-        usd, share, limit = self._cost.update(), self._wanted.share, self._wanted.usd
-        if share is not None and limit and usd is not None and usd > share * limit:
-            name = next(event for event in self._wanted.on if event.startswith("cost>"))
-            self.note(name, f"${usd:,.2f} of limits.usd, ${limit:,.2f}")
 
     def _send(self, event: str, cause: str) -> None:
         """Claim an event and send it. A failure prints a warning."""
@@ -187,7 +177,7 @@ class Notifier:
             "attempt": self._attempt,
             "node": self._node,
             "time": time.time(),
-            "next": NEXT[kind].format(run=self._run),
+            "next": EVENTS[kind][1].format(run=self._run),
         }
 
     def _find_url(self) -> str:
@@ -236,7 +226,9 @@ class CostMeter:
                 before, entry, plan = map(self._read, names)
             except (TrainError, OSError):
                 return None  # the next update reads them: a cost that starts at 0 would be wrong
-            self._before, self._per_hour = _number(before.get("usd")), price_per_hour(plan, entry)
+            recorded: Any = before.get("usd")
+            self._before = float(recorded) if is_number(recorded) else 0.0
+            self._per_hour = price_per_hour(plan, entry)
         if self._per_hour is None:
             return None
         usd = round(self._before + (self._clock() - self._began) / 3600 * self._per_hour, 4)
@@ -250,7 +242,7 @@ class CostMeter:
             recorded = self._read(runfolder.COST)
         except (TrainError, OSError):
             return None
-        return _number(recorded["usd"]) if "usd" in recorded else None
+        return float(recorded["usd"]) if is_number(recorded.get("usd")) else None
 
     def _read(self, name: str) -> dict[str, Any]:
         """Return a file of the run folder; empty if there is none. Raises OSError, TrainError: it can't be read."""
@@ -288,7 +280,7 @@ def slack(body: Mapping[str, Any]) -> dict[str, str]:
     facts = [f"step {body['step']:,}"] if body["step"] is not None else []
     facts += [f"loss {body['loss']:.4g}"] if isinstance(body["loss"], (int, float)) else []
     facts += [f"${body['usd']:,.2f} so far"] if body["usd"] is not None else []
-    lines = [f"*{body['run']}* {WORDS[kind]}: {body['cause']}", ", ".join(facts), f"`{body['next']}`"]
+    lines = [f"*{body['run']}* {EVENTS[kind][0]}: {body['cause']}", ", ".join(facts), f"`{body['next']}`"]
     text = "\n".join(filter(None, lines))
     return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
 
@@ -303,7 +295,3 @@ def post(url: str, body: Mapping[str, Any]) -> str:
             return "" if answer.ok and not answer.is_redirect else f"HTTP {answer.status_code}"
     except (requests.RequestException, ValueError, OSError) as error:  # their texts contain the URL
         return type(error).__name__
-
-
-def _number(value: Any) -> float:
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0

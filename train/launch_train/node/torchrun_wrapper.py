@@ -108,7 +108,10 @@ def lines(error: ChildFailedError, exit_file: str, faults: str = "") -> Iterator
     or its exception in the folder `faults`).
     """
     rank, failed = error.get_first_failure()
-    if str(failed.exitcode) not in _marks(exit_file) and not Path(faults, f"{failed.pid}.json").is_file():
+    marks: list[str] = []
+    with suppress(OSError, UnicodeDecodeError):
+        marks = Path(exit_file).read_text().split()
+    if str(failed.exitcode) not in marks and not Path(faults, f"{failed.pid}.json").is_file():
         yield f"rank {rank} failed first: {_describe(failed)}"
     for other, failure in sorted(error.failures.items()):
         if other != rank and failure.exitcode < 0 and failure.signal_name() != "SIGTERM":
@@ -120,13 +123,6 @@ def _describe(failure: ProcessFailure) -> str:
         return f"exit code {failure.exitcode}"
     name = failure.signal_name()
     return f"{name} ({MEANINGS[name]})" if name in MEANINGS else name
-
-
-def _marks(exit_file: str) -> list[str]:
-    try:
-        return Path(exit_file).read_text().split()
-    except (OSError, UnicodeDecodeError):
-        return []
 
 
 if __name__ == "__main__":

@@ -79,12 +79,18 @@ def open_sink(env: Mapping[str, str], loggers: Sequence[str] | None = None) -> S
         return Sink()
     names = wanted_loggers(env) if loggers is None else loggers
     storage = open_storage(env[contract.RUN_FOLDER])
-    outbox, (attempt, generation, _) = open_outbox(storage, env), _numbers(env)
+    outbox, attempt = open_outbox(storage, env), int(env.get(contract.ATTEMPT) or 1)
     board = None
     if not {"tensorboard", "vertex"}.isdisjoint(names):
-        board = open_board(storage, outbox, runfolder.start_name(attempt, generation))
+        board = open_board(storage, outbox, runfolder.start_name(attempt, int(env.get(contract.GENERATION) or 0)))
     newest = None if isinstance(storage, LocalFolder) else NewestRow(outbox, attempt)
-    return MetricsWriter(storage, outbox, part_names(env), board, newest=newest, loggers=_open_loggers(names, env))
+    logging, services = None, [name for name in names if name in ("wandb", "mlflow")]
+    if services:  # other services, which get the rows from a process of their own
+        try:
+            logging = LoggerProcess(services, env)
+        except OSError as error:
+            say(f"warning: {', '.join(names)} not started: {error}")
+    return MetricsWriter(storage, outbox, part_names(env), board, newest=newest, loggers=logging)
 
 
 def wanted_loggers(env: Mapping[str, str]) -> Sequence[str]:
@@ -92,29 +98,11 @@ def wanted_loggers(env: Mapping[str, str]) -> Sequence[str]:
     return env[contract.LOGGERS].split(",") if contract.LOGGERS in env else contract.DEFAULT_LOGGERS
 
 
-def _open_loggers(names: Sequence[str], env: Mapping[str, str]) -> LoggerProcess | None:
-    """Start the process of the loggers that are other services; a warning and None if that fails."""
-    try:
-        services = [name for name in names if name in ("wandb", "mlflow")]
-        return LoggerProcess(services, env) if services else None
-    except OSError as error:
-        say(f"warning: {', '.join(names)} not started: {error}")
-        return None
-
-
 def part_names(env: Mapping[str, str], name: Callable[..., str] = runfolder.metrics_part) -> PartName:
     """Return a function from the number of a part to its name, for this node and start."""
-    attempt, generation, node = _numbers(env)
+    defaults = ((contract.ATTEMPT, 1), (contract.GENERATION, 0), (contract.NODE, 0))
+    attempt, generation, node = (int(env.get(number) or default) for number, default in defaults)
     return lambda part: name(attempt, generation, node, part)
-
-
-def _numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
-    """Return attempt, generation and node."""
-    attempt, generation, node = (int(env.get(name) or start) for name, start in _DEFAULTS)
-    return attempt, generation, node
-
-
-_DEFAULTS = ((contract.ATTEMPT, 1), (contract.GENERATION, 0), (contract.NODE, 0))
 
 
 @dataclass(frozen=True)
@@ -231,7 +219,12 @@ class MetricsWriter(Sink):
         last = False
         while not last:
             rows, mark = _next_rows(self._queue, self._seconds)
-            self._write_unless_failed(rows)
+            try:
+                if rows and not self._failed:
+                    self._write(rows)
+                    self._write_events(rows)
+            except Exception as error:  # noqa: BLE001 - raised again in the thread that trains
+                self._failed, self._error = True, error
             if mark:
                 last = mark.last
                 if last:
@@ -239,14 +232,6 @@ class MetricsWriter(Sink):
                     if self._newest and not self._failed:
                         self._newest.write()
                 mark.done.set()
-
-    def _write_unless_failed(self, rows: Sequence[Row]) -> None:
-        try:
-            if rows and not self._failed:
-                self._write(rows)
-                self._write_events(rows)
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that trains
-            self._failed, self._error = True, error
 
     def _write_events(self, rows: Sequence[Row] | None) -> None:
         """Write the rows to TensorBoard; None closes it. An error disables TensorBoard with a warning: the rows

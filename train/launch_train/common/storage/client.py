@@ -40,20 +40,15 @@ def open_client() -> Any:
         client = storage.Client(project=None, credentials=credentials(os.environ, endpoint), client_options=options)
     except DefaultCredentialsError as error:
         raise OutputError("gs:// needs credentials: gcloud auth application-default login") from error
-    _limit_request_time(client)
+    # The client's session isn't public, but Google's guides mount an adapter in the same way.
+    if not getattr(client._http, "is_mtls", False):  # its adapter carries the client's certificate
+        for scheme in ("https://", "http://"):
+            client._http.mount(scheme, TimeLimitAdapter(pool_maxsize=CONNECTIONS))
     # For tracing, version 3.17 requests the bucket's metadata beside each first request. That needs a permission that
     # a run may lack, and retries for 120 s in its own thread.
     client._bucket_metadata_cache = None
     _use_separate_randomness()
     return client
-
-
-def _limit_request_time(client: Any) -> None:
-    """Mount an adapter that limits requests. The client's session isn't public, but Google's guides do the same."""
-    session = client._http
-    if not getattr(session, "is_mtls", False):  # its adapter carries the client's certificate
-        for scheme in ("https://", "http://"):
-            session.mount(scheme, TimeLimitAdapter(pool_maxsize=CONNECTIONS))
 
 
 class TimeLimitAdapter(HTTPAdapter):

@@ -53,7 +53,11 @@ class LocalFolder:
         return _version(data)
 
     def write_file(self, name: str, path: Path) -> None:
-        with _readable(path) as source, self._temporary(name) as (temporary, target):
+        try:
+            source = path.open("rb")
+        except OSError as error:
+            raise OutputError(f"{path} can't be read: {error.strerror or error}") from error
+        with source, self._temporary(name) as (temporary, target):
             with temporary.open("wb") as sink:
                 shutil.copyfileobj(source, sink, BLOCK)
             _publish(temporary, target, create=False)
@@ -207,16 +211,6 @@ def _umask() -> int:
 
 def _version(data: Buffer) -> str:
     return hashlib.sha256(as_bytes(data)).hexdigest()
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise OutputError(f"{path} can't be read: {error.strerror or error}") from error
-    with file:
-        yield file
 
 
 def _on_list_error(error: OSError) -> None:
