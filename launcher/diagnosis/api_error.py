@@ -8,10 +8,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from launcher.diagnosis.capacity import diagnose_machine, diagnose_stockout
-from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext
+from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext, first, plain
 from launcher.diagnosis.permissions import diagnose_access
 from launcher.diagnosis.quota import diagnose_quota
-from launcher.diagnosis.text import first, plain
 
 LONGEST = 20_000
 """Maximum characters of a message that are searched."""
@@ -30,17 +29,8 @@ def diagnose_refusal(refusal: Refusal, context: RequestContext) -> Diagnosis:
 def diagnose_by_rules(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
     """Return the diagnosis of the first matching rule, or None."""
     rules: tuple[Callable[[Refusal, RequestContext], Diagnosis | None], ...] = (
-        *(
-            diagnose_quota,
-            diagnose_rate,
-            diagnose_stockout,
-            diagnose_machine,
-            diagnose_disk,
-            diagnose_image,
-            diagnose_output,
-            diagnose_access,
-            diagnose_request,
-        ),
+        *(diagnose_quota, diagnose_rate, diagnose_stockout, diagnose_machine, diagnose_disk),
+        *(diagnose_image, diagnose_output, diagnose_access, diagnose_request),
     )
     return next(filter(None, (rule(refusal, context) for rule in rules)), None)
 

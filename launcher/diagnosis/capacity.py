@@ -6,8 +6,7 @@ import re
 
 from msgspec import Struct
 
-from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope
-from launcher.diagnosis.text import plain
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope, plain
 from launcher.spec.kinds import ZONE
 
 STOCKOUT = (

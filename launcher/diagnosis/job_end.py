@@ -1,19 +1,18 @@
-"""Diagnose the end of a job by its state, the exit codes of its replicas, or its error."""
+"""Diagnose the end of a job: by its state, the exit codes of its replicas, its error, or how its VM ended."""
 
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from msgspec.structs import replace
 
 from launch_train.common.contract import Exit
-from launcher.diagnosis.api_error import LONGEST, diagnose_by_rules
+from launcher.diagnosis.api_error import LONGEST, diagnose_by_rules, diagnose_refusal
 from launcher.diagnosis.capacity import stockout
-from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope, first, plain
 from launcher.diagnosis.permissions import project_number
-from launcher.diagnosis.text import first, plain
-from launcher.diagnosis.vm_end import HTTP, diagnose_vm_end
-from launcher.jobs.job import GONE, Job
+from launcher.jobs.job import GONE, Failure, Job
 
 TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
 """google.rpc.Code: DEADLINE_EXCEEDED; RESOURCE_EXHAUSTED; and the service's own failures INTERNAL, UNAVAILABLE and
@@ -122,7 +121,7 @@ EXITED = r"replica\b\s*([\w-]+(?: \d+)?)?[^.]{0,40}?exited with a non-zero statu
 MEMORY = r"out.of.memory|OOMKilled|low on memory"
 SIGNALS = {2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 """Linux's signal numbers (signal(7)), as in the containers. A shell adds 128."""
-STOPPED = (128 + 15, 128 + 2)
+INTERRUPTED = (128 + 15, 128 + 2)
 
 
 def exit_codes(text: str) -> list[tuple[str, int]]:
@@ -155,7 +154,8 @@ def diagnose_exit_codes(job: Job, exits: list[tuple[str, int]], text: str, last_
     if code == Exit.UNFIT and re.search(r"\bsecret \w+ \(", last_error):  # no other machine could read it either
         return Diagnosis(scope="permanent", kind=kind, cause=plain(last_error))
     cause = f"{who} exited with {code}: {words}" + (f"; its last error: {last_error}" if last_error else "")
-    return Diagnosis(scope=scope, kind=kind, cause=cause, fix=advice(job, code, log))
+    fix = f"After fixing the cause: {resumed(job)}" if code == Exit.TERMINAL else log
+    return Diagnosis(scope=scope, kind=kind, cause=cause, fix=fix)
 
 
 def meaning(code: int, text: str) -> tuple[Scope, Kind, str]:
@@ -164,7 +164,7 @@ def meaning(code: int, text: str) -> tuple[Scope, Kind, str]:
         return "permanent", "user", "it ran out of host memory"
     if code in MEANINGS:
         return MEANINGS[code]
-    if code in STOPPED:
+    if code in INTERRUPTED:
         return "transient", "preempted", "it was interrupted before it could save a checkpoint"
     if code == 128 + 9:
         return "permanent", "user", "it was killed, most likely because the machine ran out of memory"
@@ -172,8 +172,60 @@ def meaning(code: int, text: str) -> tuple[Scope, Kind, str]:
     return "permanent", "user", f"it was killed by {name}" if name else "the program failed"
 
 
-def advice(job: Job, code: int, log: str) -> str:
-    """Suggest what to do after an exit code."""
-    if code == Exit.TERMINAL:
-        return f"After fixing the cause: {resumed(job)}"
-    return log
+PREEMPTED: Final = "preempted"
+HOST_ERROR: Final = "hostError"
+MAINTENANCE: Final = "maintenance"
+STOPPED: Final = "stopped"
+STARTUP: Final = "startup"
+"""Values of a Failure's reason: the VM was preempted; its host failed; its host went down for maintenance (a VM with
+GPUs can't move to another); the VM was stopped; its startup script failed before the container started."""
+
+TAKEN: Final = {
+    PREEMPTED: "the VM was preempted before a checkpoint was saved",
+    HOST_ERROR: "the VM's host failed",
+    MAINTENANCE: "the VM was stopped for host maintenance",
+    STOPPED: "the VM was stopped before its container exited",
+}
+HTTP: Final = {1: 499, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 13: 500,
+               14: 503}  # fmt: skip
+"""google.rpc.Code -> HTTP's status (google/rpc/code.proto). 16, UNAUTHENTICATED, is left out: the job's own
+credentials aren't those of who asks."""
+DRIVER: Final = r"nvidia|driver|\bGPU"
+PULL: Final = r"can't be pulled"
+"""Of the startup script's own words: the GPU does not come up; the image does not come."""
+
+
+def diagnose_vm_end(job: Job, context: RequestContext, log: str) -> Diagnosis | None:
+    """Diagnose a VM that ended by itself or was never created; None: the container's exit code tells more."""
+    error = job.error
+    if job.zone is None or error is None:
+        return None
+    if error.reason in TAKEN:
+        return Diagnosis(scope="transient", kind="preempted", cause=TAKEN[error.reason], fix=log)
+    if error.reason == STARTUP:
+        return diagnose_startup(error, context, log)
+    return diagnose_refusal(refusal_of(error), context) if error.reason else None
+
+
+def refusal_of(error: Failure) -> Refusal:
+    """Convert the error of an operation to the refusal that an immediate answer would have been."""
+    return Refusal(
+        code=HTTP.get(error.code, 500),
+        message=error.message,
+        reason=error.reason,
+        metadata=error.metadata,
+        service="compute",
+    )
+
+
+def diagnose_startup(error: Failure, context: RequestContext, log: str) -> Diagnosis:
+    """Diagnose a startup script that could not start the container, from its error message."""
+    message = (error.metadata.get("reason", "") or error.message)[:LONGEST]
+    known = diagnose_by_rules(Refusal(code=400, message=message, service="compute"), context)
+    if known is not None and known.kind in ("permission", "image", "disabled", "credentials"):
+        return known
+    if re.search(PULL, message, re.IGNORECASE):  # by no fault of the image's: the way to it, then
+        fix = f"gcloud compute routers list --project={context.project} shows whether {context.region} has a Cloud NAT"
+        return Diagnosis(scope="region", kind="image", cause=plain(message), fix=fix)
+    scope: Scope = "zone" if re.search(DRIVER, message, re.IGNORECASE) else "permanent"
+    return Diagnosis(scope=scope, kind="unfit", cause=f"the VM could not run the job: {plain(message)}", fix=log)

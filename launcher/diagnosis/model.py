@@ -1,7 +1,8 @@
-"""Data types of a diagnosis."""
+"""Data types of a diagnosis, and how messages of APIs and logs are shown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -84,3 +85,24 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     retry_after: float = 0.0
     zones: tuple[str, ...] = ()
     """Zones with capacity that the refusal itself names (Compute Engine)."""
+
+
+MOST = 500
+"""Characters of a message that are shown."""
+
+
+def plain(text: str) -> str:
+    """Return a message as one line without control characters, shortened to MOST characters."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if len(line) <= MOST else f"{line[: MOST - 2]} …"
+
+
+def first(pattern: str, text: str) -> str:
+    """Return the first group of the first match, ignoring case; empty if there is none."""
+    match = re.search(pattern, text, re.IGNORECASE)
+    return match[1] if match else ""
+
+
+def either(*choices: str) -> str:
+    """Return the first choice that is not empty."""
+    return next(filter(None, choices), "")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext
-from launcher.diagnosis.text import either, first, plain
+from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext, either, first, plain
 
 LOG_IN = "gcloud auth application-default login, or run as a service account"
 LAUNCHER = '"user:$(gcloud config get account)"'

@@ -11,8 +11,7 @@ import re
 from msgspec import Struct
 
 from launcher import catalog
-from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext, Scope
-from launcher.diagnosis.text import first
+from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext, Scope, first
 
 LISTED = r"quotas? (?:metrics exceed quota limits|are exceeded)\W+([\w./, -]+)"
 """Vertex AI, when a job is created and as a job's own error."""

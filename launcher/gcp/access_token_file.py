@@ -10,35 +10,6 @@ REQUEST_SECONDS: Final = 60.0
 """Upper bound on the duration of a request, in seconds."""
 
 
-class TokenFile:
-    """The file, and the token that it held when it was last read."""
-
-    def __init__(self, path: Path) -> None:
-        """Read the token. Raises OSError, ValueError: the file holds none."""
-        self.path = path
-        self.token = read(path)
-        self._changed = float("-inf")
-
-    def look(self) -> bool:
-        """Read the file again and return whether the token has changed.
-
-        If the file can't be read, for example while it is being replaced, the previous token stays.
-        """
-        before = self.token
-        try:
-            self.token = read(self.path)
-        except (OSError, ValueError):
-            return False
-        if self.token != before:
-            self._changed = time.monotonic()
-        return self.token != before
-
-    @property
-    def is_new(self) -> bool:
-        """Return whether the token may have changed during a request that used the previous one."""
-        return time.monotonic() - self._changed < REQUEST_SECONDS
-
-
 def file_credentials(path: Path) -> Any:
     """Return google-auth credentials that read the token from the file for each request, over REST and gRPC.
 
@@ -47,22 +18,32 @@ def file_credentials(path: Path) -> Any:
     from google.auth.credentials import Credentials
     from google.auth.exceptions import RefreshError
 
-    file = TokenFile(path)
-
     class FileCredentials(Credentials):  # type: ignore[misc]  # google-auth has no types
+        token: str
+        changed = float("-inf")
+
+        def read_again(self) -> bool:
+            """Return whether the token has changed. The old one stays while the file is being replaced."""
+            before = self.token
+            try:
+                self.token = read(path)
+            except (OSError, ValueError):
+                return False
+            if self.token != before:
+                self.changed = time.monotonic()
+            return bool(self.token != before)
+
         def before_request(self, request: Any, method: str, url: str, headers: Any) -> None:
-            file.look()
-            self.token = file.token
+            self.read_again()
             super().before_request(request, method, url, headers)
 
         def refresh(self, request: Any) -> None:
-            """Use a newer token after a 401, even if another thread has already read it."""
-            if not file.look() and not file.is_new:
-                raise RefreshError(f"the access token in {file.path} was rejected, and the file has no newer one")
-            self.token = file.token
+            """Use a newer token after a 401, even if another thread read it during the refused request."""
+            if not self.read_again() and time.monotonic() - self.changed >= REQUEST_SECONDS:
+                raise RefreshError(f"the access token in {path} was rejected, and the file has no newer one")
 
     credentials = FileCredentials()
-    credentials.token = file.token
+    credentials.token = read(path)
     return credentials
 
 

@@ -1,16 +1,14 @@
 """Read Compute Engine's price list from the Cloud Billing Catalog.
 
 https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list: about 33,000 SKUs on 7 or 8 pages. An API
-key is enough, because the prices are public. Pages are decoded one by one into the few fields that matter.
+key is enough, because the prices are public.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Final
-
-import msgspec
+from typing import Any, Final
 
 from launcher.catalog.sku_prices import Sku
 from launcher.clock import REAL, Clock
@@ -22,44 +20,6 @@ COMPUTE: Final = "services/6F81-5844-456A"
 API_KEY: Final = "LAUNCH_API_KEY"
 """The variable with an API key; it is sent as a header, so that no log or error shows it."""
 PAGE_SIZE: Final = 5000
-
-
-class Category(msgspec.Struct, rename="camel"):
-    usage_type: str = ""
-
-
-class Money(msgspec.Struct):
-    currencyCode: str = ""  # noqa: N815 -- as in the answer
-    units: int | str = 0
-    nanos: int = 0
-
-
-class Tier(msgspec.Struct, rename="camel"):
-    unit_price: Money = msgspec.field(default_factory=Money)
-
-
-class Expression(msgspec.Struct, rename="camel"):
-    usage_unit: str = ""
-    tiered_rates: list[Tier] = []
-
-
-class Pricing(msgspec.Struct, rename="camel"):
-    pricing_expression: Expression = msgspec.field(default_factory=Expression)
-
-
-class ListedSku(msgspec.Struct, rename="camel"):
-    """A SKU as the API returns it."""
-
-    sku_id: str = ""
-    description: str = ""
-    category: Category = msgspec.field(default_factory=Category)
-    service_regions: list[str] = []
-    pricing_info: list[Pricing] = []
-
-
-class Page(msgspec.Struct, rename="camel"):
-    skus: list[ListedSku] = []
-    next_page_token: str = ""
 
 
 class PriceList:
@@ -80,24 +40,24 @@ class PriceList:
         """Yield all SKUs. Raises LaunchError."""
         params = {"pageSize": str(PAGE_SIZE), "currencyCode": "USD"}
         while True:
-            page = msgspec.convert(self._api.ask("send", path=f"/v1/{COMPUTE}/skus", params=params), Page)
+            page = self._api.ask("send", path=f"/v1/{COMPUTE}/skus", params=params)
             self.date = time.strftime("%Y-%m-%d", time.gmtime(self._client.server_time))  # without one: today
-            yield from map(sku_of, page.skus)
-            if not page.next_page_token:
+            yield from map(sku_of, page.get("skus", ()))
+            if not (token := page.get("nextPageToken")):
                 return
-            params["pageToken"] = page.next_page_token
+            params["pageToken"] = token
 
 
-def sku_of(listed: ListedSku) -> Sku:
+def sku_of(listed: Mapping[str, Any]) -> Sku:
     """Return a SKU with the price of its last tier; 0 without one in USD."""
-    pricing = listed.pricing_info[-1].pricing_expression if listed.pricing_info else Expression()
-    price = pricing.tiered_rates[-1].unit_price if pricing.tiered_rates else Money()
-    usd = int(price.units or 0) + price.nanos / 1e9 if price.currencyCode == "USD" else 0.0
+    pricing = (listed.get("pricingInfo") or [{}])[-1].get("pricingExpression", {})
+    price = (pricing.get("tieredRates") or [{}])[-1].get("unitPrice", {})
+    usd = int(price.get("units") or 0) + price.get("nanos", 0) / 1e9 if price.get("currencyCode") == "USD" else 0.0
     return Sku(
-        id=listed.sku_id,
-        description=listed.description,
-        usage_type=listed.category.usage_type,
-        regions=tuple(listed.service_regions),
-        unit=pricing.usage_unit,
+        id=listed.get("skuId", ""),
+        description=listed.get("description", ""),
+        usage_type=listed.get("category", {}).get("usageType", ""),
+        regions=tuple(listed.get("serviceRegions", ())),
+        unit=pricing.get("usageUnit", ""),
         usd=usd,
     )

@@ -111,19 +111,11 @@ def known_hosts(settings: Path, alias: str) -> Path:
 def store_host_keys(settings: Path, alias: str, keys: tuple[str, ...]) -> bool:
     """Replace the stored host keys of a VM by those that Google has, and return whether it has any.
 
-    If it has none, keys that ssh learned at the first contact are kept, also those in the former common file.
-    Raises LaunchError: the file can't be written.
+    If it has none, keys that ssh learned at the first contact are kept. Raises LaunchError: the file can't be written.
     """
     file = known_hosts(settings, alias)
     make_ssh_folder(file.parent)
-    if keys:
-        lines = [f"{alias} {key}" for key in keys]
-    elif file.exists():
-        return False
-    else:
-        before = text_of(settings / "known_hosts").splitlines()
-        lines = [line for line in before if line.partition(" ")[0] == alias]
-    text = "".join(f"{line}\n" for line in lines)
+    text = "".join(f"{alias} {key}\n" for key in keys)
     if text and text_of(file) != text:
         write(file, text)
     return bool(keys)

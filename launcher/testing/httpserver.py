@@ -1,4 +1,4 @@
-"""The base of the loopback HTTP servers."""
+"""The loopback HTTP servers: requests, answers that may be cut off, and connections that are reset or held."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from launcher.testing.pieces import Pieces, cut, size
 
 
 class Server(ThreadingHTTPServer):
@@ -27,7 +32,6 @@ class Server(ThreadingHTTPServer):
 
     @property
     def host(self) -> str:
-        """Return HOST:PORT."""
         return f"127.0.0.1:{self.server_address[1]}"
 
     def stop(self) -> None:
@@ -85,6 +89,81 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log nothing: the servers record the requests."""
+
+
+class Head(NamedTuple):
+    """A request's line and headers; `read` returns at most so many bytes of its body (None: all).
+
+    The path is percent-encoded. Header names are in lower case; the values of a repeated one are joined with commas.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    read: Callable[[int | None], bytes]
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer, how much of it is sent, and what happens to the connection."""
+
+    body: bytes | Pieces = b""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wait: float = 0.0
+    """Seconds before anything is sent."""
+    head: bool = True
+    """True if status and headers are sent."""
+    shown: int | None = None
+    """How many bytes of the body are sent. None: all. Content-Length always has the full size."""
+    then: Literal["next", "close", "reset", "hold"] = "next"
+    """The connection afterwards: it accepts the next request, is closed, is reset, or stays open without an answer."""
+
+    @property
+    def pieces(self) -> Pieces:
+        """Return the body in its buffers."""
+        return self.body if isinstance(self.body, tuple) else (self.body,)
+
+
+def handler(serve: Callable[[Head], Response], clock: Callable[[], float] = time.time) -> type[BaseHTTPRequestHandler]:
+    """Return an HTTP handler that passes requests to `serve` and sends the answers. `clock` is for the Date header."""
+
+    class RequestHandler(Handler):
+        def answer(self) -> None:
+            url = urlsplit(self.path)
+            headers = {name.lower(): ", ".join(self.headers.get_all(name, [])) for name in self.headers}
+            head = Head(self.command, url.path, url.query, headers, lambda most: self.read_body(headers, most))
+            response = serve(head)
+            stopped = bool(response.wait) and self.server.stopping.wait(response.wait)
+            if not stopped:
+                self.send(response)
+            self.close_connection = self.close_connection or stopped or response.then != "next"
+            if response.then == "reset":
+                self.server.to_reset.add(self.connection)
+            while response.then == "hold" and self.connection.recv(1 << 16):
+                continue  # until the client or the server closes the connection
+
+        def send(self, response: Response) -> None:
+            if response.head:
+                self.send_response(response.status)
+                for name, value in response.headers.items():
+                    self.send_header(name, value)
+                if response.status != 204:
+                    self.send_header("Content-Length", str(size(response.pieces)))
+                self.end_headers()
+            shown = response.pieces if response.shown is None else cut(response.pieces, 0, response.shown)
+            for piece in shown if self.command != "HEAD" else ():
+                self.wfile.write(piece)
+            self.wfile.flush()
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - names that the base class requires
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            """Return the Date header by the cloud's clock, which may differ from the client's."""
+            return super().date_time_string(clock() if timestamp is None else timestamp)
+
+    return RequestHandler
 
 
 def _shut(connection: socket.socket) -> None:

@@ -10,7 +10,7 @@ from benchmarks import prices
 from launcher import catalog
 from launcher.catalog import tables
 from launcher.errors import PlanRefused
-from launcher.testing.googlecloud.compute.machine_types import shape
+from launcher.testing.googlecloud.compute.capacity import shape
 from tests.plan.planning import planned
 
 CATALOG = catalog.load()

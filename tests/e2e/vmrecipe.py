@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from launcher.ssh.route import TUNNEL_URL
+from launcher.ssh.command import TUNNEL_URL
 from launcher.testing.googlecloud import GoogleCloud, Pace
 from launcher.testing.registry import OciRegistry, put_image
 from tests.command import ROOT, WORLD

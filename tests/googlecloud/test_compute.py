@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from google.api_core.exceptions import BadRequest, Conflict, NotFound, PreconditionFailed
+from google.api_core.exceptions import Conflict, PreconditionFailed
 from google.cloud import compute_v1
 
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, parse_instance
@@ -67,25 +67,6 @@ def kinds(compute: Clients, number: int) -> list[str]:
     return [one.operation_type for one in found]
 
 
-def test_an_instance_is_made_in_steps(compute: Clients, clock: FakeClock) -> None:
-    begun = insert(compute)
-    seen = [(begun.status.name, status(compute))]
-    for _ in range(2):
-        clock.advance(5)
-        seen.append((operation(compute, begun).status.name, status(compute)))
-    assert seen == [("RUNNING", "PROVISIONING"), ("RUNNING", "STAGING"), ("DONE", "RUNNING")]
-    done = compute.ZoneOperations.wait(operation=begun.name, **WHERE)
-    made = compute.Instances.get(instance="dev", **WHERE)
-    assert (done.operation_type, done.target_id, done.progress) == ("insert", made.id, 100)
-    assert not done.error.errors
-    assert made.machine_type.endswith("/projects/my-project/zones/us-central1-a/machineTypes/a3-highgpu-2g")
-    assert made.last_start_timestamp == "2023-11-14T22:13:25.000+00:00"
-    assert [disk.type_ for disk in made.disks] == ["PERSISTENT", *["SCRATCH"] * 4]
-    assert made.network_interfaces[0].network_i_p
-    assert compute.Instances.get(instance=str(made.id), **WHERE).name == "dev"
-    assert [one.name for one in compute.Instances.list(**WHERE)] == ["dev"]
-
-
 def test_the_same_request_makes_nothing_twice(compute: Clients, clock: FakeClock) -> None:
     one = "11111111-1111-4111-8111-111111111111"
     first = insert(compute, request_id=one)
@@ -97,61 +78,6 @@ def test_the_same_request_makes_nothing_twice(compute: Clients, clock: FakeClock
     with pytest.raises(Conflict, match="instances/dev' already exists"):
         insert(compute, request_id=one)
     assert len(list(compute.Instances.list(**WHERE))) == 1
-
-
-def test_a_vm_is_stopped_started_and_deleted(compute: Clients, clock: FakeClock) -> None:
-    number = insert(compute, asked(lambda body: body["scheduling"].pop("maxRunDuration"))).target_id
-    with pytest.raises(BadRequest, match="is not ready"):
-        compute.Instances.stop_unary(request={**WHERE, "instance": "dev", "discard_local_ssd": True})
-    clock.advance(10)
-    with pytest.raises(BadRequest, match="undefined value for `discard-local-ssd`"):
-        compute.Instances.stop_unary(instance="dev", **WHERE)
-    compute.Instances.stop_unary(request={**WHERE, "instance": "dev", "discard_local_ssd": True})
-    assert status(compute) == "STOPPING"
-    clock.advance(20)
-    stopped = compute.Instances.get(instance="dev", **WHERE)
-    assert (stopped.status, stopped.last_stop_timestamp) == ("TERMINATED", "2023-11-14T22:13:50.000+00:00")
-    again = compute.Instances.stop_unary(instance="dev", **WHERE)
-    assert again.status.name == "DONE"
-    begun = compute.Instances.start_unary(instance="dev", **WHERE)
-    clock.advance(10)
-    assert (status(compute), operation(compute, begun).status.name) == ("RUNNING", "DONE")
-    gone = compute.Instances.delete_unary(instance=str(number), **WHERE)
-    clock.advance(15)
-    assert operation(compute, gone).status.name == "DONE"
-    with pytest.raises(NotFound):
-        status(compute)
-    with pytest.raises(NotFound):
-        compute.Instances.delete_unary(instance="dev", **WHERE)
-    assert kinds(compute, number) == ["insert", "stop", "stop", "start", "delete"]
-
-
-def test_google_ends_a_vm_after_its_time(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    number = insert(compute).target_id
-    clock.advance(3609)
-    assert status(compute) == "RUNNING"
-    ends = cloud.compute.vm("dev").body["resourceStatus"]["scheduling"]["terminationTimestamp"]
-    assert ends == "2023-11-14T23:13:30.000+00:00"
-    clock.advance(1)
-    assert status(compute) == "STOPPING"
-    clock.advance(20)
-    with pytest.raises(NotFound):
-        status(compute)
-    [last] = [one for one in compute.ZoneOperations.list(**WHERE) if one.operation_type == "delete"]
-    assert (last.user, last.target_id) == ("system", number)
-
-
-def test_a_spot_vm_is_taken_away_with_a_notice(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    number = insert(compute).target_id
-    clock.advance(10)
-    cloud.compute.preempt("dev")
-    assert (status(compute), cloud.compute.vm("dev").preempted) == ("STOPPING", True)
-    clock.advance(29)
-    assert status(compute) == "STOPPING"
-    clock.advance(1)
-    with pytest.raises(NotFound):
-        status(compute)
-    assert kinds(compute, number) == ["insert", "compute.instances.preempted", "delete"]
 
 
 @pytest.mark.parametrize("action", ["STOP", "DELETE"])
@@ -174,25 +100,6 @@ def test_a_spot_vm_is_taken_away_while_it_is_made(
     assert cloud.compute.names() == (["dev"] if action == "STOP" else [])
 
 
-def test_a_host_breaks(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    again = asked(
-        lambda body: body["scheduling"].update(
-            provisioningModel="STANDARD", automaticRestart=True, maxRunDuration={"seconds": "60"}
-        ),
-        name="again",
-        machineType=f"zones/{ZONE}/machineTypes/g2-standard-4",
-    )
-    numbers = [insert(compute).target_id, insert(compute, again).target_id]
-    clock.advance(10)
-    for name in ("dev", "again"):
-        cloud.compute.host_error(name)
-    assert (status(compute), status(compute, "again")) == ("TERMINATED", "PROVISIONING")
-    clock.advance(10)
-    assert status(compute, "again") == "RUNNING"
-    assert kinds(compute, numbers[0])[1:] == ["compute.instances.hostError"]
-    assert kinds(compute, numbers[1])[2:] == ["compute.instances.automaticRestart"]
-
-
 def test_metadata_is_set_by_who_has_read_it(compute: Clients) -> None:
     insert(compute)
     known = compute.Instances.get(instance="dev", **WHERE).metadata
@@ -203,22 +110,6 @@ def test_metadata_is_set_by_who_has_read_it(compute: Clients) -> None:
     assert {item.key: item.value for item in now.items}["launch-lease-until"] == "5"
     with pytest.raises(PreconditionFailed, match="does not match current metadata fingerprint"):
         compute.Instances.set_metadata_unary(request=call)
-
-
-def test_a_disk_goes_with_its_vm_or_is_left(compute: Clients, clock: FakeClock) -> None:
-    insert(compute)
-    insert(compute, asked(lambda body: body["disks"][0].update(autoDelete=False), name="kept"))
-    clock.advance(10)
-    with pytest.raises(BadRequest, match=r"already being used by 'projects/.*/instances/kept'"):
-        compute.Disks.delete_unary(disk="kept", **WHERE)
-    for name in ("dev", "kept"):
-        compute.Instances.delete_unary(instance=name, **WHERE)
-    clock.advance(15)
-    assert [(disk.name, disk.size_gb, list(disk.users)) for disk in compute.Disks.list(**WHERE)] == [("kept", 200, [])]
-    with pytest.raises(Conflict, match="disks/kept' already exists"):
-        insert(compute, asked(name="kept"))
-    compute.Disks.delete_unary(disk="kept", **WHERE)
-    assert not list(compute.Disks.list(**WHERE))
 
 
 def put(**scheduling: Any) -> Change:

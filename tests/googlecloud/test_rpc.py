@@ -12,18 +12,15 @@ from google.api_core.exceptions import (
     DeadlineExceeded,
     GoogleAPICallError,
     InternalServerError,
-    NotFound,
     PermissionDenied,
     ServiceUnavailable,
     TooManyRequests,
-    Unauthenticated,
 )
 from google.cloud import aiplatform_v1
 from google.cloud.aiplatform_v1 import JobServiceClient as Client
 from google.cloud.aiplatform_v1.services.job_service.transports import JobServiceGrpcTransport
 
 from launcher.testing.googlecloud import (
-    FakeClock,
     Fault,
     GoogleCloud,
     Reset,
@@ -40,7 +37,6 @@ from tests.googlecloud.test_custom_jobs import GOOD, PARENT
 from tests.googlecloud.waiting import patience, until
 
 CREATE = "aiplatform.projects.locations.customJobs.create"
-State = aiplatform_v1.JobState
 
 
 @pytest.fixture
@@ -52,29 +48,6 @@ def client(cloud: GoogleCloud) -> Iterator[Client]:
 def create(client: Client, **options: Any) -> aiplatform_v1.CustomJob:
     options = {"timeout": 60, "retry": None, **options}
     return client.create_custom_job(parent=PARENT, custom_job=parse_custom_job(GOOD), **options)
-
-
-def test_a_job_over_grpc_is_the_one_over_http(cloud: GoogleCloud, client: Client, clock: FakeClock) -> None:
-    job = create(client)
-    assert (job.state, job.job_spec) == (State.JOB_STATE_QUEUED, parse_custom_job(GOOD).job_spec)
-    clock.advance(2)
-    assert client.get_custom_job(name=job.name).state == State.JOB_STATE_RUNNING
-    client.cancel_custom_job(name=job.name)
-    assert client.get_custom_job(name=job.name).state == State.JOB_STATE_CANCELLING
-    client.delete_custom_job(name=job.name)
-    with pytest.raises(NotFound, match="The CustomJob does not exist"):
-        client.get_custom_job(name=job.name)
-    paths = [request.path.rpartition("/")[2].lstrip("0123456789") for request in cloud.requests]
-    assert paths == ["customJobs", "", ":cancel", "", "", ""]
-
-
-def test_list_has_pages_and_filters(client: Client) -> None:
-    for _ in range(3):
-        create(client)
-    asked = aiplatform_v1.ListCustomJobsRequest(parent=PARENT, filter="labels.launch-run=a-1", page_size=2)
-    assert len(list(client.list_custom_jobs(asked))) == 3
-    asked.filter = "labels.launch-run=other"
-    assert list(client.list_custom_jobs(asked)) == []
 
 
 def test_refusals_have_their_details(cloud: GoogleCloud, client: Client) -> None:
@@ -115,10 +88,3 @@ def test_each_fault_reaches_the_caller(
     until(lambda: len(cloud.jobs.jobs) == made)  # of a call that the client has given up the server may be slow
     create(client)
     assert len(cloud.jobs.jobs) == made + 1
-
-
-def test_a_token_is_asked_for(cloud: GoogleCloud, client: Client) -> None:
-    cloud.let_in("t-1")
-    with pytest.raises(Unauthenticated, match="Expected OAuth 2 access token"):
-        create(client)
-    create(client, metadata=[("authorization", "Bearer t-1")])

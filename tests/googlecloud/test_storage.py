@@ -12,66 +12,7 @@ import requests
 from google.api_core.exceptions import BadRequest, Forbidden, NotFound, PreconditionFailed
 from google.cloud import storage
 
-from launcher.testing.googlecloud import Bucket, GoogleCloud
-from tests.googlecloud.conftest import storage_client
-
-
-@pytest.mark.parametrize("data", [b"", b"text\r\n--==boundary\r\n\r\n", bytes(range(256)) * 100])
-def test_what_is_uploaded_comes_back(bucket: storage.Bucket, data: bytes) -> None:
-    blob = bucket.blob("runs/a b/ü%2F.bin")
-    blob.metadata = {"attempt": "1"}
-    blob.upload_from_string(data, content_type="application/x-test")
-    again = bucket.get_blob("runs/a b/ü%2F.bin")
-    assert again.download_as_bytes() == data
-    assert (again.size, again.content_type, again.metadata) == (len(data), "application/x-test", {"attempt": "1"})
-
-
-def test_a_wrong_checksum_is_refused(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
-    blob = bucket.blob("a")
-    blob.md5_hash = "AAAAAAAAAAAAAAAAAAAAAA=="
-    with pytest.raises(BadRequest, match="doesn't match calculated MD5"):
-        blob.upload_from_string(b"data", checksum=None)
-    assert not cloud.objects.buckets["my-bucket"]
-
-
-def test_only_one_create_wins(bucket: storage.Bucket) -> None:
-    bucket.blob("lock").upload_from_string(b"first", if_generation_match=0)
-    with pytest.raises(PreconditionFailed, match="At least one of the pre-conditions"):
-        bucket.blob("lock").upload_from_string(b"second", if_generation_match=0)
-    assert bucket.blob("lock").download_as_bytes() == b"first"
-
-
-def test_compare_and_swap(bucket: storage.Bucket) -> None:
-    blob = bucket.blob("claim")
-    blob.upload_from_string(b"1")
-    generation = blob.generation
-    blob.upload_from_string(b"2", if_generation_match=generation)
-    assert blob.generation > generation
-    with pytest.raises(PreconditionFailed):
-        blob.upload_from_string(b"3", if_generation_match=generation)
-    with pytest.raises(PreconditionFailed):
-        blob.delete(if_generation_match=generation)
-    blob.delete(if_generation_match=blob.generation)
-    assert not blob.exists()
-
-
-def test_lists_have_prefixes_and_pages(bucket: storage.Bucket) -> None:
-    for name in ("b", "a/2", "a/1", "a/c/3", "ab"):
-        bucket.blob(name).upload_from_string(b"")
-    assert [blob.name for blob in bucket.list_blobs(page_size=2)] == ["a/1", "a/2", "a/c/3", "ab", "b"]
-    assert [blob.name for blob in bucket.list_blobs(prefix="a/")] == ["a/1", "a/2", "a/c/3"]
-    folder = bucket.list_blobs(prefix="a/", delimiter="/")
-    assert [blob.name for blob in folder] == ["a/1", "a/2"]
-    assert folder.prefixes == {"a/c/"}
-
-
-def test_what_is_not_there(bucket: storage.Bucket) -> None:
-    assert bucket.get_blob("none") is None
-    assert bucket.exists()
-    with pytest.raises(NotFound):
-        bucket.blob("none").download_as_bytes()
-    with pytest.raises(NotFound, match="bucket does not exist"):
-        bucket.client.bucket("other").blob("a").upload_from_string(b"")
+from launcher.testing.googlecloud import GoogleCloud
 
 
 def test_a_composed_object_is_its_sources_in_order(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
@@ -143,19 +84,6 @@ def test_ranges(cloud: GoogleCloud, bucket: storage.Bucket, asked: str, got: byt
     answer = requests.get(url, headers={"Range": asked}, timeout=5)
     assert (answer.status_code, answer.content, answer.headers["Content-Range"]) == (206, got, span)
     assert requests.get(url, headers={"Range": "bytes=10-"}, timeout=5).status_code == 416
-
-
-def test_a_bucket_tells_its_place_and_how_long_deleted_objects_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    off = Bucket("off", location="us", soft_delete_seconds=0)
-    with GoogleCloud(buckets=("plain", off)) as cloud:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-        client = storage_client()
-        plain, without = client.get_bucket("plain"), client.get_bucket("off")
-    assert plain.soft_delete_policy.retention_duration_seconds == 604_800
-    assert plain.soft_delete_policy.effective_time is not None
-    assert (plain.location, plain.location_type) == ("US-CENTRAL1", "region")
-    assert without.soft_delete_policy.retention_duration_seconds == 0
-    assert (without.location, without.location_type) == ("US", "multi-region")
 
 
 def test_what_is_not_permitted(cloud: GoogleCloud, bucket: storage.Bucket) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 from typing import Any
 
 import pytest
 import requests
-from google.api_core.exceptions import PreconditionFailed
 from google.api_core.retry import Retry
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
@@ -20,22 +18,6 @@ QUICK: Retry = DEFAULT_RETRY.with_delay(initial=0.01, multiplier=1, maximum=0.01
 CHUNK = 256 * 1024
 
 
-def test_a_large_file_is_uploaded_in_chunks(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
-    data = os.urandom(3 * 256 * 1024 + 17)
-    blob = bucket.blob("checkpoint", chunk_size=256 * 1024)
-    blob.upload_from_file(io.BytesIO(data))  # without a known size, the client uses a resumable upload
-    assert blob.download_as_bytes() == data
-    assert [request.method for request in cloud.requests].count("PUT") == 4
-
-
-def test_a_resumable_upload_keeps_its_preconditions(bucket: storage.Bucket) -> None:
-    bucket.blob("part").upload_from_string(b"there")
-    blob = bucket.blob("part", chunk_size=256 * 1024)
-    with pytest.raises(PreconditionFailed):
-        blob.upload_from_file(io.BytesIO(b"x" * 300_000), if_generation_match=0)
-    assert bucket.blob("part").download_as_bytes() == b"there"
-
-
 def test_a_wrong_checksum_of_a_resumable_upload_is_refused(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
     begun = requests.post(
         f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=resumable&name=a", json={}, timeout=5
@@ -45,14 +27,6 @@ def test_a_wrong_checksum_of_a_resumable_upload_is_refused(cloud: GoogleCloud, b
     answer = requests.put(place, data=b"data", headers=wrong, timeout=5)
     assert (answer.status_code, "doesn't match calculated CRC32C" in answer.text) == (400, True)
     assert not cloud.objects.buckets["my-bucket"]
-
-
-@pytest.mark.parametrize("checksum", ["crc32c", "md5"])
-def test_the_client_checks_a_resumable_upload(bucket: storage.Bucket, checksum: str) -> None:
-    data = os.urandom(2_000_000)
-    blob = bucket.blob("a", chunk_size=1 << 20)
-    blob.upload_from_file(io.BytesIO(data), checksum=checksum)
-    assert blob.download_as_bytes(checksum=checksum) == data
 
 
 def test_a_resumable_upload_tells_how_far_it_got(cloud: GoogleCloud) -> None:
@@ -76,18 +50,6 @@ def test_a_lost_answer_to_the_last_chunk_is_given_again(cloud: GoogleCloud, buck
     blob.upload_from_file(io.BytesIO(bytes(CHUNK + 1)), if_generation_match=0, retry=QUICK)
     assert (blob.size, cloud.faults.used[fault]) == (CHUNK + 1, 1)
     assert cloud.objects.buckets["my-bucket"]["a"].generation == blob.generation
-
-
-def test_a_step_of_a_resumable_upload(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
-    begin = cloud.faults.add(Fault(INSERT, Status(503), step="begin"))
-    chunk = cloud.faults.add(Fault(INSERT, Status(503), name="^a$", step="chunk", after=2))
-    whole = cloud.faults.add(Fault(INSERT, Status(503), step="whole"))
-    data = os.urandom(3 * CHUNK)
-    bucket.blob("a", chunk_size=CHUNK).upload_from_file(io.BytesIO(data), retry=QUICK)
-    assert cloud.faults.used == {begin: 1, chunk: 1}
-    assert cloud.objects.buckets["my-bucket"]["a"].data == data
-    bucket.blob("b").upload_from_string(b"", retry=QUICK)
-    assert cloud.faults.used[whole] == 1
 
 
 def test_only_a_part_of_a_chunk_arrives(cloud: GoogleCloud) -> None:

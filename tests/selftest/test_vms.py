@@ -14,7 +14,7 @@ from launcher.selftest import steps
 from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import Kit
 from launcher.selftest.steps import BY_NAME
-from launcher.ssh.route import TUNNEL_URL
+from launcher.ssh.command import TUNNEL_URL
 from launcher.testing.googlecloud import Fault, Status
 from tests.command import WORLD
 from tests.selftest.world import World

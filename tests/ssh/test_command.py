@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import LaunchError, UsageError
 from launcher.ssh import command
-from launcher.ssh.route import INSTALL, TUNNEL_URL, choose_route
+from launcher.ssh.command import INSTALL, TUNNEL_URL, choose_route
 from tests.ssh.vms import NUMBER, machine
 
 ODD = ["plain", "with space", 'quote"d', "100%", "it's", "$(id)", "back\\slash", "ünï", "#hash", "a;b", "%h"]

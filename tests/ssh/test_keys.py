@@ -97,17 +97,6 @@ def test_each_vm_has_its_own_known_hosts(tmp_path: Path) -> None:
     assert [one.name for one in file.parent.iterdir()] == ["compute.12"]
 
 
-def test_keys_in_the_one_file_that_there_once_was_are_taken_over(tmp_path: Path) -> None:
-    lines = f"compute.1 ssh-rsa {RSA}\ncompute.12 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
-    (tmp_path / "known_hosts").write_text(lines)
-    assert not keys.store_host_keys(tmp_path, "compute.1", ())
-    mine = f"compute.1 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
-    assert keys.known_hosts(tmp_path, "compute.1").read_text() == mine
-    assert keys.store_host_keys(tmp_path, "compute.12", (f"ssh-ed25519 {ED}",))
-    assert keys.known_hosts(tmp_path, "compute.12").read_text() == f"compute.12 ssh-ed25519 {ED}\n"
-    assert (tmp_path / "known_hosts").read_text() == lines
-
-
 KNOW = """
 import sys
 from pathlib import Path

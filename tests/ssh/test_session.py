@@ -65,12 +65,6 @@ def test_a_command_that_a_signal_has_ended(there: Remote) -> None:
     assert "dmesg" in caught.value.hint
 
 
-def test_with_the_terminal(there: Remote, capfd: pytest.CaptureFixture[str]) -> None:
-    assert there.run_attached(["echo out; echo err >&2; exit 3"]) == 3
-    shown = capfd.readouterr()
-    assert (shown.out, shown.err) == ("out\n", "err\n"), "ssh's own messages are no part of it"
-
-
 def test_a_command_with_a_terminal(there: Remote) -> None:
     """As far as ssh asks for one: where there is none here, it doesn't."""
     from launcher.ssh.command import command
@@ -80,10 +74,6 @@ def test_a_command_with_a_terminal(there: Remote) -> None:
     argv.insert(1, "-t")  # twice: also without a terminal here
     ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert ran.stdout.startswith("/dev/pts/")
-
-
-def test_a_program_that_isnt_there(there: Remote) -> None:
-    assert there.run(["no-such-program"]).code == 127
 
 
 def test_a_closed_ssh_port(server: SshServer, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.ssh import command
-from launcher.ssh.route import TUNNEL_URL, choose_route
+from launcher.ssh.command import TUNNEL_URL, choose_route
 from launcher.ssh.session import Remote
 from launcher.testing.googlecloud import GoogleCloud
 from tests.ssh import Relay, SshServer

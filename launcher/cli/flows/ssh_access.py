@@ -43,8 +43,7 @@ def remote(
     """
     from launcher.cli.ui.streams import say
     from launcher.ssh import keys
-    from launcher.ssh.command import SshTarget
-    from launcher.ssh.route import alias, choose_route
+    from launcher.ssh.command import SshTarget, alias, choose_route
     from launcher.ssh.session import Remote
 
     route = choose_route(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)

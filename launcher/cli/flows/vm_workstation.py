@@ -121,7 +121,7 @@ def after_preflight(plan: Plan, cloud: CloudContext, printer: EventPrinter, *, d
     from launcher.cli.flows.ssh_access import check_access
     from launcher.project.vm_checks import has_external_ip
     from launcher.runs.submit import preflight
-    from launcher.ssh.route import missing_gcloud
+    from launcher.ssh.command import missing_gcloud
 
     if not has_external_ip(plan.attempts[0].request) and shutil.which("gcloud") is None:
         raise missing_gcloud(plan.run, external_ip=False)

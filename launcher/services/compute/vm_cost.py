@@ -28,20 +28,20 @@ def price_of(machine: VmInstance, user_price: float | None = None) -> Price:
     from launcher.plan.cost import with_local_ssds
 
     known = catalog.load()
-    shape = shape_of(machine)
+    shape = catalog_machine(machine)
     if shape is None:
         price = catalog.Price(usd=None, approx=True, rule="unknown machine", excludes=())
     else:
         price = known.price(shape, "compute", machine.provisioning, machine.zone)
         if not shape.local_ssd_auto:
             rate = known.component("local-ssd-gib", machine.zone)
-            price = with_local_ssds(price, local_ssds(machine), rate, spot=machine.provisioning == "spot")
+            price = with_local_ssds(price, count_local_ssds(machine), rate, spot=machine.provisioning == "spot")
     if price.usd is None and user_price is not None:
         return replace(price, usd=user_price, approx=False, rule="set by --price")
     return price
 
 
-def shape_of(machine: VmInstance) -> MachineType | None:
+def catalog_machine(machine: VmInstance) -> MachineType | None:
     """Return the VM's machine in the catalog (for N1, the shape with its attached GPUs), or None."""
     from launcher import catalog
 
@@ -61,15 +61,15 @@ def attached_disks(machine: VmInstance) -> list[dict[str, Any]]:
     return [disk for disk in machine.request.get("disks", ()) if disk.get("type") != "SCRATCH"]
 
 
-def local_ssds(machine: VmInstance) -> int:
+def count_local_ssds(machine: VmInstance) -> int:
     """Return the number of local SSDs that the Instance lists."""
     return sum(disk.get("type") == "SCRATCH" for disk in machine.request.get("disks", ()))
 
 
 def has_local_ssd(machine: VmInstance) -> bool:
     """Return whether a stop loses data on /mnt/localssd: some machine types include local SSDs."""
-    shape = shape_of(machine)
-    return bool(local_ssds(machine)) or (shape is not None and shape.local_ssd_auto)
+    shape = catalog_machine(machine)
+    return bool(count_local_ssds(machine)) or (shape is not None and shape.local_ssd_auto)
 
 
 def usd_so_far(machine: VmInstance, price: Price, now: float) -> float | None:

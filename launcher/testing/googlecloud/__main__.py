@@ -14,7 +14,7 @@ import signal
 import threading
 from pathlib import Path
 
-from launcher.testing.googlecloud.compute.machine_types import is_zone
+from launcher.testing.googlecloud.compute.capacity import is_zone
 from launcher.testing.googlecloud.compute.service import Pace
 from launcher.testing.googlecloud.server import GoogleCloud
 from launcher.testing.googlecloud.vertex.jobs import stockout

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, Protocol
 
+from launcher.testing import pieces
 from launcher.testing.fault_plan import FaultPlan
-from launcher.testing.googlecloud import pieces
 from launcher.testing.googlecloud.wire import ApiError, Call, Request, Response, json_response
 
 Serve = Callable[[Request], Response]
@@ -223,7 +223,6 @@ class Fault:
     after: int = 0
 
     def fits(self, call: Call) -> bool:
-        """Return whether a request matches."""
         steps = {self.step, self.effect.step} - {None}
         named = re.search(self.name, call.target.name) is not None
         return named and fnmatchcase(call.operation, self.operation) and steps <= {call.target.step}
@@ -257,7 +256,6 @@ class Faults(FaultPlan[Fault]):
 
     @property
     def planned(self) -> bool:
-        """Return whether any fault is planned."""
         return bool(self._faults or self._outages)
 
     def meet(self, call: Call) -> Effect | None:

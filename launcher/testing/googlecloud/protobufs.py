@@ -35,7 +35,6 @@ def parse(body: dict[str, Any], message: Any, root: str) -> Any:
 
 
 def message_response(request: Request, message: Any) -> Response:
-    """Return a message as the answer to `request`."""
     return json_response(to_json(message, request))
 
 

@@ -18,7 +18,7 @@ from launcher.testing.googlecloud.compute.zones import Advice
 from launcher.testing.googlecloud.faults import Faults
 from launcher.testing.googlecloud.images.artifact_registry import ArtifactRegistry
 from launcher.testing.googlecloud.images.cloud_build import CloudBuild
-from launcher.testing.googlecloud.logging.entries import Logging
+from launcher.testing.googlecloud.logs import Logging
 from launcher.testing.googlecloud.project.billing import Billing
 from launcher.testing.googlecloud.project.iam import Iam, OrgPolicy, ResourceManager
 from launcher.testing.googlecloud.project.quotas import CloudQuotas
@@ -38,10 +38,10 @@ from launcher.testing.googlecloud.wire import (
     Route,
     Target,
     find_route,
-    handler,
     json_response,
+    routes_of,
 )
-from launcher.testing.httpserver import Server
+from launcher.testing.httpserver import Server, handler
 
 EXPECTED = (
     "Expected OAuth 2 access token, login cookie or other valid authentication credential. "
@@ -110,9 +110,9 @@ class GoogleCloud:
         accounts = (self.secrets, self.oslogin, self.projects, self.billing, self.iam, self.services, self.quotas)
         rules = (self.policies, self.keys)
         services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, self.advice, *accounts, *rules)
-        serial = [self._one_at_a_time(route) for service in services for route in service.routes]
-        self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has its own lock
-        self._server = Server(port, handler(self._serve, clock), "google-cloud")
+        serial = [self._one_at_a_time(route) for service in services for route in routes_of(service)]
+        self._routes = [*serial, *routes_of(self.storage), *routes_of(self.uploads)]  # Cloud Storage has its own lock
+        self._server = Server(port, handler(lambda head: self.serve(Request.of(head)), clock), "google-cloud")
         self._config = tempfile.TemporaryDirectory(prefix="gcloud-")
 
     @property
@@ -141,10 +141,6 @@ class GoogleCloud:
         self.tokens = {token}
         self._token_file.write_text(token, encoding="utf-8")
 
-    def serve(self, request: Request) -> Response:
-        """Return the answer to a request that did not come by HTTP, faults included."""
-        return self._serve(request)
-
     @property
     def _token_file(self) -> Path:
         return Path(self._config.name) / "token"
@@ -164,7 +160,8 @@ class GoogleCloud:
         self._server.stop()
         self._config.cleanup()
 
-    def _serve(self, request: Request) -> Response:
+    def serve(self, request: Request) -> Response:
+        """Return the answer to a request, faults included."""
         self._keep(request)
         try:
             response = self._with_faults(request) if self.faults.planned else self._answer(request)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import operator
 import re
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
-from typing import Any, Literal, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, unquote
 
-from launcher.testing.googlecloud.pieces import Pieces, cut, size
-from launcher.testing.httpserver import Handler
+from launcher.testing.httpserver import Head
+from launcher.testing.httpserver import Response as Response  # noqa: PLC0414 - services import it from here
 
 STATUS = {
     400: "INVALID_ARGUMENT",
@@ -29,15 +28,8 @@ STATUS = {
 """google.rpc.Code by HTTP status (google/rpc/code.proto)."""
 
 
-COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-"""Comparisons of Google's list filters, which are alike in all services."""
+def utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 class Violation(NamedTuple):
@@ -113,6 +105,10 @@ class Request:
     headers: Mapping[str, str]
     body: bytes
 
+    @classmethod
+    def of(cls, head: Head) -> Request:
+        return cls(head.method, head.path, parameters(head.query), head.headers, head.read(None))
+
     def json(self) -> dict[str, Any]:
         """Return the body as a JSON object. Raises ApiError 400."""
         try:
@@ -131,30 +127,7 @@ class Request:
                 raise ApiError(400, f"The loopback cloud does not know the query parameter {name!r} here.")
 
 
-@dataclass(frozen=True)
-class Response:
-    """An answer, how much of it is sent, and what happens to the connection."""
-
-    body: bytes | Pieces = b""
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-    wait: float = 0.0
-    """Seconds before anything is sent."""
-    head: bool = True
-    """True if status and headers are sent."""
-    shown: int | None = None
-    """How many bytes of the body are sent. None: all. Content-Length always has the full size."""
-    then: Literal["next", "close", "reset", "hold"] = "next"
-    """The connection afterwards: it accepts the next request, is closed, is reset, or stays open without an answer."""
-
-    @property
-    def pieces(self) -> Pieces:
-        """Return the body in its buffers."""
-        return self.body if isinstance(self.body, tuple) else (self.body,)
-
-
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return `value` as a JSON answer."""
     content = {"Content-Type": "application/json; charset=UTF-8"}
     return Response(json.dumps(value).encode(), status, {**content, **(headers or {})})
 
@@ -189,16 +162,53 @@ class Call:
     target: Target
 
 
+Answer = TypeVar("Answer", bound=Callable[..., Response])
+
+
 def route(
+    method: str,
+    path: str,
+    operation: str,
+    *,
+    query: str | Sequence[str] | None = "",
+    target: Callable[..., Target] | None = None,
+) -> Callable[[Answer], Answer]:
+    """Mark a service's method as the answer to requests for `path`, which has {names} for its variable parts.
+
+    A part ends at a slash or a colon. `query` names the supported parameters, all others are refused; None: the method
+    itself checks them. `target` defaults to the path's last name.
+    """
+    known = query.split() if isinstance(query, str) else query
+
+    def mark(answer: Answer) -> Answer:
+        def checked(service: Any, request: Request, /, **names: str) -> Response:
+            if known is not None:
+                request.only_query(*known)
+            return answer(service, request, **names)
+
+        marked = new_route(method, path, checked, operation, target)
+        vars(answer)["routes"] = [*vars(answer).get("routes", ()), marked]
+        return answer
+
+    return mark
+
+
+def new_route(
     method: str, path: str, answer: Callable[..., Response], operation: str, target: Callable[..., Target] | None = None
 ) -> Route:
-    """Return a route for `path` with {names} for its variable parts. A part ends at a slash or a colon."""
+    """Return a route to a function."""
     pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/:]+)", path))
     return Route(method, pattern, answer, operation, target or _last_name)
 
 
+def routes_of(service: Any) -> list[Route]:
+    """Return the routes to a service's marked methods, and its `more_routes`."""
+    marked = [route for function in vars(type(service)).values() for route in getattr(function, "routes", ())]
+    return [*(r._replace(answer=partial(r.answer, service)) for r in marked), *getattr(service, "more_routes", ())]
+
+
 def _last_name(request: Request, **names: str) -> Target:
-    return Target(next(reversed(names.values()), ""))
+    return Target(next(reversed(names.values()), ""), page_step(request))
 
 
 def page_step(request: Request) -> str | None:
@@ -222,48 +232,6 @@ def page(items: list[Any], size: int, token: str) -> tuple[list[Any], str]:
         raise ApiError(400, "The page token is invalid.")
     end = start + size
     return items[start:end], str(end) if end < len(items) else ""
-
-
-def handler(
-    serve: Callable[[Request], Response], clock: Callable[[], float] = time.time
-) -> type[BaseHTTPRequestHandler]:
-    """Return an HTTP handler that passes requests to `serve` and sends the answers. `clock` is for the Date header."""
-
-    class RequestHandler(Handler):
-        def answer(self) -> None:
-            url = urlsplit(self.path)
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            query = parameters(url.query)
-            response = serve(Request(self.command, url.path, query, headers, self.read_body(headers)))
-            stopped = bool(response.wait) and self.server.stopping.wait(response.wait)
-            if not stopped:
-                self.send(response)
-            self.close_connection = self.close_connection or stopped or response.then != "next"
-            if response.then == "reset":
-                self.server.to_reset.add(self.connection)
-            while response.then == "hold" and self.connection.recv(1 << 16):
-                continue  # until the client or the server closes the connection
-
-        def send(self, response: Response) -> None:
-            if response.head:
-                self.send_response(response.status)
-                for name, value in response.headers.items():
-                    self.send_header(name, value)
-                if response.status != 204:
-                    self.send_header("Content-Length", str(size(response.pieces)))
-                self.end_headers()
-            shown = response.pieces if response.shown is None else cut(response.pieces, 0, response.shown)
-            for piece in shown if self.command != "HEAD" else ():
-                self.wfile.write(piece)
-            self.wfile.flush()
-
-        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - names that the base class requires
-
-        def date_time_string(self, timestamp: float | None = None) -> str:
-            """Return the Date header by the cloud's clock, which may differ from the client's."""
-            return super().date_time_string(clock() if timestamp is None else timestamp)
-
-    return RequestHandler
 
 
 def parameters(query: str) -> dict[str, str]:

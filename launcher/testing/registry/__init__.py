@@ -11,9 +11,9 @@ assert registry.steps == ["upload.begin", ...]
 from __future__ import annotations
 
 from launcher.testing.registry.access import Basic, Bearer
+from launcher.testing.registry.api import Recorded, digest
 from launcher.testing.registry.faults import AlterHeader, CutOff, Fault, ForgetUpload, LoseResponse, Refuse, Reset, Torn
 from launcher.testing.registry.server import OciRegistry, put_image
-from launcher.testing.registry.wire import Recorded, digest
 
 __all__ = [
     "AlterHeader",

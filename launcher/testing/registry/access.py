@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from urllib.parse import parse_qs
 
-from launcher.testing.registry.wire import Request, Response, error
+from launcher.testing.httpserver import Response
+from launcher.testing.registry.api import Request, error
 
 Rights = Mapping[str, frozenset[str]]
 """Repository -> the actions that are allowed or required (pull, push, delete)."""
@@ -109,7 +110,7 @@ class Bearer:
         self.tokens[value] = _Token(user, self._granted(user, scopes), self.clock() + self.lifetime)
         answer = {"access_token" if request.method == "POST" else "token": value}
         life = {"expires_in": int(self.lifetime)} if self.reports_lifetime else {}
-        return Response(200, {"Content-Type": "application/json"}, json.dumps({**answer, **life}).encode())
+        return Response(json.dumps({**answer, **life}).encode(), 200, {"Content-Type": "application/json"})
 
     def _granted(self, user: str | None, scopes: tuple[str, ...]) -> Rights:
         rights: dict[str, frozenset[str]] = {}

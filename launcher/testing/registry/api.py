@@ -2,16 +2,73 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
 
-from launcher.testing.registry.wire import RefusedError, Request, Response, digest
+from launcher.testing.httpserver import Response
+
+
+class Recorded(NamedTuple):
+    """One recorded request. `size` is the number of bytes of its body that were read."""
+
+    step: str
+    repository: str
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    size: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request; header names are in lower case. `parse_path` sets `step`, `repository` and `name` (a digest, tag or
+    upload)."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+    step: str = ""
+    repository: str = ""
+    name: str = ""
+    whole: bool = True
+    """False: the connection ends after `body`, before the announced length."""
+
+    def parameter(self, name: str) -> str:
+        return parse_qs(self.query).get(name, [""])[0]
+
+    def parameters(self, name: str) -> list[str]:
+        return parse_qs(self.query).get(name, [])
+
+
+class RefusedError(Exception):
+    """An error of the distribution API."""
+
+    def __init__(self, status: int, code: str, message: str = "", headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(f"{status} {code}")
+        self.response = error(status, code, message, headers)
+
+
+def error(status: int, code: str, message: str = "", headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error response (https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes)."""
+    body = {"errors": [{"code": code, "message": message or code.lower().replace("_", " "), "detail": {}}]}
+    kind = {"Content-Type": "application/json; charset=utf-8"}
+    return Response(json.dumps(body).encode(), status, {**kind, **(headers or {})})
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
 
 INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -188,24 +245,24 @@ class Api:
 
     def _tags(self, request: Request) -> Response:
         tags = sorted(self.store.repository(request.repository).tags)
-        return Response(200, {"Content-Type": "application/json"}, json.dumps({"tags": tags}).encode())
+        return Response(json.dumps({"tags": tags}).encode(), 200, {"Content-Type": "application/json"})
 
     def _manifest(self, request: Request) -> Response:
         manifest_digest, media_type, raw = self.store.manifest(request.repository, request.name)
         if media_type not in request.headers.get("accept", ""):
             raise RefusedError(404, "MANIFEST_UNKNOWN", f"it is a {media_type}, which Accept doesn't name")
-        return Response(200, {"Content-Type": media_type, "Docker-Content-Digest": manifest_digest}, raw)
+        return Response(raw, 200, {"Content-Type": media_type, "Docker-Content-Digest": manifest_digest})
 
     def _put(self, request: Request) -> Response:
         media_type = request.headers.get("content-type", "")
         manifest_digest = self.store.put(request.repository, request.name, media_type, request.body)
-        return Response(201, {"Docker-Content-Digest": manifest_digest, "Location": f"{request.path}"})
+        return Response(b"", 201, {"Docker-Content-Digest": manifest_digest, "Location": f"{request.path}"})
 
     def _blob(self, request: Request) -> Response:
         data = self.store.blob(request.repository, request.name)
         if self._redirects and not request.query:
-            return Response(307, {"Location": f"{self._url()}{request.path}?elsewhere=1"})
-        return Response(200, {"Docker-Content-Digest": request.name, "Content-Type": "application/octet-stream"}, data)
+            return Response(b"", 307, {"Location": f"{self._url()}{request.path}?elsewhere=1"})
+        return Response(data, 200, {"Docker-Content-Digest": request.name, "Content-Type": "application/octet-stream"})
 
     def _mount(self, request: Request) -> Response:
         wanted = request.parameter("mount")
@@ -215,7 +272,7 @@ class Api:
             return self._begin(request)
         self.store.add(request.repository, data)
         place = f"{self._url()}/v2/{request.repository}/blobs/{wanted}"
-        return Response(201, {"Location": place, "Docker-Content-Digest": wanted})
+        return Response(b"", 201, {"Location": place, "Docker-Content-Digest": wanted})
 
     def _begin(self, request: Request) -> Response:
         self.store.repository(request.repository)
@@ -245,12 +302,12 @@ class Api:
             self.store.repository(upload.repository).blobs.discard(wanted)
             raise RefusedError(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
         place = f"{self._url()}/v2/{upload.repository}/blobs/{wanted}"
-        return Response(201, {"Location": place, "Docker-Content-Digest": wanted})
+        return Response(b"", 201, {"Location": place, "Docker-Content-Digest": wanted})
 
     def _cancel(self, request: Request) -> Response:
         self._upload(request)
         del self.uploads[request.name]
-        return Response(204)
+        return Response(status=204)
 
     def _upload(self, request: Request) -> Upload:
         upload = self.uploads.get(request.name)
@@ -272,4 +329,4 @@ class Api:
         place = f"{self._url()}/v2/{upload.repository}/blobs/uploads/{name}"
         query = "" if self._resumes else f"?turn={upload.turn}"
         end = max(len(upload.data) - 1, 0)
-        return Response(status, {"Location": place + query, "Range": f"0-{end}", "Docker-Upload-UUID": name})
+        return Response(b"", status, {"Location": place + query, "Range": f"0-{end}", "Docker-Upload-UUID": name})

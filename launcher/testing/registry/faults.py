@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from launcher.testing.fault_plan import FaultPlan
-from launcher.testing.registry.wire import Request, Response, error
+from launcher.testing.httpserver import Response
+from launcher.testing.registry.api import Request, error
 
 Serve = Callable[[Request], Response]
 
@@ -68,7 +69,7 @@ class Reset:
     reads: int | None = 0
 
     def __call__(self, request: Request, serve: Serve) -> Response:
-        return Response(then="reset")
+        return Response(head=False, then="reset")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class LoseResponse:
 
     def __call__(self, request: Request, serve: Serve) -> Response:
         serve(request)
-        return Response(then="reset")
+        return Response(head=False, then="reset")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class CutOff:
 
     def __call__(self, request: Request, serve: Serve) -> Response:
         serve(replace(request, whole=False))
-        return Response(then="reset")
+        return Response(head=False, then="reset")
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Torn:
         if self.of == "request":
             return serve(replace(request, body=_torn(request.body)))
         response = serve(request)
-        return replace(response, body=_torn(response.body))
+        return replace(response, body=_torn(b"".join(response.pieces)))
 
 
 def _torn(data: bytes) -> bytes:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from launcher.testing.httpserver import Handler, Server
+from launcher.testing.httpserver import Head, Response, Server, handler
 from launcher.testing.registry.access import Access
-from launcher.testing.registry.api import Api, Store, parse_path
+from launcher.testing.registry.api import Api, Recorded, RefusedError, Request, Store, parse_path
 from launcher.testing.registry.faults import Faults
-from launcher.testing.registry.wire import Recorded, RefusedError, Request, Response
-
-Read = Callable[[int | None], bytes]
-"""Reads up to a number of bytes of a body; None: all of it."""
 
 
 class OciRegistry:
@@ -50,21 +45,18 @@ class OciRegistry:
         self.store = Store(None if repositories is None else frozenset(repositories), immutable=immutable)
         self.api = Api(self.store, lambda: self.url, resumes=resumes, pieces=pieces, redirects=redirects)
         self._lock = threading.Lock()
-        self._server = Server(port, _handler(self._serve), "registry")
+        self._server = Server(port, handler(self._serve), "registry")
 
     @property
     def host(self) -> str:
-        """Return HOST:PORT, as in image references."""
         return self._server.host
 
     @property
     def url(self) -> str:
-        """Return the registry's address, without a trailing slash."""
         return f"http://{self.host}"
 
     @property
     def steps(self) -> list[str]:
-        """Return the step of each request, in order."""
         return [request.step for request in self.requests]
 
     @property
@@ -83,10 +75,10 @@ class OciRegistry:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._server.stop()
 
-    def _serve(self, head: Request, read: Read) -> Response:
-        request = parse_path(head)
+    def _serve(self, head: Head) -> Response:
+        request = parse_path(Request(head.method, unquote(head.path), head.query, head.headers))
         effect = self.faults.meet(request.step)
-        request = replace(request, body=read(effect.reads if effect else None))
+        request = replace(request, body=head.read(effect.reads if effect else None))
         self._keep(request)
         if self.latency:
             time.sleep(self.latency)
@@ -105,36 +97,6 @@ class OciRegistry:
         parts = (request.step, request.repository, request.method, request.path, request.query)
         with self._lock:
             self.requests.append(Recorded(*parts, request.headers, len(request.body)))
-
-
-def _handler(serve: Callable[[Request, Read], Response]) -> type[BaseHTTPRequestHandler]:
-    class RequestHandler(Handler):
-        def answer(self) -> None:
-            url = urlsplit(self.path)
-            # Docker's engine sends one Accept for each media type.
-            headers = {name.lower(): ", ".join(self.headers.get_all(name, [])) for name in self.headers}
-            request = Request(self.command, unquote(url.path), url.query, headers)
-            response = serve(request, lambda most: self.read_body(headers, most))
-            if response.then == "reset":
-                self.close_connection = True
-                self.server.to_reset.add(self.connection)
-                return
-            self.send(response)
-
-        def send(self, response: Response) -> None:
-            self.send_response(response.status)
-            for name, value in response.headers.items():
-                self.send_header(name, value)
-            if response.status != 204:
-                self.send_header("Content-Length", str(len(response.body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(response.body)
-            self.wfile.flush()
-
-        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the base class's names
-
-    return RequestHandler
 
 
 DOCKER = "application/vnd.docker.distribution.manifest.v2+json"

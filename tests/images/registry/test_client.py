@@ -21,6 +21,7 @@ from launcher.images.registry.client import LARGEST
 from launcher.images.registry.transport import Http
 from launcher.images.registry.transport import Request as HttpRequest
 from launcher.testing.clock import FakeClock
+from launcher.testing.httpserver import Response
 from launcher.testing.registry import (
     AlterHeader,
     Bearer,
@@ -32,8 +33,8 @@ from launcher.testing.registry import (
     Torn,
     digest,
 )
+from launcher.testing.registry.api import Request
 from launcher.testing.registry.faults import Serve
-from launcher.testing.registry.wire import Request, Response
 from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, send, some
 
 CONFIG = b"{}"
@@ -257,7 +258,7 @@ class Leads:
     reads: int | None = None
 
     def __call__(self, request: Request, serve: Serve) -> Response:
-        return Response(self.status, {"Location": "https://login.example.com/"})
+        return Response(b"", self.status, {"Location": "https://login.example.com/"})
 
 
 @pytest.mark.parametrize("status", [302, 307])

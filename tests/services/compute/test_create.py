@@ -14,12 +14,11 @@ from launcher.jobs.job import GONE
 from launcher.runs.endings import cancel_and_confirm
 from launcher.services import request
 from launcher.services.base import CreateRefused, GoneError
-from launcher.testing.googlecloud import Fault, Reset, Status
+from launcher.testing.googlecloud import Fault, Status
 from tests.services.compute.vm_site import (
     AGGREGATED,
     DELETE,
     GET,
-    INSERT,
     UUID,
     ZONE,
     Site,
@@ -33,12 +32,6 @@ MINE = f'labels.launch-run="{RUN}"'
 
 
 # --- Making it --------------------------------------------------------------------------------------------------------
-
-
-def test_a_lost_insert_response_creates_one_vm(site: Site) -> None:
-    site.cloud.faults.add(Fault(INSERT, Reset("after")))
-    job = site.launch()
-    assert [one["targetId"] for one in site.cloud.compute.made()] == [job.id]
 
 
 def test_the_launch_is_killed_after_its_insert_and_the_next_finds_the_vm(site: Site) -> None:
@@ -255,11 +248,3 @@ def test_an_outage_of_get_is_reported_as_an_outage(site: Site) -> None:
     site.cloud.faults.add(Fault(GET, Status(503), times=99))
     with pytest.raises(UnreachableError):
         site.vms.get(job.name)
-
-
-def test_a_clock_a_day_off_changes_no_time(site: Site) -> None:
-    other = Site(site.cloud, site.clock, off=-86_400.0)
-    job = other.running()
-    assert (job.created, job.started) == (1_700_000_000, 1_700_000_005)
-    other.vms.cancel(job.name)
-    assert other.vms.get(job.name).ended == site.clock()

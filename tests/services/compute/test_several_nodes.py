@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from launcher.diagnosis import diagnose_end, diagnose_refusal
 from launcher.gcp.api import UnreachableError
-from launcher.jobs.job import GONE, Job
+from launcher.jobs.job import Job
 from launcher.services import request
 from launcher.services.base import CreateRefused
 from launcher.services.compute.client import operation_of
@@ -145,13 +145,6 @@ def test_the_records_of_an_attempt_before_do_not_count(site: Site) -> None:
     job = launched(site)
     site.clock.advance(20)
     assert site.vms.get(job.name).state == "RUNNING"
-
-
-def test_deleting_the_first_vm_ends_the_job(site: Site) -> None:
-    job = launched(site)
-    site.clock.advance(20)
-    site.compute.wait(site.compute.delete(job.name), 60)
-    assert site.vms.get(job.name).state == GONE
 
 
 def test_a_quota_for_all_of_them(site: Site) -> None:

@@ -16,7 +16,7 @@ from launch_train.common.contract import Exit
 from launch_train.node.gce_vm import log_source
 from launch_train.runfolder.starts import parse_metrics
 from launcher.testing.googlecloud import Fault, GoogleCloud, Stalled, Status
-from launcher.testing.googlecloud.logging.entries import WRITE
+from launcher.testing.googlecloud.logs import WRITE
 from tests.train.node.metadata import Metadata
 from tests.train.nodes import Machines, Node, cluster_spec, free_port, machines, until
 

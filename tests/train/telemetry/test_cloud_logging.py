@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launch_train.telemetry import cloud_logging
 from launch_train.telemetry.cloud_logging import Chunk, Entries, LogSource, LogUploader, batches, rfc3339
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
-from launcher.testing.googlecloud.logging.entries import WRITE
+from launcher.testing.googlecloud.logs import WRITE
 from tests.train.nodes import until
 
 RESOURCE = {"project_id": "my-project", "instance_id": "4242", "zone": "us-central1-a"}
@@ -132,7 +132,7 @@ def test_lines_that_are_refused_are_told_and_the_others_come(writer: Writer, mon
     writer.close()
     assert writer.texts() == ["a", "b"]
     assert writer.said == [
-        "Cloud Logging refuses some lines: Log entry with size 293.2K exceeds maximum size of 256.0K"
+        "Cloud Logging refuses some lines: Log entry with size 293.3K exceeds maximum size of 256.0K"
     ]
 
 

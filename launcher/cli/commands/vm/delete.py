@@ -87,7 +87,7 @@ def delete(compute: Compute, machine: VmInstance) -> str:
     from launcher.services.base import CreateRefused, GoneError
     from launcher.services.compute.workstation import begin_change, wait_for_operation
     from launcher.ssh import keys
-    from launcher.ssh.route import alias
+    from launcher.ssh.command import alias
 
     with explain_interrupt(machine):
         say(f"deleting {machine.name}")

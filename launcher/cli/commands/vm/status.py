@@ -155,10 +155,10 @@ def place(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield its state, machine type, zone and addresses."""
     from launcher import catalog
     from launcher.cli.ui.vm_text import state_text
-    from launcher.services.compute.vm_cost import shape_of
+    from launcher.services.compute.vm_cost import catalog_machine
 
     machine = snapshot.machine
-    shape = shape_of(machine)
+    shape = catalog_machine(machine)
     gpus = f" ({shape.gpus} × {catalog.load().gpus[shape.gpu].title})" if shape else ""
     state = snapshot.says.get("state", "")
     reason = f" ({snapshot.says['reason']})" if snapshot.says.get("reason") else ""

@@ -10,12 +10,85 @@ By default capacity and quota are unlimited. The messages and the shape of error
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from launcher.testing.googlecloud.compute.operations import Problem
+from launcher.testing.googlecloud.compute.api import Problem
+
+ATTACHED = {"nvidia-tesla-t4": 4, "nvidia-tesla-v100": 8, "nvidia-tesla-p4": 4}
+"""Accelerators that can be attached to N1 machines, and the maximum number per VM."""
+AI_ZONES = {"us-central1": ("ai1a",), "us-south1": ("ai1b",), "europe-west4": ("ai1a",)}
+"""AI zones by region (https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones).
+
+Here each has the machine types of its parent zone, whose letter it ends with.
+"""
+UNUSUAL = {"us-central1": "abcf", "us-east1": "bcd", "europe-west1": "bcd"}
+"""Regions whose zones are not a, b and c."""
+
+
+class Shape(NamedTuple):
+    """A machine type with its `local_ssds` (375 GiB each). `gpus` is 0 if none are built in."""
+
+    name: str
+    accelerator: str
+    gpus: int
+    vcpus: int
+    memory_gb: float
+    local_ssds: int
+    zones: frozenset[str]
+    regions: frozenset[str]
+
+    def within(self, zone: str) -> bool:
+        if self.zones:
+            return zone in self.zones or f"{zone.rpartition('-')[0]}-{zone[-1]}" in self.zones
+        return "*" in self.regions or zone.rpartition("-")[0] in self.regions
+
+
+def shape(name: str, zone: str) -> Shape | None:
+    machine = shapes().get(name)
+    return machine if machine and machine.within(zone) else None
+
+
+@cache
+def regions() -> tuple[str, ...]:
+    named = {zone.rpartition("-")[0] for machine in shapes().values() for zone in machine.zones}
+    return tuple(sorted(named.union(*(machine.regions for machine in shapes().values())) - {"*"}))
+
+
+def zones(region: str) -> tuple[str, ...]:
+    """Return the zones of a region. Empty if the region does not exist."""
+    if region not in regions():
+        return ()
+    return tuple(f"{region}-{zone}" for zone in (*UNUSUAL.get(region, "abc"), *AI_ZONES.get(region, ())))
+
+
+def is_zone(name: str) -> bool:
+    return name in zones(name.rpartition("-")[0])
+
+
+@cache
+def shapes() -> dict[str, Shape]:
+    lines = Path(__file__).with_name("machine_types.csv").read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return {
+        row["machine"]: Shape(
+            name=row["machine"],
+            accelerator=row["accelerator"],
+            gpus=int(row["gpus"]),
+            vcpus=int(row["vcpus"]),
+            memory_gb=float(row["memory_gb"]),
+            local_ssds=int(row["local_ssds"]),
+            zones=frozenset(row["zones"].split()),
+            regions=frozenset(row["regions"].split()),
+        )
+        for row in rows
+    }
+
 
 CODES = ("ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
 HELP = {
@@ -42,7 +115,6 @@ class Demand:
 
     @property
     def region(self) -> str:
-        """Return the region of the zone: us-central1 for us-central1-a."""
         return self.zone.rpartition("-")[0]
 
 
@@ -66,7 +138,6 @@ class Shortage:
     met: int = 0
 
     def problem(self, project: str, wanted: Demand) -> Problem:
-        """Return the operation's error."""
         where = f"The zone 'projects/{project}/zones/{wanted.zone}'"
         rest = (
             "  Try a different zone, or try again later." if self.code == CODES[0] else "  '(resource type:compute)'."
@@ -105,7 +176,6 @@ class Capacity:
         return shortage
 
     def back(self) -> None:
-        """Remove all stockouts."""
         self.shortages.clear()
 
     def meets(self, wanted: Demand) -> Shortage | None:
@@ -162,7 +232,6 @@ class Quotas:
     late: bool = False
 
     def limit(self, name: str, limit: float, region: str = "", *, late: bool = False) -> None:
-        """Set the limit of a metric in a region."""
         self.limits["" if name == EVERYWHERE else region, name] = limit
         self.late = late
 
@@ -181,7 +250,6 @@ class Quotas:
         return None
 
     def usage(self, vms: Iterable[Demand], region: str, name: str) -> float:
-        """Return the usage of a metric by VMs in a region."""
         if name == EVERYWHERE:
             return float(sum(vm.gpus for vm in vms))
         return float(sum(vm.gpus for vm in vms if vm.region == region and metric(vm) == name))

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.cloud import compute_v1
 
-from launcher.testing.googlecloud.compute.machine_types import ATTACHED, shapes
+from launcher.testing.googlecloud.compute.capacity import ATTACHED, shapes
 from launcher.testing.googlecloud.protobufs import parse
 from launcher.testing.googlecloud.wire import ApiError
 
@@ -199,17 +199,14 @@ def has_local_ssd(instance: Properties) -> bool:
 
 
 def last(link: str) -> str:
-    """Return the last part of a resource's URL."""
     return link.rpartition("/")[2]
 
 
 def invalid(path: str, value: object, text: str) -> ApiError:
-    """Return the error for an invalid field value."""
     return bad(f"Invalid value for field '{path}': '{value}'. {text}")
 
 
 def bad(message: str) -> ApiError:
-    """Return the error for an invalid request."""
     return ApiError(400, message, reason="invalid")
 
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.testing.googlecloud.compute.capacity import Quotas
+from launcher.testing.googlecloud.compute.api import ZONE, Operation, Operations, aggregated, listed
+from launcher.testing.googlecloud.compute.capacity import Quotas, is_zone, regions, shape, zones
 from launcher.testing.googlecloud.compute.instance_checks import (
     DISCARD,
     bad,
@@ -17,18 +18,14 @@ from launcher.testing.googlecloud.compute.instance_checks import (
     parse_bulk,
     parse_instance,
 )
-from launcher.testing.googlecloud.compute.lists import aggregated, listed
-from launcher.testing.googlecloud.compute.machine_types import is_zone, regions, shape, zones
-from launcher.testing.googlecloud.compute.operations import ZONE, Operation, Operations
 from launcher.testing.googlecloud.compute.vms import MAKING, Json, Life, Park, Vm, fingerprinted, target
 from launcher.testing.googlecloud.wire import (
     ApiError,
     Request,
     Response,
-    Route,
     Target,
     json_response,
-    page_step,
+    new_route,
     route,
 )
 
@@ -39,6 +36,14 @@ DISK = ZONE + "/disks/{disk}"
 REMEMBERED = 3600.0
 """Seconds for which a request id is remembered (instances.insert, requestId)."""
 DOWN = ("TERMINATED", "STOPPED", "SUSPENDED")
+
+
+def _asked_name(request: Request, project: str, zone: str) -> Target:
+    """Return the instance that an insert names."""
+    try:
+        return Target(str(json.loads(request.body)["name"]))
+    except (ValueError, KeyError, TypeError):
+        return Target("")
 
 
 class Instances:
@@ -60,57 +65,46 @@ class Instances:
         self.unreachable: set[str] = set()
         self.reservations: dict[tuple[str, str], Json] = {}
         self._requests: dict[str, tuple[float, str, Operation]] = {}
-        actions: dict[str, Callable[[Request, Vm], Operation]] = {
-            "stop": self.stop,
-            "start": self.start,
-            "setMetadata": self.set_metadata,
-        }
-        self.routes: list[Route] = [
-            route("POST", INSTANCES, self.insert, "compute.instances.insert", _asked_name),
-            route("POST", INSTANCES + "/bulkInsert", self.bulk_insert, "compute.instances.bulkInsert", _asked_name),
-            route("GET", INSTANCES, self.list, "compute.instances.list", _listed),
-            route("GET", AGGREGATED, self.aggregated, "compute.instances.aggregatedList", _listed),
-            route("GET", INSTANCE, self.get, "compute.instances.get"),
-            route("GET", INSTANCE + "/getGuestAttributes", self.attributes, "compute.instances.getGuestAttributes"),
-            route("GET", INSTANCE + "/serialPort", self.serial, "compute.instances.getSerialPortOutput"),
-            route("DELETE", INSTANCE, self._acting("delete", self.delete), "compute.instances.delete"),
+        actions = {"stop": self.stop, "start": self.start, "setMetadata": self.set_metadata}
+        self.more_routes = [
+            new_route("DELETE", INSTANCE, self._acting("delete", self.delete), "compute.instances.delete"),
             *(
-                route("POST", f"{INSTANCE}/{name}", self._acting(name, act), f"compute.instances.{name}")
+                new_route("POST", f"{INSTANCE}/{name}", self._acting(name, act), f"compute.instances.{name}")
                 for name, act in actions.items()
             ),
         ]
 
+    @route("POST", INSTANCES, "compute.instances.insert", query="requestId", target=_asked_name)
     def insert(self, request: Request, project: str, zone: str) -> Response:
-        """Accept an instance and return the operation that creates it. A repeated request id has no effect."""
         return self._once(request, lambda: self._insert(request, zone))
 
+    @route("POST", INSTANCES + "/bulkInsert", "compute.instances.bulkInsert", query="requestId", target=_asked_name)
     def bulk_insert(self, request: Request, project: str, zone: str) -> Response:
-        """Accept several instances. All of them are created, or none."""
         return self._once(request, lambda: self._bulk_insert(request, zone))
 
+    @route("GET", INSTANCE, "compute.instances.get")
     def get(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """Return one instance by name or number."""
-        request.only_query()
         self.permit(request, "compute.instances.get", zone, instance)
         return json_response(self.park.find(zone, instance).body)
 
+    @route("GET", INSTANCES, "compute.instances.list", query=None)
     def list(self, request: Request, project: str, zone: str) -> Response:
-        """Return a page of the zone's instances."""
         if zone in self.unreachable:
             raise ApiError(503, f"The service is currently unavailable in zones/{zone}.", reason="backendError")
         here = sorted((vm.name, vm.body) for vm in self.park.vms.values() if vm.zone == zone)
         return listed(request, "compute#instanceList", [body for _, body in here])
 
+    @route("GET", AGGREGATED, "compute.instances.aggregatedList", query=None)
     def aggregated(self, request: Request, project: str) -> Response:
-        """Return a page over all zones."""
         pairs = [(f"zones/{vm.zone}", vm.body) for _, vm in sorted(self.park.vms.items())]
         scopes = [f"zones/{zone}" for region in regions() for zone in zones(region)]
         away = [f"zones/{zone}" for zone in self.unreachable]
         return aggregated(request, "compute#instanceAggregatedList", "instances", pairs, scopes, away)
 
+    @route(
+        "GET", INSTANCE + "/getGuestAttributes", "compute.instances.getGuestAttributes", query="queryPath variableKey"
+    )
     def attributes(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """Return all guest attributes of a namespace ("launch/"), or one ("launch/state")."""
-        request.only_query("queryPath", "variableKey")
         self.permit(request, "compute.instances.getGuestAttributes", zone, instance)
         vm = self.park.find(zone, instance)
         path = request.query.get("queryPath", "") or request.query.get("variableKey", "")
@@ -124,9 +118,8 @@ class Instances:
         answer = {"kind": "compute#guestAttributes", "queryPath": path, "selfLink": link}
         return json_response({**answer, "queryValue": {"items": items}})
 
+    @route("GET", INSTANCE + "/serialPort", "compute.instances.getSerialPortOutput", query="port start")
     def serial(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """Return the output of port 1 from byte `start` on. `next` is the next position."""
-        request.only_query("port", "start")
         said = self.park.find(zone, instance).serial.encode()
         start = min(int(request.query.get("start", 0)), len(said))
         answer = {"kind": "compute#serialPortOutput", "contents": said[start:].decode("utf-8", "replace")}
@@ -160,7 +153,6 @@ class Instances:
         return operation
 
     def delete(self, request: Request, vm: Vm) -> Operation:
-        """Delete a VM."""
         request.only_query("requestId", "noGracefulShutdown")
         if vm.body.get("deletionProtection"):
             raise bad(
@@ -210,7 +202,6 @@ class Instances:
         return json_response(operation)
 
     def _insert(self, request: Request, zone: str) -> Operation:
-        request.only_query("requestId")
         body = request.json()
         instance = parse_instance(body)
         self.permit(request, "compute.instances.create", zone, instance.name)
@@ -225,7 +216,6 @@ class Instances:
         return operation
 
     def _bulk_insert(self, request: Request, zone: str) -> Operation:
-        request.only_query("requestId")
         body = request.json()
         bulk = parse_bulk(body)
         properties = body["instanceProperties"]
@@ -313,20 +303,7 @@ def _client_id(request: Request) -> dict[str, str]:
     return {"clientOperationId": request_id} if request_id else {}
 
 
-def _asked_name(request: Request, project: str, zone: str) -> Target:
-    """Return the instance that an insert names."""
-    try:
-        return Target(str(json.loads(request.body)["name"]))
-    except (ValueError, KeyError, TypeError):
-        return Target("")
-
-
-def _listed(request: Request, project: str, zone: str = "") -> Target:
-    return Target(zone, page_step(request))
-
-
 def enabled(vm: Vm) -> bool:
-    """Return whether guest attributes are enabled."""
     return vm.items.get("enable-guest-attributes", "").upper() == "TRUE"
 
 
@@ -337,34 +314,26 @@ class Disks:
         self.instances = instances
         self.park = instances.park
         self.operations = operations
-        self.routes: list[Route] = [
-            route("GET", DISK, self.get, "compute.disks.get"),
-            route("GET", ZONE + "/disks", self.list, "compute.disks.list"),
-            route("GET", "/compute/v1/projects/{project}/aggregated/disks", self.all, "compute.disks.aggregatedList"),
-            route("DELETE", DISK, self.delete, "compute.disks.delete"),
-        ]
 
+    @route("GET", DISK, "compute.disks.get")
     def get(self, request: Request, project: str, zone: str, disk: str) -> Response:
-        """Return one disk."""
-        request.only_query()
         if (zone, disk) not in self.park.disks:
             raise self.park.gone(zone, "disks", disk)
         return json_response(self.park.disks[zone, disk])
 
+    @route("GET", ZONE + "/disks", "compute.disks.list", query=None)
     def list(self, request: Request, project: str, zone: str) -> Response:
-        """Return a page of the zone's disks."""
         disks = [disk for (disk_zone, _), disk in self.park.disks.items() if disk_zone == zone]
         return listed(request, "compute#diskList", disks)
 
+    @route("GET", "/compute/v1/projects/{project}/aggregated/disks", "compute.disks.aggregatedList", query=None)
     def all(self, request: Request, project: str) -> Response:
-        """Return a page over all zones."""
         pairs = [(f"zones/{zone}", disk) for (zone, _), disk in sorted(self.park.disks.items())]
         scopes = [f"zones/{zone}" for region in regions() for zone in zones(region)]
         return aggregated(request, "compute#diskAggregatedList", "disks", pairs, scopes)
 
+    @route("DELETE", DISK, "compute.disks.delete", query="requestId")
     def delete(self, request: Request, project: str, zone: str, disk: str) -> Response:
-        """Delete a disk that no VM uses."""
-        request.only_query("requestId")
         body = self.park.disks.get((zone, disk))
         if body is None:
             raise self.park.gone(zone, "disks", disk)

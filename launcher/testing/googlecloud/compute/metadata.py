@@ -22,8 +22,8 @@ from launcher.testing.googlecloud.compute.instance_checks import last
 from launcher.testing.googlecloud.compute.instances import enabled
 from launcher.testing.googlecloud.compute.vms import Vm, fingerprint
 from launcher.testing.googlecloud.server import GoogleCloud
-from launcher.testing.googlecloud.wire import Request, Response, handler
-from launcher.testing.httpserver import Server
+from launcher.testing.googlecloud.wire import Request, Response
+from launcher.testing.httpserver import Server, handler
 
 ROOT = "/computeMetadata/v1"
 FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
@@ -43,11 +43,12 @@ class MetadataServer:
         self.number = cloud.compute.vm(name, zone).number
         self.expires_in = expires_in
         self.requests: list[Request] = []
-        self._server = Server(0, handler(self._serve, cloud.compute.timeline.now), "metadata-server")
+        self._server = Server(
+            0, handler(lambda head: self._serve(Request.of(head)), cloud.compute.timeline.now), "metadata-server"
+        )
 
     @property
     def address(self) -> str:
-        """Return HOST:PORT."""
         return self._server.host
 
     @property

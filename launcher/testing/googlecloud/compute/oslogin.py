@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Any
 
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, route
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, json_response, route
 
 USER = "/v1/users/{user}"
 FIRST_UID = 2_000_000_001
@@ -21,20 +21,14 @@ class OsLogin:
         """User -> fingerprint -> SshPublicKey."""
         self.names: dict[str, str] = {}
         """User -> name on VMs."""
-        self.routes: list[Route] = [
-            route("GET", USER + "/loginProfile", self.profile, "oslogin.users.getLoginProfile"),
-            route("POST", USER + ":importSshPublicKey", self.import_key, "oslogin.users.importSshPublicKey"),
-        ]
 
+    @route("GET", USER + "/loginProfile", "oslogin.users.getLoginProfile", query="projectId")
     def profile(self, request: Request, user: str) -> Response:
-        """Return the login profile."""
-        request.only_query("projectId")
         self._check(request, user)
         return json_response(self._profile(user))
 
+    @route("POST", USER + ":importSshPublicKey", "oslogin.users.importSshPublicKey", query="projectId regions")
     def import_key(self, request: Request, user: str) -> Response:
-        """Import a public key. Returns the profile."""
-        request.only_query("projectId", "regions")
         self._check(request, user)
         body = request.json()
         key = str(body.get("key", "")).strip()

@@ -13,14 +13,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from launcher.testing.googlecloud.clock import Timeline
+from launcher.testing.googlecloud.compute.api import Operations, Timeline, not_found
 from launcher.testing.googlecloud.compute.capacity import Capacity, Quotas
 from launcher.testing.googlecloud.compute.instance_checks import parse_bulk, parse_instance
 from launcher.testing.googlecloud.compute.instances import Disks, Instances
-from launcher.testing.googlecloud.compute.operations import Operations, not_found
 from launcher.testing.googlecloud.compute.vms import Life, Pace, Park, Vm
 from launcher.testing.googlecloud.compute.zones import IMAGE_PROJECTS, Zones
-from launcher.testing.googlecloud.wire import Request, Response, Route
+from launcher.testing.googlecloud.wire import Request, Response, Route, routes_of
 
 __all__ = ["Compute", "Pace", "parse_bulk", "parse_instance"]
 
@@ -52,11 +51,10 @@ class Compute:
         self.zones = Zones(self.park, self.quotas, number)
         self.instances.reservations = self.zones.reservations
         services = (self.operations, self.instances, Disks(self.instances, self.operations), self.zones)
-        self.routes: list[Route] = [self._entered(route) for service in services for route in service.routes]
+        self.more_routes = [self._entered(route) for service in services for route in routes_of(service)]
 
     @property
     def pace(self) -> Pace:
-        """Return the durations of the VMs' transitions."""
         return self.life.pace
 
     @pace.setter
@@ -65,11 +63,9 @@ class Compute:
 
     @property
     def unreachable(self) -> set[str]:
-        """Return the zones that lists can't read."""
         return self.instances.unreachable
 
     def who(self, request: Request) -> str:
-        """Return the user of a request."""
         return self.actors.get(request.headers.get("authorization", "").removeprefix("Bearer "), YOU)
 
     def deny(self, permission: str, user: str = YOU) -> None:
@@ -86,7 +82,6 @@ class Compute:
         raise KeyError(name)
 
     def names(self) -> list[str]:
-        """Return the names of all VMs."""
         with self.lock:
             self.life.settle()
             return [vm.name for vm in self.park.vms.values()]
@@ -110,7 +105,6 @@ class Compute:
         self._do(name, self.life.preempt)
 
     def host_error(self, name: str) -> None:
-        """Simulate a host error of a VM."""
         self._do(name, self.life.host_error)
 
     def power_off(self, name: str) -> None:
@@ -122,7 +116,6 @@ class Compute:
         self._do(name, lambda vm: setattr(vm, "maintenance", event))
 
     def write_serial(self, name: str, text: str) -> None:
-        """Write to a VM's serial port."""
         self._do(name, lambda vm: setattr(vm, "serial", vm.serial + text))
 
     def set_guest(self, name: str, path: str, value: str) -> None:

@@ -17,19 +17,18 @@ from datetime import datetime
 from itertools import count
 from typing import Any
 
-from launcher.testing.googlecloud.clock import Timeline
-from launcher.testing.googlecloud.compute.capacity import Capacity, Demand, Shortage
-from launcher.testing.googlecloud.compute.instance_checks import last
-from launcher.testing.googlecloud.compute.machine_types import shapes
-from launcher.testing.googlecloud.compute.operations import (
+from launcher.testing.googlecloud.compute.api import (
     SYSTEM,
     Operation,
     Operations,
     Problem,
+    Timeline,
     already_exists,
     not_found,
     stamp,
 )
+from launcher.testing.googlecloud.compute.capacity import Capacity, Demand, Shortage, shapes
+from launcher.testing.googlecloud.compute.instance_checks import last
 from launcher.testing.googlecloud.wire import ApiError
 
 Json = dict[str, Any]
@@ -58,7 +57,6 @@ class Vm:
 
     @property
     def status(self) -> str:
-        """Return the Instance's status."""
         return str(self.body["status"])
 
     @property
@@ -73,7 +71,6 @@ class Vm:
 
     @property
     def items(self) -> dict[str, str]:
-        """Return its metadata."""
         return {item["key"]: item.get("value", "") for item in self.body["metadata"].get("items", ())}
 
     @property
@@ -84,7 +81,6 @@ class Vm:
 
     @property
     def scratch(self) -> bool:
-        """Return whether it has local SSDs."""
         return any(disk["type"] == "SCRATCH" for disk in self.body["disks"])
 
 
@@ -161,7 +157,6 @@ class Park:
         return (vm for vm in self.vms.values() if vm.status in UP)
 
     def link(self, zone: str, kind: str = "", name: str = "") -> str:
-        """Return a resource's URL."""
         link = f"{self.url()}/compute/v1/projects/{self.project}/zones/{zone}"
         return f"{link}/{kind}/{name}" if kind else link
 
@@ -261,7 +256,6 @@ def fingerprinted(value: Json) -> Json:
 
 
 def fingerprint(value: object) -> str:
-    """Return the fingerprint of any JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -285,7 +279,6 @@ class Pace:
     notice: float = 30.0
 
     def times(self, factor: float) -> Pace:
-        """Return the durations multiplied by `factor`."""
         return Pace(**{name: seconds * factor for name, seconds in vars(self).items()})
 
 
@@ -320,7 +313,6 @@ class Life:
             self.fail(vm, shortage)
 
     def run(self, vm: Vm) -> None:
-        """Treat a VM as running, started now."""
         self._begin(vm, "PROVISIONING")
         self._staging(vm)
         self._running(vm)
@@ -370,7 +362,6 @@ class Life:
         self._later(vm, _or(shortage.after, self.pace.fail), lambda: self._not_started(vm, problem))
 
     def delete(self, vm: Vm, operation: Operation) -> None:
-        """Delete a VM and its auto-delete disks."""
         making = self._making.pop(vm.number, None)
         if making:
             self.operations.end(making, [CANCELLED])
@@ -398,7 +389,6 @@ class Life:
             self._provision(vm)
 
     def power_off(self, vm: Vm) -> None:
-        """Shut the VM down from its own operating system."""
         operation = self.operations.begin("compute.instances.guestTerminate", vm.zone, SYSTEM, **target(vm))
         self.stop(vm, operation)
 
@@ -505,7 +495,6 @@ class Life:
 
 
 def target(vm: Vm) -> dict[str, str]:
-    """Return the target fields of a VM's operation."""
     return {"targetId": vm.number, "targetLink": vm.body["selfLink"]}
 
 

@@ -18,13 +18,11 @@ from typing import Any
 from google.cloud import compute_v1
 from google.protobuf import json_format
 
-from launcher.testing.googlecloud.compute.capacity import Quotas
-from launcher.testing.googlecloud.compute.lists import listed
-from launcher.testing.googlecloud.compute.machine_types import ATTACHED, is_zone, regions, shapes, zones
-from launcher.testing.googlecloud.compute.operations import already_exists, not_found
+from launcher.testing.googlecloud.compute.api import already_exists, listed, not_found
+from launcher.testing.googlecloud.compute.capacity import ATTACHED, Quotas, is_zone, regions, shapes, zones
 from launcher.testing.googlecloud.compute.vms import Json, Park
 from launcher.testing.googlecloud.protobufs import parse
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, route
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, new_route, route
 
 PROJECT = "/compute/v1/projects/{project}"
 ZONE = PROJECT + "/zones/{zone}"
@@ -65,9 +63,7 @@ class Zones:
         self.scores: dict[str, float] = {}
         self.operations: dict[str, Json] = {}
         self.uptime = "604800s"
-        may_use = REGION + "/subnetworks/{name}/testIamPermissions"
-        self.routes: list[Route] = [
-            route("GET", PROJECT, self.project, "compute.projects.get"),
+        self.more_routes = [
             *self._reads(PROJECT, "zone", self._zones),
             *self._reads(PROJECT, "region", self._regions),
             *self._reads(ZONE, "machineType", self._machines),
@@ -78,16 +74,6 @@ class Zones:
             *self._reads(GLOBAL, "image", self._images),
             *self._reads(GLOBAL, "network", self._networks),
             *self._reads(GLOBAL, "firewall", self._firewalls),
-            route("GET", GLOBAL + "/images/family/{name}", self.family, "compute.images.getFromFamily"),
-            route("POST", may_use, self.may_use, "compute.subnetworks.testIamPermissions"),
-            route("POST", GLOBAL + "/firewalls", self.add_firewall, "compute.firewalls.insert"),
-            route("POST", REGION + "/routers", self.add_router, "compute.routers.insert"),
-            route("PATCH", REGION + "/routers/{name}", self.patch_router, "compute.routers.patch"),
-            route("GET", GLOBAL + "/operations/{operation}", self.operation, "compute.globalOperations.get"),
-            route("POST", GLOBAL + "/operations/{operation}/wait", self.operation, "compute.globalOperations.wait"),
-            route("GET", REGION + "/operations/{operation}", self.operation, "compute.regionOperations.get"),
-            route("POST", REGION + "/operations/{operation}/wait", self.operation, "compute.regionOperations.wait"),
-            route("POST", REGION + "/advice/capacity", self.advise, "compute.advice.capacity"),
         ]
 
     def open_out(self, region: str) -> None:
@@ -100,13 +86,14 @@ class Zones:
         """Let the VMs of a subnetwork reach Google's APIs (Private Google Access)."""
         self.subnetworks[region, name] = {"privateIpGoogleAccess": True}
 
+    @route("GET", PROJECT, "compute.projects.get")
     def project(self, request: Request, project: str) -> Response:
-        """Return the project, with its global quotas."""
         account = f"{self.number}-compute@developer.gserviceaccount.com"
         answer: Json = {"kind": "compute#project", "id": self.number, "name": self.park.project}
         answer |= {"commonInstanceMetadata": {"kind": "compute#metadata"}, "defaultServiceAccount": account}
         return json_response({**answer, "quotas": self.quotas.shown(self._used(), "")})
 
+    @route("POST", REGION + "/subnetworks/{name}/testIamPermissions", "compute.subnetworks.testIamPermissions")
     def may_use(self, request: Request, project: str, region: str, name: str) -> Response:
         """Return which of the permissions the caller has on a subnetwork: all in the own project."""
         if (region, name) not in self.subnetworks:
@@ -115,15 +102,15 @@ class Zones:
         have = [name for name in permissions if project not in self.hosts or name in self.hosts[project]]
         return json_response({"permissions": have} if have else {})
 
+    @route("GET", GLOBAL + "/images/family/{name}", "compute.images.getFromFamily")
     def family(self, request: Request, project: str, name: str) -> Response:
-        """Return the newest image of a family."""
         for image in self._images(project=project):
             if image["family"] == name:
                 return json_response({"kind": "compute#image", **image})
         raise not_found(f"projects/{project}/global/images/family/{name}")
 
+    @route("POST", GLOBAL + "/firewalls", "compute.firewalls.insert")
     def add_firewall(self, request: Request, project: str) -> Response:
-        """Create a firewall rule."""
         body = request.json()
         parse(body, compute_v1.Firewall.pb()(), "resource")
         if any(rule["name"] == body["name"] for rule in self.firewalls):
@@ -132,8 +119,8 @@ class Zones:
         self.firewalls.append({**defaults, **body})
         return self._done(f"global/firewalls/{body['name']}", "global")
 
+    @route("POST", REGION + "/routers", "compute.routers.insert")
     def add_router(self, request: Request, project: str, region: str) -> Response:
-        """Create a router."""
         body = request.json()
         parse(body, compute_v1.Router.pb()(), "resource")
         if (region, body["name"]) in self.routers:
@@ -141,19 +128,21 @@ class Zones:
         self.routers[region, body["name"]] = body
         return self._done(f"regions/{region}/routers/{body['name']}", f"regions/{region}")
 
+    @route("PATCH", REGION + "/routers/{name}", "compute.routers.patch")
     def patch_router(self, request: Request, project: str, region: str, name: str) -> Response:
-        """Change a router's fields."""
         parse(request.json(), compute_v1.Router.pb()(), "resource")
         self.routers[region, name] |= request.json()
         return self._done(f"regions/{region}/routers/{name}", f"regions/{region}")
 
+    @route("GET", GLOBAL + "/operations/{operation}", "compute.globalOperations.get")
+    @route("POST", GLOBAL + "/operations/{operation}/wait", "compute.globalOperations.wait")
+    @route("GET", REGION + "/operations/{operation}", "compute.regionOperations.get")
+    @route("POST", REGION + "/operations/{operation}/wait", "compute.regionOperations.wait")
     def operation(self, request: Request, project: str, operation: str, region: str = "") -> Response:
-        """Return an operation, which is done."""
         return json_response(self.operations[operation])
 
+    @route("POST", REGION + "/advice/capacity", "compute.advice.capacity", query="size")
     def advise(self, request: Request, project: str, region: str) -> Response:
-        """Return the requested zones with their Spot capacity scores, best first."""
-        request.only_query("size")
         body = request.json()
         named = [zone["zone"].rpartition("/")[2] for zone in body.get("distributionPolicy", {}).get("zones", ())]
         model = body.get("instanceProperties", {}).get("scheduling", {}).get("provisioningModel", "STANDARD")
@@ -182,8 +171,8 @@ class Zones:
             )
 
         return [
-            route("GET", path, list_all, f"{operation}.list"),
-            route("GET", path + "/{name}", get, f"{operation}.get"),
+            new_route("GET", path, list_all, f"{operation}.list"),
+            new_route("GET", path + "/{name}", get, f"{operation}.get"),
         ]
 
     def _zones(self, **_: str) -> Iterator[Json]:
@@ -293,23 +282,14 @@ class Advice:
         self.versions = ["v1", "beta"]
         self.rates = [0.1, 0.3]
         self.prices = [("2026-10-01", 0.28), ("2026-11-01", 0.28), ("2026-11-20", 0.31)]
-        self.routes: list[Route] = [
-            route("POST", "/compute/beta" + ADVICE + "capacity", self.capacity, "compute.beta.advice.capacity"),
-            route(
-                "POST",
-                "/compute/{version}" + ADVICE + "capacityHistory",
-                self.history,
-                "compute.advice.capacityHistory",
-            ),
-        ]
 
+    @route("POST", "/compute/beta" + ADVICE + "capacity", "compute.beta.advice.capacity")
     def capacity(self, request: Request, project: str, region: str) -> Response:
-        """Return the advice as v1 does (`Zones.advise`)."""
         json_format.ParseDict(request.json(), compute_v1.CapacityAdviceRequest.pb()())
         return self.zones.advise(request, project, region)
 
+    @route("POST", "/compute/{version}" + ADVICE + "capacityHistory", "compute.advice.capacityHistory")
     def history(self, request: Request, version: str, project: str, region: str) -> Response:
-        """Return the preemptions by day and the list prices of a machine type's Spot VMs."""
         if version not in self.versions:
             raise ApiError(404, f"Requested entity was not found: {request.path}", reason="notFound")
         body = request.json()

@@ -11,10 +11,9 @@ from google.cloud import artifactregistry_v1
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 
-from launcher.testing.googlecloud.clock import utc
 from launcher.testing.googlecloud.project.iam import Policies
 from launcher.testing.googlecloud.protobufs import message_response, parse, to_json
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, Target, json_response, page, route
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, Target, json_response, page, route, utc
 
 PARENT = "/v1/projects/{project}/locations/{location}"
 REPOSITORY = PARENT + "/repositories/{repository}"
@@ -31,6 +30,10 @@ class RepositoryRecord:
     ready: float
 
 
+def _asked(request: Request, project: str, location: str) -> Target:
+    return Target(request.query.get("repositoryId", ""))
+
+
 class ArtifactRegistry:
     """The service. Creating a repository takes `seconds`."""
 
@@ -43,19 +46,11 @@ class ArtifactRegistry:
         self.operations: dict[str, str] = {}
         """Operation -> repository, by full names."""
         self._ids = count(1)
-        self.routes: list[Route] = [
-            route("POST", PARENT + "/repositories", self.create, NAMED + "repositories.create", _asked),
-            route("GET", PARENT + "/repositories", self.list, NAMED + "repositories.list"),
-            route("GET", REPOSITORY, self.get, NAMED + "repositories.get"),
-            *policies.routes(REPOSITORY, NAMED + "repositories.", self._existing),
-            route("DELETE", REPOSITORY, self.delete, NAMED + "repositories.delete"),
-            route("GET", PARENT + "/operations/ar-{operation}", self.operation, NAMED + "operations.get"),
-        ]
+        self.more_routes = policies.routes(REPOSITORY, NAMED + "repositories.", self._existing)
 
+    @route("POST", PARENT + "/repositories", NAMED + "repositories.create", query="repositoryId", target=_asked)
     def create(self, request: Request, project: str, location: str) -> Response:
-        """Begin to create a repository. Returns the operation."""
         parent = self._allow(project, location)
-        request.only_query("repositoryId")
         message = parse(request.json(), artifactregistry_v1.Repository.pb()(), "repository")
         if not request.query.get("repositoryId") or not message.format_:  # proto-plus adds _ to the name of a builtin
             raise ApiError(400, "Request contains an invalid argument.")
@@ -69,17 +64,15 @@ class ArtifactRegistry:
         self.operations[operation] = name
         return message_response(request, self._shown(operation))
 
+    @route("GET", PARENT + "/operations/ar-{operation}", NAMED + "operations.get")
     def operation(self, request: Request, project: str, location: str, operation: str) -> Response:
-        """Return an operation's state."""
         name = f"{self._allow(project, location)}/operations/ar-{operation}"
-        request.only_query()
         if name not in self.operations:
             raise ApiError(404, "Requested entity was not found.")
         return message_response(request, self._shown(name))
 
+    @route("GET", REPOSITORY, NAMED + "repositories.get")
     def get(self, request: Request, project: str, location: str, repository: str) -> Response:
-        """Return one repository."""
-        request.only_query()
         return message_response(request, self.repositories[self._existing(project, location, repository)].message)
 
     def _existing(self, project: str, location: str, repository: str) -> str:
@@ -89,10 +82,9 @@ class ArtifactRegistry:
             raise ApiError(404, "Requested entity was not found.")
         return name
 
+    @route("DELETE", REPOSITORY, NAMED + "repositories.delete")
     def delete(self, request: Request, project: str, location: str, repository: str) -> Response:
-        """Delete a repository. The returned operation is done."""
         parent = self._allow(project, location)
-        request.only_query()
         if self.repositories.pop(f"{parent}/repositories/{repository}", None) is None:
             raise ApiError(404, "Requested entity was not found.")
         operation = operations_pb2.Operation(name=f"{parent}/operations/ar-{next(self._ids)}", done=True)
@@ -100,10 +92,9 @@ class ArtifactRegistry:
         operation.response.Pack(empty_pb2.Empty())
         return message_response(request, operation)
 
+    @route("GET", PARENT + "/repositories", NAMED + "repositories.list", query="pageSize pageToken")
     def list(self, request: Request, project: str, location: str) -> Response:
-        """Return a page of a location's repositories."""
         parent = self._allow(project, location)
-        request.only_query("pageSize", "pageToken")
         names = [name for name in sorted(self._there()) if name.startswith(f"{parent}/")]
         items, following = page(names, int(request.query.get("pageSize", 0)) or 100, request.query.get("pageToken", ""))
         shown = [to_json(self.repositories[name].message) for name in items]
@@ -131,7 +122,3 @@ class ArtifactRegistry:
         if location not in LOCATIONS:
             raise ApiError(400, "Request contains an invalid argument.")
         return f"projects/{self.project}/locations/{location}"
-
-
-def _asked(request: Request, project: str, location: str) -> Target:
-    return Target(request.query.get("repositoryId", ""))

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from google.cloud.devtools import cloudbuild_v1
 from google.longrunning import operations_pb2
 
-from launcher.testing.googlecloud.clock import utc
+from launcher.testing.googlecloud.filters import Test, Token, compiled
 from launcher.testing.googlecloud.protobufs import message_response, parse, to_json
 from launcher.testing.googlecloud.storage.objects import Objects
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, page, route
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, json_response, page, route, utc
 
 PARENT = "/v1/projects/{project}/locations/{location}"
 BUILD = PARENT + "/builds/{build}"
@@ -29,7 +29,6 @@ WORKING_AFTER = 2.0
 ACTIVE = ("QUEUED", "WORKING")
 Status = cloudbuild_v1.Build.Status
 TAG = re.compile(r"\w[\w.-]{0,127}")
-TERM = re.compile(r'(?P<field>tags|status|images)\s*=\s*"(?P<value>[^"]*)"')
 OUTPUT_ONLY = ("name", "id", "project_id", "status", "results", "create_time", "start_time", "finish_time", "log_url")
 
 
@@ -77,17 +76,10 @@ class CloudBuild:
         self.play: Callable[[Any, bytes | None], Outcome] = played
         self.builds: dict[str, SubmittedBuild] = {}
         self._ids = count(1)
-        self.routes: list[Route] = [
-            route("POST", PARENT + "/builds", self.create, NAMED + "create"),
-            route("GET", PARENT + "/builds", self.list, NAMED + "list"),
-            route("GET", BUILD, self.get, NAMED + "get"),
-            route("POST", BUILD + ":cancel", self.cancel, NAMED + "cancel"),
-        ]
 
+    @route("POST", PARENT + "/builds", NAMED + "create")
     def create(self, request: Request, project: str, location: str) -> Response:
-        """Create a build. Returns an operation with the build in its metadata."""
         self._allow(project)
-        request.only_query()
         message = parse(request.json(), cloudbuild_v1.Build.pb()(), "build")
         check(message)
         message.id = f"{next(self._ids):08d}-0000-4000-8000-000000000000"
@@ -104,24 +96,23 @@ class CloudBuild:
         operation.metadata.Pack(metadata)
         return message_response(request, operation)
 
+    @route("GET", BUILD, NAMED + "get")
     def get(self, request: Request, project: str, location: str, build: str) -> Response:
-        """Return one build in its current state."""
-        request.only_query()
         return message_response(request, self._find(project, location, build))
 
+    @route("GET", PARENT + "/builds", NAMED + "list", query="pageSize pageToken filter")
     def list(self, request: Request, project: str, location: str) -> Response:
-        """Return a page of a location's builds, newest first."""
         self._allow(project)
-        request.only_query("pageSize", "pageToken", "filter")
         builds = [self._shown(build) for build in reversed(self.builds)]
-        kept = [build for build in builds if f"/locations/{location}/" in build.name and matches(build, request.query)]
+        passes = compiled(request.query.get("filter", ""), compare)
+        kept = [build for build in builds if f"/locations/{location}/" in build.name and passes(build)]
         items, following = page(kept, int(request.query.get("pageSize", 0)) or 50, request.query.get("pageToken", ""))
         shown = [to_json(build, request) for build in items]
         return json_response({"builds": shown, **({"nextPageToken": following} if following else {})})
 
+    @route("POST", BUILD + ":cancel", NAMED + "cancel")
     def cancel(self, request: Request, project: str, location: str, build: str) -> Response:
         """Cancel a running build. Raises ApiError 400 for one that has ended."""
-        request.only_query()
         if self._find(project, location, build).status not in [Status[name] for name in ACTIVE]:
             raise ApiError(400, "cannot cancel build: it has ended", status="FAILED_PRECONDITION")
         submitted = self.builds[build]
@@ -197,16 +188,10 @@ def end(message: Any, outcome: Outcome) -> None:
             message.results.images.add(name=image, digest=f"sha256:{digest}")
 
 
-def matches(message: Any, query: Any) -> bool:
-    """Return whether a build matches the filter: terms such as tags="a", joined by OR. Raises ApiError 400."""
-    terms = [term.strip() for term in query.get("filter", "").split(" OR ") if term.strip()]
-    return not terms or any(_term(message, term) for term in terms)
-
-
-def _term(message: Any, text: str) -> bool:
-    match = TERM.fullmatch(text)
-    if not match:
-        raise ApiError(400, f"Invalid filter: {text}")
-    if match["field"] == "status":
-        return bool(Status(message.status).name == match["value"])
-    return match["value"] in getattr(message, match["field"])
+def compare(field: str, sign: str, value: Token) -> Test:
+    """Return a comparison of a build's field (tags="a"). Raises ApiError 400: unsupported."""
+    if field not in ("tags", "status", "images") or sign != "=":
+        raise ApiError(400, f"Invalid filter: {field}{sign}{value.text}")
+    if field == "status":
+        return lambda build: Status(build.status).name == value.text
+    return lambda build: value.text in getattr(build, field)

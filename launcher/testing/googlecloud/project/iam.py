@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, route
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, new_route, route
 
 Policy = dict[str, Any]
 
@@ -26,6 +26,8 @@ ACCOUNTS = "/v1/projects/{project}/serviceAccounts"
 ACCOUNT = ACCOUNTS + "/{email}"
 PROJECT = "/v1/projects/{project}"
 NAMED = "iam.projects.serviceAccounts."
+RESOURCES = "cloudresourcemanager.projects."
+EFFECTIVE = "/v2/projects/{project}/policies/{constraint}:getEffectivePolicy"
 RULE = {"values", "allowAll", "denyAll", "enforce", "condition", "parameters", "resourceTypes"}
 """Fields of GoogleCloudOrgpolicyV2PolicySpecPolicyRule."""
 BOOLEAN = ("compute.requireShieldedVm",)
@@ -78,8 +80,8 @@ class Policies:
 
         reads = "GET" if operation.startswith("artifactregistry.") else "POST"
         return [
-            route(reads, path + ":getIamPolicy", read, operation + "getIamPolicy"),
-            route("POST", path + ":setIamPolicy", replace, operation + "setIamPolicy"),
+            new_route(reads, path + ":getIamPolicy", read, operation + "getIamPolicy"),
+            new_route("POST", path + ":setIamPolicy", replace, operation + "setIamPolicy"),
         ]
 
     def allows(self, member: str, permission: str, *resources: str) -> bool:
@@ -112,21 +114,14 @@ class Iam:
         self.denied: set[str] = set()
         self.access: dict[tuple[str, str], str] = {}
         self.policies = Policies(self.exists)
-        self.routes: list[Route] = [
-            route("POST", ACCOUNTS, self.create, NAMED + "create"),
-            route("GET", ACCOUNT, self.get, NAMED + "get"),
-            route("POST", ACCOUNT + ":testIamPermissions", self.test, NAMED + "testIamPermissions"),
-            *self.policies.routes(ACCOUNT, NAMED, lambda project, email: f"serviceAccounts/{email}"),
-            route("POST", "/v3/iam:troubleshoot", self.troubleshoot, "policytroubleshooter.iam.troubleshoot"),
-        ]
+        self.more_routes = self.policies.routes(ACCOUNT, NAMED, lambda project, email: f"serviceAccounts/{email}")
 
     def exists(self, email: str) -> bool:
         """Return whether an account exists."""
         return email not in self.missing and (not self.strict or email in self.accounts or "gcp-sa-" in email)
 
+    @route("POST", ACCOUNTS, NAMED + "create")
     def create(self, request: Request, project: str) -> Response:
-        """Create a service account."""
-        request.only_query()
         body = request.json()
         if not re.fullmatch(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", body["accountId"]):
             raise ApiError(400, "Invalid service account id.")
@@ -139,14 +134,14 @@ class Iam:
         self.accounts[email] = {"name": name, "email": email, "projectId": self.project, **body["serviceAccount"]}
         return json_response(self.accounts[email])
 
+    @route("GET", ACCOUNT, NAMED + "get")
     def get(self, request: Request, project: str, email: str) -> Response:
-        """Return an account that was created here."""
         if email not in self.accounts:
             raise ApiError(404, f"Unknown service account {email}")
         return json_response(self.accounts[email])
 
+    @route("POST", ACCOUNT + ":testIamPermissions", NAMED + "testIamPermissions")
     def test(self, request: Request, project: str, email: str) -> Response:
-        """Return which of the permissions the caller has on an account."""
         if not self.exists(email):
             raise ApiError(404, f"Unknown service account {email}")
         resource, member = f"serviceAccounts/{email}", f"user:{self.who(request)}"
@@ -157,8 +152,8 @@ class Iam:
         ]
         return json_response({"permissions": have} if have else {})
 
+    @route("POST", "/v3/iam:troubleshoot", "policytroubleshooter.iam.troubleshoot")
     def troubleshoot(self, request: Request) -> Response:
-        """Return whether a principal has a permission, by the policies here."""
         access = request.json()["accessTuple"]
         principal, permission, name = access["principal"], access["permission"], access["fullResourceName"]
         default = "CAN_ACCESS"
@@ -180,24 +175,18 @@ class ResourceManager:
         self.project, self.number = project, number
         self.denied: set[str] = set()
         self.policies = policies
-        named = "cloudresourcemanager.projects."
-        self.routes: list[Route] = [
-            route("POST", PROJECT + ":testIamPermissions", self.permissions, named + "testIamPermissions"),
-            *self.policies.routes(PROJECT, named, lambda project: "project"),
-            route("GET", PROJECT, self.get, named + "get"),
-        ]
+        self.more_routes = self.policies.routes(PROJECT, RESOURCES, lambda project: "project")
 
+    @route("POST", PROJECT + ":testIamPermissions", RESOURCES + "testIamPermissions")
     def permissions(self, request: Request, project: str) -> Response:
-        """Return which of the requested permissions the caller has. Empty if none is requested."""
-        request.only_query()
         if project != self.project:
             raise ApiError(403, "The caller does not have permission")
         have = [permission for permission in request.json()["permissions"] if permission not in self.denied]
         return json_response({"permissions": have} if have else {})
 
+    @route("GET", PROJECT, RESOURCES + "get")
     def get(self, request: Request, project: str) -> Response:
         """Return the project. Any other project is refused with 403, as Google does."""
-        request.only_query()
         if project not in (self.project, self.number):
             raise ApiError(403, "The caller does not have permission")
         known = {"projectId": self.project, "projectNumber": self.number, "name": self.project}
@@ -210,14 +199,9 @@ class OrgPolicy:
     def __init__(self, project: str, number: str) -> None:
         self.project, self.number = project, number
         self.rules: dict[str, list[dict[str, Any]]] = {}
-        path = "/v2/projects/{project}/policies/{constraint}:getEffectivePolicy"
-        self.routes: list[Route] = [
-            route("GET", path, self.effective, "orgpolicy.projects.policies.getEffectivePolicy")
-        ]
 
+    @route("GET", EFFECTIVE, "orgpolicy.projects.policies.getEffectivePolicy")
     def effective(self, request: Request, project: str, constraint: str) -> Response:
-        """Return the effective policy of a constraint."""
-        request.only_query()
         if project not in (self.project, self.number):
             raise ApiError(403, "The caller does not have permission")
         rules = self.rules.get(constraint, [] if constraint in BOOLEAN else [{"allowAll": True}])

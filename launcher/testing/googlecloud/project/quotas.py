@@ -12,9 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.testing.googlecloud.compute.capacity import EVERYWHERE, NAMED, PER_FAMILY, PREEMPTIBLE_ONLY, Quotas
-from launcher.testing.googlecloud.compute.machine_types import regions
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, page, route
+from launcher.testing.googlecloud.compute.capacity import (
+    EVERYWHERE,
+    NAMED,
+    PER_FAMILY,
+    PREEMPTIBLE_ONLY,
+    Quotas,
+    regions,
+)
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, json_response, page, route
 
 LOCATION = "/v1/projects/{project}/locations/global"
 INFOS = LOCATION + "/services/{service}/quotaInfos"
@@ -38,30 +44,15 @@ class CloudQuotas:
         self.more_metrics: dict[str, str] = {}
         """Further quotas: metric without its service -> id."""
         self.preferences: dict[str, dict[str, Any]] = {}
-        self.routes: list[Route] = [
-            route("GET", INFOS, self.infos, "cloudquotas.projects.locations.services.quotaInfos.list"),
-            route("GET", INFOS + "/{quota}", self.info, "cloudquotas.projects.locations.services.quotaInfos.get"),
-            route("POST", PREFERENCES, self.prefer, "cloudquotas.projects.locations.quotaPreferences.create"),
-            route("GET", PREFERENCES, self.listed, "cloudquotas.projects.locations.quotaPreferences.list"),
-            route(
-                "GET", PREFERENCES + "/{name}", self.preference, "cloudquotas.projects.locations.quotaPreferences.get"
-            ),
-            route(
-                "PATCH", PREFERENCES + "/{name}", self.change, "cloudquotas.projects.locations.quotaPreferences.patch"
-            ),
-            route("GET", "/v3/projects/{project}/timeSeries", self.series, "monitoring.projects.timeSeries.list"),
-        ]
 
+    @route("GET", INFOS, "cloudquotas.projects.locations.services.quotaInfos.list", query="pageSize pageToken")
     def infos(self, request: Request, project: str, service: str) -> Response:
-        """Return a page of Vertex AI's quotas."""
-        request.only_query("pageSize", "pageToken")
         infos = self._infos(service)
         items, following = page(infos, 12, request.query.get("pageToken", ""))
         return json_response({"quotaInfos": items, **({"nextPageToken": following} if following else {})})
 
+    @route("GET", INFOS + "/{quota}", "cloudquotas.projects.locations.services.quotaInfos.get")
     def info(self, request: Request, project: str, service: str, quota: str) -> Response:
-        """Return one quota, of Vertex AI or Compute Engine."""
-        request.only_query()
         infos = self._compute_infos() if service == "compute.googleapis.com" else self._infos(service)
         for info in infos:
             if info["quotaId"] == quota:
@@ -118,9 +109,13 @@ class CloudQuotas:
             ],
         }
 
+    @route(
+        "POST",
+        PREFERENCES,
+        "cloudquotas.projects.locations.quotaPreferences.create",
+        query="quotaPreferenceId ignoreSafetyChecks",
+    )
     def prefer(self, request: Request, project: str) -> Response:
-        """Store a request for a higher limit. Nothing is granted here."""
-        request.only_query("quotaPreferenceId", "ignoreSafetyChecks")
         name = request.query.get("quotaPreferenceId") or f"preference-{len(self.preferences) + 1}"
         if name in self.preferences:
             raise ApiError(409, f"Quota preference {name} already exists.")
@@ -130,27 +125,39 @@ class CloudQuotas:
         self.preferences[name] = {**body, "name": full, "quotaConfig": config, "reconciling": True}
         return json_response(self.preferences[name])
 
+    @route(
+        "PATCH",
+        PREFERENCES + "/{name}",
+        "cloudquotas.projects.locations.quotaPreferences.patch",
+        query="updateMask ignoreSafetyChecks allowMissing",
+    )
     def change(self, request: Request, project: str, name: str) -> Response:
-        """Change a request."""
-        request.only_query("updateMask", "ignoreSafetyChecks", "allowMissing")
         config = {**request.json()["quotaConfig"], "grantedValue": "0"}
         self.preferences[name] |= {"quotaConfig": config}
         return json_response(self.preferences[name])
 
+    @route("GET", PREFERENCES + "/{name}", "cloudquotas.projects.locations.quotaPreferences.get")
     def preference(self, request: Request, project: str, name: str) -> Response:
-        """Return one request."""
         if name not in self.preferences:
             raise ApiError(404, f"Quota preference {name} not found.")
         return json_response(self.preferences[name])
 
+    @route(
+        "GET",
+        PREFERENCES,
+        "cloudquotas.projects.locations.quotaPreferences.list",
+        query="pageSize pageToken filter orderBy",
+    )
     def listed(self, request: Request, project: str) -> Response:
-        """Return all requests."""
-        request.only_query("pageSize", "pageToken", "filter", "orderBy")
         return json_response({"quotaPreferences": [*self.preferences.values()]})
 
+    @route(
+        "GET",
+        "/v3/projects/{project}/timeSeries",
+        "monitoring.projects.timeSeries.list",
+        query="filter interval.startTime interval.endTime pageToken",
+    )
     def series(self, request: Request, project: str) -> Response:
-        """Return the use of each quota that has any: the newest point."""
-        request.only_query("filter", "interval.startTime", "interval.endTime", "pageToken")
         wanted = request.query["filter"]
         if "quota/allocation/usage" not in wanted or request.query["interval.startTime"][:4] < "2020":
             raise ApiError(400, f"The loopback cloud has no time series {wanted}")

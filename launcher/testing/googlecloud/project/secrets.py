@@ -9,13 +9,17 @@ import base64
 
 import google_crc32c
 
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, Target, json_response, route
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, Target, json_response, route
 
 VERSION = "/v1/projects/{project}/secrets/{secret}/versions/{version}:access"
 OPERATION = "secretmanager.projects.secrets.versions.access"
 KEY = "/v1/projects/{project}/locations/{location}/keyRings/{ring}/cryptoKeys/{key}"
 ALIAS = "latest"
 """The version that was created last, in any state."""
+
+
+def _secret(request: Request, **names: str) -> Target:
+    return Target(names["secret"])
 
 
 class SecretManager:
@@ -28,11 +32,6 @@ class SecretManager:
         self.states: dict[tuple[str, str], str] = {}
         """(secret, version) -> DISABLED or DESTROYED. All others are enabled."""
         self.denied: set[str] = set()
-        get, by_secret = OPERATION.replace("access", "get"), lambda request, **names: Target(names["secret"])
-        self.routes: list[Route] = [
-            route("GET", VERSION, self.access, OPERATION, by_secret),
-            route("GET", VERSION.removesuffix(":access"), self.get, get, by_secret),
-        ]
 
     def add(self, name: str, value: bytes) -> str:
         """Add a version and return its number."""
@@ -53,15 +52,16 @@ class SecretManager:
         """Disable a version. `state` may be DESTROYED."""
         self.states[name, version] = state
 
+    @route("GET", VERSION.removesuffix(":access"), OPERATION.replace("access", "get"), target=_secret)
     def get(self, request: Request, project: str, secret: str, version: str) -> Response:
         """Return a version without its value. The caller's right to see it is another than to access it."""
         number = self._number(secret, version)
         name = f"projects/{self.number}/secrets/{secret}/versions/{number}"
         return json_response({"name": name, "state": self.states.get((secret, number), "ENABLED")})
 
+    @route("GET", VERSION, OPERATION, target=_secret)
     def access(self, request: Request, project: str, secret: str, version: str) -> Response:
         """Return the bytes of a version, with their CRC-32C."""
-        request.only_query()
         if project not in (self.project, self.number) or secret in self.denied:
             where = f"projects/{project}/secrets/{secret}/versions/{version}"
             said = f"Permission 'secretmanager.versions.access' denied for resource '{where}' (or it may not exist)."
@@ -91,11 +91,9 @@ class Kms:
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
-        self.routes: list[Route] = [route("GET", KEY, self.get, "cloudkms.projects.locations.keyRings.cryptoKeys.get")]
 
+    @route("GET", KEY, "cloudkms.projects.locations.keyRings.cryptoKeys.get")
     def get(self, request: Request, project: str, location: str, ring: str, key: str) -> Response:
-        """Return a key."""
-        request.only_query()
         name = f"projects/{project}/locations/{location}/keyRings/{ring}/cryptoKeys/{key}"
         if name not in self.states:
             raise ApiError(404, f"CryptoKey {name} not found.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, route
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, json_response, route
 
 SERVICES = "/v1/projects/{project}/services"
 NAMED = "serviceusage.services."
@@ -21,14 +21,6 @@ class ServiceUsage:
     def __init__(self, project: str, number: str) -> None:
         self.project, self.number = project, number
         self.disabled: set[str] = set()
-        self.routes: list[Route] = [
-            route("GET", SERVICES + ":batchGet", self.batch_get, NAMED + "batchGet"),
-            route("POST", SERVICES + ":batchEnable", self.batch_enable, NAMED + "batchEnable"),
-            route("POST", SERVICES + "/{api}:enable", self.enable, NAMED + "enable"),
-            route("GET", SERVICES + "/{api}", self.get, NAMED + "get"),
-            route("GET", SERVICES, self.list, NAMED + "list"),
-            route("GET", "/v1/operations/acf.{operation}", self.operation, "serviceusage.operations.get"),
-        ]
 
     def refuse(self, api: str) -> None:
         """Raise ApiError 403 if an API is disabled."""
@@ -39,39 +31,36 @@ class ServiceUsage:
             metadata = {"service": api, "consumer": f"projects/{self.number}"}
             raise ApiError(403, said, info="SERVICE_DISABLED", metadata=metadata)
 
+    @route("GET", SERVICES + ":batchGet", NAMED + "batchGet", query="names")
     def batch_get(self, request: Request, project: str) -> Response:
-        """Return the named services, each enabled or disabled."""
-        request.only_query("names")
         names = [name.rpartition("/")[2] for name in request.query.get("names", "").split(",")]
         return json_response({"services": [self._service(name) for name in names]})
 
+    @route("POST", SERVICES + ":batchEnable", NAMED + "batchEnable")
     def batch_enable(self, request: Request, project: str) -> Response:
-        """Enable services at once."""
-        request.only_query()
         names = request.json()["serviceIds"]
         if len(names) > 20:
             raise ApiError(400, "A maximum of 20 services can be enabled in one batch.")
         self.disabled -= {*names}
         return self._done({"services": [self._service(name) for name in names]})
 
+    @route("POST", SERVICES + "/{api}:enable", NAMED + "enable")
     def enable(self, request: Request, project: str, api: str) -> Response:
-        """Enable one service at once."""
         self.disabled.discard(api)
         return self._done({"service": self._service(api)})
 
+    @route("GET", SERVICES + "/{api}", NAMED + "get")
     def get(self, request: Request, project: str, api: str) -> Response:
-        """Return one service."""
         return json_response(self._service(api))
 
+    @route("GET", SERVICES, NAMED + "list", query="filter pageSize pageToken")
     def list(self, request: Request, project: str) -> Response:
-        """Return the enabled services among those that launch uses."""
-        request.only_query("filter", "pageSize", "pageToken")
         if request.query.get("filter", "state:ENABLED") != "state:ENABLED":
             raise ApiError(400, "The loopback cloud lists enabled services only.")
         return json_response({"services": [self._service(api) for api in USED if api not in self.disabled]})
 
+    @route("GET", "/v1/operations/acf.{operation}", "serviceusage.operations.get")
     def operation(self, request: Request, operation: str) -> Response:
-        """Return an operation, which is done."""
         return self._done({})
 
     def _done(self, response: dict[str, Any]) -> Response:

@@ -10,26 +10,39 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from launcher.testing.googlecloud.clock import utc
-from launcher.testing.googlecloud.pieces import Pieces, cut, size
 from launcher.testing.googlecloud.project.iam import Policies
 from launcher.testing.googlecloud.storage.objects import PRECONDITIONS, Blob, Bucket, Objects
 from launcher.testing.googlecloud.wire import (
     ApiError,
     Request,
     Response,
-    Route,
     Target,
     json_response,
     page_step,
     route,
+    utc,
 )
+from launcher.testing.pieces import Pieces, cut, size
 
 BUCKETS = "/storage/v1/b"
 BUCKET = BUCKETS + "/{bucket}"
 OBJECT = BUCKET + "/o/{name}"
 PAGE = 1000
 """Objects per page: the maximum and the default."""
+READING = ("generation", *PRECONDITIONS)
+LISTING = ("includeTrailingDelimiter", "includeFoldersAsPrefixes", "softDeleted", "versions")
+
+
+def _prefix(request: Request, bucket: str) -> Target:
+    return Target(request.query.get("prefix", ""), page_step(request))
+
+
+def _shown(request: Request, bucket: str, name: str) -> Target:
+    return Target(name, "media" if request.query.get("alt") == "media" else "metadata")
+
+
+def _bytes(request: Request, bucket: str, name: str) -> Target:
+    return Target(name, "media")
 
 
 class Storage:
@@ -41,21 +54,6 @@ class Storage:
         self.url = url
         self.policies = policies
         self._created = objects.clock()
-        self.routes: list[Route] = [
-            route("POST", BUCKETS, self.add, "storage.buckets.insert"),
-            route("GET", BUCKETS, self.buckets, "storage.buckets.list"),
-            route("GET", BUCKET, self.bucket, "storage.buckets.get"),
-            route("PATCH", BUCKET, self.patch, "storage.buckets.patch"),
-            route("GET", BUCKET + "/iam", self.policy, "storage.buckets.getIamPolicy"),
-            route("PUT", BUCKET + "/iam", self.set_policy, "storage.buckets.setIamPolicy"),
-            route("GET", BUCKET + "/iam/testPermissions", self.tested, "storage.buckets.testIamPermissions"),
-            route("DELETE", BUCKET, self.remove, "storage.buckets.delete"),
-            route("GET", BUCKET + "/o", self.list, "storage.objects.list", _prefix),
-            route("GET", OBJECT, self.get, "storage.objects.get", _shown),
-            route("GET", "/download" + OBJECT, self.download, "storage.objects.get", _bytes),
-            route("DELETE", OBJECT, self.delete, "storage.objects.delete"),
-            route("POST", OBJECT + "/compose", self.compose, "storage.objects.compose"),
-        ]
 
     def resource(self, bucket: str, blob: Blob) -> dict[str, Any]:
         """Return the object's resource. int64 values are strings in the API."""
@@ -82,9 +80,8 @@ class Storage:
             **({"metadata": dict(blob.metadata)} if blob.metadata else {}),
         }
 
+    @route("POST", BUCKETS, "storage.buckets.insert", query="project enableObjectRetention")
     def add(self, request: Request) -> Response:
-        """Create a bucket."""
-        request.only_query("project", "enableObjectRetention")
         body = request.json()
         if unknown := {*body} - {"name", "location", "labels", "softDeletePolicy", "iamConfiguration"}:
             raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a bucket.")
@@ -99,30 +96,27 @@ class Storage:
         )
         return json_response(self._bucket(body["name"]))
 
+    @route("GET", BUCKETS, "storage.buckets.list", query="project prefix maxResults pageToken")
     def buckets(self, request: Request) -> Response:
-        """Return the project's buckets."""
-        request.only_query("project", "prefix", "maxResults", "pageToken")
         names = [name for name in sorted(self.objects.settings) if name.startswith(request.query.get("prefix", ""))]
         return json_response({"kind": "storage#buckets", "items": [self._bucket(name) for name in names]})
 
+    @route("DELETE", BUCKET, "storage.buckets.delete")
     def remove(self, request: Request, bucket: str) -> Response:
         """Delete a bucket. Raises ApiError 409: it is not empty."""
-        request.only_query()
         self.objects.allow(bucket, "storage.buckets.delete")
         if self.objects.buckets[bucket]:
             raise ApiError(409, "The bucket you tried to delete is not empty.", reason="conflict")
         self.objects.remove(bucket)
         return Response(status=204)
 
+    @route("GET", BUCKET, "storage.buckets.get")
     def bucket(self, request: Request, bucket: str) -> Response:
-        """Return one bucket."""
-        request.only_query()
         self.objects.allow(bucket, "storage.buckets.get")
         return json_response(self._bucket(bucket))
 
+    @route("PATCH", BUCKET, "storage.buckets.patch", query="projection")
     def patch(self, request: Request, bucket: str) -> Response:
-        """Change a bucket's soft delete or access control."""
-        request.only_query("projection")
         settings, body = self.objects.allow(bucket, "storage.buckets.update"), request.json()
         if unknown := {*body} - {"softDeletePolicy", "iamConfiguration"}:
             raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a bucket.")
@@ -131,21 +125,19 @@ class Storage:
         self.objects.settings[bucket] = replace(settings, soft_delete_seconds=kept, uniform=uniform)
         return json_response(self._bucket(bucket))
 
+    @route("GET", BUCKET + "/iam", "storage.buckets.getIamPolicy", query="optionsRequestedPolicyVersion")
     def policy(self, request: Request, bucket: str) -> Response:
-        """Return a bucket's policy."""
-        request.only_query("optionsRequestedPolicyVersion")
         self.objects.allow(bucket, "storage.buckets.getIamPolicy")
         return json_response({"kind": "storage#policy", **self.policies.get(f"buckets/{bucket}")})
 
+    @route("PUT", BUCKET + "/iam", "storage.buckets.setIamPolicy")
     def set_policy(self, request: Request, bucket: str) -> Response:
         """Replace a bucket's policy. Raises ApiError 412: it has changed."""
-        request.only_query()
         self.objects.allow(bucket, "storage.buckets.setIamPolicy")
         return json_response(self.policies.set(f"buckets/{bucket}", request.json(), stale=412))
 
+    @route("GET", BUCKET + "/iam/testPermissions", "storage.buckets.testIamPermissions", query="permissions")
     def tested(self, request: Request, bucket: str) -> Response:
-        """Return which of the permissions the caller has."""
-        request.only_query("permissions")
         denied = self.objects.allow(bucket, "").denied
         have = [name for name in request.query.get("permissions", "").split(",") if name not in denied]
         return json_response({"kind": "storage#testIamPermissionsResponse", "permissions": have})
@@ -165,10 +157,15 @@ class Storage:
             "softDeletePolicy": self._soft_delete(settings),
         }
 
+    @route(
+        "GET",
+        BUCKET + "/o",
+        "storage.objects.list",
+        query=("prefix", "delimiter", "maxResults", "pageToken", "startOffset", *LISTING),
+        target=_prefix,
+    )
     def list(self, request: Request, bucket: str) -> Response:
-        """Return a page of names and, with a delimiter, of the folders below the prefix, in byte order."""
         query = request.query
-        request.only_query("prefix", "delimiter", "maxResults", "pageToken", "startOffset", *LISTING)
         if query.get("softDeleted", "false").lower() != "false":  # no bucket here is versioned
             raise ApiError(400, "The loopback cloud doesn't list soft-deleted objects.")
         prefix, start = query.get("prefix", ""), query.get("startOffset", "")
@@ -179,16 +176,14 @@ class Storage:
         answer["items"] = [self.resource(bucket, e) for e in items if isinstance(e, Blob)]
         return json_response({**answer, **({"nextPageToken": following} if following else {})})
 
+    @route("GET", OBJECT, "storage.objects.get", query=READING, target=_shown)
     def get(self, request: Request, bucket: str, name: str) -> Response:
-        """Return an object's resource, or with alt=media its bytes."""
         if request.query.get("alt") == "media":
             return self.download(request, bucket, name)
-        request.only_query("generation", *PRECONDITIONS)
         return json_response(self.resource(bucket, self.objects.find(bucket, name, request.query)))
 
+    @route("GET", "/download" + OBJECT, "storage.objects.get", query=READING, target=_bytes)
     def download(self, request: Request, bucket: str, name: str) -> Response:
-        """Return an object's bytes, or a range of them."""
-        request.only_query("generation", *PRECONDITIONS)
         blob = self.objects.find(bucket, name, request.query)
         headers = {
             "Content-Type": blob.content_type,
@@ -199,15 +194,13 @@ class Storage:
         }
         return _ranged(blob.pieces, request.headers.get("range", ""), headers)
 
+    @route("DELETE", OBJECT, "storage.objects.delete", query=READING)
     def delete(self, request: Request, bucket: str, name: str) -> Response:
-        """Delete an object."""
-        request.only_query("generation", *PRECONDITIONS)
         self.objects.delete(bucket, name, request.query)
         return Response(status=204)
 
+    @route("POST", OBJECT + "/compose", "storage.objects.compose", query="ifGenerationMatch ifMetagenerationMatch")
     def compose(self, request: Request, bucket: str, name: str) -> Response:
-        """Compose up to 32 objects of the bucket into one."""
-        request.only_query("ifGenerationMatch", "ifMetagenerationMatch")
         body = request.json()
         if unknown := {*body} - {"kind", "destination", "sourceObjects"}:
             raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a composeRequest.")
@@ -216,21 +209,6 @@ class Storage:
     def _soft_delete(self, settings: Bucket) -> dict[str, str]:
         policy = {"retentionDurationSeconds": str(settings.soft_delete_seconds)}
         return {**policy, "effectiveTime": _timestamp(self._created)} if settings.soft_delete_seconds else policy
-
-
-LISTING = ("includeTrailingDelimiter", "includeFoldersAsPrefixes", "softDeleted", "versions")
-
-
-def _prefix(request: Request, bucket: str) -> Target:
-    return Target(request.query.get("prefix", ""), page_step(request))
-
-
-def _shown(request: Request, bucket: str, name: str) -> Target:
-    return Target(name, "media" if request.query.get("alt") == "media" else "metadata")
-
-
-def _bytes(request: Request, bucket: str, name: str) -> Target:
-    return Target(name, "media")
 
 
 def _folded(blobs: list[Blob], prefix: str, delimiter: str) -> list[Blob | str]:

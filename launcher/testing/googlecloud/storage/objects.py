@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from launcher.testing.googlecloud import pieces
-from launcher.testing.googlecloud.pieces import Pieces
+from launcher.testing import pieces
 from launcher.testing.googlecloud.wire import ApiError
+from launcher.testing.pieces import Pieces
 
 PRECONDITIONS = ("ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch")
 MD5_UP_TO = 1 << 20
@@ -61,12 +61,10 @@ class Blob:
 
     @property
     def data(self) -> bytes:
-        """Return the bytes in one buffer."""
         return pieces.join(self.pieces)
 
     @property
     def size(self) -> int:
-        """Return the size in bytes."""
         return pieces.size(self.pieces)
 
 
@@ -114,11 +112,9 @@ class Objects:
         self._lock = threading.RLock()
 
     def add(self, bucket: str, settings: Bucket | None = None) -> None:
-        """Create a bucket."""
         self.settings[bucket], self.buckets[bucket] = settings or Bucket(bucket), {}
 
     def remove(self, bucket: str) -> None:
-        """Delete a bucket."""
         del self.settings[bucket], self.buckets[bucket]
 
     def deny(self, bucket: str, *permissions: str) -> None:

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from launcher.testing.googlecloud.pieces import Pieces, cut, size
 from launcher.testing.googlecloud.storage.api import Storage
 from launcher.testing.googlecloud.storage.objects import PRECONDITIONS, Blob, Objects, draft
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, Target, json_response, route
+from launcher.testing.googlecloud.wire import ApiError, Request, Response, Target, json_response, new_route, route
+from launcher.testing.pieces import Pieces, cut, size
 
 UPLOAD = "/upload/storage/v1/b/{bucket}/o"
 GCLOUDS_UPLOAD = "/resumable" + UPLOAD
 """The path of gcloud's resumable uploads. gcloud compares the stored object's MD5, so these objects have one."""
 INSERT = "storage.objects.insert"
+UPLOADING = ("uploadType", "name", "contentEncoding", *PRECONDITIONS)
 
 
 @dataclass
@@ -35,6 +36,14 @@ class Session:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+def _begun(request: Request, bucket: str) -> Target:
+    kind = request.query.get("uploadType")
+    resource = _multipart(request)[0] if kind == "multipart" else {}
+    if kind == "resumable":
+        resource = request.json() if request.body else {}
+    return Target(_name(request, resource), "begin" if kind == "resumable" else "whole")
+
+
 class Uploads:
     """The service's uploads."""
 
@@ -44,16 +53,14 @@ class Uploads:
         self.url = url
         self.sessions: dict[str, Session] = {}
         self._ids = count(1)
-        self.routes: list[Route] = [
-            route("POST", UPLOAD, self.upload, INSERT, _begun),
-            route("POST", GCLOUDS_UPLOAD, self.upload, INSERT, _begun),
-            route("PUT", UPLOAD, self.resume, INSERT, self._resumed),
-            route("DELETE", UPLOAD, self.cancel, INSERT, self._resumed),
+        self.more_routes = [
+            new_route("PUT", UPLOAD, self.resume, INSERT, self._resumed),
+            new_route("DELETE", UPLOAD, self.cancel, INSERT, self._resumed),
         ]
 
+    @route("POST", UPLOAD, INSERT, query=UPLOADING, target=_begun)
+    @route("POST", GCLOUDS_UPLOAD, INSERT, query=UPLOADING, target=_begun)
     def upload(self, request: Request, bucket: str) -> Response:
-        """Start an upload. All but resumable uploads are also completed."""
-        request.only_query("uploadType", "name", "contentEncoding", *PRECONDITIONS)
         kind = request.query.get("uploadType")
         if kind == "resumable":
             return self._begin(request, bucket)
@@ -67,7 +74,6 @@ class Uploads:
         return self._store(bucket, draft(_name(request, resource), (data,), resource), request.query)
 
     def resume(self, request: Request, bucket: str) -> Response:
-        """Accept one chunk of a resumable upload, or (without bytes) report its progress."""
         session = self._session(request, bucket)
         with session.lock:
             if session.stored is None:
@@ -76,7 +82,6 @@ class Uploads:
             return session.stored or Response(status=308, headers=received)
 
     def cancel(self, request: Request, bucket: str) -> Response:
-        """Cancel a resumable upload (499, as Google answers)."""
         self._session(request, bucket)
         del self.sessions[request.query["upload_id"]]
         return Response(status=499)
@@ -125,14 +130,6 @@ class Uploads:
         session = self.sessions.get(request.query.get("upload_id", ""))
         put = "status" if _content_range(request)[0] is None else "chunk"
         return Target(session.name if session else "", "cancel" if request.method == "DELETE" else put)
-
-
-def _begun(request: Request, bucket: str) -> Target:
-    kind = request.query.get("uploadType")
-    resource = _multipart(request)[0] if kind == "multipart" else {}
-    if kind == "resumable":
-        resource = request.json() if request.body else {}
-    return Target(_name(request, resource), "begin" if kind == "resumable" else "whole")
 
 
 def _name(request: Request, resource: Mapping[str, Any]) -> str:

@@ -2,13 +2,11 @@
 
 A job's life is a script of stages, each a state and the seconds since creation at which it is entered. The visible
 state is computed from the script and the clock on each request. With a runner (see `processes`), the job's process
-determines the end. Lists accept a subset of Google's filters: comparisons joined by AND, with optional NOT. Unsupported
-filters are refused, never ignored.
+determines the end.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,21 +19,18 @@ from google.cloud import aiplatform_v1
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 
-from launcher.testing.googlecloud.clock import utc
+from launcher.testing.googlecloud.filters import Test, Token, compiled, ordered
 from launcher.testing.googlecloud.protobufs import message_response, parse, to_json
 from launcher.testing.googlecloud.vertex.checks import check
 from launcher.testing.googlecloud.vertex.processes import Ended, Runs
 from launcher.testing.googlecloud.wire import (
-    COMPARISONS,
     ApiError,
     Request,
     Response,
-    Route,
-    Target,
     json_response,
     page,
-    page_step,
     route,
+    utc,
 )
 
 PARENT = "/v1/projects/{project}/locations/{region}"
@@ -51,8 +46,6 @@ CANCELLED_ERROR = (1, "CANCELED")
 CANCELLING_SECONDS = 1.0
 
 
-TERM = re.compile(r'(?P<no>NOT\s+)?(?P<field>[A-Za-z_][\w.-]*)\s*(?P<op>!=|<=|>=|=|<|>|:)\s*(?P<value>"[^"]*"|[^\s"]+)')
-"""A comparison in a list's filter."""
 NAMES = {"display_name": "displayName", "displayName": "displayName", "state": "state"}
 TIMES = {"create_time": "createTime", "createTime": "createTime"}
 
@@ -97,7 +90,6 @@ class Job:
         return [stage for stage in self.stages if self.created + stage.after <= now]
 
     def has_ended(self, now: float) -> bool:
-        """Return whether the state is final."""
         return State[self.at(now)[-1].state] in ENDED
 
 
@@ -166,18 +158,10 @@ class CustomJobs:
         self.jobs: dict[tuple[str, str], Job] = {}
         self._ids = count(1_000_000_000_000_000_001)
         self._changing = threading.RLock()
-        self.routes: list[Route] = [
-            route("POST", PARENT + "/customJobs", self.create, NAMED + "create"),
-            route("GET", PARENT + "/customJobs", self.list, NAMED + "list", _region),
-            route("GET", JOB, self.get, NAMED + "get"),
-            route("DELETE", JOB, self.delete, NAMED + "delete"),
-            route("POST", JOB + ":cancel", self.cancel, NAMED + "cancel"),
-        ]
 
+    @route("POST", PARENT + "/customJobs", NAMED + "create")
     def create(self, request: Request, project: str, region: str) -> Response:
-        """Create a job and return it in the first state of its script."""
         self._allow(project)
-        request.only_query()
         return message_response(request, shown(self.submit(region, request.json()), self.clock()))
 
     def submit(self, region: str, body: dict[str, Any]) -> Job:
@@ -196,41 +180,43 @@ class CustomJobs:
                 runs.start(job_id, body_json, partial(self._end, region, job_id))
         return job
 
+    @route("GET", JOB, NAMED + "get")
     def get(self, request: Request, project: str, region: str, job: str) -> Response:
-        """Return one job in its current state."""
-        request.only_query()
         return message_response(request, shown(self._find(project, region, job), self.clock()))
 
+    @route(
+        "GET",
+        PARENT + "/customJobs",
+        NAMED + "list",
+        query="pageSize pageToken filter readMask orderBy",
+    )
     def list(self, request: Request, project: str, region: str) -> Response:
         """Return a page of the region's jobs, newest first.
 
         A page begins after the last job of the previous page, so that creations and deletions in between hide nothing.
         """
         self._allow(project)
-        request.only_query("pageSize", "pageToken", "filter", "readMask", "orderBy")
-        now, wanted = self.clock(), request.query.get("filter", "")
+        now, passes = self.clock(), compiled(request.query.get("filter", ""), compare)
         token = request.query.get("pageToken", "")
         if token and not token.isdecimal():
             raise ApiError(400, "The page token is invalid.")
         before = int(token) if token else float("inf")
         there = [job for job in reversed([*self.jobs.values()]) if job.region == region and int(job.id) < before]
-        kept = [answer for job in there if matches(answer := to_json(shown(job, now)), wanted)]
+        kept = [answer for job in there if passes(answer := to_json(shown(job, now)))]
         items, more = page(kept, int(request.query.get("pageSize", 0)) or 100, "")
         following = {"nextPageToken": items[-1]["name"].rpartition("/")[2]} if more else {}
         return json_response({"customJobs": items, **following})
 
+    @route("POST", JOB + ":cancel", NAMED + "cancel")
     def cancel(self, request: Request, project: str, region: str, job: str) -> Response:
-        """Begin to cancel a job. Has no effect on an ended job."""
-        request.only_query()
         with self._changing:
             job_record = self.jobs[region, job] = cancelled(self._find(project, region, job), self.clock())
         if job_record.runs and self.runs:
             self.runs.stop(job)
         return json_response({})
 
+    @route("DELETE", JOB, NAMED + "delete")
     def delete(self, request: Request, project: str, region: str, job: str) -> Response:
-        """Delete a job. The returned operation is done."""
-        request.only_query()
         with self._changing:
             job_record = self._find(project, region, job)
             del self.jobs[region, job]
@@ -266,31 +252,17 @@ def stockout(region: str) -> tuple[Stage, ...]:
     return (*LIFE[:2], Stage("JOB_STATE_FAILED", 2, (8, said)))
 
 
-def _region(request: Request, project: str, region: str) -> Target:
-    return Target(region, page_step(request))
-
-
-def matches(job: dict[str, Any], text: str) -> bool:
-    """Return whether a job (its JSON) matches a filter. Raises ApiError 400: unsupported filter."""
-    for term in filter(None, re.split(r"\s+AND\s+", text.strip())):
-        match = TERM.fullmatch(term.strip())
-        if not match:
-            raise ApiError(400, f"Invalid filter: {term}")
-        value = match["value"].strip('"')
-        if _compare(job, match["field"], match["op"], value, term) == bool(match["no"]):
-            return False
-    return True
-
-
-def _compare(job: dict[str, Any], field: str, operator: str, value: str, text: str) -> bool:
-    if field.startswith("labels") and operator in (":", "="):
-        labels = job.get("labels", {})
-        key = field.removeprefix("labels").removeprefix(".") or value  # labels.KEY=VALUE, labels.KEY:* and labels:KEY
-        return labels.get(key) == value if operator == "=" else key in labels
-    if field in TIMES and operator != ":":
-        return COMPARISONS[operator](job[TIMES[field]], value)  # the order of RFC 3339 texts in UTC is that of time
-    if field in NAMES and operator in ("=", "!="):
-        return bool(job.get(NAMES[field], "") == value) == (operator == "=")
-    if NAMES.get(field) == "displayName" and operator == ":":
-        return fnmatchcase(job["displayName"], value)
-    raise ApiError(400, f"Invalid filter: {text}")
+def compare(field: str, sign: str, value: Token) -> Test:
+    """Return a comparison of a field in a job's JSON. Raises ApiError 400: unsupported."""
+    if field.startswith("labels") and sign in (":", "="):
+        key = field.removeprefix("labels").removeprefix(".") or value.text  # labels.KEY=VALUE, labels.KEY:*, labels:KEY
+        if sign == "=":
+            return lambda job: job.get("labels", {}).get(key) == value.text
+        return lambda job: key in job.get("labels", {})
+    if field in TIMES:  # the order of RFC 3339 texts in UTC is that of time
+        return ordered(lambda job: job[TIMES[field]], sign, value.text, value)
+    if field in NAMES and sign in ("=", "!="):
+        return lambda job: (job.get(NAMES[field], "") == value.text) == (sign == "=")
+    if NAMES.get(field) == "displayName" and sign == ":":
+        return lambda job: fnmatchcase(job["displayName"], value.text)
+    raise ApiError(400, f"Invalid filter: {field}{sign}{value.text}")

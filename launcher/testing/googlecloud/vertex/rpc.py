@@ -20,7 +20,7 @@ from google.protobuf import empty_pb2, json_format
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from launcher.testing.googlecloud import pieces
+from launcher.testing import pieces
 from launcher.testing.googlecloud.server import GoogleCloud
 from launcher.testing.googlecloud.wire import Request, Response
 

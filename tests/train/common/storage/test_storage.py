@@ -298,16 +298,14 @@ class Asked(NamedTuple):
 def asked(monkeypatch: pytest.MonkeyPatch, cloud: GoogleCloud) -> Iterator[list[Asked]]:
     """What each request to the cloud showed of who asks; Cloud Storage is named by gcloud's variable."""
     seen: list[Asked] = []
-    serve = cloud._serve
+    serve = cloud.serve
 
     def watched(request: Request) -> Response:
         seen.append(Asked(request.headers.get("authorization")))
         return serve(request)
 
     monkeypatch.setenv(OVERRIDE, f"{cloud.url}/storage/v1/")
-    from launcher.testing.googlecloud.wire import handler
-
-    monkeypatch.setattr(cloud._server, "RequestHandlerClass", handler(watched))
+    monkeypatch.setattr(cloud, "serve", watched)
     yield seen
     assert seen, "nothing was asked"
 

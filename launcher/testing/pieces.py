@@ -13,7 +13,6 @@ Pieces = tuple[bytes | memoryview, ...]
 
 
 def size(pieces: Pieces) -> int:
-    """Return the total number of bytes."""
     return sum(len(piece) for piece in pieces)
 
 
@@ -34,12 +33,10 @@ def flip(pieces: Pieces, at: int, bits: int = 1) -> Pieces:
 
 
 def join(pieces: Pieces) -> bytes:
-    """Return all bytes in one buffer."""
     return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
 
 
 def crc32c(pieces: Pieces) -> int:
-    """Return the CRC-32C of all bytes."""
     value = 0
     for piece in pieces:
         value = google_crc32c.extend(value, bytes(piece))  # bytes() of a bytes object makes no copy
