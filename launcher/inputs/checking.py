@@ -19,10 +19,9 @@ from launcher.inputs.gather import GatherOptions, collect_context, folder_of, re
 from launcher.inputs.planning import planned
 from launcher.plan.changes import PlanChanges, compare_plans
 from launcher.plan.model import Plan, Target
-from launcher.spec.models import JobSpec, Run
+from launcher.spec.models import JobSpec, Run, Vertex, Vm
 from launcher.spec.project_file import NAME as PROJECT_FILE
 from launcher.spec.reader import Located, read_located
-from launcher.spec.services import Vertex, Vm
 
 STAND_IN: Final = "unset-project"
 """Project ID used if none is set."""

@@ -21,10 +21,9 @@ from launcher.plan.model import EMPTY, Context, Packages, Target
 from launcher.plan.names import OwnerStyle, owner_value
 from launcher.spec import project_file as caps
 from launcher.spec.checks import custom_functions, data_paths
-from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
+from launcher.spec.models import BUILTIN, NO_LOCAL, OLD_BUILTIN, JobSpec
 from launcher.spec.project_file import Origin, Settings, read_project_file, read_settings, with_settings
 from launcher.spec.reader import Located, Override, from_data, read_located
-from launcher.spec.services import NO_LOCAL
 
 if TYPE_CHECKING:
     from launcher.inputs.code_files import CodeCache

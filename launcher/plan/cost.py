@@ -13,8 +13,7 @@ from launcher.plan.mounts import new_disk_type
 from launcher.plan.validate import LOCAL_SSD_GIB
 from launcher.plan.vertex_request import disk_spec
 from launcher.plan.vm_request import boot_disk_of, on_stop
-from launcher.spec.models import JobSpec
-from launcher.spec.mounts import Mount
+from launcher.spec.models import JobSpec, Mount
 from launcher.spec.project_file import Settings
 from launcher.text import hourly_price, parse_duration, plural, usd_text
 

@@ -10,8 +10,7 @@ from launcher.catalog import MachineType
 from launcher.errors import PlanRefused
 from launcher.plan import names
 from launcher.plan.model import Context, Placement
-from launcher.spec.models import JobSpec
-from launcher.spec.mounts import Mount
+from launcher.spec.models import JobSpec, Mount
 
 
 def parameters(spec: JobSpec) -> list[dict[str, Any]]:

@@ -15,8 +15,7 @@ from launcher.plan.recipe import uses_base_torch
 from launcher.plan.validate import loggers_of
 from launcher.plan.vm_request import has_local_ssd, on_stop
 from launcher.spec.checks import config_of
-from launcher.spec.models import JobSpec, Run
-from launcher.spec.services import Vertex
+from launcher.spec.models import JobSpec, Run, Vertex
 from launcher.text import parse_duration, size_text
 
 LARGE_CODE = 100_000_000

@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.spec.kinds import BUCKET, ZONE
-from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec, Run
-from launcher.spec.mounts import OCCUPIED, SOURCES, SYSTEM
+from launcher.spec.models import BUILTIN, OCCUPIED, OLD_BUILTIN, SOURCES, SYSTEM, JobSpec, Run
 from launcher.spec.nodes import Path, clipped
 
 if TYPE_CHECKING:

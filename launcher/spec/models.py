@@ -2,7 +2,7 @@
 
 The types and `Meta` bounds here are the single source of the checks (`launcher.spec.reader`), of the JSON Schema
 (`launch schema`) and of the reference in docs/spec.md. A default is `None` if it depends on the target, the project or
-the machine; the plan then resolves it. Settings of one service alone are in `launcher.spec.services`.
+the machine; the plan then resolves it.
 """
 
 # No `from __future__ import annotations`: the reader evaluates the annotations whenever launch starts, and compiling
@@ -13,12 +13,14 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, field
 
 from launcher.spec.kinds import (
+    ZONE,
     Duration,
     EnvName,
     Event,
     LabelKey,
     LabelValue,
     Model,
+    MountPoint,
     Name,
     Provisioning,
     Region,
@@ -30,8 +32,6 @@ from launcher.spec.kinds import (
     Zone,
     matching,
 )
-from launcher.spec.mounts import Mount
-from launcher.spec.services import NO_LOCAL, Local, Vertex, Vm
 
 
 class Machine(Model, frozen=True, kw_only=True):
@@ -368,6 +368,201 @@ class Identity(Model, frozen=True, kw_only=True):
             "a customer-managed encryption key in the job's region: projects/P/locations/L/keyRings/R/cryptoKeys/K",
         ),
     ] = None
+
+
+# --- Mounts: what a job's container sees besides its image ------------------------------------------------------------
+
+SOURCES: Final = ("bucket", "nfs", "lustre", "disk", "new_disk_gb")
+"""The fields of a mount that say what is mounted: one of them is set."""
+SYSTEM: Final = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
+"""Folders of the image and of the kernel, in which nothing is mounted."""
+CODE: Final = "/workspace"
+"""The folder of the image that holds the code; a mount may be inside it, not in its place."""
+OCCUPIED: Final = (CODE, "/opt", "/opt/venv", "/opt/launch", "/mnt/localssd")
+"""Folders in whose place nothing is mounted: a mount would hide the image's own, or the VM mounts it itself."""
+
+
+class Mount(Model, frozen=True, kw_only=True):
+    """A folder of the job's container whose content is not in its image."""
+
+    bucket: Annotated[
+        str | None,
+        matching(
+            r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$",
+            "a bucket's name, without gs://; on VMs mounted with Cloud Storage FUSE",
+        ),
+    ] = None
+    nfs: Annotated[
+        str | None,
+        matching(
+            r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}:(/[A-Za-z0-9._-]{1,255})+$",
+            "an NFS share such as Filestore's: SERVER:/SHARE",
+        ),
+    ] = None
+    lustre: Annotated[
+        str | None,
+        matching(
+            r"^[0-9]{1,3}(\.[0-9]{1,3}){3}@tcp:/[A-Za-z0-9_-]{1,64}$",
+            "a Managed Lustre instance, by its mount point: IP@tcp:/FILESYSTEM",
+        ),
+    ] = None
+    volume_handle: (
+        Annotated[str, Meta(min_length=1, description="Vertex AI only: the identifier of the Lustre volume")] | None
+    ) = None
+    disk: Annotated[
+        str | None,
+        matching(
+            rf"^zones/{ZONE}/disks/[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?$",
+            "VMs only: an existing disk with a file system, zones/ZONE/disks/NAME; it is kept",
+        ),
+    ] = None
+    new_disk_gb: (
+        Annotated[
+            int,
+            Meta(ge=10, le=64000, description="VMs only: size in GB of a new, empty disk of each VM, deleted with it"),
+        ]
+        | None
+    ) = None
+    new_disk_type: Annotated[
+        Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] | None,
+        Meta(description="type of the new disk; default: the boot disk's default"),
+    ] = None
+    path: Annotated[
+        str | None,
+        matching(
+            r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,62}){1,8}$",
+            "the folder in the container, such as /data; default of a bucket: /gcs/BUCKET, as on Vertex AI",
+        ),
+    ] = None
+    read_only: Annotated[bool, Meta(description="VMs only: the job cannot write to it")] = False
+
+    @property
+    def kind(self) -> str:
+        """Return the field that says what is mounted."""
+        return next(name for name in SOURCES if getattr(self, name) is not None)
+
+    @property
+    def source(self) -> str:
+        """Return what is mounted."""
+        return f"a new disk of {self.new_disk_gb} GB" if self.new_disk_gb else str(getattr(self, self.kind))
+
+    @property
+    def folder(self) -> str:
+        """Return the folder in the container."""
+        return self.path or f"/gcs/{self.bucket}"
+
+
+# --- Settings of one target alone: Vertex AI, Compute Engine VMs, or this machine -------------------------------------
+
+
+class NfsMount(Model, frozen=True, kw_only=True):
+    """An NFS share, mounted at /mnt/nfs/<mount_point>."""
+
+    server: Annotated[str, Meta(description="IP address of the NFS server")]
+    path: Annotated[str, Meta(description="the path that the server exports, such as /share")]
+    mount_point: MountPoint
+
+
+class LustreMount(Model, frozen=True, kw_only=True):
+    """A Managed Lustre instance, mounted at /mnt/lustre/<mount_point>."""
+
+    instance_ip: Annotated[str, Meta(description="IP address of the Managed Lustre instance")]
+    volume_handle: Annotated[str, Meta(description="the identifier of the Lustre volume")]
+    filesystem: Annotated[str, Meta(description="name of the Lustre file system")]
+    mount_point: MountPoint
+
+
+class ReductionServer(Model, frozen=True, kw_only=True):
+    """Vertex AI's Reduction Server: CPU nodes that sum the gradients of several nodes without a fast network."""
+
+    replicas: Annotated[int, Meta(ge=1, le=1000, description="number of nodes that sum gradients")]
+    machine_type: Annotated[str, Meta(description="their machine type (default: n1-highcpu-16)")] = "n1-highcpu-16"
+
+
+class Local(Model, frozen=True, kw_only=True):
+    """Settings that only `launch local` has. They never change a request or a run ID."""
+
+    python: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                description="launch local: the Python that runs the job, such as .venv/bin/python, relative to the "
+                "spec file (default: that of the active environment, else launch's own)",
+            ),
+        ]
+        | None
+    ) = None
+
+
+NO_LOCAL: Final = Local()
+"""The default, which a spec's text and digest leave out only if it is this object."""
+
+
+class Vertex(Model, frozen=True, kw_only=True):
+    """Settings that only Vertex AI has."""
+
+    tensorboard: Annotated[
+        str | None,
+        matching(
+            r"^projects/[^/]+/locations/[^/]+/tensorboards/[^/]+$",
+            "a TensorBoard instance: projects/P/locations/L/tensorboards/ID",
+        ),
+    ] = None
+    experiment: Annotated[str | None, Meta(description="name of a Vertex AI experiment in the job's region")] = None
+    experiment_run: Annotated[str | None, Meta(description="name of the run in the experiment")] = None
+    web_access: Annotated[bool, Meta(description="allow a shell in the running container from the console")] = False
+    dashboard_access: Annotated[bool, Meta(description="allow access to the dashboard of the running container")] = (
+        False
+    )
+    persistent_resource: Annotated[
+        str | None, Meta(description="ID of a persistent resource to run on, without waiting for machines")
+    ] = None
+    nfs: tuple[NfsMount, ...] = ()
+    lustre: tuple[LustreMount, ...] = ()
+    reduction_server: ReductionServer | None = None
+
+
+class Vm(Model, frozen=True, kw_only=True):
+    """Settings that only Compute Engine VMs have."""
+
+    image_family: Annotated[
+        str | None, Meta(description="boot image: a family of deeplearning-platform-release; default: by GPU")
+    ] = None
+    image: Annotated[
+        str | None,
+        matching(
+            r"^projects/[^/]+/global/images/(family/)?[^/]+$",
+            "boot image instead of a family: projects/P/global/images/I",
+        ),
+    ] = None
+    external_ip: Annotated[
+        bool, Meta(description="give the VM an external IP; without one, SSH uses IAP and egress needs Cloud NAT")
+    ] = False
+    dense_reservation: Annotated[
+        bool, Meta(description="the reservation of provisioning has deploymentType DENSE or is in calendar mode")
+    ] = False
+    on_stop: Annotated[
+        Literal["stop", "delete"] | None,
+        Meta(description="what happens when its time ends (default: delete for a run, stop for a VM to work on)"),
+    ] = None
+    lease: (
+        Annotated[
+            Duration,
+            Meta(description="a VM to work on stops itself this long after its start; extendable up to limits.hours"),
+        ]
+        | None
+    ) = None
+    idle_stop: (
+        Annotated[
+            Duration,
+            Meta(description="a VM to work on stops itself after GPUs, CPUs and SSH were idle this long (5m or more)"),
+        ]
+        | None
+    ) = None
+
+
+# --- The spec ---------------------------------------------------------------------------------------------------------
 
 
 class JobSpec(Model, frozen=True, kw_only=True):

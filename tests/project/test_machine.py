@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.project import machine_reads as reads
-from launcher.project.machine_checks import evaluate, has_kernels, min_driver
+from launcher.project import machine
+from launcher.project.machine import check_machine, has_kernels, min_driver
 from launcher.project.report import lines
 
 GPU = {
@@ -47,12 +47,12 @@ GOOD: dict[str, Any] = {
 
 
 def bad(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(one.name, one.status, one.fix.partition("\n")[0]) for one in evaluate(found) if one.status != "ok"]
+    return [(one.name, one.status, one.fix.partition("\n")[0]) for one in check_machine(found) if one.status != "ok"]
 
 
 def test_a_good_machine() -> None:
     assert not bad(GOOD)
-    assert max(map(len, lines(evaluate(GOOD)))) <= 80
+    assert max(map(len, lines(check_machine(GOOD)))) <= 80
 
 
 FAULTS: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
@@ -126,7 +126,7 @@ def test_a_fault_alone(name: str) -> None:
 
 def test_all_reads_failing_is_a_page_too() -> None:
     found = {name: LaunchError("no answer within 90 s") for name in GOOD}
-    assert {"driver", "torch"} <= {one.name for one in evaluate(found) if one.status == "failed"}
+    assert {"driver", "torch"} <= {one.name for one in check_machine(found) if one.status == "failed"}
 
 
 def test_no_gpu_needs_no_driver_and_no_cuda() -> None:
@@ -173,13 +173,13 @@ def put(folder: Path, name: str, text: str) -> dict[str, str]:
 
 def test_gpus_are_read_from_nvidia_smi(tmp_path: Path) -> None:
     env = put(tmp_path / "bin", "nvidia-smi", SMI)
-    found = reads.gpus(env)
+    found = machine.gpu_rows(env)
     assert found
     assert [one["compute_cap"] for one in found] == ["8.9", "8.9"]
     env = put(tmp_path / "bin", "nvidia-smi", "#!/bin/sh\necho Driver/library version mismatch\nexit 18\n")
     with pytest.raises(LaunchError, match="mismatch"):
-        reads.gpus(env)
-    assert reads.gpus({"PATH": "/nonexistent"}) is None
+        machine.gpu_rows(env)
+    assert machine.gpu_rows({"PATH": "/nonexistent"}) is None
 
 
 def test_cards_without_a_driver_are_seen_on_the_bus(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_cards_without_a_driver_are_seen_on_the_bus(tmp_path: Path) -> None:
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
-    assert reads.pci_gpus(tmp_path) == 1
+    assert machine.pci_gpus(tmp_path) == 1
 
 
 def test_libraries_that_replace_torchs_are_found(tmp_path: Path) -> None:
@@ -197,17 +197,17 @@ def test_libraries_that_replace_torchs_are_found(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libcudnn.so.8").touch()
     env = put(tmp_path / "bin", "nvcc", "#!/bin/sh\necho Cuda compilation tools, release 12.6, V12.6.85\n")
-    found = reads.cuda({**env, "LD_LIBRARY_PATH": f"{tmp_path / 'lib'}:/nonexistent:"}, tmp_path)
+    found = machine.cuda_installations({**env, "LD_LIBRARY_PATH": f"{tmp_path / 'lib'}:/nonexistent:"}, tmp_path)
     assert (len(found["installations"]), found["nvcc"], found["shadows"]) == (1, "12.6", [str(tmp_path / "lib")])
 
 
 def test_xids_are_read_from_the_kernel_log(tmp_path: Path) -> None:
     log = "[ 9.1] NVRM: Xid (PCI:0000:04:00): 79, pid=1, GPU has fallen off the bus."
-    assert reads.xids(put(tmp_path, "dmesg", f"#!/bin/sh\necho '{log}'\n")) == [log.partition("NVRM: ")[2]]
+    assert machine.xids(put(tmp_path, "dmesg", f"#!/bin/sh\necho '{log}'\n")) == [log.partition("NVRM: ")[2]]
     with pytest.raises(LaunchError, match="not permitted"):
-        reads.xids(put(tmp_path, "dmesg", "#!/bin/sh\necho dmesg: Operation not permitted >&2\nexit 1\n"))
+        machine.xids(put(tmp_path, "dmesg", "#!/bin/sh\necho dmesg: Operation not permitted >&2\nexit 1\n"))
 
 
 def test_a_command_that_never_ends_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"did not end within 0 s"):
-        reads.output(dict(os.environ), sys.executable, "-c", "import time; time.sleep(60)", seconds=0.2)
+        machine.output(dict(os.environ), sys.executable, "-c", "import time; time.sleep(60)", seconds=0.2)

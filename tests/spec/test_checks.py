@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.spec.checks import CHECKS, check
-from launcher.spec.models import JobSpec, Machine, Run
-from launcher.spec.services import Vertex
+from launcher.spec.models import JobSpec, Machine, Run, Vertex
 from tests.spec.helpers import SMALL, lines, problems, spec
 
 DIGEST = "sha256:" + "0" * 64

@@ -45,10 +45,9 @@ def doctor(
 
     halves: dict[str, tuple[Check, ...]] = {}
     if only != "project":
-        from launcher.project.machine_checks import evaluate
-        from launcher.project.machine_reads import read
+        from launcher.project.machine import check_machine, read_machine
 
-        halves["machine"] = evaluate(read(os.environ))
+        halves["machine"] = check_machine(read_machine(os.environ))
     if only != "machine":
         halves["project"] = project_half(spec, region, target)
     failed = sum(check.status == "failed" for checks in halves.values() for check in checks)

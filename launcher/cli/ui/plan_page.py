@@ -242,7 +242,7 @@ def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def mount_lines(plan: Plan) -> Iterator[str]:
     """Yield what is mounted at each folder of the container, and what happens to it after the job."""
-    from launcher.spec.mounts import Mount
+    from launcher.spec.models import Mount
 
     for mount in (msgspec.convert(mount, Mount) for mount in plan.spec.get("mounts", ())):
         name = f"gs://{mount.bucket}" if mount.bucket else mount.source
