@@ -13,7 +13,7 @@ from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
     from launcher.images.append import Stamp
-    from launcher.images.dependency_image import ImageBuildRequest
+    from launcher.images.pipeline import ImageBuildRequest
     from launcher.inputs.gather import Inputs
     from launcher.plan.model import Image
 
@@ -22,7 +22,7 @@ TITLE = "launch train"
 
 def image_build_request(inputs: Inputs, builder: str = "auto") -> ImageBuildRequest:
     """Return the image of a spec and its contents. Raises UsageError: unknown builder."""
-    from launcher.images.dependency_image import BUILDERS, ImageBuildRequest
+    from launcher.images.pipeline import BUILDERS, ImageBuildRequest
     from launcher.inputs.planning import planned_image
 
     known = next((name for name in BUILDERS if name == builder), None)
@@ -47,7 +47,7 @@ def bucket_of(output: str | None) -> str:
 def stamp(inputs: Inputs) -> Stamp:
     """Return the labels of the OCI image specification, with the commit of the user's code."""
     from launcher.images.append import OCI, Stamp
-    from launcher.images.dependency_image import NO_TIME
+    from launcher.images.pipeline import NO_TIME
     from launcher.inputs.git import commit
 
     revision = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None

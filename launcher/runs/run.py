@@ -33,7 +33,7 @@ from launcher.runs.watch.loop import Note
 
 if TYPE_CHECKING:
     from launch_train.export import Exported, Format
-    from launcher.images.dependency_image import Builder, Report
+    from launcher.images.pipeline import Builder, Report
     from launcher.inputs.planning import Plan
     from launcher.plan import model
     from launcher.project.model import Check
@@ -284,6 +284,6 @@ class EventSink:
     @contextmanager
     def building(self) -> Iterator[Report]:
         """Yield the receiver of an image's progress: its messages are Notes."""
-        from launcher.images.dependency_image import Report
+        from launcher.images.pipeline import Report
 
         yield Report(line=self.say)

@@ -22,7 +22,7 @@ from launcher.runs.watch.loop import Event, LinesPrinted
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launcher.images.dependency_image import ImageBuildRequest, Report
+    from launcher.images.pipeline import ImageBuildRequest, Report
     from launcher.inputs.gather import Inputs
     from launcher.jobs.job import Job
     from launcher.project.model import Check

@@ -12,9 +12,8 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.images.append import Stamp
-from launcher.images.dependency_image import ImageBuildRequest, Report, with_launch
 from launcher.images.node_packages import PYTHONS, for_python, node_packages
-from launcher.images.pipeline import push
+from launcher.images.pipeline import ImageBuildRequest, Report, push, with_launch
 from launcher.images.source_files import File, Source
 from launcher.inputs.content import data_folder
 from launcher.plan.model import Image

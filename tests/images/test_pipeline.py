@@ -9,9 +9,17 @@ from msgspec.structs import replace
 
 from launcher.errors import LaunchError
 from launcher.images.append import Stamp
-from launcher.images.dependency_image import LONGEST, ImageBuildRequest, Report, clipped, engine_of, pinned_base
 from launcher.images.docker_engine import EngineError
-from launcher.images.pipeline import push, recorded_base
+from launcher.images.pipeline import (
+    LONGEST,
+    ImageBuildRequest,
+    Report,
+    clipped,
+    engine_of,
+    pinned_base,
+    push,
+    recorded_base,
+)
 from launcher.images.registry import Registry, parse
 from launcher.images.source_files import Source
 from launcher.plan.build import with_digest

@@ -201,5 +201,5 @@ def opened(folder: Path, **cloud_is: Any) -> Iterator[World]:
         cloud.compute.zones.open_out("us-central1")
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         # The base is on Docker Hub, which no test asks.
-        patch.setattr("launcher.images.dependency_image.pinned_base", lambda image, *_: image)
+        patch.setattr("launcher.images.pipeline.pinned_base", lambda image, *_: image)
         yield World(cloud, clock, registry, folder)

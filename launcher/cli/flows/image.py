@@ -13,8 +13,7 @@ import typer
 from launcher.cli.options import Flags, Output
 
 if TYPE_CHECKING:
-    from launcher.images.dependency_image import ImageBuildRequest
-    from launcher.images.pipeline import ImageResult
+    from launcher.images.pipeline import ImageBuildRequest, ImageResult
     from launcher.inputs.gather import Inputs
 
 LABEL = 10

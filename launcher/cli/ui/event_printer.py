@@ -18,7 +18,7 @@ from launcher.jobs.job import GONE
 from launcher.text import usd_text
 
 if TYPE_CHECKING:
-    from launcher.images.dependency_image import Report
+    from launcher.images.pipeline import Report
     from launcher.jobs.job import Job
     from launcher.plan.model import Attempt, Plan
     from launcher.project.model import Check

@@ -10,7 +10,7 @@ from launcher.cli.ui.streams import unescaped
 from launcher.text import size_text
 
 if TYPE_CHECKING:
-    from launcher.images.dependency_image import Report
+    from launcher.images.pipeline import Report
 
 
 class Lines:
@@ -89,6 +89,6 @@ def progress() -> Lines:
 
 def report(to: Lines) -> Report:
     """Return the callbacks through which launcher.images reports progress."""
-    from launcher.images.dependency_image import Report
+    from launcher.images.pipeline import Report
 
     return Report(line=to.line, layer=to.layer)

@@ -25,7 +25,7 @@ from launcher.spec.reader import Override
 from launcher.spec.sweep import EXAMPLE, Axis, distribution
 
 if TYPE_CHECKING:
-    from launcher.images.dependency_image import Builder
+    from launcher.images.pipeline import Builder
     from launcher.plan import model
     from launcher.plan.model import Target
     from launcher.runs.cloud import CloudContext

@@ -17,7 +17,7 @@ from launcher.cli.flows.plan import gather
 from launcher.cli.options import Flags
 from launcher.errors import LaunchError
 from launcher.images import pipeline
-from launcher.images.dependency_image import Report
+from launcher.images.pipeline import Report
 from launcher.plan.build import image
 from launcher.runs.image import image_build_request
 from launcher.testing.registry import Bearer, OciRegistry, put_image
