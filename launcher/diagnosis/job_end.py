@@ -204,18 +204,11 @@ def diagnose_vm_end(job: Job, context: RequestContext, log: str) -> Diagnosis | 
         return Diagnosis(scope="transient", kind="preempted", cause=TAKEN[error.reason], fix=log)
     if error.reason == STARTUP:
         return diagnose_startup(error, context, log)
-    return diagnose_refusal(refusal_of(error), context) if error.reason else None
-
-
-def refusal_of(error: Failure) -> Refusal:
-    """Convert the error of an operation to the refusal that an immediate answer would have been."""
-    return Refusal(
-        code=HTTP.get(error.code, 500),
-        message=error.message,
-        reason=error.reason,
-        metadata=error.metadata,
-        service="compute",
-    )
+    if not error.reason:
+        return None
+    code = HTTP.get(error.code, 500)
+    refusal = Refusal(code=code, message=error.message, reason=error.reason, metadata=error.metadata, service="compute")
+    return diagnose_refusal(refusal, context)  # as an immediate answer would have been
 
 
 def diagnose_startup(error: Failure, context: RequestContext, log: str) -> Diagnosis:

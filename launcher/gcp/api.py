@@ -5,7 +5,9 @@ Endpoints and credentials follow gcloud's variables, so a loopback server can re
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -168,8 +170,9 @@ def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str
     from google.auth.exceptions import DefaultCredentialsError
 
     url = endpoint(service, environ)
+    options = None if url == google_endpoint(service) else {"api_endpoint": url}
     try:
-        return make(credentials=credentials(environ, url), transport="rest", client_options={"api_endpoint": url})
+        return make(credentials=credentials(environ, url), transport="rest", client_options=options)
     except DefaultCredentialsError as error:
         raise no_credentials(service, error) from error
 
@@ -210,7 +213,12 @@ def endpoint(service: Service, environ: Mapping[str, str]) -> str:
     override = environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.name.upper()}", "")
     if not override and service.name == "storage":
         override = environ.get("STORAGE_EMULATOR_HOST", "")
-    return re.sub(rf"(/{service.name}/v1)?/*$", "", override) or f"https://{service.name}.googleapis.com"
+    return re.sub(rf"(/{service.name}/\w+)?/*$", "", override) or google_endpoint(service)
+
+
+def google_endpoint(service: Service) -> str:
+    """Return Google's own address of an API."""
+    return f"https://{service.name}.googleapis.com"
 
 
 def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
@@ -378,3 +386,67 @@ def innermost(error: BaseException) -> BaseException:
         if inner is None:
             return error
         error = inner
+
+
+INSTALL: Final = 'pip install "gcp-launch[gcp]"'
+
+
+class Rest:
+    """Requests to Google's APIs for one project, without retries. Thread-safe.
+
+    Endpoints and credentials follow gcloud's variables (launcher.gcp.api). `server_time`: Google's clock at the last
+    answer in Unix seconds; None before the first.
+    """
+
+    def __init__(self, project: str, environ: Mapping[str, str] = os.environ) -> None:
+        self.project = project
+        self.server_time: float | None = None
+        self._environ = environ
+        self._default: Any = None
+        self._clients: dict[str, RestClient] = {}
+        self._lock = threading.Lock()
+
+    def __call__(
+        self,
+        service: Service,
+        path: str,
+        *,
+        verb: str = "GET",
+        params: Any = None,
+        body: Any = None,
+        seconds: float = REQUEST_SECONDS,
+    ) -> dict[str, Any]:
+        """Return the JSON answer to one request. `path` begins with a slash, `params` are the query's.
+
+        Raises:
+            UnreachableError: no answer, or a transient error.
+            NotAuthorised: no credentials, or a permission is missing.
+            LaunchError: another refusal; `status_of` returns its HTTP status.
+        """
+        try:
+            client = self._client(service)
+            answer: dict[str, Any] = Api(service, self.project, client).once(
+                "send", seconds, path=path, verb=verb, params=params, json=body
+            )
+        except ImportError as error:
+            raise LaunchError(f"{service.title}: Google's client libraries are not installed", INSTALL) from error
+        self.server_time = client.server_time or self.server_time
+        return answer
+
+    def _client(self, service: Service) -> RestClient:
+        """Return the API's client; all of them share the default credentials. Raises NotAuthorised."""
+        import google.auth
+        from google.auth.exceptions import DefaultCredentialsError
+        from google.auth.transport.requests import AuthorizedSession
+
+        with self._lock:
+            if service.name not in self._clients:
+                try:
+                    url = endpoint(service, self._environ)
+                    own = credentials(self._environ, url)
+                    if own is None:
+                        self._default = self._default or google.auth.default(scopes=[SCOPE])[0]
+                except (DefaultCredentialsError, OSError) as error:
+                    raise no_credentials(service, error) from error
+                self._clients[service.name] = RestClient(service, AuthorizedSession(own or self._default), url)
+            return self._clients[service.name]

@@ -12,9 +12,8 @@ from launcher.catalog import Catalog
 from launcher.catalog.model import Quota
 from launcher.catalog.offers import Offer
 from launcher.errors import LaunchError
-from launcher.gcp.api import words
+from launcher.gcp.api import Rest, words
 from launcher.gcp.parallel import together
-from launcher.gcp.rest import Rest
 from launcher.project.checks import limit_of
 from launcher.project.model import UNEXPECTED
 from launcher.project.reads import read_quota, read_quotas, tolerant

@@ -9,8 +9,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, PlanRefused
+from launcher.gcp.api import Rest
 from launcher.gcp.parallel import together
-from launcher.gcp.rest import Rest
 from launcher.inputs.gcloud_config import account
 from launcher.plan.model import Attempt, Plan
 from launcher.project.checks import credentials, evaluate

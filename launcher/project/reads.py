@@ -10,9 +10,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from launcher.errors import LaunchError
-from launcher.gcp.api import Service, status_of
+from launcher.gcp.api import Rest, Service, status_of
 from launcher.gcp.parallel import together
-from launcher.gcp.rest import Rest
 from launcher.project.keys import USE, keys
 from launcher.project.model import UNEXPECTED, Found, Needs, SubnetworkNeed, answer
 from launcher.project.org_policies import constraints

@@ -14,10 +14,9 @@ from typing import Any, Final, NamedTuple
 from launcher import catalog
 from launcher.catalog.sku_prices import Rates, machine_price
 from launcher.errors import LaunchError, NoCapacity, PlanRefused
-from launcher.gcp.api import Api, status_of
+from launcher.gcp.api import Api, Rest, status_of
 from launcher.gcp.parallel import together
 from launcher.gcp.price_list import PriceList
-from launcher.gcp.rest import Rest
 from launcher.jobs.job import RUN_LABEL
 from launcher.jobs.vm import DOWN, last_url_part
 from launcher.project.reads import RESOURCES, tested

@@ -66,12 +66,8 @@ def is_included(config: Path, file: Path, environ: Mapping[str, str]) -> bool:
     top = re.split(r"^\s*(?:Host|Match)\b", text_of(config), maxsplit=1, flags=re.M | re.I)[0]
     named = re.findall(r"^\s*Include[\s=]+(.+?)\s*$", top, re.M | re.I)
     home = environ.get("HOME", "")
-    return any(str(file) == word.strip('"').replace("~", home, 1) for text in named for word in words(text))
-
-
-def words(text: str) -> list[str]:
-    """Split a line into words. Quotes keep a word together."""
-    return re.findall(r'"[^"]*"|\S+', text)
+    words = [word.strip('"') for text in named for word in re.findall(r'"[^"]*"|\S+', text)]  # quotes group words
+    return any(str(file) == word.replace("~", home, 1) for word in words)
 
 
 def include(config: Path, file: Path) -> None:

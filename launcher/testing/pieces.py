@@ -43,32 +43,9 @@ def crc32c(pieces: Pieces) -> int:
     return value
 
 
-def crc32c_of_both(first: int, second: int, length: int) -> int:
-    """Return the CRC-32C of two concatenated sequences from their CRC-32Cs and the `length` of the second in bytes.
-
-    The first is multiplied by x to the power of 8 * length, modulo the polynomial. No bytes are read again
-    (zlib's crc32_combine, with CRC-32C's polynomial).
-    """
-    shift, power = 1 << 31, 1 << 23  # x^0 and x^8: the highest bit is that of x^0
-    while length:
-        shift = _times(shift, power) if length & 1 else shift
-        power = _times(power, power)
-        length >>= 1
-    return _times(shift, first) ^ second
-
-
 def md5(pieces: Pieces) -> str:
     """Return the MD5 digest in base64."""
     digest = hashlib.md5(usedforsecurity=False)
     for piece in pieces:
         digest.update(piece)
     return base64.b64encode(digest.digest()).decode()
-
-
-def _times(a: int, b: int) -> int:
-    """Return the product of two polynomials modulo CRC-32C's, with x^0 in the highest bit."""
-    product = 0
-    for bit in range(31, -1, -1):
-        product ^= b if a >> bit & 1 else 0
-        b = b >> 1 ^ (0x82F63B78 if b & 1 else 0)
-    return product

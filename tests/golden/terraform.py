@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.gcp.rest import Rest
+from launcher.gcp.api import Rest
 from launcher.project.setup import SetupTarget, steps
 from tests.command import ROOT
 

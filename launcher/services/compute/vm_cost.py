@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from launcher.jobs.vm import last_url_part
-
-if TYPE_CHECKING:
-    from launcher.catalog import MachineType, Price
-    from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import VmInstance
+from launcher import catalog
+from launcher.catalog import MachineType, Price
+from launcher.jobs.orphans import Disk
+from launcher.jobs.vm import VmInstance, last_url_part
+from launcher.plan.cost import MONTH_HOURS, with_local_ssds
 
 BILLED: Final = frozenset({"RUNNING", "STOPPING", "PENDING_STOP", "SUSPENDING", "REPAIRING"})
 """Statuses in which a VM is billed: from RUNNING until it has stopped (cloud.google.com/compute/docs/instances/
@@ -24,9 +23,6 @@ def price_of(machine: VmInstance, user_price: float | None = None) -> Price:
 
     `user_price` (--price) applies if the catalog has none.
     """
-    from launcher import catalog
-    from launcher.plan.cost import with_local_ssds
-
     known = catalog.load()
     shape = catalog_machine(machine)
     if shape is None:
@@ -43,8 +39,6 @@ def price_of(machine: VmInstance, user_price: float | None = None) -> Price:
 
 def catalog_machine(machine: VmInstance) -> MachineType | None:
     """Return the VM's machine in the catalog (for N1, the shape with its attached GPUs), or None."""
-    from launcher import catalog
-
     known = catalog.load()
     shapes = known.machines.get(machine.machine_type, ())
     attached = [
@@ -86,8 +80,6 @@ def disks_of(machine: VmInstance, disks: Iterable[Disk]) -> tuple[Disk, ...]:
 
 def disks_usd_per_month(disks: Iterable[Disk]) -> float | None:
     """Return the price of disks per month; None: one of the prices is unknown."""
-    from launcher import catalog
-
     known = catalog.load()
     rates = [(disk, known.disk_price(disk.kind, disk.region)) for disk in disks]
     if any(rate is None for _, rate in rates):
@@ -100,8 +92,6 @@ def vm_usd_per_month(machine: VmInstance, disks: Iterable[Disk]) -> float | None
 
     Disks count if their price is known.
     """
-    from launcher.plan.cost import MONTH_HOURS
-
     disks = list(disks)
     disk_usd = disks_usd_per_month(disks) if disks else None
     if machine.status not in BILLED:

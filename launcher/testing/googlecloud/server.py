@@ -14,7 +14,6 @@ from typing import Self
 
 from launcher.testing.googlecloud.compute.oslogin import OsLogin
 from launcher.testing.googlecloud.compute.service import Compute
-from launcher.testing.googlecloud.compute.zones import Advice
 from launcher.testing.googlecloud.faults import Faults
 from launcher.testing.googlecloud.images.artifact_registry import ArtifactRegistry
 from launcher.testing.googlecloud.images.cloud_build import CloudBuild
@@ -24,9 +23,8 @@ from launcher.testing.googlecloud.project.iam import Iam, OrgPolicy, ResourceMan
 from launcher.testing.googlecloud.project.quotas import CloudQuotas
 from launcher.testing.googlecloud.project.secrets import Kms, SecretManager
 from launcher.testing.googlecloud.project.services import ServiceUsage
-from launcher.testing.googlecloud.storage.api import Storage
+from launcher.testing.googlecloud.storage.api import Storage, Uploads
 from launcher.testing.googlecloud.storage.objects import Bucket, Objects
-from launcher.testing.googlecloud.storage.uploads import Uploads
 from launcher.testing.googlecloud.vertex.jobs import LIFE, CustomJobs, Stage
 from launcher.testing.googlecloud.vertex.processes import Place, Runner, Runs
 from launcher.testing.googlecloud.wire import (
@@ -103,13 +101,12 @@ class GoogleCloud:
         self.billing = Billing()
         self.policies = OrgPolicy(project, number)
         self.keys = Kms()
-        self.advice = Advice(self.compute.zones)
         self.storage = Storage(self.objects, number, lambda: self.url, self.iam.policies)
         self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
         self._lock = threading.Lock()
         accounts = (self.secrets, self.oslogin, self.projects, self.billing, self.iam, self.services, self.quotas)
         rules = (self.policies, self.keys)
-        services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, self.advice, *accounts, *rules)
+        services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, *accounts, *rules)
         serial = [self._one_at_a_time(route) for service in services for route in routes_of(service)]
         self._routes = [*serial, *routes_of(self.storage), *routes_of(self.uploads)]  # Cloud Storage has its own lock
         self._server = Server(port, handler(lambda head: self.serve(Request.of(head)), clock), "google-cloud")

@@ -62,7 +62,7 @@ def test_the_table_shows_it_in_80_columns(site: Site) -> None:
 
 def test_beta_is_used_where_v1_lacks_it(site: Site) -> None:
     site.cloud.faults.add(Fault(CAPACITY, Status(404), times=99))
-    site.cloud.advice.versions = ["beta"]
+    site.cloud.compute.zones.versions = ["beta"]
     found = site.live(*L4)
     assert (found["capacity"]["api"], found["history"]["api"]) == ("beta", "beta")
     assert found["capacity"]["obtainability"] == 0.7

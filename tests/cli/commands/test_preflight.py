@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from launcher.gcp.rest import Rest
+from launcher.gcp.api import Rest
 from launcher.project import preflight, reads
 from launcher.project.checks import evaluate
 from launcher.project.keys import USE

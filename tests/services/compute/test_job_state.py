@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from launcher.jobs.job import GONE, Job
 from launcher.jobs.vm import VmInstance
@@ -13,12 +12,10 @@ from launcher.services.compute.client import Operation, operation_of
 from launcher.services.compute.job_state import (
     Record,
     end_of,
-    is_head,
     job_of,
     job_of_deleted_vm,
     remaining_vms,
     run_of_vm,
-    vms_of_job,
 )
 
 ZONE = "https://www.googleapis.com/compute/v1/projects/my-project/zones/us-central1-a"
@@ -62,21 +59,6 @@ def ago(minutes: int) -> float:
 
 
 # --- Operations -------------------------------------------------------------------------------------------------------
-
-
-def test_an_operation_as_data() -> None:
-    link = f"{ZONE}/instances/gpt2-1234"
-    found = operation("insert", 5, targetLink=link, operationGroupId="g")
-    assert (found.project, found.zone, found.target, found.target_name) == (
-        "my-project",
-        "us-central1-a",
-        "42",
-        "gpt2-1234",
-    )
-    assert (found.done, found.failed, found.group, found.user) == (True, False, "g", "me@example.com")
-    assert (found.ended or 0) - found.inserted == 60
-    running = operation("insert", done=False)
-    assert (running.done, running.failed, running.ended) == (False, False, None)
 
 
 def test_the_first_error_with_details_is_reported() -> None:
@@ -215,10 +197,6 @@ NEXT = machine(50, created=1040.0), machine(51, "r-n1", 1041.0)
 JOB = Job(name=NAME, region="us-central1", state="FAILED", created=1000.0, labels={"launch-run": "r"})
 
 
-def test_the_first_is_the_head() -> None:
-    assert (is_head(HEAD), is_head(PEER), is_head(machine(parameters={}))) == (True, False, True)
-
-
 @pytest.mark.parametrize(
     ("fleet", "left"),
     [
@@ -234,8 +212,3 @@ def test_the_first_is_the_head() -> None:
 )
 def test_the_leftovers_of_a_job(fleet: list[VmInstance], left: list[str]) -> None:
     assert [one.id for one in remaining_vms(JOB, fleet)] == left
-
-
-def test_a_set_is_what_its_metadata_names() -> None:
-    others = [machine(60, "other"), replace(PEER, zone="us-central1-b"), replace(PEER, labels={})]
-    assert [one.id for one in vms_of_job(HEAD, [HEAD, PEER, *others])] == ["42", "43"]

@@ -171,7 +171,9 @@ class Instances:
             raise ApiError(412, message, reason="conditionNotMet")
         check_metadata([(item["key"], item.get("value", "")) for item in body.get("items", ())], "metadata")
         vm.body["metadata"] = fingerprinted({"kind": "compute#metadata", "items": body.get("items", [])})
-        return self._at_once("setMetadata", request, vm)
+        operation = self._begin("setMetadata", request, vm)
+        self.operations.end(operation)
+        return operation
 
     def permit(self, request: Request, permission: str, zone: str, name: str) -> None:
         """Raise ApiError 403 if the user lacks a permission."""
@@ -286,11 +288,6 @@ class Instances:
     def _begin(self, kind: str, request: Request, vm: Vm, **more: str) -> Operation:
         client_id = {} if "operationGroupId" in more else _client_id(request)  # only the bulkInsert has the id
         return self.operations.begin(kind, vm.zone, self.who(request), **target(vm), **client_id, **more)
-
-    def _at_once(self, kind: str, request: Request, vm: Vm) -> Operation:
-        operation = self._begin(kind, request, vm)
-        self.operations.end(operation)
-        return operation
 
     def _not_ready(self, vm: Vm) -> ApiError:
         resource = f"projects/{self.park.project}/zones/{vm.zone}/instances/{vm.name}"

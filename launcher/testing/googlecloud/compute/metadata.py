@@ -1,9 +1,9 @@
-"""A VM's metadata server on its own port: identity, metadata, tokens, and notices of preemption and maintenance.
+"""A VM's metadata server on its own port: identity, metadata, tokens, and the notice of preemption.
 
     with MetadataServer(cloud, "us-central1-a", "train-n0") as server:
         environment = {**os.environ, **cloud.environ(), **server.environ()}
 
-The answers follow the VM's state in the cloud: its metadata, `cloud.compute.preempt`, `cloud.compute.maintain`. After
+The answers follow the VM's state in the cloud: its metadata and `cloud.compute.preempt`. After
 the VM is deleted, the server no longer answers.
 Source: https://docs.cloud.google.com/compute/docs/metadata/predefined-metadata-keys and /querying-metadata.
 """
@@ -138,7 +138,7 @@ def _instance(vm: Vm, cloud: GoogleCloud) -> Tree:
         "cpu-platform": body["cpuPlatform"],
         "attributes": vm.items,
         "preempted": str(vm.preempted).upper(),
-        "maintenance-event": vm.maintenance,
+        "maintenance-event": "NONE",
         "scheduling": {
             "automatic-restart": str(scheduling["automaticRestart"]).upper(),
             "on-host-maintenance": scheduling["onHostMaintenance"],

@@ -50,6 +50,7 @@ class Compute:
         self.instances = Instances(self.park, self.life, self.operations, self.quotas, self.who)
         self.zones = Zones(self.park, self.quotas, number)
         self.instances.reservations = self.zones.reservations
+        self.unreachable = self.instances.unreachable
         services = (self.operations, self.instances, Disks(self.instances, self.operations), self.zones)
         self.more_routes = [self._entered(route) for service in services for route in routes_of(service)]
 
@@ -60,10 +61,6 @@ class Compute:
     @pace.setter
     def pace(self, pace: Pace) -> None:
         self.life.pace = pace
-
-    @property
-    def unreachable(self) -> set[str]:
-        return self.instances.unreachable
 
     def who(self, request: Request) -> str:
         return self.actors.get(request.headers.get("authorization", "").removeprefix("Bearer "), YOU)
@@ -110,10 +107,6 @@ class Compute:
     def power_off(self, name: str) -> None:
         """Shut a VM down from its own operating system."""
         self._do(name, self.life.power_off)
-
-    def maintain(self, name: str, event: str = "TERMINATE_ON_HOST_MAINTENANCE") -> None:
-        """Announce maintenance on a VM's metadata server."""
-        self._do(name, lambda vm: setattr(vm, "maintenance", event))
 
     def write_serial(self, name: str, text: str) -> None:
         self._do(name, lambda vm: setattr(vm, "serial", vm.serial + text))

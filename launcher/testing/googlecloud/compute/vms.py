@@ -53,7 +53,6 @@ class Vm:
     ends: str = ""
     """RFC 3339: the end of its reservation."""
     preempted: bool = False
-    maintenance: str = "NONE"
 
     @property
     def status(self) -> str:
@@ -416,10 +415,7 @@ class Life:
         if seconds:
             ends = {"terminationTimestamp": stamp(self.timeline.now() + seconds)}
             vm.body["resourceStatus"] = {"scheduling": ends}
-            self._later(vm, seconds, lambda: self._expire(vm))
-
-    def _expire(self, vm: Vm) -> None:
-        self._take(vm, self.pace.stop)
+            self._later(vm, seconds, lambda: self._take(vm, self.pace.stop))
 
     def _take(self, vm: Vm, seconds: float) -> None:
         """Stop or delete a VM at its end, by its instanceTerminationAction. The default is STOP."""

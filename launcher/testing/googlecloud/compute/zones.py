@@ -42,7 +42,8 @@ FAMILIES = tuple(
 class Zones:
     """The resources of one project. Tests may change their data.
 
-    `scores` has AdviceClient.capacity's obtainability by zone.
+    Of the advice on Spot capacity: `scores` has the obtainability by zone, `versions` are the API versions with a
+    history, `rates` the daily preemption rates, newest first, and `prices` pairs of the first day and USD per hour.
     """
 
     def __init__(self, park: Park, quotas: Quotas, number: str) -> None:
@@ -63,6 +64,9 @@ class Zones:
         self.scores: dict[str, float] = {}
         self.operations: dict[str, Json] = {}
         self.uptime = "604800s"
+        self.versions = ["v1", "beta"]
+        self.rates = [0.1, 0.3]
+        self.prices = [("2026-10-01", 0.28), ("2026-11-01", 0.28), ("2026-11-20", 0.31)]
         self.more_routes = [
             *self._reads(PROJECT, "zone", self._zones),
             *self._reads(PROJECT, "region", self._regions),
@@ -141,9 +145,11 @@ class Zones:
     def operation(self, request: Request, project: str, operation: str, region: str = "") -> Response:
         return json_response(self.operations[operation])
 
-    @route("POST", REGION + "/advice/capacity", "compute.advice.capacity", query="size")
+    @route("POST", "/compute/v1" + ADVICE + "capacity", "compute.advice.capacity", query="size")
+    @route("POST", "/compute/beta" + ADVICE + "capacity", "compute.beta.advice.capacity", query="size")
     def advise(self, request: Request, project: str, region: str) -> Response:
         body = request.json()
+        json_format.ParseDict(body, compute_v1.CapacityAdviceRequest.pb()())
         named = [zone["zone"].rpartition("/")[2] for zone in body.get("distributionPolicy", {}).get("zones", ())]
         model = body.get("instanceProperties", {}).get("scheduling", {}).get("provisioningModel", "STANDARD")
         if model != "SPOT":
@@ -153,6 +159,28 @@ class Zones:
         count = int(body.get("size", request.query.get("size", 1)))
         where = sorted(named or zones(region), key=lambda zone: -self.scores.get(zone, 0.5))
         return json_response({"recommendations": [self._advice(zone, machines, count) for zone in where]})
+
+    @route("POST", "/compute/{version}" + ADVICE + "capacityHistory", "compute.advice.capacityHistory")
+    def history(self, request: Request, version: str, project: str, region: str) -> Response:
+        """Return the preemptions by day and the list prices of a machine type's Spot VMs."""
+        if version not in self.versions:
+            raise ApiError(404, f"Requested entity was not found: {request.path}", reason="notFound")
+        body = request.json()
+        json_format.ParseDict(body, compute_v1.CapacityHistoryRequest.pb()())
+        wanted = body["instanceProperties"]
+        if wanted.get("scheduling", {}).get("provisioningModel") != "SPOT" or wanted["machineType"].startswith("n1-"):
+            raise ApiError(400, "Capacity history is available for Spot VMs of this machine type only.")
+        answer: dict[str, Any] = {"machineType": wanted["machineType"], "location": f"regions/{region}"}
+        if "PREEMPTION" in body.get("types", ()):
+            answer["preemptionHistory"] = [
+                {"interval": _day(f"2026-11-{22 - n:02}"), "preemptionRate": rate} for n, rate in enumerate(self.rates)
+            ]
+        if "PRICE" in body.get("types", ()):
+            answer["priceHistory"] = []
+            for day, usd in self.prices:
+                price = {"currencyCode": "USD", "units": str(int(usd)), "nanos": round((usd - int(usd)) * 1e9)}
+                answer["priceHistory"].append({"interval": _day(day), "listPrice": price})
+        return json_response(answer)
 
     def _reads(self, scope: str, kind: str, items: Callable[..., Iterable[Json]]) -> list[Route]:
         """Return the routes that get a resource by its name and list all; `items` gets the path's variable parts."""
@@ -269,45 +297,6 @@ class Zones:
 def _firewall(name: str, sources: list[str], port: str) -> Json:
     allowed = [{"IPProtocol": "tcp", "ports": [port]}]
     return {"name": name, "direction": "INGRESS", "priority": 65534, "sourceRanges": sources, "allowed": allowed}
-
-
-class Advice:
-    """Capacity in the beta API, and its history in the API's `versions`.
-
-    `rates`: daily preemption rates, newest first. `prices`: (first day, USD per hour).
-    """
-
-    def __init__(self, zones: Zones) -> None:
-        self.zones = zones
-        self.versions = ["v1", "beta"]
-        self.rates = [0.1, 0.3]
-        self.prices = [("2026-10-01", 0.28), ("2026-11-01", 0.28), ("2026-11-20", 0.31)]
-
-    @route("POST", "/compute/beta" + ADVICE + "capacity", "compute.beta.advice.capacity")
-    def capacity(self, request: Request, project: str, region: str) -> Response:
-        json_format.ParseDict(request.json(), compute_v1.CapacityAdviceRequest.pb()())
-        return self.zones.advise(request, project, region)
-
-    @route("POST", "/compute/{version}" + ADVICE + "capacityHistory", "compute.advice.capacityHistory")
-    def history(self, request: Request, version: str, project: str, region: str) -> Response:
-        if version not in self.versions:
-            raise ApiError(404, f"Requested entity was not found: {request.path}", reason="notFound")
-        body = request.json()
-        json_format.ParseDict(body, compute_v1.CapacityHistoryRequest.pb()())
-        wanted = body["instanceProperties"]
-        if wanted.get("scheduling", {}).get("provisioningModel") != "SPOT" or wanted["machineType"].startswith("n1-"):
-            raise ApiError(400, "Capacity history is available for Spot VMs of this machine type only.")
-        answer: dict[str, Any] = {"machineType": wanted["machineType"], "location": f"regions/{region}"}
-        if "PREEMPTION" in body.get("types", ()):
-            answer["preemptionHistory"] = [
-                {"interval": _day(f"2026-11-{22 - n:02}"), "preemptionRate": rate} for n, rate in enumerate(self.rates)
-            ]
-        if "PRICE" in body.get("types", ()):
-            answer["priceHistory"] = []
-            for day, usd in self.prices:
-                price = {"currencyCode": "USD", "units": str(int(usd)), "nanos": round((usd - int(usd)) * 1e9)}
-                answer["priceHistory"].append({"interval": _day(day), "listPrice": price})
-        return json_response(answer)
 
 
 def _day(start: str) -> dict[str, str]:

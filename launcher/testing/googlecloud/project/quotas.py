@@ -40,9 +40,6 @@ class CloudQuotas:
         self.project, self.compute = project, compute
         self.limits: dict[tuple[str, str], int] = {}
         self.usage: dict[tuple[str, str], int] = {}
-        self.ineligible: dict[str, str] = {}
-        self.more_metrics: dict[str, str] = {}
-        """Further quotas: metric without its service -> id."""
         self.preferences: dict[str, dict[str, Any]] = {}
 
     @route("GET", INFOS, "cloudquotas.projects.locations.services.quotaInfos.list", query="pageSize pageToken")
@@ -65,7 +62,7 @@ class CloudQuotas:
             f"custom_model_training_{low}nvidia_{gpu}_gpus": f"CustomModelTraining{high}{name}GPUsPerProjectPerRegion"
             for low, high in kinds
             for gpu, name in GPUS.items()
-        } | self.more_metrics
+        }
         infos = [self._vertex_info(service, metric, name) for metric, name in ids.items()]
         infos.append(self._vertex_info(service, "online_prediction_requests_per_base_model", "OnlinePrediction"))
         return infos
@@ -90,7 +87,6 @@ class CloudQuotas:
         self, service: str, metric: str, name: str, limits: Sequence[tuple[dict[str, str], str, int]]
     ) -> dict[str, Any]:
         """Return a quota with its limits, each by further dimensions and region (empty: global)."""
-        reason = self.ineligible.get(metric, "")
         return {
             "name": f"projects/{self.project}/locations/global/services/{service}/quotaInfos/{name}",
             "quotaId": name,
@@ -98,7 +94,7 @@ class CloudQuotas:
             "service": service,
             "isPrecise": True,
             "containerType": "PROJECT",
-            "quotaIncreaseEligibility": {"ineligibilityReason": reason} if reason else {"isEligible": True},
+            "quotaIncreaseEligibility": {"isEligible": True},
             "dimensionsInfos": [
                 {
                     "dimensions": {**more, **({"region": region} if region else {})},

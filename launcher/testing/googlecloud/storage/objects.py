@@ -85,16 +85,11 @@ def draft(name: str, data: Pieces, resource: Mapping[str, Any], *, with_md5: boo
 def composed(name: str, sources: list[Blob], resource: Mapping[str, Any]) -> Blob:
     """Return an object to store, composed of its sources. It has no MD5.
 
-    Its checksum is computed without reading any bytes. Google ignores checksums in `given`: gcloud sends those of the
-    first source.
+    Google ignores checksums in `resource`: gcloud sends those of the first source.
     """
-    described = draft(name, (), {key: resource[key] for key in ("contentType", "metadata") if key in resource})
-    crc = 0
-    for blob in sources:
-        crc = pieces.crc32c_of_both(crc, blob.crc, blob.size)
     data = tuple(piece for blob in sources for piece in blob.pieces)
-    components = sum(blob.components or 1 for blob in sources)
-    return replace(described, pieces=data, crc=crc, md5=None, components=components)
+    described = draft(name, data, {key: resource[key] for key in ("contentType", "metadata") if key in resource})
+    return replace(described, md5=None, components=sum(blob.components or 1 for blob in sources))
 
 
 class Objects:
