@@ -69,7 +69,7 @@ from launcher.runs.snapshot import (
     newest_unrecorded_end,
 )
 from launcher.runs.stored_plan import is_bound
-from launcher.runs.watch.loop import Event, JobView, watch
+from launcher.runs.watch import Event, JobView, watch
 from launcher.services import request
 from launcher.services.base import CreateRefused, GoneError, Service
 from launcher.services.request import context_of_job, provisioning

@@ -11,8 +11,7 @@ from launcher.runs.driver import AttemptFailed, AttemptStarted, end_error, is_fi
 from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import refusal
 from launcher.runs.submit import RunWatcher, check_output
-from launcher.runs.watch.loop import watch
-from launcher.runs.watch.pollers import intervals_of
+from launcher.runs.watch import intervals_of, watch
 from launcher.services import request
 
 if TYPE_CHECKING:

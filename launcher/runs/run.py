@@ -29,7 +29,7 @@ from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.run_folder import open_run_folder, read_results, read_run_folder, storage_of
 from launcher.runs.submit import RunEvent, RunWatcher, SubmitOptions, open_driver, submission, with_its_own_image
-from launcher.runs.watch.loop import Note
+from launcher.runs.watch import Note
 
 if TYPE_CHECKING:
     from launch_train.export import Exported, Format

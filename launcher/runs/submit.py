@@ -17,8 +17,7 @@ from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
 from launcher.runs.identity_check import AllowedChange
 from launcher.runs.ledger import Ledger
-from launcher.runs.watch.job_view import RunJobView
-from launcher.runs.watch.loop import Event, LinesPrinted
+from launcher.runs.watch import Event, LinesPrinted, RunJobView
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from launcher.project.model import Check
     from launcher.runs.cloud import CloudContext
     from launcher.runs.context import RunContext
-    from launcher.runs.watch.loop import JobView
+    from launcher.runs.watch import JobView
 
 RunEvent = Event | AttemptStarted | AttemptFailed
 

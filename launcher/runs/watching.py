@@ -21,18 +21,18 @@ from launcher.runs.find import FoundRun
 from launcher.runs.metrics.gpu_nodes import read_nodes
 from launcher.runs.run_folder import ANSWER_SECONDS
 from launcher.runs.run_story import RunStory, read, story_of_job
-from launcher.runs.watch.job_view import RunJobView
-from launcher.runs.watch.loop import (
+from launcher.runs.watch import (
     Event,
     LinesPrinted,
     Note,
     OutageEnded,
     OutageStarted,
     ProgressUpdated,
+    RunJobView,
     StateChanged,
+    intervals_of,
     watch,
 )
-from launcher.runs.watch.pollers import intervals_of
 from launcher.services import request
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from launcher.runs.attempts import AttemptEntry
     from launcher.runs.logs.line import Line
     from launcher.runs.metrics.gpu_nodes import Node
-    from launcher.runs.watch.events import PollTarget
-    from launcher.runs.watch.loop import Progress
+    from launcher.runs.metrics.progress import Progress
+    from launcher.runs.watch import PollTarget
 
 TAIL: Final = 100
 """Number of last lines that are kept, and read at first."""

@@ -19,7 +19,7 @@ from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, S
 from launcher.runs.driver import AttemptFailed, AttemptStarted
 from launcher.runs.endings import RunEnded
 from launcher.runs.find import NoSuchRun
-from launcher.runs.watch.loop import StateChanged
+from launcher.runs.watch import StateChanged
 from launcher.testing.googlecloud import FakeClock, Fault, Status
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, Job, scripts
 from tests.cli.commands.test_export import save, weight

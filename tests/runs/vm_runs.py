@@ -17,7 +17,7 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
 from launcher.runs.ledger import Ledger
-from launcher.runs.watch.events import Event, StateChanged
+from launcher.runs.watch import Event, StateChanged
 from launcher.services.compute.backend import Vms
 from launcher.services.router import Services
 from launcher.services.vertex import Vertex

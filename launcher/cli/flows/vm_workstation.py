@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.jobs.vm import VmInstance
     from launcher.plan.model import Plan
-    from launcher.runs.watch.loop import Line, Progress
+    from launcher.runs.logs.line import Line
+    from launcher.runs.metrics.progress import Progress
     from launcher.services.router import Services
 
 

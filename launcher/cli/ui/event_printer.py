@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from launcher.plan.model import Attempt, Plan
     from launcher.project.model import Check
     from launcher.runs.driver import AttemptFailed, AttemptStarted
-    from launcher.runs.watch.loop import Progress
+    from launcher.runs.metrics.progress import Progress
 
 EVERY_SECONDS = 30.0
 """Shortest time between progress lines without a terminal; the last step is always reported."""

@@ -18,16 +18,9 @@ from launcher.cli.ui.event_printer import EVERY_SECONDS, EventPrinter, progress_
 from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import Job
 from launcher.runs.driver import AttemptFailed, AttemptStarted
-from launcher.runs.watch.loop import (
-    Line,
-    LinesPrinted,
-    Note,
-    OutageEnded,
-    OutageStarted,
-    Progress,
-    ProgressUpdated,
-    StateChanged,
-)
+from launcher.runs.logs.line import Line
+from launcher.runs.metrics.progress import Progress
+from launcher.runs.watch import LinesPrinted, Note, OutageEnded, OutageStarted, ProgressUpdated, StateChanged
 
 JOB = Job(name="projects/1/locations/us-central1/customJobs/7", region="us-central1", state="RUNNING", created=0.0)
 

@@ -12,14 +12,14 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import ENDED, GONE, Job
-from launcher.runs.watch.loop import (
+from launcher.runs.logs.line import Line
+from launcher.runs.metrics.progress import Progress
+from launcher.runs.watch import (
     Event,
-    Line,
     LinesPrinted,
     Note,
     OutageEnded,
     OutageStarted,
-    Progress,
     ProgressUpdated,
     StateChanged,
     WatchResult,

@@ -1,27 +1,113 @@
-"""Pollers for job state, log lines and progress: intervals and outage reporting."""
+"""Watch a job until it ends: one loop that polls its state, its lines and its progress.
+
+A network error neither ends the watch nor counts as success: only the service's own answer ends it. The clock and all
+access to the cloud are passed in.
+"""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised
+from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import UnreachableError, retry_after, status_of
 from launcher.jobs.job import GONE, WAITING, Job
-from launcher.runs.watch.events import (
-    EventSink,
-    JobView,
-    LinesPrinted,
-    Note,
-    OutageEnded,
-    OutageStarted,
-    PollTarget,
-    ProgressUpdated,
-    StateChanged,
-)
+from launcher.runs.logs.line import Line
+from launcher.runs.metrics.progress import LIST_INTERVAL, Progress, ProgressReader
 from launcher.services.base import GoneError
+
+if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
+    from launch_train.runfolder.starts import Record
+    from launcher.runs.context import RunContext
+
+QUEUED_SECONDS: Final = 120.0
+"""Time in the state QUEUED after which a note explains it."""
+REFUSED_SECONDS: Final = 300.0
+"""Time for the user to renew credentials: a token is valid for an hour, and a job may run for days."""
+OUTPUT_OUTAGE_SECONDS: Final = 60.0
+"""Time after which a failure to read lines or progress is reported; no decision depends on them."""
+MAX_RETRY_AFTER: Final = 300.0
+"""Upper bound in seconds for a service's Retry-After."""
+CONFIRMATIONS: Final = 3
+"""Consecutive 404s or refusals before one is believed."""
+LAST_SECONDS: Final = 30.0
+"""How long late lines are read after the job's end."""
+STATE_NOTES: Final = {
+    "CANCELLING": "",
+    "RUNNING": "",
+    "STOPPED": "",  # a workstation VM
+    "PAUSED": "paused by Vertex AI; still watching",
+    "UPDATING": "being updated by Vertex AI, may be running; still watching",
+}
+"""States that are neither waiting nor final, with the note for the user."""
+LOCAL_LIST_SECONDS: Final = 5.0
+"""Interval between two listings of the metrics where they are files on this machine."""
+
+# --- What a watch reports and polls -----------------------------------------------------------------------------------
+
+PollTarget = Literal["job", "lines", "progress"]
+
+
+class StateChanged(Struct, frozen=True):
+    """The job's state changed. `previous` is None on the first poll."""
+
+    job: Job
+    previous: str | None
+
+
+class LinesPrinted(Struct, frozen=True):
+    """The job printed at least one new line."""
+
+    lines: list[Line]
+
+
+class ProgressUpdated(Struct, frozen=True):
+    """The run's metrics show new progress."""
+
+    progress: Progress
+
+
+class OutageStarted(Struct, frozen=True):
+    """Polls of `target` fail. `since` is a time on the watch's clock, `problem` says why and what to do."""
+
+    since: float
+    problem: str
+    target: PollTarget = "job"
+
+
+class OutageEnded(Struct, frozen=True):
+    """A reported outage of `target` ended after `seconds`."""
+
+    seconds: float
+    target: PollTarget = "job"
+
+
+class Note(Struct, frozen=True):
+    """A sentence for the user."""
+
+    text: str
+
+
+Event = StateChanged | LinesPrinted | ProgressUpdated | OutageStarted | OutageEnded | Note
+EventSink = Callable[[Event], None]
+
+
+class JobView(Protocol):
+    """The three things that a watch polls. Each method raises LaunchError; UnreachableError where a retry may help."""
+
+    def job(self) -> Job:
+        """Return the job's current state."""
+
+    def lines(self) -> list[Line]:
+        """Return the lines printed since the last call, in order."""
+
+    def progress(self) -> Progress | None:
+        """Return the progress; None: nothing new since the last call."""
 
 
 class Intervals(NamedTuple):
@@ -49,26 +135,56 @@ def intervals_of(seconds: float | None) -> Intervals:
     return Intervals(job=each, lines=each, progress=each, waiting=seconds, last=0.0)
 
 
-QUEUED_SECONDS: Final = 120.0
-"""Time in the state QUEUED after which a note explains it."""
-REFUSED_SECONDS: Final = 300.0
-"""Time for the user to renew credentials: a token is valid for an hour, and a job may run for days."""
-OUTPUT_OUTAGE_SECONDS: Final = 60.0
-"""Time after which a failure to read lines or progress is reported; no decision depends on them."""
-MAX_RETRY_AFTER: Final = 300.0
-"""Upper bound in seconds for a service's Retry-After."""
-CONFIRMATIONS: Final = 3
-"""Consecutive 404s or refusals before one is believed."""
-LAST_SECONDS: Final = 30.0
-"""How long late lines are read after the job's end."""
-STATE_NOTES: Final = {
-    "CANCELLING": "",
-    "RUNNING": "",
-    "STOPPED": "",  # a workstation VM
-    "PAUSED": "paused by Vertex AI; still watching",
-    "UPDATING": "being updated by Vertex AI, may be running; still watching",
-}
-"""States that are neither waiting nor final, with the note for the user."""
+# --- The loop ---------------------------------------------------------------------------------------------------------
+
+
+class WatchResult(Struct, frozen=True):
+    """The job at the end of a watch, and why the watch ended."""
+
+    job: Job
+    """The last known state; `jobs.GONE` for a deleted job."""
+    reason: Literal["ended", "wait_limit", "stop_condition"]
+
+
+def watch(
+    view: JobView,
+    report: EventSink,
+    clock: Clock,
+    *,
+    wait_seconds: float | None,
+    waited: float = 0.0,
+    watch_seconds: float | None = None,
+    stop_when: Callable[[Job], bool] = lambda _job: False,
+    intervals: Intervals = CLOUD,
+) -> WatchResult:
+    """Watch a job until it ends, `stop_when` is true, or it has waited `wait_seconds` for machines.
+
+    `waited`: the part of `wait_seconds` that was used before this watch.
+
+    Raises:
+        StillRunning: `watch_seconds` have passed; the job is still running.
+        NotAuthorised: access was withdrawn; the job is still running.
+        LaunchError: the first poll was refused, or the job does not exist.
+    """
+    until = clock.now() + watch_seconds if watch_seconds is not None else float("inf")
+    job = JobPoller(view, report, clock, waited, intervals)
+    output = OutputPoller(view, report, clock, intervals)
+    while True:
+        job.poll()
+        if job.ended:
+            output.poll_last()
+            return WatchResult(job.ended, "ended")
+        if job.last and job.is_waiting and wait_seconds is not None and job.waited >= wait_seconds:
+            return WatchResult(job.last, "wait_limit")
+        if job.last and stop_when(job.last):
+            return WatchResult(job.last, "stop_condition")
+        output.poll(waiting=job.is_waiting)
+        if clock.now() >= until:
+            raise StillRunning(*still_running_text(job.last, "is still"))
+        clock.sleep(max(0.0, min(job.schedule.due, output.due, until) - clock.now()))
+
+
+# --- Polling ----------------------------------------------------------------------------------------------------------
 
 
 class PollSchedule:
@@ -313,3 +429,47 @@ def still_running_text(job: Job | None, is_still: str) -> tuple[str, str]:
         return "the job's state could not be read", "Show the job: launch status"
     hint = f"The job is still running. To watch it: launch follow {job.run or job.name}"
     return f"{job.handle if job.is_here else job.name} {is_still} {job.state}", hint
+
+
+# --- A run's job ------------------------------------------------------------------------------------------------------
+
+
+class RunJobView:
+    """The JobView of one job. `number` is that of its attempt, 0 if unknown."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        job: Job,
+        number: int,
+        folder: Storage | None,
+        say: Callable[[str], None],
+        *,
+        tail: int | None = None,
+    ) -> None:
+        """`tail`: number of lines to begin with; None: all."""
+        self._service, self._name = context.of_run(folder), job.name
+        self._lines = context.open_log(job, folder, say, attempt=number, tail=tail)
+        interval = LIST_INTERVAL if self._service.poll_seconds is None else LOCAL_LIST_SECONDS
+        self._progress = (
+            ProgressReader(folder, job, attempt=number or 1, clock=context.clock, list_interval=interval)
+            if folder
+            else None
+        )
+
+    @property
+    def newest_rows(self) -> tuple[Record, ...]:
+        """Return the newest rows of metrics, oldest first."""
+        return self._progress.newest_rows if self._progress else ()
+
+    def job(self) -> Job:
+        """Return the job's current state."""
+        return self._service.get(self._name)
+
+    def lines(self) -> list[Line]:
+        """Return the new log lines."""
+        return self._lines.read_new()
+
+    def progress(self) -> Progress | None:
+        """Return the newest progress, or None."""
+        return self._progress.read_new() if self._progress else None

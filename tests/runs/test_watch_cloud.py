@@ -14,15 +14,14 @@ from launch_train.common.storage import LocalFolder
 from launcher.clock import Clock
 from launcher.errors import NotAuthorised
 from launcher.jobs.job import GONE, Job
+from launcher.runs.logs.line import Line
 from launcher.runs.logs.reader import LogReader
-from launcher.runs.metrics.progress import ProgressReader
-from launcher.runs.watch.loop import (
+from launcher.runs.metrics.progress import Progress, ProgressReader
+from launcher.runs.watch import (
     Event,
-    Line,
     LinesPrinted,
     OutageEnded,
     OutageStarted,
-    Progress,
     ProgressUpdated,
     StateChanged,
     WatchResult,

@@ -1,1 +1,0 @@
-"""Watch a job until it ends: pollers and events."""
