@@ -101,8 +101,3 @@ def first(pattern: str, text: str) -> str:
     """Return the first group of the first match, ignoring case; empty if there is none."""
     match = re.search(pattern, text, re.IGNORECASE)
     return match[1] if match else ""
-
-
-def either(*choices: str) -> str:
-    """Return the first choice that is not empty."""
-    return next(filter(None, choices), "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext, either, first, plain
+from launcher.diagnosis.model import Diagnosis, Refusal, RequestContext, first, plain
 
 LOG_IN = "gcloud auth application-default login, or run as a service account"
 LAUNCHER = '"user:$(gcloud config get account)"'
@@ -60,10 +60,10 @@ def diagnose_disabled_api(refusal: Refusal, context: RequestContext) -> Diagnosi
     known = refusal.reason in ("SERVICE_DISABLED", "accessNotConfigured")
     if not known and not re.search(r"API has not been used in project|it is disabled", text):
         return None
-    service = either(metadata.get("service", ""), first(r"([a-z]+\.googleapis\.com)", text), refusal.service)
+    service = metadata.get("service", "") or first(r"([a-z]+\.googleapis\.com)", text) or refusal.service
     service = service.removesuffix(".googleapis.com")
     consumer = metadata.get("consumer", "").removeprefix("projects/")
-    project = either(consumer, first(r"in project ([\w:.-]+) before", text), context.project)
+    project = consumer or first(r"in project ([\w:.-]+) before", text) or context.project
     fix = f"gcloud services enable {service}.googleapis.com --project={project}; then wait a minute"
     return Diagnosis(
         scope="project", kind="disabled", cause=f"the API {service}.googleapis.com is disabled in {project}", fix=fix
@@ -94,7 +94,7 @@ def diagnose_acting(refusal: Refusal, context: RequestContext) -> Diagnosis | No
     text = refusal.message
     if not re.search(ACTING, text, re.IGNORECASE):
         return None
-    account = either(first(EMAIL, text), context.account, "ACCOUNT")
+    account = first(EMAIL, text) or context.account or "ACCOUNT"
     cause = f"you have no permission to act as {account}, or it does not exist"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=act_as_command(account, context.project))
 
@@ -144,7 +144,7 @@ def diagnose_permission(refusal: Refusal, context: RequestContext) -> Diagnosis 
     text = refusal.message
     permission = refusal.metadata.get("permission", "")
     if not permission and (named := re.search(PERMISSION, text, re.IGNORECASE)):
-        permission = either(*(group or "" for group in named.groups()))
+        permission = next(filter(None, named.groups()), "")
     if refusal.reason == "USER_PROJECT_DENIED":
         permission = "serviceusage.services.use"
     if not permission:

@@ -26,7 +26,7 @@ def file_credentials(path: Path) -> Any:
             """Return whether the token has changed. The old one stays while the file is being replaced."""
             before = self.token
             try:
-                self.token = read(path)
+                self.token = read_token(path)
             except (OSError, ValueError):
                 return False
             if self.token != before:
@@ -43,11 +43,11 @@ def file_credentials(path: Path) -> Any:
                 raise RefreshError(f"the access token in {path} was rejected, and the file has no newer one")
 
     credentials = FileCredentials()
-    credentials.token = read(path)
+    credentials.token = read_token(path)
     return credentials
 
 
-def read(path: Path) -> str:
+def read_token(path: Path) -> str:
     """Return the token. Raises OSError, ValueError: the file can't be read, or holds none."""
     token = path.read_text(encoding="utf-8").strip()
     if not token or not token.isascii() or not token.isprintable():

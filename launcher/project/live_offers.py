@@ -17,8 +17,7 @@ from launcher.gcp.parallel import together
 from launcher.project.checks import limit_of
 from launcher.project.model import UNEXPECTED
 from launcher.project.reads import read_quota, read_quotas, tolerant
-from launcher.services.compute.capacity import LiveOffer, QuotaUse
-from launcher.services.compute.capacity import live_offers as on_compute_engine
+from launcher.services.compute.capacity import LiveOffer, QuotaUse, live_vm_offers
 from launcher.services.compute.client import SERVICE, Compute
 
 COMPUTE: Final = f"{SERVICE.name}.googleapis.com"
@@ -26,8 +25,8 @@ VERTEX: Final = "quotas of Vertex AI"
 
 
 def live_offers(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[tuple[str, str], LiveOffer]:
-    """Return (GPU, region) -> live data of the first offers. Raises as `launcher.services.compute.capacity` does."""
-    vms_call: Callable[[], Any] = partial(on_compute_engine, compute, catalog, offers)
+    """Return (GPU, region) -> live data of the first offers. Raises as `live_vm_offers` does."""
+    vms_call: Callable[[], Any] = partial(live_vm_offers, compute, catalog, offers)
     answers = together({"vms": vms_call, **quota_requests(compute, catalog, offers)})
     vms = answers.pop("vms")
     if isinstance(vms, LaunchError):

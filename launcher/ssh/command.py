@@ -119,7 +119,7 @@ def shell_line(remote: Sequence[str]) -> str:
     return remote[0] if len(remote) == 1 else shlex.join(remote)
 
 
-def block(names: Iterable[str], target: SshTarget, note: str = "", log: Path | None = None) -> str:
+def host_block(names: Iterable[str], target: SshTarget, note: str = "", log: Path | None = None) -> str:
     """Return a Host block of ssh's settings."""
     lines = [f"Host {' '.join(names)}", *([f"    # {note}"] if note else [])]
     return "\n".join([*lines, *(f"    {name} {value}" for name, value in settings(target, log).items())]) + "\n"

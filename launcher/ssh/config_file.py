@@ -12,7 +12,7 @@ from typing import Final
 
 from launcher.jobs.vm import VmInstance
 from launcher.ssh import command
-from launcher.ssh.keys import forget, locked, make_ssh_folder, text_of, write
+from launcher.ssh.keys import forget, locked, make_ssh_folder, replace_file, text_of
 
 HEAD: Final = "# Written by launch (launch vm code NAME); launch overwrites its blocks.\n"
 NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", re.M)
@@ -52,8 +52,8 @@ def put(file: Path, machine: VmInstance, target: command.SshTarget, is_gone: Cal
     with locked(file.parent):
         before = text_of(file)
         kept = {name: block for name, block in host_blocks(before).items() if not is_gone(resource_of(block))}
-        kept[machine.name] = command.block([machine.name], target, note=machine.resource)
-        write(file, HEAD + "".join(f"\n{block}" for _, block in sorted(kept.items())))
+        kept[machine.name] = command.host_block([machine.name], target, note=machine.resource)
+        replace_file(file, HEAD + "".join(f"\n{block}" for _, block in sorted(kept.items())))
     for resource in filter(is_gone, map(resource_of, host_blocks(before).values())):
         forget(file.parent, f"compute.{resource.rpartition('/')[2]}")
 
@@ -75,7 +75,7 @@ def include(config: Path, file: Path) -> None:
     make_ssh_folder(config.parent)
     with locked(config.parent):
         before = text_of(config)
-        write(config, include_line(file) + "\n" + (f"\n{before}" if before else ""))
+        replace_file(config, include_line(file) + "\n" + (f"\n{before}" if before else ""))
 
 
 def include_line(file: Path) -> str:

@@ -51,7 +51,7 @@ def ensure_key(folder: Path, report: Callable[[str], None]) -> Path:
             report(f"creating an SSH key without passphrase, where gcloud expects it: {key}")
             keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", "launch", "-f", str(key))
         elif not public.is_file():
-            write(public, keygen("-y", "-f", str(key)))
+            replace_file(public, keygen("-y", "-f", str(key)))
     return key
 
 
@@ -117,7 +117,7 @@ def store_host_keys(settings: Path, alias: str, keys: tuple[str, ...]) -> bool:
     make_ssh_folder(file.parent)
     text = "".join(f"{alias} {key}\n" for key in keys)
     if text and text_of(file) != text:
-        write(file, text)
+        replace_file(file, text)
     return bool(keys)
 
 
@@ -165,7 +165,7 @@ def text_of(file: Path) -> str:
         raise LaunchError(f"can't read {file}: {error.strerror}") from error
 
 
-def write(file: Path, text: str) -> None:
+def replace_file(file: Path, text: str) -> None:
     """Replace a file atomically. A new file is readable by its owner only.
 
     Links are followed, because dotfiles may be kept elsewhere. Raises LaunchError.

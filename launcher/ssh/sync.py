@@ -85,7 +85,7 @@ def push_by_rsync(remote: Remote, folder: Path, file_names: bytes, destination: 
     """Send the files that differ. Raises LaunchError."""
     with scratch() as place:
         log, settings, names = place / "log", place / "config", place / "names"
-        settings.write_text(command.block([remote.target.alias], remote.target, log=log), encoding="utf-8")
+        settings.write_text(command.host_block([remote.target.alias], remote.target, log=log), encoding="utf-8")
         names.write_bytes(file_names)
         argv = command.rsync(settings, log, names, folder, remote.target, destination)
         ran = subprocess.run(argv, stderr=subprocess.PIPE, text=True, errors="replace", check=False)

@@ -262,7 +262,8 @@ def test_rest_shows_the_newest_token(clock: Any) -> None:
         assert session.post(ask, json=body).status_code == 200
 
 
-def test_a_token_that_comes_with_the_401(cloud: GoogleCloud, file: Path) -> None:
+@pytest.mark.parametrize("seen_by_another_thread", [False, True])
+def test_a_token_that_comes_with_the_401(cloud: GoogleCloud, file: Path, seen_by_another_thread: bool) -> None:
     environ = {**cloud.environ(), "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "", **environ_of(file)}
     session, endpoint = open_session(LOGGING, environ)
 
@@ -271,27 +272,13 @@ def test_a_token_that_comes_with_the_401(cloud: GoogleCloud, file: Path) -> None
 
         def __call__(self, call: Call, serve: Serve) -> Response:
             file.write_text("ya29.two")
+            if seen_by_another_thread:
+                session.credentials.before_request(None, "GET", "", {})
             return Status(401)(call, serve)
 
     cloud.faults.add(Fault(LIST, Renew()))
     assert session.post(f"{endpoint}/v2/entries:list", json={"resourceNames": ["projects/my-project"]}).ok
     assert session.credentials.token == "ya29.two"
-
-
-def test_a_token_that_another_thread_has_seen_first(cloud: GoogleCloud, file: Path) -> None:
-    environ = {**cloud.environ(), "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "", **environ_of(file)}
-    session, endpoint = open_session(LOGGING, environ)
-
-    class Renew:
-        step: ClassVar[Step | None] = None
-
-        def __call__(self, call: Call, serve: Serve) -> Response:
-            file.write_text("ya29.two")
-            session.credentials.before_request(None, "GET", "", {})  # the other thread's
-            return Status(401)(call, serve)
-
-    cloud.faults.add(Fault(LIST, Renew()))
-    assert session.post(f"{endpoint}/v2/entries:list", json={"resourceNames": ["projects/my-project"]}).ok
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff\xfe", b"two\nlines", "töken".encode()])

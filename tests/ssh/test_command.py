@@ -42,7 +42,7 @@ def test_paths_arrive_whole(tmp_path: Path, name: str) -> None:
     there = target(folder / "key")
     argv = command.command(there)
     assert argv[0] == "ssh"
-    (tmp_path / "config").write_text(command.block(["dev"], there), encoding="utf-8")
+    (tmp_path / "config").write_text(command.host_block(["dev"], there), encoding="utf-8")
     for found in (
         understood("ssh", "-G", "-F", "none", *argv[1:]),
         understood("ssh", "-G", "-F", str(tmp_path / "config"), "dev"),

@@ -141,7 +141,7 @@ def score_of(advice: Mapping[str, Any], zone: str) -> float | None:
 # --- Offers -----------------------------------------------------------------------------------------------------------
 
 
-def live_offers(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[tuple[str, str], LiveOffer]:
+def live_vm_offers(compute: Compute, catalog: Catalog, offers: Sequence[Offer]) -> dict[tuple[str, str], LiveOffer]:
     """Return (GPU, region) -> live data of the first offers, which name a region each.
 
     Raises NotAuthorised: no credentials. Whatever else can't be read is a problem of its offer.
