@@ -53,7 +53,7 @@ class Place(NamedTuple):
 def places(known: Catalog, service: Service) -> list[Place]:
     """Return each place with the least known price of its machines."""
     worst: dict[tuple[str, str, str], Place] = {}
-    for machine in (shape for shapes in known.machines.values() for shape in shapes if shape.default):
+    for machine in (shape for shape in known.shapes if shape.default):
         names = known.zones(machine) if service == "compute" else known.vertex_regions(machine)
         offered = machine.provisioning(service)
         for model in [model for model in offered if model != "reservation"] or offered:

@@ -6,8 +6,9 @@ means unknown. Tables are loaded on first use, so that a plan loads only those t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
+from itertools import chain
 
 from launcher.catalog import machine_choice, prices, quotas, tables
 from launcher.catalog.model import (
@@ -83,6 +84,11 @@ class Catalog:
         """Machine type -> its shapes: one, or for N1 one per GPU kind and count."""
         return tables.machines()
 
+    @property
+    def shapes(self) -> Iterator[MachineType]:
+        """All shapes of all machine types."""
+        return chain.from_iterable(self.machines.values())
+
     @cached_property
     def price_table(self) -> PriceTable:
         """The price table in use."""
@@ -133,7 +139,7 @@ class Catalog:
     def gpu(self, name: str) -> Gpu:
         """Return a GPU by its name, ignoring case. Raises CatalogError."""
         if name.lower() not in self.gpus:
-            raise machine_choice.unknown(name, self._stock, "machine.type")
+            raise machine_choice.unknown(name, self, "machine.type")
         return self.gpus[name.lower()]
 
     def find(
@@ -150,7 +156,7 @@ class Catalog:
         types need `accelerator`. Case is ignored. Raises CatalogError, which lists the alternatives.
         """
         known = type.lower() if type.lower() in (*self.gpus, *self.machines) else type  # errors show the user's text
-        return machine_choice.find(self._stock, machine_choice.MachineQuery(known, gpus, accelerator, service))
+        return machine_choice.find(self, machine_choice.MachineQuery(known, gpus, accelerator, service))
 
     def regions(self, machine: MachineType) -> tuple[str, ...]:
         """Return the regions where Compute Engine has the machine, those with uncertain zones only last."""
@@ -176,8 +182,7 @@ class Catalog:
     @cached_property
     def gpu_regions(self) -> tuple[str, ...]:
         """The regions in which Vertex AI trains on a machine of the catalog: launch submits jobs to these alone."""
-        shapes = [shape for variants in self.machines.values() for shape in variants]
-        return tuple(sorted({region for shape in shapes for region in self.vertex_regions(shape)}))
+        return tuple(sorted({region for shape in self.shapes for region in self.vertex_regions(shape)}))
 
     def zones(self, machine: MachineType, region: str | None = None) -> tuple[str, ...]:
         """Return the zones that have the machine, in one region or in all, uncertain ones last; () if unknown."""
@@ -274,10 +279,6 @@ class Catalog:
     @cached_property
     def _tariff(self) -> prices.Tariff:
         return prices.Tariff(tables.price_rules(), tables.price_bounds(), self.rates["vertex-fee"])
-
-    @cached_property
-    def _stock(self) -> machine_choice.Stock:
-        return machine_choice.Stock(self.gpus, self.machines)
 
 
 def region_of(place: str) -> str:

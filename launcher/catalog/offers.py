@@ -71,9 +71,7 @@ def offers(catalog: Catalog, query: OfferQuery) -> tuple[list[Offer], int]:
 
     Raises CatalogError: the GPU or machine type does not exist.
     """
-    shapes = [
-        shape for shapes in catalog.machines.values() for shape in shapes if shape.family != "n1" or shape.default
-    ]
+    shapes = [shape for shape in catalog.shapes if shape.family != "n1" or shape.default]
     wanted = [shape for shape in shapes if matches(catalog, shape, query)]
     if query.type and not wanted and query.type.lower() not in (*catalog.gpus, *catalog.machines):
         catalog.gpu(query.type)  # raises

@@ -127,6 +127,8 @@ def estimate(
     memory = fit(model, setup)
     speed = speed_of(model, config, setup, chosen.gpu, catalog) if memory.fits else None
     hours = training_hours(config, model, speed) if speed else None
+    machine = chosen.machine
+    kinds = spec.provisioning or (machine.provisioning(SERVICE[context.target]) if machine else ())
     return replace(
         plain,
         parameters=model.parameters,
@@ -142,7 +144,7 @@ def estimate(
         batch_size=config.batch_size,
         sample_units=model.units,
         speed=speed,
-        offers=offers_of_run(spec, catalog, context, chosen, hours),
+        offers=tuple(offer(spec, catalog, context, machine, kind, hours) for kind in kinds) if machine else (),
     )
 
 
@@ -271,22 +273,11 @@ def precision(config: Config, gpu: Gpu) -> str:
     return "bf16" if gpu.sm >= 8 else "fp16" if gpu.sm >= 7 else "fp32"
 
 
-def offers_of_run(
-    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, work: float | None
-) -> tuple[Offer, ...]:
-    """Return the run's time and cost by provisioning model: those of the spec, else all that the machine has. `work`:
-    hours of training; None: unknown."""
-    machine = chosen.machine
-    if machine is None:
-        return ()
-    wanted = spec.provisioning or machine.provisioning(SERVICE[context.target])
-    return tuple(offer(spec, catalog, context, machine, kind, work) for kind in wanted)
-
-
 def offer(
     spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType, kind: str, work: float | None
 ) -> Offer:
-    """Return the run's time and cost with one provisioning model. Where the regions are unknown, so is the price."""
+    """Return the run's time and cost with one provisioning model. `work`: hours of training; None: unknown. Where the
+    regions are unknown, so is the price."""
     try:
         regions = chosen_regions(spec, context, catalog, machine, kind)
     except PlanRefused:

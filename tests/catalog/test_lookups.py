@@ -190,5 +190,5 @@ def test_interruptions() -> None:
 
 
 def test_every_provisioning_model_has_an_interruption_rate() -> None:
-    models = {model for shapes in CATALOG.machines.values() for shape in shapes for model in shape.compute_provisioning}
+    models = {model for shape in CATALOG.shapes for model in shape.compute_provisioning}
     assert {model for model in models if not CATALOG.interruptions(model)} == set()

@@ -79,24 +79,24 @@ def test_every_machine_of_the_sources_is_in_the_catalog() -> None:
 
 def test_vcpus_and_memory_are_the_sources() -> None:
     listed = {(row["InstanceType"], int(row["vCPUs"]), float(row["MemoryGB"])) for row in LISTED}
-    assert listed <= {(shape.name, shape.vcpus, shape.memory_gb) for shape in _shapes()}
+    assert listed <= {(shape.name, shape.vcpus, shape.memory_gb) for shape in CATALOG.shapes}
 
 
 def test_bundled_local_ssds_are_a_multiple_of_375_gib() -> None:
-    for shape in _shapes():
+    for shape in CATALOG.shapes:
         assert shape.local_ssd_auto == (shape.local_ssd_gib > 0), shape.name
         assert shape.local_ssd_gib % 375 == 0, shape.name
 
 
 def test_every_shape_has_a_known_gpu_and_is_available_somewhere() -> None:
-    for shape in _shapes():
+    for shape in CATALOG.shapes:
         assert shape.gpu in CATALOG.gpus, shape.name
         assert shape.compute_provisioning, shape.name
         assert shape.on_vertex == bool(shape.vertex_provisioning), shape.name
 
 
 def test_default_provisioning_models_are_allowed() -> None:
-    for shape in _shapes():
+    for shape in CATALOG.shapes:
         assert set(shape.compute_default) <= set(shape.compute_provisioning), shape.name
         assert set(shape.vertex_default) <= set(shape.vertex_provisioning), shape.name
         assert set(shape.vertex_warn) <= set(shape.vertex_provisioning), shape.name
@@ -105,7 +105,7 @@ def test_default_provisioning_models_are_allowed() -> None:
 
 
 def test_a_gpu_and_a_count_mean_one_shape() -> None:
-    defaults = [(shape.gpu, shape.gpus) for shape in _shapes() if shape.default]
+    defaults = [(shape.gpu, shape.gpus) for shape in CATALOG.shapes if shape.default]
     assert len(defaults) == len(set(defaults))
     assert {gpu for gpu, _ in defaults} == {gpu.name for gpu in CATALOG.gpus.values() if not gpu.shut_down}
 
@@ -128,7 +128,7 @@ def test_prices_know_only_rules_that_are_written_down() -> None:
 
 
 def test_every_machine_has_zones_or_regions() -> None:
-    for shape in _shapes():
+    for shape in CATALOG.shapes:
         assert CATALOG.regions(shape), shape.name
         assert all(re.fullmatch(ZONE, zone) for zone in CATALOG.zones(shape)), shape.name
         assert CATALOG.vertex_regions(shape) or not shape.on_vertex, shape.name
@@ -143,7 +143,3 @@ def _rows() -> Iterator[tuple[Path, dict[str, str]]]:
         if path.name != "price_rules.csv":
             with path.open(encoding="utf-8", newline="") as file:
                 yield from ((path, row) for row in csv.DictReader(file))
-
-
-def _shapes() -> list[catalog.MachineType]:
-    return [shape for shapes in CATALOG.machines.values() for shape in shapes]

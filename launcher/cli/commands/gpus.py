@@ -117,7 +117,7 @@ def known_regions(named: list[str]) -> tuple[str, ...]:
     if "any" in named:
         raise UsageError("--region any cannot be combined with another --region", "Use any alone, or list regions.")
     known = catalog.load()
-    every = sorted({place for shapes in known.machines.values() for shape in shapes for place in known.regions(shape)})
+    every = sorted({place for shape in known.shapes for place in known.regions(shape)})
     for name in named:
         check_word(name, "--region", every)
     return tuple(dict.fromkeys(named))

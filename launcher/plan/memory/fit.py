@@ -140,13 +140,11 @@ def fits(model: ModelSizes, setup: Setup) -> bool:
 def offered(catalog: Catalog, context: Context) -> list[MachineType]:
     """Return the machines that a GPU's name selects on this service, by the memory of a GPU, then of all."""
     service = SERVICE[context.target]
-    known = [
+    usable = [
         machine
-        for kinds in catalog.machines.values()
-        for machine in kinds
-        if machine.default and machine.provisioning_default(service)
+        for machine in catalog.shapes
+        if machine.default and machine.provisioning_default(service) and (service == "compute" or machine.on_vertex)
     ]
-    usable = [machine for machine in known if service == "compute" or machine.on_vertex]
     return sorted(usable, key=lambda machine: (catalog.gpu(machine.gpu).memory_gb, machine.gpus, machine.name))
 
 
