@@ -74,15 +74,11 @@ class Catalog:
         self._zones: dict[str, tuple[Zone, ...]] = {}
         self._n1_prices: dict[tuple[str, str, int, str], RegionPrices | None] = {}
 
-    @cached_property
-    def gpus(self) -> Mapping[str, Gpu]:
-        """GPU name -> GPU."""
-        return tables.gpus()
+    gpus = cached_property(lambda _: tables.gpus())
+    """GPU name -> GPU."""
 
-    @cached_property
-    def machines(self) -> Mapping[str, tuple[MachineType, ...]]:
-        """Machine type -> its shapes: one, or for N1 one per GPU kind and count."""
-        return tables.machines()
+    machines = cached_property(lambda _: tables.machines())
+    """Machine type -> its shapes: one, or for N1 one per GPU kind and count."""
 
     @property
     def shapes(self) -> Iterator[MachineType]:
@@ -94,20 +90,14 @@ class Catalog:
         """The price table in use."""
         return self._other_prices or tables.price_table()
 
-    @cached_property
-    def rates(self) -> Mapping[str, float]:
-        """vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour), cloud-build-minute (USD)."""
-        return tables.rates()
+    rates = cached_property(lambda _: tables.rates())
+    """vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour), cloud-build-minute (USD)."""
 
-    @cached_property
-    def wheels(self) -> Mapping[str, str | None]:
-        """PyTorch's CUDA variant -> the oldest driver branch that supports it; `None`: unknown."""
-        return tables.wheels()
+    wheels = cached_property(lambda _: tables.wheels())
+    """PyTorch's CUDA variant -> the oldest driver branch that supports it; `None`: unknown."""
 
-    @cached_property
-    def torch_releases(self) -> tuple[TorchRelease, ...]:
-        """The releases of PyTorch, oldest first."""
-        return tables.torch_releases()
+    torch_releases = cached_property(lambda _: tables.torch_releases())
+    """The releases of PyTorch, oldest first."""
 
     def base_image(self, reference: str) -> BaseImage | None:
         """Return what is known of a public base image; `None` if nothing is."""
@@ -118,10 +108,8 @@ class Catalog:
         known = (base for base in tables.base_images() if name.startswith(base.name))
         return max(known, key=lambda base: len(base.name), default=None)
 
-    @cached_property
-    def transformers_types(self) -> Mapping[str, tuple[str, ...]]:
-        """Model type of the image's transformers -> the trainer's tasks that it has a head for."""
-        return tables.transformers_types()
+    transformers_types = cached_property(lambda _: tables.transformers_types())
+    """Model type of the image's transformers -> the trainer's tasks that it has a head for."""
 
     def runs(self, wheel: str, gpu: Gpu) -> bool:
         """Return whether a GPU supports PyTorch's CUDA variant: not older than the GPU's default, and with a driver
@@ -242,11 +230,6 @@ class Catalog:
         """Return the GPU quota that a node needs; `None` if its name is unknown."""
         return quotas.quota(machine.gpus, self.gpus[machine.gpu], service, provisioning)
 
-    @cached_property
-    def image_families(self) -> tuple[ImageFamily, ...]:
-        """The Deep Learning VM image families, best first."""
-        return tables.images()
-
     def image_family(self, machine: MachineType) -> ImageFamily | None:
         """Return the family to boot: for the machine's CPU, preferably with a driver that supports its GPU.
 
@@ -254,7 +237,7 @@ class Catalog:
         """
         gpu = self.gpus[machine.gpu]
         least, most = int(gpu.min_driver or 0), int(gpu.max_driver or 9999)
-        fitting = (image for image in self.image_families if image.default and image.arch == machine.arch)
+        fitting = (image for image in tables.images() if image.default and image.arch == machine.arch)
         return max(fitting, key=lambda image: least <= int(image.driver) <= most, default=None)
 
     @cached_property

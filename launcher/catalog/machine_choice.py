@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 
 from launcher.catalog.model import CatalogError, Gpu, MachineType, Service
 from launcher.text import did_you_mean, either, near
-
-if TYPE_CHECKING:
-    from launcher.catalog import Catalog
 
 SERVICES: Mapping[Service, str] = {"vertex": "Vertex AI", "compute": "Compute Engine"}
 
@@ -22,6 +19,17 @@ NOT_NVIDIA: Final = (
     r"|(amd-?)?mi\d{2,3}[a-z]*|gaudi.*|trn\d.*|inf\d.*"
 )
 """Accelerators that are not NVIDIA GPUs: Google TPU, AMD Instinct, Intel Gaudi, AWS Trainium and Inferentia."""
+
+
+class Stock(Protocol):
+    """What a choice needs of a catalog."""
+
+    @property
+    def gpus(self) -> Mapping[str, Gpu]: ...
+    @property
+    def machines(self) -> Mapping[str, tuple[MachineType, ...]]: ...
+    @property
+    def shapes(self) -> Iterable[MachineType]: ...
 
 
 class MachineQuery(Struct, frozen=True, gc=False):
@@ -37,7 +45,7 @@ class MachineQuery(Struct, frozen=True, gc=False):
         return bool(machine.provisioning(self.service))
 
 
-def find(catalog: Catalog, query: MachineQuery) -> MachineType:
+def find(catalog: Stock, query: MachineQuery) -> MachineType:
     """Return the shape by the rules of Catalog.find. Raises CatalogError."""
     if query.type in catalog.machines:
         return _by_machine(catalog, query)
@@ -60,7 +68,7 @@ def check_offered(gpu: Gpu, field: str) -> None:
         raise CatalogError(why, "Use another GPU: --type t4, or --type l4", field=field)
 
 
-def unknown(name: str, catalog: Catalog, field: str) -> CatalogError:
+def unknown(name: str, catalog: Stock, field: str) -> CatalogError:
     """Return the error for a name in `field` that is neither a GPU nor a machine type."""
     offered = " ".join(gpu.name for gpu in catalog.gpus.values() if not gpu.shut_down)
     every = f"Use a GPU: {offered}\nor a machine type such as a3-highgpu-2g"
@@ -79,7 +87,7 @@ def unknown(name: str, catalog: Catalog, field: str) -> CatalogError:
     )
 
 
-def _by_gpu(catalog: Catalog, query: MachineQuery) -> MachineType:
+def _by_gpu(catalog: Stock, query: MachineQuery) -> MachineType:
     """Return a GPU's default shape with the count; without a count, the smallest."""
     shapes = [shape for shape in catalog.shapes if shape.gpu == query.type and shape.default]
     sold = {shape.gpus: shape for shape in sorted(shapes, key=lambda shape: shape.gpus) if query.offers(shape)}
@@ -101,7 +109,7 @@ def _by_gpu(catalog: Catalog, query: MachineQuery) -> MachineType:
     return sold[query.gpus]
 
 
-def _by_machine(catalog: Catalog, query: MachineQuery) -> MachineType:
+def _by_machine(catalog: Stock, query: MachineQuery) -> MachineType:
     """Return a machine type by its name; an N1 type also needs `accelerator`."""
     shapes = _with_accelerator(catalog, query)
     gpu = catalog.gpus[shapes[0].gpu]
@@ -121,7 +129,7 @@ def _by_machine(catalog: Catalog, query: MachineQuery) -> MachineType:
     return sold[query.gpus]
 
 
-def _with_accelerator(catalog: Catalog, query: MachineQuery) -> list[MachineType]:
+def _with_accelerator(catalog: Stock, query: MachineQuery) -> list[MachineType]:
     """Return the shapes of a machine type that have the accelerator. Raises CatalogError."""
     kinds = list(dict.fromkeys(shape.gpu for shape in catalog.machines[query.type]))
     if query.accelerator is None and len(kinds) > 1:
@@ -139,7 +147,7 @@ def _with_accelerator(catalog: Catalog, query: MachineQuery) -> list[MachineType
     return shapes
 
 
-def _gpu_of_name(catalog: Catalog, accelerator: str) -> Gpu:
+def _gpu_of_name(catalog: Stock, accelerator: str) -> Gpu:
     """Return a GPU by any of its names: t4, nvidia-tesla-t4, NVIDIA_TESLA_T4. Raises CatalogError."""
     for gpu in catalog.gpus.values():
         if accelerator in (gpu.accelerator, gpu.vertex_accelerator) or accelerator.lower() == gpu.name:
@@ -148,7 +156,7 @@ def _gpu_of_name(catalog: Catalog, accelerator: str) -> Gpu:
     raise unknown(accelerator, catalog, "machine.accelerator")
 
 
-def _instead(catalog: Catalog, query: MachineQuery, missing: MachineType) -> str:
+def _instead(catalog: Stock, query: MachineQuery, missing: MachineType) -> str:
     """Suggest machine types with the same GPU that the service offers: those of the same series first, then by size."""
 
     def distance(shape: MachineType) -> tuple[bool, int]:
@@ -160,7 +168,7 @@ def _instead(catalog: Catalog, query: MachineQuery, missing: MachineType) -> str
     return f"Use {either(near)}; or {on_compute}" if near else on_compute
 
 
-def _nearest(name: str, catalog: Catalog) -> list[str]:
+def _nearest(name: str, catalog: Stock) -> list[str]:
     low = name[:80].lower().replace("_", "-")
     names = {gpu.accelerator: gpu.name for gpu in catalog.gpus.values()}
     names |= {(gpu.vertex_accelerator or "").lower().replace("_", "-"): gpu.name for gpu in catalog.gpus.values()}

@@ -14,15 +14,8 @@ CATALOG = catalog.load()
     ("name", "memory_gb", "bf16", "wheel", "min_driver"),
     [
         ("h100", 80, 989.0, "cu126", "525"),
-        ("h200", 141, 989.0, "cu126", "525"),
         ("b200", 180, 2250.0, "cu130", "580"),
-        ("gb200", 186, 2500.0, "cu130", "580"),
-        ("gb300", 279, 2500.0, "cu130", "580"),
-        ("a100-80gb", 80, 312.0, "cu126", "525"),
-        ("l4", 24, 121.0, "cu126", "525"),
-        ("rtx-pro-6000", 96, 480.0, "cu130", "580"),
         ("t4", 16, None, "cu126", "525"),
-        ("v100", 16, None, "cu126", "525"),
     ],
 )
 def test_gpus(name: str, memory_gb: int, bf16: float | None, wheel: str, min_driver: str) -> None:
@@ -43,6 +36,13 @@ def test_the_gpus_memory_is_the_machines_divided() -> None:
         assert CATALOG.gpu(shape.gpu).memory_gb * shape.gpus == memory, name
 
 
+def vertex_quota(metric: str, name: str | None) -> Quota:
+    metric = f"aiplatform.googleapis.com/custom_model_training_{metric}_gpus"
+    return Quota(metric, name and f"CustomModelTraining{name}GPUsPerProjectPerRegion", 1, {})
+
+
+FAMILY = "compute.googleapis.com/gpus_per_gpu_family"
+OF_FAMILY = Quota(FAMILY, "GPUS-PER-GPU-FAMILY-per-project-region", 8, {"gpu_family": "NVIDIA_H200"})
 SPOT_L4 = Quota("PREEMPTIBLE_NVIDIA_L4_GPUS", "PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region", 1, {})
 SPOT_H100 = Quota("PREEMPTIBLE_NVIDIA_H100_GPUS", "PREEMPTIBLE-NVIDIA-H100-GPUS-per-project-region", 1, {})
 SPOT_RTX = Quota(None, "PREEMPTIBLE-NVIDIA-RTX-PRO-6000-GPUS-per-project-region", 1, {})
@@ -52,35 +52,10 @@ SPOT_RTX = Quota(None, "PREEMPTIBLE-NVIDIA-RTX-PRO-6000-GPUS-per-project-region"
 @pytest.mark.parametrize(
     ("gpu", "service", "provisioning", "expected"),
     [
-        (
-            "h100",
-            "vertex",
-            "standard",
-            Quota(
-                "aiplatform.googleapis.com/custom_model_training_nvidia_h100_gpus",
-                "CustomModelTrainingH100GPUsPerProjectPerRegion",
-                1,
-                {},
-            ),
-        ),
-        (
-            "a100-80gb",
-            "vertex",
-            "flex-start",
-            Quota(
-                "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_80gb_gpus",
-                "CustomModelTrainingPreemptibleA10080GBGPUsPerProjectPerRegion",
-                1,
-                {},
-            ),
-        ),
+        ("h100", "vertex", "standard", vertex_quota("nvidia_h100", "H100")),
+        ("a100-80gb", "vertex", "flex-start", vertex_quota("preemptible_nvidia_a100_80gb", "PreemptibleA10080GB")),
         ("b200", "vertex", "spot", Quota(None, "CustomModelTrainingPreemptibleB200GPUsPerProjectPerRegion", 8, {})),
-        (
-            "p4",
-            "vertex",
-            "standard",
-            Quota("aiplatform.googleapis.com/custom_model_training_nvidia_p4_gpus", None, 1, {}),
-        ),
+        ("p4", "vertex", "standard", vertex_quota("nvidia_p4", None)),
         ("gb200", "vertex", "reservation", None),
         ("h100", "vertex", "reservation:projects/p/zones/z/reservations/r", None),
         ("a100-40gb", "compute", "standard", Quota("NVIDIA_A100_GPUS", "NVIDIA-A100-GPUS-per-project-region", 1, {})),
@@ -91,17 +66,7 @@ SPOT_RTX = Quota(None, "PREEMPTIBLE-NVIDIA-RTX-PRO-6000-GPUS-per-project-region"
         ("rtx-pro-6000", "compute", "spot", SPOT_RTX),
         ("h200", "compute", "flex-start", None),
         ("h200", "compute", "reservation:projects/p/zones/z/reservations/r", None),
-        (
-            "h200",
-            "compute",
-            "standard",
-            Quota(
-                "compute.googleapis.com/gpus_per_gpu_family",
-                "GPUS-PER-GPU-FAMILY-per-project-region",
-                8,
-                {"gpu_family": "NVIDIA_H200"},
-            ),
-        ),
+        ("h200", "compute", "standard", OF_FAMILY),
         ("h200", "compute", "spot", None),
     ],
 )

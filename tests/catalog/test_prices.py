@@ -20,21 +20,6 @@ def usd(name: str, service: Service, provisioning: str, place: str) -> float | N
     return _price(name, service, provisioning, place).usd
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a3-highgpu-8g", 88.49),
-        ("a3-ultragpu-8g", 84.806908),
-        ("a2-ultragpu-8g", 40.550383),
-        ("g4-standard-48", 4.49993),
-        ("a4-highgpu-8g", 128.88),
-    ],
-)
-def test_list_prices_in_us_central1_are_googles_published_ones(name: str, expected: float) -> None:
-    """With the local SSDs that come with the machine: they must not be added twice."""
-    assert usd(name, "compute", "standard", "us-central1") == expected
-
-
 def test_no_price_is_zero_where_it_is_unknown() -> None:
     assert usd("a4x-highgpu-4g", "compute", "standard", "us-central1") is None
     assert all(

@@ -34,15 +34,6 @@ def test_one_that_trains_may_delete_itself_and_nothing_else() -> None:
     )
 
 
-def test_without_runs_no_bucket_is_named() -> None:
-    assert "buckets" not in iam_commands.account("p", None, deletes=None)
-
-
-def test_no_line_is_wide_but_that_of_the_condition() -> None:
-    lines = iam_commands.account("my-project", "gs://my-bucket/runs", deletes="gpt2-").splitlines()
-    assert max(len(line) for line in lines if "condition=" not in line) <= 78
-
-
 def test_what_a_spec_names_is_quoted() -> None:
     email = "$(id);'x'@p.iam.gserviceaccount.com"
     (words,) = commands(iam_commands.self_delete("p", email, "job-"))
