@@ -20,7 +20,7 @@ from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.loggers.feed import RunInfo
 from launch_train.telemetry.metric_sink import open_sink
-from launch_train.telemetry.rows import Row, plain
+from launch_train.telemetry.rows import Row, plain_row
 
 pytestmark = [
     pytest.mark.judges,
@@ -137,7 +137,7 @@ def test_mlflow_has_one_run_that_each_start_continues(server: str, monkeypatch: 
     def started(rows: Sequence[Row], config: dict[str, Any], state: Any) -> Any:
         service = MlflowRun(run)
         service.configure(config)
-        service.log([plain(one) for one in rows])
+        service.log([plain_row(one) for one in rows])
         service.finish(state)
         (found,) = client.search_runs([client.get_experiment_by_name("vision").experiment_id])
         return found

@@ -57,7 +57,7 @@ def test_the_container_of_a_single_node(state: Path) -> None:
     assert found[-len(told["arguments"]) - 3 :] == ["--entrypoint", "python", told["image"], *told["arguments"]]
     assert env.items() >= told["env"].items()
     assert env[contract.JOB_ID] == "42"
-    where = cluster.parse(env[contract.CLUSTER_SPEC], {})
+    where = cluster.parse_cluster(env[contract.CLUSTER_SPEC], {})
     assert where.nodes == ("job-1.us-central1-a.c.my-project.internal:2222",)
     assert where.cloud
     assert json.loads(env["LAUNCH_MACHINE"]) == {
@@ -76,7 +76,7 @@ def test_the_container_of_one_node_of_three(tmp_path: Path, node: int) -> None:
     body = request("vm", world={"run_id": "r"}, machine=machine, zones=["us-central1-a"], **TRAINING)
     (tmp_path / "told.json").write_text(told_text(body))
     env = variables(words(tmp_path, "42", f"r-n{node}", *ME[2:], ""))
-    where = cluster.parse(env[contract.CLUSTER_SPEC], {})
+    where = cluster.parse_cluster(env[contract.CLUSTER_SPEC], {})
     assert where.node == node
     assert where.nodes == tuple(f"r-n{n}.us-central1-a.c.my-project.internal:2222" for n in range(3))
     assert (contract.JOB_ID in env) == (node == 0)

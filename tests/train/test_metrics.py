@@ -93,7 +93,7 @@ def test_only_rank_0_of_all_and_only_with_a_folder(tmp_path: Path) -> None:
 def test_a_row_is_strict_json() -> None:
     row = {"step": np.int64(3), "loss": torch.tensor(0.5), "lr": float("nan"), "x": float("-inf"), "ok": True}
     row |= {"p": Path("a"), "config": {"betas": (0.9, float("inf"))}}
-    plain = rows.plain(row)
+    plain = rows.plain_row(row)
     assert (plain["step"], plain["loss"], plain["ok"], plain["p"]) == (3, 0.5, True, "a")
     assert (plain["lr"], plain["x"], plain["nonfinite"]) == (None, None, {"lr": "nan", "x": "-inf"})
     json.dumps(plain, allow_nan=False)
@@ -376,7 +376,7 @@ def test_the_end_does_not_wait_for_ever_and_says_what_is_left(
     with pytest.raises(OutputError, match=rf"2 objects \(0.000 MB\) did not reach gs://my-bucket/r in .*{place}"):
         out.close(0.5)
     cloud.faults.clear()
-    assert upload_queue.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
+    assert upload_queue.sweep_spools(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
     assert [[row["step"] for row in rows] for rows in stored(cloud).values()] == [[1], [2]]
 
 
@@ -460,14 +460,14 @@ def test_what_a_killed_script_had_put_is_swept(cloud: GoogleCloud, clock: FakeCl
     assert done.returncode == -9, done.stderr
     assert stored(cloud) == {}
     clock.advance(2)
-    assert upload_queue.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
+    assert upload_queue.sweep_spools(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
     assert [row["step"] for rows in stored(cloud).values() for row in rows] == list(range(1, 101))
 
 
 @pytest.mark.parametrize("step", [3, np.int64(3), np.float32(3), 3.0, torch.tensor(3)])
 def test_a_step_is_a_whole_number(step: Any) -> None:
-    assert rows.whole(step) == 3
-    assert type(rows.whole(step)) is int
+    assert rows.whole_step(step) == 3
+    assert type(rows.whole_step(step)) is int
 
 
 @pytest.mark.parametrize("step", ["3", 3.5, None, float("nan"), float("inf"), [3], torch.zeros(2), 1j])

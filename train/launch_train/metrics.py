@@ -26,7 +26,7 @@ from launch_train.common.console import say
 from launch_train.common.errors import OutputError
 from launch_train.common.heartbeat import Heartbeat
 from launch_train.telemetry.metric_sink import MetricsWriter, Sink, open_sink
-from launch_train.telemetry.rows import plain, whole
+from launch_train.telemetry.rows import plain_row, whole_step
 
 LAST_SECONDS = 10.0
 """Time that a script gets to write its rows after SIGTERM."""
@@ -40,7 +40,7 @@ def log(step: int, **values: Any) -> None:
 
     Raises TypeError if `step` is not a whole number.
     """
-    done, row = whole(step), plain(values)
+    done, row = whole_step(step), plain_row(values)
     _mark_as_logged()
     _default().put([{"step": done, "time": time.time(), **row}])
     for name, text in runfolder.nonfinite(row).items():
@@ -54,7 +54,7 @@ def log(step: int, **values: Any) -> None:
 
 def event(name: str, **fields: Any) -> None:
     """Log an event, such as start, eval, checkpoint or end, with its fields."""
-    _default().put([{"event": name, "time": time.time(), **plain(fields)}])
+    _default().put([{"event": name, "time": time.time(), **plain_row(fields)}])
 
 
 _warned: set[str] = set()

@@ -21,9 +21,9 @@ from launch_train.common.config import (
     Profile,
     ResNet,
     as_data,
-    line,
     local_paths,
     parse,
+    problem_line,
     problems,
     user_functions,
 )
@@ -218,7 +218,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 def test_a_wrong_value_is_named_with_its_place(config: dict[str, Any], where: str, words: str) -> None:
     (problem,) = problems(config)
     assert ".".join(map(str, problem[0])) == where
-    assert words in line(problem)
+    assert words in problem_line(problem)
 
 
 @pytest.mark.parametrize("value", ["auto", "off", 1, 90, 2.5, 604_800])

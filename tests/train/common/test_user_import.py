@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from launch_train.common import contract
 from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
-from launch_train.common.user_import import UserFunction, load
+from launch_train.common.user_import import UserFunction, load_function
 from launch_train.models import build_model
 from launch_train.models import user_model as own
 
@@ -50,12 +50,12 @@ def refused(work: Callable[[], Any]) -> str:
 
 def test_a_function_in_a_package_is_called_with_its_settings(write: Write) -> None:
     write(mine_a__model="def build(width, depth=2):\n    return width * depth\n")
-    assert load("mine_a.model:build")(width=3) == 6
+    assert load_function("mine_a.model:build")(width=3) == 6
 
 
 def test_the_users_code_comes_behind_pythons_own_modules(write: Write) -> None:
     write(queue="def build(): return 1\n")
-    said = refused(lambda: load("queue:build", "model"))
+    said = refused(lambda: load_function("queue:build", "model"))
     own = "queue.py can't be imported: Python's module queue shadows it; rename it"
     assert said == f"model: queue:build: {own}"
 
@@ -63,14 +63,14 @@ def test_the_users_code_comes_behind_pythons_own_modules(write: Write) -> None:
 @pytest.mark.parametrize(("name", "whose"), [("launch_train__model", "launch's"), ("pytest", "the installed")])
 def test_a_module_that_another_one_hides_is_named(write: Write, name: str, whose: str) -> None:
     write(**{name: "def build(): return 1\n"})
-    said = refused(lambda: load(f"{name.replace('__', '.')}:build", "model"))
+    said = refused(lambda: load_function(f"{name.replace('__', '.')}:build", "model"))
     assert f": {whose} module {name.partition('__')[0]} shadows it" in said
 
 
 def test_a_folder_beside_a_module_of_its_name_hides_nothing(write: Write, tmp_path: Path) -> None:
     write(mine_b="def build(): return 1\n")
     (tmp_path / "mine_b").mkdir()  # of data, say: Python takes the module
-    assert load("mine_b:build")() == 1
+    assert load_function("mine_b:build")() == 1
 
 
 MODULES = {
@@ -109,7 +109,7 @@ MODULES = {
 )
 def test_what_can_be_wrong_with_a_name(write: Write, tmp_path: Path, name: str, said: str) -> None:
     write(**MODULES)
-    text = refused(lambda: load(name, "data"))
+    text = refused(lambda: load_function(name, "data"))
     assert text.startswith(f"data: {name}")
     assert said.format(folder=tmp_path) in text
 
@@ -125,19 +125,19 @@ def test_what_can_be_wrong_with_a_name(write: Write, tmp_path: Path, name: str, 
 )
 def test_a_function_that_fails_says_where(write: Write, body: str, said: str) -> None:
     write(mine_k=f"def build(**settings):\n    {body}\n")
-    assert said in refused(load("mine_k:build", "model"))
+    assert said in refused(load_function("mine_k:build", "model"))
 
 
 def test_a_setting_that_the_function_does_not_take(write: Write) -> None:
     write(mine_l="def build(width=1):\n    pass\n")
-    said = refused(lambda: load("mine_l:build", "model")(widht=2))
+    said = refused(lambda: load_function("mine_l:build", "model")(widht=2))
     assert said.startswith("model: mine_l:build failed when it was called: TypeError: build() got an unexpected")
 
 
 def test_errors_of_the_trainers_own_stay_what_they_are(write: Write) -> None:
     write(mine_m="from launch_train.common.errors import UnfitError\ndef build():\n    raise UnfitError('no GPU')\n")
     with pytest.raises(UnfitError, match="no GPU"):
-        load("mine_m:build")()
+        load_function("mine_m:build")()
 
 
 # --- A model of the user's ------------------------------------------------------------------------------------------

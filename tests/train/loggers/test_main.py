@@ -33,7 +33,7 @@ def test_how_a_start_of_the_run_ends(
     rows: Sequence[Any], end: Any, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services = {"wandb": Recorded(), "mlflow": Recorded()}
-    monkeypatch.setattr(process, "_open", lambda name, env: services[name])
+    monkeypatch.setattr(process, "_open_service", lambda name, env: services[name])
     process.main([*services], [json.dumps(line).encode() for line in (*rows, *([end] if end else ()))])
     assert {service.state for service in services.values()} == {state}
     assert [service.steps for service in services.values()] == [[1], [1]]
@@ -43,7 +43,7 @@ def test_a_line_that_a_killed_process_has_cut_off_does_not_cost_the_rows_before_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service = Recorded()
-    monkeypatch.setattr(process, "_open", lambda name, env: service)
+    monkeypatch.setattr(process, "_open_service", lambda name, env: service)
     process.main(["wandb"], [json.dumps(STEP).encode(), b'{"step": 2, "lo'])
     assert (service.steps, service.state) == ([1], "failed")
 

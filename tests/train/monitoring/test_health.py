@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from launch_train.monitoring.health import GpuFault, cuda_fault, faults, is_gpu
-from launch_train.monitoring.nvidia_smi import Card, links, read
+from launch_train.monitoring.nvidia_smi import Card, links, parse_smi_report
 from tests.train.monitoring.nvidiasmi import MIG_DEVICE, PROCESS, T4, eight, gpu, log, matrix
 
 
 def cards(text: str) -> tuple[Card, ...]:
-    report = read(text)
+    report = parse_smi_report(text)
     assert report is not None
     return report.cards
 

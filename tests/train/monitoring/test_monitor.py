@@ -19,7 +19,7 @@ from launch_train.monitoring.monitor import BoundedCall, LazySink, Monitor, Node
 from launch_train.monitoring.nvml import open_gpus
 from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row
-from launch_train.telemetry.upload_queue import sweep
+from launch_train.telemetry.upload_queue import sweep_spools
 from tests.train.monitoring.fakenvml import Device, FakeNvml
 
 if TYPE_CHECKING:  # a GPU machine has no Google libraries
@@ -252,7 +252,7 @@ def test_a_bucket_that_is_away_does_not_hold_the_end_up(
     watch.close()
     assert time.monotonic() - began < 10
     cloud.faults.clear()
-    assert sweep(tmp_path / "spool", GcsFolder("gs://my-bucket/r"), 20) == 0
+    assert sweep_spools(tmp_path / "spool", GcsFolder("gs://my-bucket/r"), 20) == 0
     assert len(GcsFolder("gs://my-bucket/r").list("monitor/")) == 2, "the node sends what was left"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch_train.monitoring.nvidia_smi import GpuProcess, links, read
+from launch_train.monitoring.nvidia_smi import GpuProcess, links, parse_smi_report
 from tests.train.monitoring.nvidiasmi import LOST, MIG_DEVICE, NO_DRIVER, PROCESS, T4, eight, gpu, log, matrix
 
 
 def test_eight_gpus_that_are_fine() -> None:
-    report = read(eight())
+    report = parse_smi_report(eight())
     assert report is not None
     assert (report.driver, report.cuda, report.lost, len(report.cards)) == ("580.95.05", "13.0", (), 8)
     assert [card.number for card in report.cards] == list(range(8))
@@ -24,7 +24,7 @@ def test_eight_gpus_that_are_fine() -> None:
 
 
 def test_an_older_driver_says_it_in_other_words() -> None:
-    report = read(log(T4, driver="470.57.02", cuda="11.4"))
+    report = parse_smi_report(log(T4, driver="470.57.02", cuda="11.4"))
     assert report is not None
     card = report.cards[0]
     assert (card.name, card.persistence, card.compute_mode) == ("Tesla T4", False, "Exclusive_Process")
@@ -35,12 +35,12 @@ def test_an_older_driver_says_it_in_other_words() -> None:
 
 def test_faults_are_read() -> None:
     text = gpu(sram=1, dram=2, pending="Yes", failure="Yes", hot="Active", reset="Yes", fabric="In Progress")
-    report = read(log(text))
+    report = parse_smi_report(log(text))
     assert report is not None
     card = report.cards[0]
     assert (card.uncorrectable, card.remap_pending, card.remap_failed) == (3, True, True)
     assert (card.slowed, card.recovery, card.fabric) == (("hw_thermal_slowdown",), "Reset", "In Progress")
-    deprecated = read(log(gpu(reset="Requested functionality has been deprecated", recovery="Reboot")))
+    deprecated = parse_smi_report(log(gpu(reset="Requested functionality has been deprecated", recovery="Reboot")))
     assert deprecated is not None
     assert deprecated.cards[0].recovery == "Reboot"
 
@@ -49,34 +49,34 @@ def test_processes_that_compute() -> None:
     ours = PROCESS.format(pid=4321, kind="C", name="/usr/bin/python3", memory="3052 MiB")
     desktop = PROCESS.format(pid=7, kind="G", name="/usr/lib/xorg/Xorg", memory="20 MiB")
     silent = PROCESS.format(pid=9, kind="M+C", name="", memory="[N/A]")
-    report = read(log(gpu(name="NVIDIA L4", processes=ours + desktop + silent)))
+    report = parse_smi_report(log(gpu(name="NVIDIA L4", processes=ours + desktop + silent)))
     assert report is not None
     assert report.cards[0].processes == (GpuProcess(4321, "/usr/bin/python3", 3.2), GpuProcess(9, "a process", None))
 
 
 def test_mig() -> None:
-    report = read(log(gpu(mig="Enabled", mig_devices=MIG_DEVICE * 2), gpu(mig="Enabled")))
+    report = parse_smi_report(log(gpu(mig="Enabled", mig_devices=MIG_DEVICE * 2), gpu(mig="Enabled")))
     assert report is not None
     assert [(card.mig, card.mig_devices) for card in report.cards] == [(True, 2), (True, 0)]
 
 
 def test_a_lost_gpu_is_a_line_before_the_rest_or_all_there_is() -> None:
-    report = read(LOST + log(gpu()))
+    report = parse_smi_report(LOST + log(gpu()))
     assert report is not None
     assert (len(report.cards), report.lost) == (1, (LOST.strip(),))
-    alone = read(LOST)
+    alone = parse_smi_report(LOST)
     assert alone is not None
     assert (alone.cards, alone.lost) == ((), (LOST.strip(),))
 
 
 def test_what_is_no_report() -> None:
     for text in ("", NO_DRIVER, "NVIDIA L4, 550.90.07\n", eight()[:4000], "No devices were found\n"):
-        assert read(text) is None
+        assert parse_smi_report(text) is None
 
 
 @given(st.text())
 def test_no_text_breaks_it(text: str) -> None:
-    report = read(text)
+    report = parse_smi_report(text)
     assert report is None or not report.cards
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from launch_train.monitoring.nvml import READS, Gpus, open_gpus, shown
+from launch_train.monitoring.nvml import READS, Gpus, open_gpus, visible_indices
 from tests.train.monitoring.fakenvml import LOST, NOT_SUPPORTED, UNKNOWN, Device, FakeNvml
 
 
@@ -122,7 +122,7 @@ def test_gpus_that_are_shown() -> None:
         ("", []),
         ("MIG-0,MIG-1", [0, 1, 2]),
     ]:
-        assert shown(uuids, visible) == expected
+        assert visible_indices(uuids, visible) == expected
     assert [row["gpu"] for row in opened(FakeNvml([Device(), Device(uuid="GPU-1")]), "GPU-1").sample()] == [1]
     assert open_gpus({"CUDA_VISIBLE_DEVICES": ""}, FakeNvml([Device()])) is None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.node.cluster import Cluster, ClusterError, NotANodeError, parse
+from launch_train.node.cluster import Cluster, ClusterError, NotANodeError, parse_cluster
 
 
 def spec(task: Any, **pools: Any) -> str:
@@ -28,25 +28,25 @@ PRIMARY = {"type": "workerpool0", "index": 0, "trial": "1"}
     ],
 )
 def test_pool_0_then_pool_1_are_the_nodes(task: dict[str, Any], node: int) -> None:
-    assert parse(spec(task), {}) == Cluster(("a-0:2222", "b-0:2222", "b-1:2222"), node, cloud=True)
+    assert parse_cluster(spec(task), {}) == Cluster(("a-0:2222", "b-0:2222", "b-1:2222"), node, cloud=True)
 
 
 def test_other_pools_are_not_nodes() -> None:
     pools = {"workerpool0": ["a:1"], "workerpool1": ["b:1"], "workerpool2": ["r:1", "r:2"], "workerpool3": ["e:1"]}
-    assert parse(spec(PRIMARY, **pools), {}).nodes == ("a:1", "b:1")
+    assert parse_cluster(spec(PRIMARY, **pools), {}).nodes == ("a:1", "b:1")
     for pool, what in (("workerpool2", "a reduction server"), ("workerpool3", "an evaluator")):
         with pytest.raises(NotANodeError, match=f"this replica is {what}"):
-            parse(spec({"type": pool, "index": 0}, **pools), {})
+            parse_cluster(spec({"type": pool, "index": 0}, **pools), {})
 
 
 def test_host_and_port_are_node_0s() -> None:
-    cluster = parse(spec(PRIMARY, workerpool0=["[::1]:2223"]), {})
+    cluster = parse_cluster(spec(PRIMARY, workerpool0=["[::1]:2223"]), {})
     assert (cluster.host, cluster.port, cluster.size) == ("::1", 2223, 1)
 
 
 def test_the_job_may_be_text_or_an_object_and_the_platform_a_rehearsal() -> None:
     value = {"cluster": {"workerpool0": ["a:1"]}, "environment": "local", "task": PRIMARY, "job": "{}"}
-    assert parse(json.dumps(value), {}) == Cluster(("a:1",), 0, rehearsal=True)
+    assert parse_cluster(json.dumps(value), {}) == Cluster(("a:1",), 0, rehearsal=True)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_job_may_be_text_or_an_object_and_the_platform_a_rehearsal() -> None
 def test_without_cluster_spec_rank_and_world_size_count_nodes(
     nothing: str | None, environ: dict[str, str], expected: Cluster
 ) -> None:
-    assert parse(nothing, environ) == expected
+    assert parse_cluster(nothing, environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_without_cluster_spec_rank_and_world_size_count_nodes(
 )
 def test_a_wrong_environment_is_one_line(environ: dict[str, str], words: str) -> None:
     with pytest.raises(ClusterError, match=words) as caught:
-        parse(None, environ)
+        parse_cluster(None, environ)
     assert "\n" not in str(caught.value)
 
 
@@ -104,6 +104,6 @@ def test_a_wrong_environment_is_one_line(environ: dict[str, str], words: str) ->
 )
 def test_a_wrong_cluster_spec_is_one_line(text: str, words: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        parse(text, {})
+        parse_cluster(text, {})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)

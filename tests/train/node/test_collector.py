@@ -17,7 +17,7 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.contract import Exit
-from launch_train.common.heartbeat import Heartbeat, create, newest
+from launch_train.common.heartbeat import Heartbeat, create_heartbeat, newest_beat
 from launch_train.common.storage import LocalFolder
 from launch_train.node import collector
 from launch_train.node.collector import LINE, LineMetrics, StepRows, is_read_from
@@ -293,14 +293,14 @@ def test_a_late_value_joins_its_row_and_the_newest_step_stays_last(
 
 
 def test_scalars_extend_a_deadline_but_never_shorten_a_later_one(tmp_path: Path) -> None:
-    create(tmp_path)
+    create_heartbeat(tmp_path)
     heartbeat = Heartbeat({contract.WATCH: str(tmp_path)})
     heartbeat.extend(60.0)
-    first = newest(tmp_path)
+    first = newest_beat(tmp_path)
     assert math.isclose(first.deadline - first.last, 60.0)
     heartbeat.expect(600.0)
     heartbeat.extend(60.0)
-    assert math.isclose(newest(tmp_path).deadline - newest(tmp_path).last, 600.0)
+    assert math.isclose(newest_beat(tmp_path).deadline - newest_beat(tmp_path).last, 600.0)
 
 
 @pytest.mark.parametrize(

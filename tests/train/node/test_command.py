@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import TORCHRUN, Task, command, missing_target, parse_args
+from launch_train.node.command import TORCHRUN, Task, command_line, missing_target, parse_args
 from launch_train.node.control_store import GenerationSpec
 from launch_train.node.environment import Paths, child_env, framework_env, network_env
 
@@ -43,7 +43,7 @@ def test_a_wrong_command_line_is_a_users_error(argv: list[str], capsys: pytest.C
 
 
 def shown(task: Task, cluster: Cluster) -> str:
-    argv = command(task, cluster, ORDER, processes=8, run="demo", grace=30.0)
+    argv = command_line(task, cluster, ORDER, processes=8, run="demo", grace=30.0)
     return " ".join(argv).replace(sys.executable, "PYTHON").replace(TORCHRUN, "TORCHRUN")
 
 
@@ -156,7 +156,7 @@ def test_frameworks_get_nothing_where_it_would_be_wrong() -> None:
 
 def test_torchrun_starts_under_python_3_10_which_has_no_safe_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def torchrun() -> list[str]:
-        return command(Task("torchrun", "script", "x.py", ()), PAIR, ORDER, processes=2, run="r", grace=10)
+        return command_line(Task("torchrun", "script", "x.py", ()), PAIR, ORDER, processes=2, run="r", grace=10)
 
     monkeypatch.setattr(sys, "version_info", (3, 11, 0))
     assert torchrun()[1:3] == ["-P", TORCHRUN]

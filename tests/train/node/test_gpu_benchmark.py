@@ -14,7 +14,7 @@ from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.node import gpu_benchmark
-from launch_train.node.gpu_benchmark import Result, check, run_bench
+from launch_train.node.gpu_benchmark import Result, check_gpu_speed, run_gpu_bench
 from tests.train.alone import alone
 from tests.train.nodes import machines
 
@@ -28,9 +28,9 @@ def never() -> bool:
 
 def test_it_is_off_unless_it_is_asked_for() -> None:
     for env in ({}, {contract.PREFLIGHT: "off"}):
-        check(env, 1, 8, 8, pytest.fail, never, print)
+        check_gpu_speed(env, 1, 8, 8, pytest.fail, never, print)
     with pytest.raises(UsageError, match="LAUNCH_PREFLIGHT='yes' must be off or bench"):
-        check({contract.PREFLIGHT: "yes"}, 1, 8, 8, pytest.fail, never, print)
+        check_gpu_speed({contract.PREFLIGHT: "yes"}, 1, 8, 8, pytest.fail, never, print)
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_a_machine_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "train.py").write_text("raise SystemExit('not me')")
     monkeypatch.chdir(tmp_path)
     env = {**ENV, contract.RUN_FOLDER: str(tmp_path / "run"), contract.EXIT_FILE: str(tmp_path / "exit")}
-    done = run_bench(env, 3, processes=1, gpus=0, stopped=never, parts="host,allreduce")
+    done = run_gpu_bench(env, 3, processes=1, gpus=0, stopped=never, parts="host,allreduce")
     assert done.problem == ""
     data = json.loads(done.report)
     assert (data["ok"], [rank["node"] for rank in data["ranks"]]) == (True, [3])
@@ -50,9 +50,9 @@ def test_a_machine_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @alone
 def test_what_takes_too_long_is_ended_and_so_is_what_is_stopped() -> None:
     began = time.monotonic()
-    late = run_bench(ENV, 0, processes=1, gpus=0, stopped=never, limit=0.3)
+    late = run_gpu_bench(ENV, 0, processes=1, gpus=0, stopped=never, limit=0.3)
     assert late == Result("the benchmark did not finish within 0 s")
-    assert run_bench(ENV, 0, processes=1, gpus=0, stopped=lambda: True) == Result()
+    assert run_gpu_bench(ENV, 0, processes=1, gpus=0, stopped=lambda: True) == Result()
     assert time.monotonic() - began < 2 * gpu_benchmark.GRACE
 
 
@@ -60,7 +60,7 @@ def test_what_takes_too_long_is_ended_and_so_is_what_is_stopped() -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
     """What the measuring finds, one after the other."""
     results: list[Result] = []
-    monkeypatch.setattr(gpu_benchmark, "run_bench", lambda *_, **__: results.pop(0))
+    monkeypatch.setattr(gpu_benchmark, "run_gpu_bench", lambda *_, **__: results.pop(0))
     return results
 
 
@@ -68,12 +68,12 @@ def test_a_slow_machine_is_unfit_and_its_figures_are_kept(told: list[Result]) ->
     told += [Result("", b"{1}"), Result("GPU 3 of node 1 is 28 % slower", b"{2}"), Result("dead")]
     said: list[str] = []
     kept: list[bytes] = []
-    check(BENCH, 1, 8, 8, said.append, never, kept.append)
+    check_gpu_speed(BENCH, 1, 8, 8, said.append, never, kept.append)
     assert said == ["preflight: benchmarking 8 GPUs", "preflight: passed, GPU speed is as expected"]
     with pytest.raises(UnfitError, match="preflight: GPU 3 of node 1 is 28 % slower"):
-        check(BENCH, 1, 8, 8, said.append, never, kept.append)
+        check_gpu_speed(BENCH, 1, 8, 8, said.append, never, kept.append)
     with pytest.raises(UnfitError, match="preflight: dead"):
-        check(BENCH, 1, 1, 1, said.append, never, kept.append)
+        check_gpu_speed(BENCH, 1, 1, 1, said.append, never, kept.append)
     assert kept == [b"{1}", b"{2}"]
 
 
@@ -86,19 +86,19 @@ def test_the_problem_is_what_the_verdict_calls_unfit(monkeypatch: pytest.MonkeyP
         return SimpleNamespace(poll=lambda: 70, kill=lambda: None)
 
     monkeypatch.setattr(gpu_benchmark, "Child", bench)
-    assert run_bench(ENV, 0, processes=1, gpus=1, stopped=never).problem == "a; c"
+    assert run_gpu_bench(ENV, 0, processes=1, gpus=1, stopped=never).problem == "a; c"
 
 
 def test_a_node_without_gpus_goes_on(told: list[Result]) -> None:
     said: list[str] = []
-    check(BENCH, 0, 1, 0, said.append, never, print)
+    check_gpu_speed(BENCH, 0, 1, 0, said.append, never, print)
     assert said == ["preflight: skipped, no GPU found"]
 
 
 def test_a_node_that_is_stopped_meanwhile_claims_nothing(told: list[Result]) -> None:
     told += [Result()]
     said: list[str] = []
-    check(BENCH, 0, 1, 1, said.append, lambda: True, print)
+    check_gpu_speed(BENCH, 0, 1, 1, said.append, lambda: True, print)
     assert said == ["preflight: benchmarking the GPU"]
 
 

@@ -154,20 +154,20 @@ def test_the_trainer_hangs_in_a_step_and_goes_on_from_its_checkpoint(one: Machin
 
 
 def test_the_heartbeat_is_read_from_another_process(tmp_path: Path) -> None:
-    heartbeat.create(tmp_path)
-    assert heartbeat.newest(tmp_path).deadline == math.inf
+    heartbeat.create_heartbeat(tmp_path)
+    assert heartbeat.newest_beat(tmp_path).deadline == math.inf
     line, before = Heartbeat({contract.WATCH: str(tmp_path)}), time.monotonic()
     line.expect(5)
-    assert before <= heartbeat.newest(tmp_path).last <= time.monotonic()
-    assert heartbeat.newest(tmp_path).deadline == heartbeat.newest(tmp_path).last + 5
+    assert before <= heartbeat.newest_beat(tmp_path).last <= time.monotonic()
+    assert heartbeat.newest_beat(tmp_path).deadline == heartbeat.newest_beat(tmp_path).last + 5
     line.expect(math.inf)
-    assert heartbeat.newest(tmp_path).deadline == math.inf
+    assert heartbeat.newest_beat(tmp_path).deadline == math.inf
 
 
 def test_without_a_node_there_is_no_heartbeat(tmp_path: Path) -> None:
     Heartbeat({}).expect(1)
     Heartbeat({contract.WATCH: str(tmp_path / "gone")}).expect(1)
-    assert heartbeat.newest(tmp_path).deadline == math.inf
+    assert heartbeat.newest_beat(tmp_path).deadline == math.inf
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_compiling_again_is_no_hang_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, late: float, hung: bool
 ) -> None:
     found, now = HangDetector(tmp_path, None, lambda: -math.inf), time.monotonic()
-    monkeypatch.setattr(heartbeat, "newest", lambda folder: Beat(now - late - 60, now - late))
+    monkeypatch.setattr(heartbeat, "newest_beat", lambda folder: Beat(now - late - 60, now - late))
     monkeypatch.setattr(found, "stacks", lambda: text)
     assert found.found() == (text if hung else None)
 
@@ -207,7 +207,7 @@ def test_a_line_of_output_does_not_shorten_what_was_announced(tmp_path: Path) ->
     found, line = HangDetector(tmp_path, 5.0, lambda: heard), Heartbeat({contract.WATCH: str(tmp_path)})
     assert found._beat() == Beat(heard, heard + 5.0)
     line.expect(1800)
-    assert found._beat() == Beat(heard, heartbeat.newest(tmp_path).deadline)
+    assert found._beat() == Beat(heard, heartbeat.newest_beat(tmp_path).deadline)
     line.expect(1)
     assert found._beat() == Beat(heard, heard + 5.0)
 

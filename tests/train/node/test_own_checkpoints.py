@@ -13,7 +13,7 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.contract import Exit
-from launch_train.node.own_checkpoints import Resume, newest
+from launch_train.node.own_checkpoints import Resume, newest_own_checkpoint
 from tests.train.nodes import Machines, machines, until
 
 SCRIPT = """
@@ -70,14 +70,14 @@ def test_the_newest_checkpoint_has_the_highest_step(
 ) -> None:
     for age, name in enumerate(files):
         touch(tmp_path, name, age=age)
-    found = newest(f"{tmp_path}/{glob}")
+    found = newest_own_checkpoint(f"{tmp_path}/{glob}")
     assert (found and (str(Path(found.path).relative_to(tmp_path)), found.step)) == expected
 
 
 def test_of_the_same_step_the_file_that_was_written_last_is_the_newest(tmp_path: Path) -> None:
     touch(tmp_path, "run-1/step_5.pt", age=10)
     last = touch(tmp_path, "run-0/step_5.pt", age=5)
-    found = newest(f"{tmp_path}/run-*/step_*.pt")
+    found = newest_own_checkpoint(f"{tmp_path}/run-*/step_*.pt")
     assert found
     assert found.path == str(last)
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_skipped(tmp_path: Path)
     (tmp_path / "step_3.pt").touch()
     (tmp_path / "step_4").mkdir()
     (tmp_path / "step_5.pt").symlink_to("nowhere")
-    found = newest(f"{tmp_path}/step_*")
+    found = newest_own_checkpoint(f"{tmp_path}/step_*")
     assert found
     assert found.path == str(whole)
 
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_read_is_not_taken_for_one_without_checkpoints(
 
     monkeypatch.setattr("launch_train.node.own_checkpoints.os.scandir", unreachable)
     with pytest.raises(OSError, match="not connected"):
-        newest(f"{tmp_path}/step_*.pt")
+        newest_own_checkpoint(f"{tmp_path}/step_*.pt")
 
 
 @pytest.fixture

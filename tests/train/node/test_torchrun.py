@@ -47,12 +47,12 @@ def test_the_first_rank_is_named_unless_it_has_said_why(
     codes: dict[str, int], lines: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "exit").write_text("2\n")
-    assert list(torchrun_wrapper.lines(failed(**codes), str(tmp_path / "exit"))) == lines
+    assert list(torchrun_wrapper.failure_lines(failed(**codes), str(tmp_path / "exit"))) == lines
 
 
 def test_without_an_exit_file_every_failure_is_named(tmp_path: Path) -> None:
     for missing in ("", str(tmp_path / "none")):
-        assert list(torchrun_wrapper.lines(failed(r0=2), missing)) == ["rank 0 failed first: exit code 2"]
+        assert list(torchrun_wrapper.failure_lines(failed(r0=2), missing)) == ["rank 0 failed first: exit code 2"]
 
 
 def test_the_exit_file_is_the_contracts() -> None:

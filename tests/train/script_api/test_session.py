@@ -176,7 +176,7 @@ print("saved", expected())
 @pytest.mark.slow
 def test_a_checkpoint_is_no_silence_of_the_script(tmp_path: Path) -> None:
     """The node's hang detection counts what the script does; a save alone may take 30 minutes."""
-    heartbeat.create(tmp_path)
+    heartbeat.create_heartbeat(tmp_path)
     own = {contract.RUN_FOLDER: str(tmp_path / "run"), contract.WATCH: str(tmp_path), contract.HANG_AFTER: "5"}
     done = interpreted(HANG_WATCHED, **own)
     assert done.returncode == 0, done.stderr

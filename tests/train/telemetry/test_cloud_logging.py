@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch_train.telemetry import cloud_logging
-from launch_train.telemetry.cloud_logging import Chunk, Entries, LogSource, LogUploader, batches, rfc3339
+from launch_train.telemetry.cloud_logging import (
+    Chunk,
+    Entries,
+    LogSource,
+    LogUploader,
+    entry_batches,
+    format_nanoseconds,
+)
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
 from launcher.testing.googlecloud.logs import WRITE
 from tests.train.nodes import until
@@ -260,10 +267,10 @@ def test_no_line_is_lost_and_ids_are_in_order(datas: list[bytes]) -> None:
 
 def test_requests_keep_within_googles_limits() -> None:
     small, large = [b"x"] * 2500, [b"x" * 2_000_000] * 5
-    assert [len(batch) for batch in batches(small)] == [1000, 1000, 500]
-    assert [len(batch) for batch in batches(large)] == [2, 2, 1]
-    assert list(batches([])) == []
+    assert [len(batch) for batch in entry_batches(small)] == [1000, 1000, 500]
+    assert [len(batch) for batch in entry_batches(large)] == [2, 2, 1]
+    assert list(entry_batches([])) == []
 
 
 def test_times() -> None:
-    assert rfc3339(1_700_000_000_000_000_001) == "2023-11-14T22:13:20.000000001Z"
+    assert format_nanoseconds(1_700_000_000_000_000_001) == "2023-11-14T22:13:20.000000001Z"

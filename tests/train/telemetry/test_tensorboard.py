@@ -15,7 +15,7 @@ from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.telemetry import metric_sink, tensorboard
 from launch_train.telemetry.rows import scalars
 from launch_train.telemetry.tensorboard import Board, open_board
-from launch_train.telemetry.upload_queue import Outbox, sweep
+from launch_train.telemetry.upload_queue import Outbox, sweep_spools
 from launcher.testing.googlecloud import GoogleCloud
 
 Points = list[tuple[int, float]]
@@ -155,7 +155,7 @@ def test_a_killed_start_leaves_its_events_in_its_spool_alone(
     assert done.returncode == -9, done.stderr
     assert list((tmp_path / "spool").glob("launch-spool-*/launch-logs-*/events.*"))
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert sweep(tmp_path / "spool", GcsFolder("gs://my-bucket/r"), 20) == 0
+    assert sweep_spools(tmp_path / "spool", GcsFolder("gs://my-bucket/r"), 20) == 0
     assert list((tmp_path / "spool").iterdir()) == []
 
 

@@ -28,7 +28,7 @@ from launch_train.telemetry.upload_queue import (
     SpoolEntry,
     new_folder,
     open_outbox,
-    sweep,
+    sweep_spools,
     taken_over,
 )
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status
@@ -314,7 +314,7 @@ def test_the_end_says_what_is_left_and_where(bucket: Bucket, tmp_path: Path) -> 
         outbox.close(0.05)
     outbox.close(0.05)
     bucket.trouble = lambda name: None
-    assert sweep(tmp_path / "spool", bucket, 10) == 0
+    assert sweep_spools(tmp_path / "spool", bucket, 10) == 0
     assert bucket.list() == ["m/1", "m/2"]
 
 
@@ -344,7 +344,7 @@ def test_the_living_and_strangers_are_not_swept(outbox: Spool, bucket: Bucket, t
     (base / ".launch-spool-begun").mkdir()
     other = LocalFolder(bucket.folder)
     other.url = URL
-    assert sweep(base, other, 10) == 0
+    assert sweep_spools(base, other, 10) == 0
     assert other.list() == ["dead", "logs/dead"]
     assert len([path for path in base.rglob("*") if SpoolEntry.of(path)]) == 2
 
@@ -353,13 +353,13 @@ def test_what_a_sweep_can_not_send_stays(bucket: Bucket, tmp_path: Path) -> None
     objects = {f"m/{number}": b"%d" % number for number in range(10)}
     left_by_the_dead(tmp_path, objects)
     bucket.trouble = lambda name: OutputError("held") if name in ("m/3", "m/4") else None
-    assert sweep(tmp_path, bucket, 10) == 2
+    assert sweep_spools(tmp_path, bucket, 10) == 2
     assert len(bucket.list()) == 8
     bucket.trouble = lambda name: None
-    assert sweep(tmp_path, bucket, 0) == 2
-    assert sweep(tmp_path, bucket, 10) == 0
+    assert sweep_spools(tmp_path, bucket, 0) == 2
+    assert sweep_spools(tmp_path, bucket, 10) == 0
     assert {name: bucket.read(name) for name in bucket.list()} == objects
-    assert sweep(tmp_path / "nothing", bucket, 10) == 0
+    assert sweep_spools(tmp_path / "nothing", bucket, 10) == 0
 
 
 def test_of_a_file_that_the_dead_left_twice_the_newest_content_wins(bucket: Bucket, tmp_path: Path) -> None:
@@ -371,9 +371,9 @@ def test_of_a_file_that_the_dead_left_twice_the_newest_content_wins(bucket: Buck
     folder.lock.close()
     errors = iter([OutputError("forbidden")])
     bucket.trouble = lambda name: next(errors, None)
-    assert sweep(tmp_path, bucket, 10) == 1
+    assert sweep_spools(tmp_path, bucket, 10) == 1
     assert bucket.list() == []
-    assert sweep(tmp_path, bucket, 10) == 0
+    assert sweep_spools(tmp_path, bucket, 10) == 0
     assert bucket.read("logs/events") == b"new"
     assert len(bucket.asked) == 2
 
@@ -385,14 +385,14 @@ def test_a_sweep_that_was_killed_may_send_again(bucket: Bucket, tmp_path: Path) 
     store.write("m/2.jsonl", b"theirs")
     store.write("m/2-1.jsonl", b"mine")
     left_by_the_dead(tmp_path, {"m/1.jsonl": b"mine", "m/2.jsonl": b"mine"})
-    assert sweep(tmp_path, bucket, 10) == 0
+    assert sweep_spools(tmp_path, bucket, 10) == 0
     assert bucket.list() == ["m/1.jsonl", "m/2-1.jsonl", "m/2.jsonl"]
 
 
 def test_two_sweeps_at_once_send_each_object_once(bucket: Bucket, tmp_path: Path) -> None:
     for spool_number in range(4):
         left_by_the_dead(tmp_path, {f"m/{spool_number}-{number}": b"x" for number in range(20)})
-    threads = [threading.Thread(target=sweep, args=(tmp_path, bucket, 10)) for _ in range(4)]
+    threads = [threading.Thread(target=sweep_spools, args=(tmp_path, bucket, 10)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -501,7 +501,7 @@ def test_killed_at_any_moment_nothing_that_was_put_is_lost(
             put[name].append(bytes.fromhex(data))
     clock.advance(10)
     cloud.faults.clear()
-    assert sweep(tmp_path / "spool", GcsFolder(URL), 60) == 0
+    assert sweep_spools(tmp_path / "spool", GcsFolder(URL), 60) == 0
     stored = {name.removeprefix("runs/r-1/"): b"".join(blob.pieces) for name, blob in all_objects(cloud).items()}
     parts = {name: contents for name, contents in put.items() if name.startswith("m/")}
     assert len(parts) > 50

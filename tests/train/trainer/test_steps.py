@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from launch_train.common.config import parse
-from launch_train.common.step_timer import CudaStopwatch, Stopwatch, Times, memory_gb, stopwatch
+from launch_train.common.step_timer import CudaStopwatch, Stopwatch, Times, memory_gb, open_stopwatch
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance.precision import POLICIES
 from launch_train.trainer import build, reporting, train
@@ -208,7 +208,7 @@ def test_the_peak_of_a_gpu_is_that_of_the_steps(monkeypatch: pytest.MonkeyPatch)
     peak = [70e9]  # of the probe that looked for the largest micro-batch
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.__setitem__(0, 20e9))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[0])
-    assert isinstance(stopwatch(GPU), CudaStopwatch)
+    assert isinstance(open_stopwatch(GPU), CudaStopwatch)
     assert memory_gb(GPU) == 20.0
 
 
@@ -220,7 +220,7 @@ def test_a_macs_gpu_is_waited_for_before_the_clock_is_read(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.mps, "synchronize", wait)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    watch = stopwatch(torch.device("mps"))
+    watch = open_stopwatch(torch.device("mps"))
     watch.start()
     watch.stop()
     assert (done, [seconds for seconds, *_ in watch.read()]) == ([1], [2.0])

@@ -305,10 +305,10 @@ def test_the_digest_sees_every_bit_and_every_name() -> None:
 
 def test_the_progress_line() -> None:
     row = {"step": 120, "loss": 2.43117, "lr": 9.1e-4, "tokens_per_s": 12345.0}
-    line = console.line(row, 300, "tokens", 41.2)
+    line = console.progress_line(row, 300, "tokens", 41.2)
     assert line == "step 120/300  loss 2.4312  lr 9.1e-04  12.3k tokens/s  ETA 0:41"
-    assert console.line({**row, "step": 7}, 1000, "tokens", 0).startswith("step    7/1000  ")
-    assert "loss nan" in console.line({**row, "loss": float("nan")}, 300, "tokens", 0)
+    assert console.progress_line({**row, "step": 7}, 1000, "tokens", 0).startswith("step    7/1000  ")
+    assert "loss nan" in console.progress_line({**row, "loss": float("nan")}, 300, "tokens", 0)
 
 
 @pytest.mark.parametrize(("done", "window"), [(1, 1), (10, 10), (11, 5), (12, 6), (19, 9), (20, 10), (300, 10)])
@@ -321,11 +321,11 @@ def test_the_first_and_the_last_steps_do_not_overlap(done: int, window: int) -> 
 def test_a_short_run_has_one_mean_loss_and_launch_tells_its_own() -> None:
     end = {"step": 10, "seconds": 3.0, "world_size": 2, "device": "cpu", "precision": "fp32", "tokens_per_s": 5847.0}
     end |= {"train_loss_first": 4.5, "train_loss_last": 4.5, "parameters": 828544, "parameters_sha256": "ab" * 32}
-    assert "loss        4.5000 (mean of all steps)\n" in console.summary(end, "tokens", None, {})
-    longer = console.summary(end | {"step": 11, "train_loss_last": 2.0, "train_loss_steps": 5}, "tokens", None, {})
+    assert "loss        4.5000 (mean of all steps)\n" in console.end_table(end, "tokens", None, {})
+    longer = console.end_table(end | {"step": 11, "train_loss_last": 2.0, "train_loss_steps": 5}, "tokens", None, {})
     assert "loss        4.5000 -> 2.0000 (means of 5 steps)\n" in longer
     assert [
-        line.split()[0] for line in console.summary(end, "tokens", "/r", {"LAUNCH_RUN": "a"}).split("\n") if line
+        line.split()[0] for line in console.end_table(end, "tokens", "/r", {"LAUNCH_RUN": "a"}).split("\n") if line
     ] == [
         "steps",
         "model",

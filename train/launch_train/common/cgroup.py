@@ -70,9 +70,9 @@ def find_cgroup(root: Path = Path("/")) -> Cgroup:
     mount, places = root / "sys/fs/cgroup", dict(_places(lines))
     unified = mount if (mount / "cgroup.controllers").is_file() else mount / "unified"
     return Cgroup(
-        memory=_folders(mount / "memory", places.get("memory")) or _folders(unified, places.get("")),
-        cpu=_folders(mount / "cpu", places.get("cpu")) or _folders(unified, places.get("")),
-        used_cpu=_folders(mount / "cpuacct", places.get("cpuacct")) or _folders(unified, places.get("")),
+        memory=_group_folders(mount / "memory", places.get("memory")) or _group_folders(unified, places.get("")),
+        cpu=_group_folders(mount / "cpu", places.get("cpu")) or _group_folders(unified, places.get("")),
+        used_cpu=_group_folders(mount / "cpuacct", places.get("cpuacct")) or _group_folders(unified, places.get("")),
     )
 
 
@@ -101,7 +101,7 @@ def _places(lines: list[str]) -> Iterator[tuple[str, PurePosixPath]]:
             yield name, PurePosixPath(path.lstrip("/"))
 
 
-def _folders(mount: Path, place: PurePosixPath | None) -> tuple[Path, ...]:
+def _group_folders(mount: Path, place: PurePosixPath | None) -> tuple[Path, ...]:
     if place is None or not mount.is_dir():
         return ()
     folders = (mount / path for path in (place, *place.parents))

@@ -404,7 +404,7 @@ def problems(config: Mapping[str, Any]) -> list[Problem]:
     return [(path[:1] if path[0] in short else path, wrong, right) for path, wrong, right in invalid]
 
 
-def line(problem: Problem) -> str:
+def problem_line(problem: Problem) -> str:
     """Return one problem as a line of text."""
     path, wrong, right = problem
     return f"{'.'.join(map(str, path)) or 'run.config'}: {wrong}" + (f"; {right}" if right else "")
@@ -621,7 +621,7 @@ def quote(value: object) -> str:
 
 def parse(config: Mapping[str, Any]) -> Config:
     """Return the settings with their defaults. Raises ConfigError with all problems."""
-    lines = [line(problem) for problem in problems(config)]
+    lines = [problem_line(problem) for problem in problems(config)]
     if len(lines) == 1:
         raise ConfigError(f"invalid run.config: {lines[0]}")
     if lines:

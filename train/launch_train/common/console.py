@@ -22,7 +22,7 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
-def line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> str:
+def progress_line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> str:
     """`step 120/300  loss 2.4312  lr 9.1e-04  12.3k tokens/s  ETA 0:41`."""
     rate = si(row[f"{unit}_per_s"])
     loss = "nan" if row["loss"] is None else f"{row['loss']:.4f}"
@@ -45,21 +45,21 @@ class RateLimiter:
         return True
 
 
-def summary(end: Mapping[str, Any], unit: str, where: str | None, env: Mapping[str, str] = os.environ) -> str:
+def end_table(end: Mapping[str, Any], unit: str, where: str | None, env: Mapping[str, str] = os.environ) -> str:
     """Return the table that closes a run, from its end event.
 
     Losses, speed and folder are omitted if launch started the run: it prints them (launcher.cli.ui.run_summary).
     """
     machine = f"{plural(end['world_size'], 'rank')}, {end['device']}, {end['precision']}"
     rows = [("steps", f"{end['step']} in {clock(end['seconds'])} on {machine}")]
-    rows += [] if contract.RUN in env else _results(end, unit)
+    rows += [] if contract.RUN in env else _result_rows(end, unit)
     rows += [("model", f"{end['parameters']:,} parameters")]
     rows += [("sha256", f"{end['parameters_sha256'][:16]}…  {agreement(end['world_size'])}")]
     rows += [] if contract.RUN in env else [("run folder", where or f"none: {contract.RUN_FOLDER} is not set")]
     return "\n".join(["", *(f"  {name:<11} {value}" for name, value in rows), ""])
 
 
-def _results(end: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
+def _result_rows(end: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
     mfu = f", MFU {end['mfu']:.1%}" if end.get("mfu") else ""
     first, last = _nats(end["train_loss_first"]), _nats(end["train_loss_last"])
     short = end["step"] <= MEAN_STEPS  # both are the mean of all steps

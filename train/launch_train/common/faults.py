@@ -252,14 +252,14 @@ def record_step(done: int) -> None:
 # --- On the node ------------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> Iterator[tuple[float, Fault]]:
+def read_faults(folder: Path) -> Iterator[tuple[float, Fault]]:
     """Yield the faults of one generation with their Unix times. Unreadable files are skipped."""
     for file in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
             yield file.stat().st_mtime, Fault(*json.loads(file.read_text()))
 
 
-def lines(recorded: Iterable[Fault]) -> Iterator[str]:
+def fault_lines(recorded: Iterable[Fault]) -> Iterator[str]:
     """Yield one line for all ranks that failed alike. Peers' errors count only if nothing else is known."""
     alike: dict[str, list[Fault]] = {}
     for fault in sorted(recorded, key=lambda fault: fault.rank or 0):

@@ -52,12 +52,12 @@ class Heartbeat:
             self.expect(seconds)
 
 
-def create(folder: Path) -> None:
+def create_heartbeat(folder: Path) -> None:
     """Create the file, without a deadline."""
     (folder / FILE).write_bytes(_BEAT.pack(time.monotonic(), math.inf))
 
 
-def newest(folder: Path) -> Beat:
+def newest_beat(folder: Path) -> Beat:
     """Return the file's heartbeat; one without a deadline if it can't be read."""
     with suppress(OSError, struct.error):
         return Beat(*_BEAT.unpack((folder / FILE).read_bytes()))

@@ -54,7 +54,7 @@ class SecretReader:
 
     def __init__(self, environ: Mapping[str, str], seconds: float) -> None:
         """Raises UsageError."""
-        self._wanted = references(environ)
+        self._wanted = secret_versions(environ)
         self._environ = environ
         self._seconds = seconds
         self._found: dict[str, str] = {}
@@ -89,7 +89,7 @@ class SecretReader:
         return payload(name, answer)
 
 
-def references(environ: Mapping[str, str]) -> Mapping[str, str]:
+def secret_versions(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return variable -> version from the request. Raises UsageError."""
     try:
         wanted = json.loads(environ.get(contract.SECRETS) or "{}")

@@ -12,7 +12,7 @@ Times = list[tuple[float, float, float]]
 """For each step: its duration in seconds, the Unix time of its end, and the seconds until its lap (0: none)."""
 
 
-def stopwatch(device: torch.device) -> Stopwatch:
+def open_stopwatch(device: torch.device) -> Stopwatch:
     """Return a stopwatch for `device`. Also resets the peak of GPU memory, so that earlier probes don't count."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

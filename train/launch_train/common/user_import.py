@@ -40,14 +40,14 @@ class UserFunction:
         return UsageError(f"{self.key}: {self.name} {what}")
 
 
-def load(name: str, key: str = "run.config") -> UserFunction:
+def load_function(name: str, key: str = "run.config") -> UserFunction:
     """Return the function that `name` (MODULE:FUNCTION) names.
 
     Raises UsageError if the module or function doesn't exist, or the module can't be imported.
     """
     module_name, _, attribute = name.partition(":")
     module = _module(module_name, f"{key}: {name}")
-    where = f"{key}: {name}: {_place(getattr(module, '__file__', None) or module_name)}"
+    where = f"{key}: {name}: {_relative_path(getattr(module, '__file__', None) or module_name)}"
     if not hasattr(module, attribute):
         public = [member for member in vars(module) if not member.startswith("_")]
         raise UsageError(f"{where} has no {attribute}{_suggestion(attribute, public)}")
@@ -58,7 +58,7 @@ def load(name: str, key: str = "run.config") -> UserFunction:
 
 
 def _module(name: str, what: str) -> ModuleType:
-    folder = _code()
+    folder = _code_folder()
     if str(folder) not in sys.path and "" not in sys.path:
         sys.path.append(str(folder))  # after the standard library and this package, as the node does
     if reason := _shadowed_by(name.partition(".")[0], folder):
@@ -85,7 +85,7 @@ def _shadowed_by(top: str, folder: Path) -> str:
     if any(place.resolve().is_relative_to(path.resolve()) for place in places for path in mine):
         return ""
     whose = "Python's" if top in sys.stdlib_module_names else "launch's" if top == OWN_PACKAGE else "the installed"
-    return f"{_place(str(mine[0]))} can't be imported: {whose} module {top} shadows it; rename it"
+    return f"{_relative_path(str(mine[0]))} can't be imported: {whose} module {top} shadows it; rename it"
 
 
 def _not_found(name: str, missing: str, folder: Path) -> str:
@@ -99,11 +99,12 @@ def _not_found(name: str, missing: str, folder: Path) -> str:
     near = _suggestion(name, modules)
     parent = sys.modules.get(missing.rpartition(".")[0])
     if parent is not None and not hasattr(parent, "__path__"):
-        return f"{_place(parent.__file__ or missing)} is a module, not a package with a {missing.rpartition('.')[2]}"
+        place, child = _relative_path(parent.__file__ or missing), missing.rpartition(".")[2]
+        return f"{place} is a module, not a package with a {child}"
     return f"no module {missing} in {folder}, and none is installed{near}"
 
 
-def _code() -> Path:
+def _code_folder() -> Path:
     return Path(os.environ.get(contract.CODE) or Path.cwd())
 
 
@@ -117,7 +118,7 @@ def describe_error(error: BaseException) -> str:
     not defined`."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
-        return f"at {_place(error.filename or '?')}:{error.lineno}: {type(error).__name__}: {error.msg}"
+        return f"at {_relative_path(error.filename or '?')}:{error.lineno}: {type(error).__name__}: {error.msg}"
     at = _where(error)
     return f"{at}: {type(error).__name__}{': ' if text else ''}{text[:300]}"
 
@@ -131,15 +132,16 @@ def _where(error: BaseException) -> str:
         if path.is_relative_to(Path(__file__).parents[1]) or frame.filename.startswith("<frozen importlib"):
             continue
         frames.append(frame)
-        if path.is_relative_to(_code()) and "site-packages" not in path.parts:  # a virtual environment may be in it
+        # A virtual environment may be in the folder of the code.
+        if path.is_relative_to(_code_folder()) and "site-packages" not in path.parts:
             user_frames.append(frame)
     if not frames:
         return "when it was called"
     last = (user_frames or frames)[-1]
-    return f"at {_place(last.filename)}:{last.lineno}"
+    return f"at {_relative_path(last.filename)}:{last.lineno}"
 
 
-def _place(filename: str) -> str:
+def _relative_path(filename: str) -> str:
     """Return a file's path relative to the code."""
     path = Path(filename)
-    return str(path.relative_to(_code())) if path.is_relative_to(_code()) else str(path)
+    return str(path.relative_to(_code_folder())) if path.is_relative_to(_code_folder()) else str(path)

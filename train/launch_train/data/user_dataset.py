@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from launch_train.common.errors import TrainError, UsageError
-from launch_train.common.user_import import describe_error, load
+from launch_train.common.user_import import describe_error, load_function
 from launch_train.data.batch import Tree
 from launch_train.data.map_dataset import Samples, describe
 from launch_train.data.sample_order import HELD_OUT, TRAIN, USER_DATASET, generator
@@ -79,7 +79,7 @@ class UserSamples(Samples):
 
 def _build(name: str, settings: Mapping[str, Any], seed: int) -> tuple[UserDataset, UserDataset | None, str]:
     """Return the training part, and the held-out part or None with the reason why it is missing."""
-    build = load(name, "data")
+    build = load_function(name, "data")
     train = UserDataset(build(split="train", **settings), name, seed, TRAIN)
     try:
         held_out = build.function(split="held_out", **settings)

@@ -33,7 +33,7 @@ def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
     for name, value in PRIVACY.items():
         os.environ.setdefault(name, value)
     env = dict(os.environ)
-    feeds = [LoggerFeed(name, partial(_open, name, env), env) for name in names]
+    feeds = [LoggerFeed(name, partial(_open_service, name, env), env) for name in names]
     is_preempted = is_training = False
     for line in lines:
         try:
@@ -60,7 +60,7 @@ def main(names: Sequence[str], lines: Iterable[bytes]) -> None:
         feed.join(until)
 
 
-def _open(name: str, env: Mapping[str, str]) -> Service:
+def _open_service(name: str, env: Mapping[str, str]) -> Service:
     """Open a service; its package is imported here, in its own thread. Raises ImportError."""
     if name == "wandb":
         from launch_train.loggers.wandb_run import WandbRun

@@ -69,7 +69,7 @@ class RunInfo:
     spec: Mapping[str, Any] = field(default_factory=dict)
 
 
-def time_of(row: Row) -> float:
+def row_time(row: Row) -> float:
     """Return the Unix time of a row; the current time if a script's event has another value under that name."""
     moment = row.get("time")
     return float(moment) if isinstance(moment, (int, float)) else time.time()

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from launch_train.common.console import say
 from launch_train.common.text import plural
-from launch_train.loggers.feed import RefusedError, RunInfo, State, time_of
+from launch_train.loggers.feed import RefusedError, RunInfo, State, row_time
 from launch_train.telemetry.rows import Row, scalars
 
 RUN_TAG: Final = "launch.run"
@@ -57,7 +57,7 @@ class MlflowRun:
     def configure(self, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        flat = {NOT_ALLOWED.sub("_", name): value for name, value in _flat(config, "")}
+        flat = {NOT_ALLOWED.sub("_", name): value for name, value in _dotted_settings(config, "")}
         new = [Param(name, value[:MOST_CHARACTERS]) for name, value in flat.items() if name not in self._params]
         for at in range(0, len(new), MOST_PARAMS):  # MLflow refuses another value of a known one
             self._send(params=new[at : at + MOST_PARAMS])
@@ -72,7 +72,7 @@ class MlflowRun:
             if step <= self._before[group]:
                 continue
             done[group] = max(done[group], step)
-            time = int(1000 * time_of(row))
+            time = int(1000 * row_time(row))
             metrics += [Metric(NOT_ALLOWED.sub("_", name), value, time, step) for name, value in scalars(row).items()]
         tags = [RunTag(STEP_TAG.format(group), str(step)) for group, step in done.items() if step > self._done[group]]
         for at in range(0, len(metrics), MOST_METRICS):
@@ -117,10 +117,10 @@ class MlflowRun:
             raise
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+def _dotted_settings(value: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yield the settings by dotted name."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _flat(item, f"{name}.{key}" if name else str(key))
+            yield from _dotted_settings(item, f"{name}.{key}" if name else str(key))
     elif value is not None:
         yield name, str(value)

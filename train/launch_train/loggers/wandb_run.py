@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from launch_train.common.console import say
 from launch_train.common.storage import open_storage
-from launch_train.loggers.feed import RunInfo, State, time_of
+from launch_train.loggers.feed import RunInfo, State, row_time
 from launch_train.telemetry.rows import Row, scalars
 from launch_train.telemetry.upload_queue import open_outbox
 
@@ -92,7 +92,7 @@ class WandbRun:
                 self._evaluations.setdefault(step, {}).update(values)
             else:
                 self._log_evaluations(step - 1)
-                self._log(step, {**self._evaluations.pop(step, {}), **values}, time_of(row))
+                self._log(step, {**self._evaluations.pop(step, {}), **values}, row_time(row))
 
     def finish(self, state: State) -> None:
         self._log_evaluations(None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from launch_train.common.config import ExternalModel
 from launch_train.common.errors import TrainError, UsageError
-from launch_train.common.user_import import UserFunction, describe_error, load
+from launch_train.common.user_import import UserFunction, describe_error, load_function
 
 Loss = Tensor | tuple[Tensor, Tensor]
 """The mean of a batch, or a sum and its count."""
@@ -21,7 +21,7 @@ def build(shape: ExternalModel, loss: str | None) -> nn.Module:
 
     Raises UsageError if the function fails, or doesn't return a trainable model.
     """
-    own = load(shape.name, "model")
+    own = load_function(shape.name, "model")
     model = own(**shape.settings)
     if not isinstance(model, nn.Module):
         raise own.error(f"returned {_kind(model)}, not a torch.nn.Module")
@@ -34,7 +34,7 @@ def build(shape: ExternalModel, loss: str | None) -> nn.Module:
 
 def with_loss(model: nn.Module, loss: str) -> nn.Module:
     """Return `model` with a custom loss. Raises UsageError if there is no such function."""
-    own = load(loss, "loss")
+    own = load_function(loss, "loss")
     if isinstance(own.function, type):
         raise own.error("is a class; it must be a function or an instance, called with (outputs, targets)")
     return ModelWithUserLoss(model, own)

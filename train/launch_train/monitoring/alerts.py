@@ -120,7 +120,7 @@ class Alerts:
 
     def _errors(self, gpu: Row) -> Iterator[Alert]:
         """Yield an alert per error; a repeated Xid is a new error."""
-        name = _name(gpu)
+        name = _gpu_name(gpu)
         for number in gpu.get("xid", ()):
             xid = XIDS.get(number, UNKNOWN)
             line = f"node {self.node}, {name}: Xid {number}: {xid.meaning} ({xid.advice})"
@@ -139,7 +139,7 @@ class Alerts:
         self._ecc[gpu["gpu"]] = errors
         if errors > before:
             what = f"{errors - before} uncorrectable memory errors"
-            line = f"node {self.node}, {_name(gpu)}: {what}; its results may be wrong ({_MACHINE})"
+            line = f"node {self.node}, {_gpu_name(gpu)}: {what}; its results may be wrong ({_MACHINE})"
             yield Alert(line, self._event(gpu, ecc_uncorrected=errors - before, meaning=what, doubtful=True))
 
     def _event(self, gpu: Row, **fields: object) -> Row:
@@ -154,7 +154,7 @@ class Alerts:
             self._throttled[index, reason] += 1
             share = self._throttled[index, reason] / self._samples[index]
             if self._samples[index] >= MIN_SAMPLES and share > MIN_THROTTLED_SHARE:
-                line = f"{_name(gpu)} is throttled {share:.0%} of the time: {THROTTLE_REASONS[reason]} ({reason})"
+                line = f"{_gpu_name(gpu)} is throttled {share:.0%} of the time: {THROTTLE_REASONS[reason]} ({reason})"
                 yield from self._once(f"{reason} {index}", line)
 
     def _idle(self, gpu: Row, now: float) -> Iterator[Alert]:
@@ -168,8 +168,8 @@ class Alerts:
             return
         limit = IDLE_SECONDS if index in self._worked else FIRST_SECONDS
         if now - self._busy.setdefault(index, now) >= limit:
-            yield from self._once(f"idle {index}", f"{_name(gpu)} has been idle for {limit / 60:.0f} minutes")
+            yield from self._once(f"idle {index}", f"{_gpu_name(gpu)} has been idle for {limit / 60:.0f} minutes")
 
 
-def _name(gpu: Row) -> str:
+def _gpu_name(gpu: Row) -> str:
     return "a GPU" if gpu["gpu"] is None else f"GPU {gpu['gpu']}"

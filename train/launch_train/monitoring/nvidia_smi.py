@@ -60,7 +60,7 @@ class SmiReport(NamedTuple):
     lost: tuple[str, ...] = ()
 
 
-def read(text: str) -> SmiReport | None:
+def parse_smi_report(text: str) -> SmiReport | None:
     """Parse the output of `nvidia-smi -q -x`, including lines about lost GPUs before the XML; None if it is neither."""
     from xml.etree.ElementTree import ParseError, fromstring
 
@@ -73,7 +73,7 @@ def read(text: str) -> SmiReport | None:
     if root is None:
         return SmiReport(lost=lost) if lost else None
     cards = tuple(_card(number, gpu) for number, gpu in enumerate(root.findall("gpu")))
-    return SmiReport(_text(root, "driver_version"), _text(root, "cuda_version"), cards, lost)
+    return SmiReport(_element_text(root, "driver_version"), _element_text(root, "cuda_version"), cards, lost)
 
 
 _LOST = re.compile(r"Unable to determine the device handle|GPU is lost", re.IGNORECASE)
@@ -83,14 +83,14 @@ def _card(number: int, gpu: Element) -> Card:
     needs_reset = _any_yes(gpu, "gpu_reset_status/reset_required")
     return Card(
         number,
-        _text(gpu, "product_name"),
-        memory_gb=_gigabytes(_text(gpu, "fb_memory_usage/total")),
-        used_gb=_gigabytes(_text(gpu, "fb_memory_usage/used")),
-        persistence={"Enabled": True, "Disabled": False}.get(_text(gpu, "persistence_mode")),
-        mig=_text(gpu, "mig_mode/current_mig") == "Enabled",
+        _element_text(gpu, "product_name"),
+        memory_gb=_gigabytes(_element_text(gpu, "fb_memory_usage/total")),
+        used_gb=_gigabytes(_element_text(gpu, "fb_memory_usage/used")),
+        persistence={"Enabled": True, "Disabled": False}.get(_element_text(gpu, "persistence_mode")),
+        mig=_element_text(gpu, "mig_mode/current_mig") == "Enabled",
         mig_devices=len(gpu.findall("mig_devices/mig_device")),
-        compute_mode=_text(gpu, "compute_mode"),
-        recovery=_text(gpu, "gpu_recovery_action") or ("Reset" if needs_reset else ""),
+        compute_mode=_element_text(gpu, "compute_mode"),
+        recovery=_element_text(gpu, "gpu_recovery_action") or ("Reset" if needs_reset else ""),
         uncorrectable=_uncorrectable(gpu.find("ecc_errors/volatile")),
         remap_pending=_any_yes(gpu, "remapped_rows/remapped_row_pending", "retired_pages/pending_retirement"),
         remap_failed=_any_yes(gpu, "remapped_rows/remapped_row_failure"),
@@ -99,8 +99,8 @@ def _card(number: int, gpu: Element) -> Card:
         clock_mhz=_first_number(gpu, "applications_clocks/graphics_clock"),
         usual_clock_mhz=_first_number(gpu, "default_applications_clocks/graphics_clock"),
         slowed=tuple(name for name in SLOWDOWNS if _active(gpu, name)),
-        fabric=_text(gpu, "fabric/state"),
-        processes=tuple(_processes(gpu)),
+        fabric=_element_text(gpu, "fabric/state"),
+        processes=tuple(_compute_processes(gpu)),
     )
 
 
@@ -113,29 +113,29 @@ _POWER_LIMITS = (
 _USUAL_POWER = ("gpu_power_readings/default_power_limit", "power_readings/default_power_limit")
 
 
-def _text(element: Element, path: str) -> str:
+def _element_text(element: Element, path: str) -> str:
     text = (element.findtext(path) or "").strip()
     return "" if text in ("N/A", "[N/A]", "None") else text
 
 
-def _number(text: str) -> float | None:
+def _leading_number(text: str) -> float | None:
     match = re.match(r"\d+(\.\d+)?", text)
     return float(match[0]) if match else None
 
 
 def _gigabytes(text: str) -> float | None:
     """Convert a text in MiB to decimal GB, the unit used throughout."""
-    number = _number(text)
+    number = _leading_number(text)
     return None if number is None else round(number * 2**20 / 1e9, 2)
 
 
 def _first_number(element: Element, *paths: str) -> float | None:
-    numbers = (_number(_text(element, path)) for path in paths)
+    numbers = (_leading_number(_element_text(element, path)) for path in paths)
     return next((number for number in numbers if number is not None), None)
 
 
 def _any_yes(gpu: Element, *paths: str) -> bool:
-    return any(_text(gpu, path) == "Yes" for path in paths)
+    return any(_element_text(gpu, path) == "Yes" for path in paths)
 
 
 def _active(gpu: Element, name: str) -> bool:
@@ -143,7 +143,7 @@ def _active(gpu: Element, name: str) -> bool:
         f"clocks_event_reasons/clocks_event_reason_{name}",
         f"clocks_throttle_reasons/clocks_throttle_reason_{name}",
     )
-    return any(_text(gpu, path) == "Active" for path in paths)
+    return any(_element_text(gpu, path) == "Active" for path in paths)
 
 
 def _uncorrectable(errors: Element | None) -> int:
@@ -151,15 +151,16 @@ def _uncorrectable(errors: Element | None) -> int:
     if errors is None:
         return 0
     texts = [child.text for child in errors if "uncorrectable" in child.tag] or [errors.findtext("double_bit/total")]
-    return sum(int(_number((text or "").strip()) or 0) for text in texts)
+    return sum(int(_leading_number((text or "").strip()) or 0) for text in texts)
 
 
-def _processes(gpu: Element) -> Iterator[GpuProcess]:
+def _compute_processes(gpu: Element) -> Iterator[GpuProcess]:
     """Yield the compute processes, without graphics ones (type G)."""
     for process in gpu.findall("processes/process_info"):
-        if "C" in _text(process, "type"):
-            name = _text(process, "process_name") or "a process"
-            yield GpuProcess(int(_number(_text(process, "pid")) or 0), name, _gigabytes(_text(process, "used_memory")))
+        if "C" in _element_text(process, "type"):
+            name, pid = _element_text(process, "process_name") or "a process", _element_text(process, "pid")
+            memory = _gigabytes(_element_text(process, "used_memory"))
+            yield GpuProcess(int(_leading_number(pid) or 0), name, memory)
 
 
 def links(text: str) -> tuple[tuple[str, ...], ...]:

@@ -49,22 +49,22 @@ def open_gpus(environ: Mapping[str, str], nvml: Nvml = None) -> Gpus | None:
         names = [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]
     except Exception:  # noqa: BLE001 - not installed, no driver or no permission; training does not need it
         return None
-    chosen = shown(names, environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = visible_indices(names, environ.get("CUDA_VISIBLE_DEVICES"))
     return Gpus(nvml, [Gpu(index, handles[index]) for index in chosen]) if chosen else None
 
 
-def shown(uuids: Sequence[str], visible: str | None) -> list[int]:
+def visible_indices(uuids: Sequence[str], visible: str | None) -> list[int]:
     """Return the indices of the GPUs in CUDA_VISIBLE_DEVICES, given as numbers or UUID prefixes.
 
     With a MIG instance in it, return all GPUs: the instance belongs to one of them.
     """
     if visible is None or "MIG" in visible:
         return list(range(len(uuids)))
-    places = (_place(uuids, entry.strip()) for entry in visible.split(","))
+    places = (_gpu_index(uuids, entry.strip()) for entry in visible.split(","))
     return sorted({place for place in takewhile(lambda place: place is not None, places) if place is not None})
 
 
-def _place(uuids: Sequence[str], entry: str) -> int | None:
+def _gpu_index(uuids: Sequence[str], entry: str) -> int | None:
     if entry.isdecimal():
         return int(entry) if int(entry) < len(uuids) else None
     return next((index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)), None)
@@ -156,12 +156,12 @@ def _throttle(nvml: Nvml, handle: Any) -> Row:
 
 def _counters(nvml: Nvml, handle: Any) -> Row:
     """Return PCIe bytes and NVLink errors in one call; the dedicated PCIe call takes 20 ms per direction."""
-    fields = [number for numbers in _FIELDS.values() for number in _numbers(nvml, numbers)]
+    fields = [number for numbers in _FIELDS.values() for number in _field_ids(nvml, numbers)]
     values = nvml.nvmlDeviceGetFieldValues(handle, fields)
     values = {value.fieldId: _whole(nvml, value) for value in values if value.nvmlReturn == nvml.NVML_SUCCESS}
     sums: Row = {}
     for name, numbers in _FIELDS.items():
-        known = [values[number] for number in _numbers(nvml, numbers) if number in values]
+        known = [values[number] for number in _field_ids(nvml, numbers) if number in values]
         if known:
             sums[name] = sum(known)
     return sums
@@ -179,7 +179,7 @@ _FIELDS: Final = {
 }
 
 
-def _numbers(nvml: Nvml, names: Sequence[str]) -> list[int]:
+def _field_ids(nvml: Nvml, names: Sequence[str]) -> list[int]:
     """Return the ids of the fields that this pynvml version knows."""
     return [number for name in names if (number := getattr(nvml, f"NVML_FI_DEV_{name}", None)) is not None]
 

@@ -28,7 +28,7 @@ from launch_train.common.errors import OutputError, TrainError, UnfitError, Usag
 from launch_train.common.secrets import UnavailableError, read_secrets
 from launch_train.common.storage import LocalFolder, UnreachableError, open_storage
 from launch_train.node import gpu_benchmark, health_check, notify
-from launch_train.node.cluster import Cluster, parse
+from launch_train.node.cluster import Cluster, parse_cluster
 from launch_train.node.command import Task, missing_target, parse_args
 from launch_train.node.control_store import GenerationSpec, Member, State, Store, Timing, TorchStore
 from launch_train.node.coordinator import Coordinator
@@ -57,7 +57,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
     text = TextCapture(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say, uploader=uploader)
     try:
         try:
-            cluster = parse(environ.get(contract.CLUSTER_SPEC), environ)
+            cluster = parse_cluster(environ.get(contract.CLUSTER_SPEC), environ)
             task, environ = with_run_path(task, environ)
             end = Node(task, cluster, environ, timing.of(cluster.size), stop, text).run()
         except TrainError as error:
@@ -99,7 +99,7 @@ class Node:
     ) -> None:
         self._task = task
         self._cluster = cluster
-        self._notify = notify.settings(environ)
+        self._notify = notify.read_settings(environ)
         self._notifier: Notifier | None = None
         self._environ = {name: value for name, value in environ.items() if name != contract.NOTIFY}
         self._timing = timing
@@ -214,7 +214,7 @@ class Node:
         processes = processes or facts.gpus or 1
         if self._task.launcher == "torchrun" and processes > 1:
             env.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its four lines of warning
-        gpu_benchmark.check(
+        gpu_benchmark.check_gpu_speed(
             *(env, node, processes, facts.gpus, say, lambda: bool(self._stop.signum)),
             keep=lambda report: self._retry(lambda: record.write(runfolder.node_bench(node), report)),
         )
@@ -330,7 +330,7 @@ class Node:
         """Run one generation and upload what its processes left, before reporting it: the coordinator then reads the
         run folder."""
         self._outcome = run_generation(plan, order, member, self._timing, self._stop, partial(self._keep_stacks, order))
-        for line in faults.lines(self._outcome.faults):
+        for line in faults.fault_lines(self._outcome.faults):
             say(line)
         if self._notifier and self._outcome.note.startswith("hung"):
             self._notifier.note("stalled", f"{self._outcome}; restarted if limits.restarts allows")

@@ -58,7 +58,7 @@ class Cluster:
         return int(self.nodes[0].rpartition(":")[2])
 
 
-def parse(cluster_spec: str | None, environ: Mapping[str, str]) -> Cluster:
+def parse_cluster(cluster_spec: str | None, environ: Mapping[str, str]) -> Cluster:
     """Return the cluster of CLUSTER_SPEC's text, or of `environ` if that is empty.
 
     Raises ClusterError, and NotANodeError on a replica of pool 2 or 3.
@@ -83,16 +83,16 @@ def _from_environ(environ: Mapping[str, str]) -> Cluster:
 
     Vertex AI sets these too (undocumented); there they count nodes, not processes.
     """
-    size, node = _number(environ, "WORLD_SIZE", 1), _number(environ, "RANK", 0)
+    size, node = _environ_number(environ, "WORLD_SIZE", 1), _environ_number(environ, "RANK", 0)
     if size < 1 or not 0 <= node < size:
         raise ClusterError(f"RANK={node} and WORLD_SIZE={size}: RANK must be from 0 to WORLD_SIZE - 1")
     host = environ.get("MASTER_ADDR", "127.0.0.1" if size == 1 else "")
     if not host:
         raise ClusterError(f"WORLD_SIZE={size}, but MASTER_ADDR, the host of node 0, is not set")
-    return Cluster(nodes=(f"{host}:{_number(environ, 'MASTER_PORT', PORT)}", *[""] * (size - 1)), node=node)
+    return Cluster(nodes=(f"{host}:{_environ_number(environ, 'MASTER_PORT', PORT)}", *[""] * (size - 1)), node=node)
 
 
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+def _environ_number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name) or str(default)
     if not text.isdecimal():
         raise ClusterError(f"{name}={text!r} is not a whole number")

@@ -88,7 +88,7 @@ def _missing_module(module: str, path: Sequence[str]) -> str:
     return ""
 
 
-def command(
+def command_line(
     task: Task, cluster: Cluster, order: GenerationSpec, *, processes: int, run: str, grace: float
 ) -> list[str]:
     """Return the argument list for one generation on this node."""

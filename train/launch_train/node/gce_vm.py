@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from launch_train.common import contract
-from launch_train.node.cluster import ClusterError, parse
+from launch_train.node.cluster import ClusterError, parse_cluster
 from launch_train.node.generation import StopRequest
 from launch_train.telemetry.cloud_logging import LogSource, LogUploader
 
@@ -94,7 +94,7 @@ def log_source(environ: Mapping[str, str], say: Say) -> LogSource | None:
         say(f"{contract.MACHINE} is invalid ({kind}: {error}): no preemption notices, no Cloud Logging")
         return None
     try:
-        node = parse(environ.get(contract.CLUSTER_SPEC), environ).node
+        node = parse_cluster(environ.get(contract.CLUSTER_SPEC), environ).node
     except ClusterError:  # reported elsewhere
         node = 0
     labels = {

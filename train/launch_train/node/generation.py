@@ -23,7 +23,7 @@ from launch_train.common.scratch import temporary_folder
 from launch_train.common.signal_registry import registered_processes
 from launch_train.common.storage import create_variant, open_storage
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import Task, command
+from launch_train.node.command import Task, command_line
 from launch_train.node.control_store import GenerationSpec, Member, Timing
 from launch_train.node.environment import Paths, child_env, framework_env
 from launch_train.node.exit_status import Outcome
@@ -216,7 +216,7 @@ def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:
     Of the other processes of a command, only the last fault counts, if it may be the reason why the command failed. It
     isn't permanent, as a shell may continue after a failure.
     """
-    recorded = [*faults.read(folder)]
+    recorded = [*faults.read_faults(folder)]
     own = tuple(fault for _, fault in recorded if fault.rank is not None or fault.pid == pid)
     if own or task.kind != "command" or not recorded:
         return own
@@ -228,7 +228,7 @@ def _start(plan: LaunchPlan, order: GenerationSpec, paths: Paths, timing: Timing
     """Start the command. Returns it, and what prepares the start of the next generation."""
     paths.notice.with_suffix(".new").touch()  # `give_notice` only renames it, which works on a full disk too
     inner = timing.grace - timing.report
-    argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
+    argv = command_line(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
     env = {**plan.env, **framework_env(plan.task, plan.cluster, order, plan.env), **plan.secrets}
     env = child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
     torchrun = plan.torchrun

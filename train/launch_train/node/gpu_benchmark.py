@@ -16,7 +16,7 @@ from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.common.scratch import temporary_folder
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import Task, command
+from launch_train.node.command import Task, command_line
 from launch_train.node.control_store import GenerationSpec
 from launch_train.node.process import Child
 
@@ -37,7 +37,7 @@ class Result(NamedTuple):
     report: bytes = b""
 
 
-def check(
+def check_gpu_speed(
     env: Mapping[str, str],
     node: int,
     processes: int,
@@ -56,7 +56,7 @@ def check(
         say(f"preflight: skipped, {reason}")
         return
     say(f"preflight: benchmarking {processes} GPUs" if processes > 1 else "preflight: benchmarking the GPU")
-    result = run_bench(env, node, processes=processes, gpus=gpus, stopped=stopped)
+    result = run_gpu_bench(env, node, processes=processes, gpus=gpus, stopped=stopped)
     if result.report:
         keep(result.report)
     if result.problem:
@@ -66,7 +66,7 @@ def check(
     say("preflight: passed, GPU speed is as expected")
 
 
-def run_bench(
+def run_gpu_bench(
     env: Mapping[str, str],
     node: int,
     *,
@@ -82,8 +82,8 @@ def run_bench(
         task = Task(
             "torchrun", "module", "launch_train.bench", ("--quick", "--strict", f"--only={parts}", f"--json={file}")
         )
-        single = Cluster(("localhost:0",), 0)
-        argv = command(task, single, GenerationSpec(0, 1, 0, ()), processes=processes, run="preflight", grace=GRACE)
+        single, order = Cluster(("localhost:0",), 0), GenerationSpec(0, 1, 0, ())
+        argv = command_line(task, single, order, processes=processes, run="preflight", grace=GRACE)
         # Nothing may make it write into the run folder or pass for one of the run's processes, and the user's folder is
         # not imported from, as its modules could hide the library's.
         excluded = (contract.RUN_FOLDER, contract.EXIT_FILE, contract.NOTICE, contract.SPOOL)

@@ -68,7 +68,7 @@ class HangDetector:
         self._compiling = -math.inf
         """Time until which a compilation is not checked again."""
         folder.mkdir(exist_ok=True)
-        heartbeat.create(folder)
+        heartbeat.create_heartbeat(folder)
 
     def found(self) -> bytes | None:
         """Return the stacks of all Python processes (maybe empty) if they hang; None if they don't."""
@@ -130,7 +130,7 @@ class HangDetector:
 
     def _beat(self) -> Beat:
         """Return the newest heartbeat; a script's output counts as one too."""
-        beat = heartbeat.newest(self._folder)
+        beat = heartbeat.newest_beat(self._folder)
         if self._silence is None or (heard := self._heard()) < self._began:
             return beat
         if beat.deadline == math.inf:

@@ -78,7 +78,7 @@ def inspect_machine(environ: Mapping[str, str]) -> Facts:
     if not shutil.which("nvidia-smi"):
         return Facts(0, "", "", shm)
     (code, output), (_, matrix) = _query(["-q", "-x"], ["topo", "-m"])
-    report = nvidia_smi.read(output)
+    report = nvidia_smi.parse_smi_report(output)
     if report is None or not report.cards:
         # The full report is unavailable: name and driver of each GPU; none if nvidia-smi fails.
         [(csv_code, csv)] = _query(["--query-gpu=name,driver_version", "--format=csv,noheader"])

@@ -29,7 +29,7 @@ class Resume(NamedTuple):
 
     def newest(self) -> OwnCheckpoint | None:
         """Return the newest checkpoint that the arguments can name, or None. Raises OSError."""
-        return newest(self.glob, needs_step=any("{step}" in arg for arg in self.args))
+        return newest_own_checkpoint(self.glob, needs_step=any("{step}" in arg for arg in self.args))
 
     def args_for(self, checkpoint: OwnCheckpoint) -> tuple[str, ...]:
         """Return the arguments with `{step}` and `{path}` replaced."""
@@ -37,7 +37,7 @@ class Resume(NamedTuple):
         return tuple(arg.replace("{step}", step).replace("{path}", path) for arg in self.args)
 
 
-def newest(pattern: str, *, needs_step: bool = False) -> OwnCheckpoint | None:
+def newest_own_checkpoint(pattern: str, *, needs_step: bool = False) -> OwnCheckpoint | None:
     """Return the newest checkpoint that matches, or None. Raises OSError if its folder can't be read.
 
     `{step}` in the pattern stands for the step; without it, the step is the last number in the name. Empty

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         torchrun(_supported_arguments(argv, get_args_parser()))
     except ChildFailedError as error:
-        for line in lines(error, os.environ.get(EXIT_FILE, ""), os.environ.get(FAULTS, "")):
+        for line in failure_lines(error, os.environ.get(EXIT_FILE, ""), os.environ.get(FAULTS, "")):
             print(f"launch: {line}", file=sys.stderr, flush=True)
         _, failed = error.get_first_failure()
         return failed.exitcode if failed.exitcode > 0 else 128 - failed.exitcode
@@ -101,7 +101,7 @@ def _supported_arguments(argv: Sequence[str], parser: ArgumentParser) -> list[st
     return [*argv[:index], *argv[index + 1 :]]
 
 
-def lines(error: ChildFailedError, exit_file: str, faults: str = "") -> Iterator[str]:
+def failure_lines(error: ChildFailedError, exit_file: str, faults: str = "") -> Iterator[str]:
     """Yield what the output doesn't show: which rank failed first, and which signal killed it.
 
     Nothing about ranks that torchrun then ended, nor where a worker has reported its end (its code is in `exit_file`,

@@ -72,7 +72,7 @@ def read_run(storage: Storage, *, ends_only: bool = False) -> RunData:
             return b""
 
     parts = runfolder.parts_in_order(storage.list(f"{runfolder.METRICS}/"))
-    parts = _ends(parts) if ends_only else parts
+    parts = _first_and_last_parts(parts) if ends_only else parts
     samples = [] if ends_only else runfolder.parts_in_order(storage.list(f"{runfolder.MONITOR}/"))
     entries = [name for name in storage.list(f"{runfolder.ATTEMPTS}/") if ENTRY.match(name)]
     starts: dict[tuple[int, int], Start] = {}
@@ -122,7 +122,7 @@ def samples_by_node(parts: Iterable[tuple[Part, bytes]]) -> dict[int, list[Recor
     return nodes
 
 
-def _ends(parts: Sequence[tuple[Part, str]]) -> list[tuple[Part, str]]:
+def _first_and_last_parts(parts: Sequence[tuple[Part, str]]) -> list[tuple[Part, str]]:
     """Return the first and the last parts of each start; `parts` are in order."""
     starts: dict[tuple[int, int], list[tuple[Part, str]]] = {}
     for part, name in parts:

@@ -118,7 +118,7 @@ class Start:
         rows = [record for record in records if "event" not in record]
         if not as_records:
             try:
-                self.rows.extend(_columns(rows))
+                self.rows.extend(_uniform_columns(rows))
                 return
             except (IndexError, KeyError, TypeError, ValueError, OverflowError):
                 pass
@@ -296,7 +296,7 @@ def _row_decoder(names: tuple[str, ...]) -> Any:
     return Decoder(defstruct("Row", types, rename=rename, forbid_unknown_fields=True, gc=False))
 
 
-def _columns(rows: Sequence[Record]) -> Columns:
+def _uniform_columns(rows: Sequence[Record]) -> Columns:
     """Return rows that have the same keys as columns, which is faster than adding each row.
 
     Raises IndexError, KeyError, TypeError, ValueError and OverflowError if they are not alike, or no numbers.

@@ -111,7 +111,7 @@ class LogUploader:
         try:
             while True:
                 chunks, missed, last = self._take()
-                for batch in batches(self._entries.made(chunks, missed, last=last)):
+                for batch in entry_batches(self._entries.made(chunks, missed, last=last)):
                     self._deliver(batch)
                 if last:
                     return
@@ -291,7 +291,7 @@ class Entries:
         for start in range(0, max(1, len(text)), PIECE):
             self._count += 1
             entry = {
-                "timestamp": rfc3339(time),
+                "timestamp": format_nanoseconds(time),
                 "severity": severity,
                 "insertId": f"{self._prefix}-{self._count:010d}",
                 # jsonPayload, because Cloud Logging treats an empty textPayload as missing, and would lose empty lines.
@@ -300,7 +300,7 @@ class Entries:
             yield json.dumps(entry, ensure_ascii=False).encode()
 
 
-def batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
+def entry_batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Group entries into requests of at most ENTRIES entries and about REQUEST bytes."""
     batch: list[bytes] = []
     size = 0
@@ -314,7 +314,7 @@ def batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
-def rfc3339(time: int) -> str:
+def format_nanoseconds(time: int) -> str:
     """Format Unix nanoseconds as RFC 3339."""
     whole, rest = divmod(time, SECOND)
     return f"{datetime.fromtimestamp(whole, timezone.utc):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"

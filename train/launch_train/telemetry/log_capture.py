@@ -23,7 +23,7 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import Storage
 from launch_train.telemetry.cloud_logging import LogUploader
 from launch_train.telemetry.tee import Left, Tee, join
-from launch_train.telemetry.upload_queue import Outbox, open_outbox, prune
+from launch_train.telemetry.upload_queue import Outbox, open_outbox, remove_empty_folders
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class TextCapture:
         if self._uploader:
             self._uploader.close(left)
         if self._spool:
-            prune(self._spool)
+            remove_empty_folders(self._spool)
 
     def _take(self, data: bytes, number: int) -> None:
         self.heard = time.monotonic()

@@ -22,7 +22,7 @@ from launch_train.common.console import say
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, UnreachableError, open_storage
 from launch_train.telemetry.logger_process import CLOSE_SECONDS, LoggerProcess
-from launch_train.telemetry.rows import Row, plain
+from launch_train.telemetry.rows import Row, plain_row
 from launch_train.telemetry.tensorboard import Board, open_board
 from launch_train.telemetry.upload_queue import Outbox, open_outbox
 
@@ -141,7 +141,7 @@ class NewestRow:
             return
         row, self._row = self._row, None
         self._due = time.monotonic() + EVERY_SECONDS
-        record = {"attempt": self._attempt, "steps": self._steps, "row": plain(row)}
+        record = {"attempt": self._attempt, "steps": self._steps, "row": plain_row(row)}
         with suppress(OutputError):
             self._outbox.replace(runfolder.PROGRESS, json.dumps(record, allow_nan=False).encode())
 
@@ -251,7 +251,7 @@ class MetricsWriter(Sink):
             self._part = 0
             with suppress(UnreachableError):
                 self._part = runfolder.next_part(self._storage.within(LIST_SECONDS), self._name(0))
-        data = "".join(json.dumps(plain(row), allow_nan=False) + "\n" for row in rows).encode()
+        data = "".join(json.dumps(plain_row(row), allow_nan=False) + "\n" for row in rows).encode()
         self._outbox.put(self._name(self._part), data)
         self._part += 1
         if self._newest:

@@ -12,7 +12,7 @@ from launch_train import runfolder
 Row = dict[str, Any]
 
 
-def plain(row: Mapping[str, Any]) -> Row:
+def plain_row(row: Mapping[str, Any]) -> Row:
     """Return a copy of a row that strict JSON can represent.
 
     Other numeric types become float. NaN and infinities become null, and the key `nonfinite` maps each of these names
@@ -25,7 +25,7 @@ def plain(row: Mapping[str, Any]) -> Row:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return plain(value)
+        return plain_row(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, (bool, int, str)):
@@ -46,7 +46,7 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     return {f"{group}/{key}": float(value) for key, value in numbers.items() if key not in ("step", "time")}
 
 
-def whole(step: Any) -> int:
+def whole_step(step: Any) -> int:
     """Return a step as int; accepts numpy numbers, one-element tensors and 3.0. Raises TypeError."""
     try:
         return int(step) if float(step).is_integer() and not isinstance(step, (str, bytes)) else operator.index(step)

@@ -412,7 +412,7 @@ def taken_over(path: Path, url: str) -> Iterator[Folder | None]:
 # --- What dead processes left -----------------------------------------------------------------------------------------
 
 
-def sweep(folder: Path, storage: Storage, seconds: float) -> int:
+def sweep_spools(folder: Path, storage: Storage, seconds: float) -> int:
     """Upload what dead processes left in their spools in `folder`, for at most `seconds`.
 
     Returns the number of objects that remain. Skips spools of living processes and of other run folders.
@@ -462,7 +462,7 @@ class Leftovers:
         """Upload files of dead processes while `left()` is positive; return the number of objects that remain."""
         while True:
             try:
-                count = sweep(self.folder, self._storage, max(0.1, min(_SLICE_S, left())))
+                count = sweep_spools(self.folder, self._storage, max(0.1, min(_SLICE_S, left())))
             except Exception as error:  # noqa: BLE001 - a failed upload must not fail a successful run
                 self._say(f"files left in {self.folder} could not be uploaded: {error}")
                 return 1
@@ -506,7 +506,7 @@ def _is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-def prune(folder: Path) -> None:
+def remove_empty_folders(folder: Path) -> None:
     """Remove a folder that contains nothing but empty folders."""
     for below in sorted(folder.rglob("*"), reverse=True):
         if below.is_dir():

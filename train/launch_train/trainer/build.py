@@ -26,7 +26,7 @@ from launch_train.common.config import Config, as_data
 from launch_train.common.console import RateLimiter
 from launch_train.common.decisions import Choice, format_choices
 from launch_train.common.heartbeat import Heartbeat
-from launch_train.common.step_timer import Stopwatch, stopwatch
+from launch_train.common.step_timer import Stopwatch, open_stopwatch
 from launch_train.common.storage import Storage, open_storage
 from launch_train.common.text import si
 from launch_train.data import Source, open_data
@@ -154,7 +154,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     accumulates = micro_batches.count > 1
     prepared = prepare(model, config, ranks, accumulates=accumulates, trial_pass=try_pass, storage=storage)
     micro_batches.graphed = ("cuda graphs", "true") in {choice[:2] for choice in prepared.choices}
-    watch, countable_targets = stopwatch(ranks.device), loss_normalization.countable_targets(config, source)
+    watch, countable_targets = open_stopwatch(ranks.device), loss_normalization.countable_targets(config, source)
     facts = {  # of the start event; the end event repeats them
         "config": as_data(config),
         **warmup.device_facts(ranks),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from launch_train.common.decisions import Choice
-from launch_train.common.step_timer import stopwatch
+from launch_train.common.step_timer import open_stopwatch
 from launch_train.distributed.dtensor import is_sharded, local_part
 from launch_train.distributed.process_group import Ranks, gather, gather_tensors
 from launch_train.performance import fsdp
@@ -63,7 +63,7 @@ class ReplicaCheck:
 
     def __init__(self, ranks: Ranks, *, sharded: bool) -> None:
         """`sharded`: with FSDP each parameter is on one rank only, so there is nothing to compare."""
-        self._ranks, self._stopwatch = ranks, stopwatch(ranks.device)
+        self._ranks, self._stopwatch = ranks, open_stopwatch(ranks.device)
         self.compares = ranks.world > 1 and not sharded
         self.last_agreed = 0
         """The last step after which all ranks were found to agree; at the start, the one that the run resumes from."""

@@ -389,4 +389,4 @@ def finish(run: Run, shutdown: ShutdownSignal) -> None:
         )
         end |= {"step": step, "eval_loss": run.state["eval_loss"], "skipped_steps": run.guard.skipped}
         run.sink.put([event("end", **end)])
-        print(console.summary(end, run.source.unit, run.storage.url if run.storage else None), flush=True)
+        print(console.end_table(end, run.source.unit, run.storage.url if run.storage else None), flush=True)

@@ -127,7 +127,7 @@ def credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
 
     if environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in _TRUE:
         return AnonymousCredentials()
-    if token := _token(environ):
+    if token := _gcloud_token(environ):
         return Credentials(token)
     if environ.get("STORAGE_EMULATOR_HOST") or (endpoint and is_plain_loopback(endpoint)):
         return AnonymousCredentials()
@@ -138,7 +138,7 @@ _TRUE = ("true", "1", "yes", "on", "y")
 """Values that gcloud treats as true (googlecloudsdk.core.properties)."""
 
 
-def _token(environ: Mapping[str, str]) -> str | None:
+def _gcloud_token(environ: Mapping[str, str]) -> str | None:
     """Return gcloud's access token, from the environment or the file that it names; None if there is none."""
     token, file = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN"), environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
     if token or not file:

@@ -169,11 +169,11 @@ def is_upload_lost(error: Exception) -> bool:
 def error_text(error: BaseException) -> str:
     """Return the service's message on one line, or that of the innermost cause."""
     response = getattr(error, "response", None)
-    text = _message(response) if response is not None else ""
-    return " ".join((text or str(_innermost(error)) or type(error).__name__).split())
+    text = _response_message(response) if response is not None else ""
+    return " ".join((text or str(_innermost_error(error)) or type(error).__name__).split())
 
 
-def _message(response: Any) -> str:
+def _response_message(response: Any) -> str:
     """Return the message of a response: of its JSON, or its text as far as it arrived."""
     try:
         text = str(response.text)
@@ -185,7 +185,7 @@ def _message(response: Any) -> str:
         return text[:300]
 
 
-def _innermost(error: BaseException) -> BaseException:
+def _innermost_error(error: BaseException) -> BaseException:
     """Return the innermost error: requests wraps urllib3's errors, which wrap the socket's."""
     while True:
         inner = getattr(error, "reason", None)

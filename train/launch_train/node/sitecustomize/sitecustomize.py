@@ -26,10 +26,10 @@ def _add_code_to_path() -> None:
     if code:
         standard = [at for at, entry in enumerate(sys.path) if Path(entry) in (library, library / "lib-dynload")]
         at = max(standard, default=len(sys.path) - 1) + 1
-        sys.path[at:at] = [folder for folder in _folders(Path(code)) if folder not in sys.path]
+        sys.path[at:at] = [folder for folder in _code_folders(Path(code)) if folder not in sys.path]
 
 
-def _folders(code: Path) -> list[str]:
+def _code_folders(code: Path) -> list[str]:
     """Return the folder of the script that this process runs, if it is one of the code, and the folders of the code.
 
     Python itself adds a script's folder, unless PYTHONSAFEPATH is set, which it is in the image.
