@@ -14,8 +14,9 @@ from launch_train.common import contract
 from launch_train.common.config import Loader, parse
 from launch_train.common.errors import UsageError
 from launch_train.data import open_data, user_dataset
+from launch_train.data.batch import tensors_of
 from launch_train.data.loader import BatchLoader
-from launch_train.data.map_dataset import batch, size, tensor
+from launch_train.data.map_dataset import batch, tensor
 from launch_train.distributed import process_group
 from launch_train.distributed.process_group import Ranks
 
@@ -171,7 +172,7 @@ def test_a_batch_keeps_the_shape_of_its_samples() -> None:
     assert isinstance(made.a, list)
     assert (made.a[0].tolist(), made.a[1].tolist(), made.b["a"].tolist()) == ([1, 2], [True, False], [2.5, 1.5])
     assert (made.a[0].dtype, made.a[1].dtype, made.b["a"].dtype) == (torch.int64, torch.bool, torch.float32)
-    assert size(made) == 16 + 2 + 8
+    assert len(tensors_of(made)) == 3
     with pytest.raises(UsageError, match="1 is a tuple of 3, and 0 is a tuple of 2"):
         batch([(1, 2), (1, 2, 3)], str)
     with pytest.raises(UsageError, match="1 is a mapping of b, and 0 is a mapping of a"):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from launch_train.common.config import Bert, Config, ExternalModel, Gpt, ResNet, is_code
 from launch_train.common.errors import UsageError
 from launch_train.data.files import split_by_name
-from launch_train.data.masked_lm import Masked, Rows
+from launch_train.data.masked_lm import Masked
 from launch_train.data.records import are_records, is_table
-from launch_train.data.source import Batch, Source
+from launch_train.data.source import Batch, Source, TokenRows
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
 from launch_train.data.text import Text, corpus_of_bytes, files_of
 from launch_train.data.token_file import PRETOKENISED, Corpus, cache_folder, concatenate, join
@@ -243,7 +243,7 @@ def _open_text(config: Config, corpus: Corpus, ranks: Ranks) -> Source:
     return source
 
 
-def _hide(config: Config, rows: Rows, ranks: Ranks) -> Source:
+def _hide(config: Config, rows: TokenRows, ranks: Ranks) -> Source:
     """Return rows of tokens for a model that predicts hidden tokens rather than the next token."""
     share = config.model.masked if isinstance(config.model, Bert) else MASKED
     return Masked(rows, share, config.seed, config.batch_size, ranks.device)

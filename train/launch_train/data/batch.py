@@ -41,8 +41,8 @@ def to_tensor(array: NDArray[Any], device: torch.device) -> Tensor:
     return move_to(tensor.pin_memory() if device.type == "cuda" else tensor, device)  # type: ignore[no-any-return]  # a Tree may be anything; this one is a tensor
 
 
-def count_samples(tree: Tree) -> int:
-    """Return the number of samples. Raises ValueError if the tree holds no tensor."""
+def tensors_of(tree: Tree) -> list[Tensor]:
+    """Return the tensors of a tree in order."""
     tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -50,7 +50,12 @@ def count_samples(tree: Tree) -> int:
         return tensor
 
     map_tensors(tree, note)
-    if not tensors:
+    return tensors
+
+
+def count_samples(tree: Tree) -> int:
+    """Return the number of samples. Raises ValueError if the tree holds no tensor."""
+    if not (tensors := tensors_of(tree)):
         raise ValueError("a batch without a tensor")
     return len(tensors[0])
 

@@ -16,8 +16,7 @@ from launch_train.common.config import Loader
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
 from launch_train.common.text import plural, si
-from launch_train.data.batch import count_samples, map_tensors, move_to
-from launch_train.data.map_dataset import size
+from launch_train.data.batch import count_samples, map_tensors, move_to, tensors_of
 from launch_train.data.source import Batch, Source
 from launch_train.data.workers import BatchKey, Pool, WorkerDataset, pickled_size, prepare_batch, start_server
 
@@ -90,7 +89,7 @@ class BatchLoader:
         first = self._share.start
         sample = self._source.train(1, slice(first, first + 1))
         _check_sample(sample)
-        need = size(sample) * (self._share.stop - first)
+        need = sum(tensor.nbytes for tensor in tensors_of(sample)) * (self._share.stop - first)
         dataset, problem = 0, ""
         if loader.workers != 0:
             dataset, problem = pickled_size(WorkerDataset(self._source, self._share))

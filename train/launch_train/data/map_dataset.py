@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from launch_train.common.errors import UsageError
-from launch_train.data.batch import Tree, map_tensors
+from launch_train.common.text import one_line
+from launch_train.data.batch import Tree
 from launch_train.data.sample_order import samples_of_step
-from launch_train.data.source import Batch, SourceDefaults
+from launch_train.data.source import Batch, Source
 
 
 class MapDataset(Protocol):
@@ -31,7 +32,7 @@ class MapDataset(Protocol):
         """Describe the sample for messages, such as its file."""
 
 
-class Samples(SourceDefaults):
+class Samples(Source):
     """A source of shuffled samples, in the order of `launch_train.data.sample_order`."""
 
     unit = "samples"
@@ -102,9 +103,7 @@ def batch(samples: list[Tree], where: Any) -> Tree:
     try:
         return torch.stack(tensors)
     except (RuntimeError, TypeError) as error:
-        raise UsageError(
-            f"data: {where(0)} and others cannot be stacked into a batch: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise UsageError(f"data: {where(0)} and others cannot be stacked into a batch: {one_line(error)}") from error
 
 
 def _layout(part: Any) -> Any:
@@ -142,16 +141,3 @@ def describe(part: Any) -> str:
     if isinstance(part, tuple | list):
         return f"a {type(part).__name__} of {len(part)}"
     return type(part).__name__
-
-
-def size(tree: Tree) -> int:
-    """Return the size of a batch in bytes."""
-    total = 0
-
-    def add(part: Tensor) -> Tensor:
-        nonlocal total
-        total += part.numel() * part.element_size()
-        return part
-
-    map_tensors(tree, add)
-    return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,22 +11,11 @@ from numpy.typing import NDArray
 from launch_train.common.errors import UsageError
 from launch_train.data.batch import to_tensor
 from launch_train.data.sample_order import MASK, MASK_HELD_OUT, philox
-from launch_train.data.source import IGNORED, Batch, Source, SourceDefaults
+from launch_train.data.source import IGNORED, Batch, Source, TokenRows
 
 SHOWN_AS_MASK, SHOWN_AS_ANOTHER = 0.8, 0.1
 """Shares of the hidden tokens that are replaced by the mask and by a random token; the rest is left unchanged (Devlin
 et al. 2018, section 3.1)."""
-
-
-class Rows(Source, Protocol):
-    """A source of token rows, each one token longer than a sample."""
-
-    mask: int
-    end: int | None
-
-    def train_rows(self, step: int, share: slice) -> NDArray[Any]: ...
-
-    def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[Any]: ...
 
 
 class MaskingRule(NamedTuple):
@@ -38,13 +27,13 @@ class MaskingRule(NamedTuple):
     never: int | None
 
 
-class Masked(SourceDefaults):
+class Masked(Source):
     """Rows of a text in which the share `hidden` of the tokens is hidden.
 
     The hidden tokens and their replacements are a pure function of (seed, step, sample).
     """
 
-    def __init__(self, rows: Rows, hidden: float, seed: int, batch_size: int, device: torch.device) -> None:
+    def __init__(self, rows: TokenRows, hidden: float, seed: int, batch_size: int, device: torch.device) -> None:
         if rows.vocab_size is None:
             raise UsageError("data: there are no tokens to hide")
         self._rows, self._seed, self._batch_size, self._device = rows, seed, batch_size, device

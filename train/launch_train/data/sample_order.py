@@ -17,11 +17,6 @@ ORDER, AUGMENT, MASK, MASK_HELD_OUT, USER_DATASET, HELD_OUT_PART = 4, 5, 6, 7, 8
 held-out part."""
 
 
-def windows_of_step(seed: int, step: int, batch_size: int, windows: int) -> NDArray[np.int64]:
-    """Return the number of each window of text in the global batch of a step (from 1), drawn from all `windows`."""
-    return draw(seed, TRAIN, step, batch_size, windows)
-
-
 def samples_of_step(seed: int, step: int, batch_size: int, count: int) -> list[tuple[int, int]]:
     """Return index and epoch of each sample in the global batch of a step (from 1), of a dataset of `count` samples.
 

@@ -11,52 +11,41 @@ from torch.nn import functional
 
 from launch_train.data.batch import to_tensor
 from launch_train.data.sample_order import HELD_OUT, TRAIN, draw
-from launch_train.data.source import HELD_OUT_SHARE, Batch, SourceDefaults
+from launch_train.data.source import HELD_OUT_SHARE, Batch, Source, TokenRows
 
 
-class SyntheticTokens(SourceDefaults):
+class SyntheticTokens(TokenRows):
     """Arithmetic progressions: each sample counts from a random start in steps of 1 to 4, modulo the vocabulary size.
 
     All tokens are equally likely. The mask is the first token beyond the vocabulary.
     """
 
-    end: int | None = None
-
     def __init__(self, vocab: int, block_size: int, seed: int, batch_size: int, device: torch.device) -> None:
-        self._vocab, self._seed, self._batch_size, self._device = vocab, seed, batch_size, device
+        self._vocab, self._seed, self._batch_size, self.device = vocab, seed, batch_size, device
         self.per_sample = block_size
         self.vocab_size = self.mask = vocab
         self.facts: dict[str, Any] = {"data": "synthetic"}
 
-    def train(self, step: int, share: slice) -> Batch:
-        return self._batch(self.train_rows(step, share))
-
-    def held_out(self, index: int, count: int, share: slice) -> Batch:
-        return self._batch(self.held_out_rows(index, count, share))
-
     def drawn(self, step: int) -> list[int]:
-        """Return the random numbers that the samples are generated from."""
-        return [int(number) for number in draw(self._seed, TRAIN, step, 2 * self._batch_size, 4 * self._vocab)[::2]]
+        return [int(number) for number in self._numbers(TRAIN, step)[:, 0]]
 
     def train_rows(self, step: int, share: slice) -> NDArray[np.int64]:
-        """Return rows of block_size + 1 tokens."""
         return self._rows(TRAIN, step, share)
 
     def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[np.int64]:
         return self._rows(HELD_OUT, index, share)
 
     def _rows(self, stream: int, step: int, share: slice) -> NDArray[np.int64]:
-        numbers = draw(self._seed, stream, step, 2 * self._batch_size, 4 * self._vocab).reshape(-1, 2)[share]
+        numbers = self._numbers(stream, step)[share]
         start, stride = numbers[:, :1] % self._vocab, numbers[:, 1:] % 4 + 1
         rows: NDArray[np.int64] = (start + stride * np.arange(self.per_sample + 1)) % self._vocab
         return rows
 
-    def _batch(self, rows: NDArray[np.int64]) -> Batch:
-        tokens = to_tensor(rows, self._device)
-        return tokens[:, :-1], tokens[:, 1:]
+    def _numbers(self, stream: int, step: int) -> NDArray[np.int64]:
+        return draw(self._seed, stream, step, 2 * self._batch_size, 4 * self._vocab).reshape(-1, 2)
 
 
-class SyntheticImages(SourceDefaults):
+class SyntheticImages(Source):
     """Noise plus a pattern per class. The noise is drawn once, so that speed measurements don't include drawing it.
 
     Images are float32 [batch, 3, size, size], labels int64 [batch]. The last 10 % of the noise images are held out.
@@ -73,24 +62,24 @@ class SyntheticImages(SourceDefaults):
         self.facts: dict[str, Any] = {"data": "synthetic"}
 
     def train(self, step: int, share: slice) -> Batch:
-        return self._samples(TRAIN, step, share, 0, _POOL - _POOL // HELD_OUT_SHARE)
+        return self._samples(self._numbers(TRAIN, step, _TRAINED)[share], 0, _TRAINED)
 
     def held_out(self, index: int, count: int, share: slice) -> Batch:
-        return self._samples(HELD_OUT, index, share, _POOL - _POOL // HELD_OUT_SHARE, _POOL)
+        return self._samples(self._numbers(HELD_OUT, index, _POOL - _TRAINED)[share], _TRAINED, _POOL - _TRAINED)
 
     def drawn(self, step: int) -> list[int]:
-        """Return the random numbers that the samples are generated from."""
-        return [
-            int(number) for number in draw(self._seed, TRAIN, step, 2 * self._batch_size, self._classes * _POOL)[::2]
-        ]
+        return [int(number) for number in self._numbers(TRAIN, step, _TRAINED)[:, 0]]
 
-    def _samples(self, stream: int, step: int, share: slice, low: int, high: int) -> Batch:
-        numbers = draw(self._seed, stream, step, 2 * self._batch_size, self._classes * (high - low)).reshape(-1, 2)
-        drawn = to_tensor(numbers[share], self._device)
-        noise, labels = low + drawn[:, 0] % (high - low), drawn[:, 1] % self._classes
+    def _numbers(self, stream: int, step: int, images: int) -> NDArray[np.int64]:
+        return draw(self._seed, stream, step, 2 * self._batch_size, self._classes * images).reshape(-1, 2)
+
+    def _samples(self, numbers: NDArray[np.int64], first: int, images: int) -> Batch:
+        drawn = to_tensor(numbers, self._device)
+        noise, labels = first + drawn[:, 0] % images, drawn[:, 1] % self._classes
         pattern = functional.interpolate(self._patterns[labels], size=(self._size, self._size), mode="nearest")
         return self._noise[noise] + pattern, labels
 
 
 _POOL = 100
 """Number of noise images in memory: 60 MB at 224 x 224."""
+_TRAINED = _POOL - _POOL // HELD_OUT_SHARE

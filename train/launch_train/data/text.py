@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
-from launch_train.data.batch import to_tensor
 from launch_train.data.files import PACKED, PackedError, find_files, opened
 from launch_train.data.records import are_records, documents, is_json_lines, is_table, refuse_json
-from launch_train.data.sample_order import windows_of_step
-from launch_train.data.source import HELD_OUT_SHARE, Batch, SourceDefaults
+from launch_train.data.sample_order import TRAIN, draw
+from launch_train.data.source import HELD_OUT_SHARE, TokenRows
 from launch_train.data.token_file import (
     BLOCK,
     Corpus,
@@ -35,31 +34,33 @@ STDLIB_CAP = 8 << 20
 """Maximum bytes of python-stdlib: enough for a small model, and fast to prepare."""
 
 
-class Text(SourceDefaults):
-    """Windows of `block_size` tokens at random offsets. Targets are the windows shifted by one token."""
+class Text(TokenRows):
+    """Windows of `block_size` tokens at random offsets."""
 
     def __init__(self, corpus: Corpus, block_size: int, seed: int, batch_size: int, device: torch.device) -> None:
-        self._seed, self._batch_size, self._device, self.per_sample = seed, batch_size, device, block_size
+        self._seed, self._batch_size, self.device, self.per_sample = seed, batch_size, device, block_size
         train, held_out = corpus.parts()
         self._train, self._held_out = Windows(train, block_size + 1), Windows(held_out, block_size + 1)
         _check_length(corpus, block_size, has_windows=bool(self._train) and bool(self._held_out))
-        self.unigram_entropy = corpus.unigram_entropy
-        self.vocab_size = corpus.vocab_size
+        self.unigram_entropy, self.vocab_size = corpus.unigram_entropy, corpus.vocab_size
         self.mask, self.end = corpus.mask, corpus.end
-        self.facts = _facts(corpus)
-
-    def train(self, step: int, share: slice) -> Batch:
-        return self._batch(self.train_rows(step, share))
-
-    def held_out(self, index: int, count: int, share: slice) -> Batch:
-        return self._batch(self.held_out_rows(index, count, share))
+        self.facts = {
+            "data": corpus.name,
+            "data_files": corpus.files,
+            "data_bytes": corpus.bytes,
+            "data_unit": corpus.unit,
+            "data_sha256": corpus.sha256,
+        }
+        if corpus.unit == "byte":
+            self.facts["data_held_out_bytes"] = count(held_out)
+        else:
+            self.facts |= {"tokenizer": corpus.tokenizer, "data_tokens": corpus.length}
+            self.facts["data_held_out_tokens"] = count(held_out)
 
     def drawn(self, step: int) -> list[int]:
-        """Return the offsets of the windows."""
         return [int(start) for start in self._windows(step)]
 
     def train_rows(self, step: int, share: slice) -> NDArray[Any]:
-        """Return windows of block_size + 1 tokens."""
         return self._train.rows(self._windows(step)[share])
 
     def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[Any]:
@@ -68,12 +69,7 @@ class Text(SourceDefaults):
         return self._held_out.rows(starts[index * self._batch_size :][: self._batch_size][share])
 
     def _windows(self, step: int) -> NDArray[np.int64]:
-        return windows_of_step(self._seed, step, self._batch_size, len(self._train))
-
-    def _batch(self, rows: NDArray[Any]) -> Batch:
-        """Copy rows to the device in their compact type (1, 2 or 4 bytes per token), and convert to int64 there."""
-        tokens = to_tensor(rows, self._device).long()
-        return tokens[:, :-1], tokens[:, 1:]
+        return draw(self._seed, TRAIN, step, self._batch_size, len(self._train))
 
 
 def _check_length(corpus: Corpus, block_size: int, *, has_windows: bool) -> None:
@@ -88,20 +84,6 @@ def _check_length(corpus: Corpus, block_size: int, *, has_windows: bool) -> None
             len(corpus.shards) > 1
         )
         raise UsageError(f"data: {has}; block_size {block_size} needs {HELD_OUT_SHARE * needed}")
-
-
-def _facts(corpus: Corpus) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "data": corpus.name,
-        "data_files": corpus.files,
-        "data_bytes": corpus.bytes,
-        "data_unit": corpus.unit,
-        "data_sha256": corpus.sha256,
-    }
-    held_out = count(corpus.parts()[1])
-    if corpus.unit == "byte":
-        return facts | {"data_held_out_bytes": held_out}
-    return facts | {"tokenizer": corpus.tokenizer, "data_tokens": corpus.length, "data_held_out_tokens": held_out}
 
 
 # --- Preparing ------------------------------------------------------------------------------------------------------
