@@ -102,7 +102,7 @@ def measured(variant: str, cores: int, text: Path, tokenizer: Path) -> Speed:
     opened.encode(["warm-up"] * 10)
     with tempfile.TemporaryDirectory() as cache:
         began, spent = time.perf_counter(), time.thread_time()
-        tokens = tokenize.corpus_of_tokens(tokenize.LocalFiles([text]), opened, Path(cache), "text").length
+        tokens = tokenize.corpus_of_tokens(tokenize.local_files([text]), opened, Path(cache), "text").length
         return Speed(tokens / (time.perf_counter() - began), tokens / (time.thread_time() - spent))
 
 

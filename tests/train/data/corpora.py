@@ -15,4 +15,4 @@ def byte_corpus(data: str, cache: Path, name: str = "") -> Corpus:
 
 
 def token_corpus(data: str, tokenizer: Tokenizer, cache: Path) -> Corpus:
-    return tokenize.corpus_of_tokens(tokenize.LocalFiles(files_of(data)), tokenizer, cache, data)
+    return tokenize.corpus_of_tokens(tokenize.local_files(files_of(data)), tokenizer, cache, data)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
-from launch_train.data import files, open_data, token_file
+from launch_train.data import open_data, token_file
 from launch_train.data import tokenize as made
 from launch_train.data.masked_lm import Masked, MaskingRule, bits, hide
 from launch_train.data.sample_order import MASK, share
@@ -445,10 +445,10 @@ def test_text_that_can_not_be_read_is_not_blamed_on_the_cache(
 ) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0))
 
-    def refuse(path: Path) -> Any:
+    def refuse(path: Path, mode: str) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files, "_open", refuse)
+    monkeypatch.setattr(gzip, "open", refuse)
     work = partial(token_corpus, tokenizer=CHARACTERS) if tokenized else byte_corpus
     with pytest.raises(UsageError, match=r"^data: .*a.txt.gz can't be read: Permission denied$"):
         work(str(tmp_path / "a.txt.gz"), cache=cache)

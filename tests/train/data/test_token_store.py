@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,12 +183,16 @@ def test_nodes_share_the_work_of_a_large_corpus(
     tokenized, real = list[str](), tokenize._write
 
     def write(tokens: Path, files: Any, *rest: Any) -> int:
-        tokenized.extend(one.name for one in files._objects)
-        return real(tokens, files, *rest)
+        def noted() -> Iterator[Path]:
+            for path in files.paths:
+                tokenized.append(path.name)
+                yield path
+
+        return real(tokens, replace(files, paths=noted()), *rest)
 
     monkeypatch.setattr(tokenize, "_write", write)
     first = prepared(tmp_path, node(2))
-    assert tokenized == [f"text/{number}.jsonl" for number in (3, 4, 5, 0, 1, 2)]
+    assert tokenized == [f"{number}.jsonl" for number in (3, 4, 5, 0, 1, 2)]
     for about in stored(cloud)[:4]:
         del cloud.objects.buckets["my-bucket"][about]
     tokenized.clear()
@@ -286,13 +291,29 @@ def test_an_error_in_the_text_ends_the_processes_too(
     assert not list((tmp_path / "cache").rglob("*"))
 
 
-def test_what_stays_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small text, a machine of few cores, and a tokenizer that other processes can't open."""
-    here = 8
-    monkeypatch.setattr(tokenize, "cores", lambda: here)
+@pytest.mark.parametrize(
+    ("cores", "larger", "origin", "processes"),
+    [(8, 0, None, [8]), (8, 1, None, []), (7, 0, None, []), (8, 0, "", [])],
+    ids=["shared", "small text", "few cores", "tokenizer that other processes can't open"],
+)
+def test_which_texts_several_processes_encode(
+    tmp_path: Path,
+    local: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    larger: int,
+    origin: str | None,
+    processes: list[int],
+) -> None:
+    used = list[int]()
+
+    def by_processes(count: int, *_: Any) -> Iterator[Any]:
+        used.append(count)
+        return iter(())
+
+    monkeypatch.setattr(tokenize, "SHARED_BYTES", local.stat().st_size + larger)
+    monkeypatch.setattr(tokenize, "cores", lambda: cores)
+    monkeypatch.setattr(tokenize, "_by_processes", by_processes)
     tokenizer = open_tokenizer(str(tmp_path / "tokenizer.json"))
-    assert tokenize._processes(tokenize.SHARED_BYTES - 1, tokenizer) == 1
-    assert tokenize._processes(tokenize.SHARED_BYTES, tokenizer) == 8
-    assert tokenize._processes(tokenize.SHARED_BYTES, tokenizer._replace(origin="")) == 1
-    here = 7
-    assert tokenize._processes(tokenize.SHARED_BYTES, tokenizer) == 1
+    token_corpus(str(local), tokenizer if origin is None else tokenizer._replace(origin=origin), tmp_path / "cache")
+    assert used == processes

@@ -225,7 +225,8 @@ def test_the_decoder_is_that_of_the_data(tokenizer: Path) -> None:
     config = parse({"data": {"path": "x", "tokenizer": str(path)}})
 
     def found(**facts: str) -> Any:
-        return open_decoder(config, SimpleNamespace(facts=facts))
+        source: Any = SimpleNamespace(facts=facts)
+        return open_decoder(config, source)
 
     assert found(data_unit="token", tokenizer="tokenizer.json")([0, 1, 7]) == "to be"
     assert found(data_unit="byte")([104, 105, 0xFF]) == "hi\ufffd"

@@ -57,9 +57,7 @@ def open_decoder(config: Config, source: Source) -> Decode | None:
     Raises UsageError or UnfitError if the tokenizer can't be loaded again.
     """
     if source.facts.get("data_unit") == "byte":
-        from launch_train.data.tokenizers import decode_bytes
-
-        return decode_bytes
+        return lambda tokens: bytes(tokens).decode("utf-8", "replace")  # ValueError: one is no byte
     if source.facts.get("tokenizer") in (None, PRETOKENISED):
         return None
     return _tokenizer(config, cache_folder()).decode
@@ -134,34 +132,30 @@ def _corpus(config: Config, data: DataFiles, cache: Path, ranks: Ranks) -> Corpu
         split = split_by_name(files, root) if by_name and is_table(files[0]) else (list(files), [])
         return [part for part in split if part]
 
-    if data.kind in ("bytes", "text") and config.data.dtype is not None:
-        raise UsageError(f"data: dtype is for files of tokens (.bin), and {data.name} is text: remove data.dtype")
-    match data.kind:
-        case "tokens":
-            from launch_train.data import token_shards
+    if data.kind == "tokens":
+        from launch_train.data import token_shards
 
-            return token_shards.corpus_of_shards(
-                data.path, cache, data.name, config.data.dtype, column=column, by_name=by_name
-            )
-        case "bytes":
-            in_place = Path(data.path).expanduser().is_file()
-            corpora = [
-                corpus_of_bytes(part, cache, data.name, column, in_place=in_place)
-                for part in parts(files_of(data.path), data.path)
-            ]
-        case "text in a bucket":
-            from launch_train.data.tokenize import BucketFiles, by_size
+        return token_shards.corpus_of_shards(
+            data.path, cache, data.name, config.data.dtype, column=column, by_name=by_name
+        )
+    if data.kind != "text in a bucket":
+        if config.data.dtype is not None:
+            raise UsageError(f"data: dtype is for files of tokens (.bin), and {data.name} is text: remove data.dtype")
+        files = parts(files_of(data.path), data.path)
+    if data.kind == "bytes":
+        in_place = Path(data.path).expanduser().is_file()
+        corpora = [corpus_of_bytes(part, cache, data.name, column, in_place=in_place) for part in files]
+    else:
+        from launch_train.data.tokenize import bucket_files, by_size, local_files
 
+        if data.kind == "text":
+            texts = [[local_files(part)] for part in files]
+        else:
             objects = {Path("/", item.name): item for item in data.objects}
             root = str(Path("/", data.name.removeprefix("gs://").partition("/")[2]))
             groups = [by_size([objects[path] for path in part]) for part in parts(list(objects), root)]
-            files = [[BucketFiles(data.name, group, cache) for group in part] for part in groups]
-            corpora = _tokenize(config, data.name, files, cache, ranks)
-        case _:
-            from launch_train.data.tokenize import LocalFiles
-
-            local = [[LocalFiles(part)] for part in parts(files_of(data.path), data.path)]
-            corpora = _tokenize(config, data.name, local, cache, ranks)
+            texts = [[bucket_files(data.name, group, cache) for group in part] for part in groups]
+        corpora = _tokenize(config, data.name, texts, cache, ranks)
     return join(*corpora) if len(corpora) > 1 else corpora[0]
 
 

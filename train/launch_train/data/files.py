@@ -9,15 +9,14 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any, Final
 
 from launch_train.common.errors import UsageError
 
 PACKED: Final = (".gz", ".zst")
 """Suffixes of compressed files."""
-
 
 _IS_HELD_OUT: Final = re.compile(r"(^|[^a-z])(val|valid|validation|eval)([^a-z]|$)", re.IGNORECASE)
 _IS_TRAINING: Final = re.compile(r"(^|[^a-z])train([^a-z]|$)", re.IGNORECASE)
@@ -33,21 +32,21 @@ def find_files(data: str) -> list[Path] | None:
 
     Hidden files and folders (those whose names start with a dot) are skipped.
     """
+
+    def inside(root: Path) -> list[Path]:
+        parts = sorted(path.relative_to(root).parts for path in root.rglob("*"))
+        visible = (root.joinpath(*part) for part in parts if not any(name.startswith(".") for name in part))
+        return [path for path in visible if path.is_file()]
+
     root = Path(data).expanduser()
     if root.is_file():
         return [root]
     if root.is_dir():
-        return _inside(root)
+        return inside(root)
     if not glob.has_magic(data):
         return None
     paths = sorted(Path(name) for name in glob.glob(str(root), recursive=True))  # noqa: PTH207 - keeps absolute patterns
-    return [file for path in paths for file in (_inside(path) if path.is_dir() else [path])] or None
-
-
-def _inside(root: Path) -> list[Path]:
-    parts = sorted(path.relative_to(root).parts for path in root.rglob("*"))
-    visible = (root.joinpath(*part) for part in parts if not any(name.startswith(".") for name in part))
-    return [path for path in visible if path.is_file()]
+    return [file for path in paths for file in (inside(path) if path.is_dir() else [path])] or None
 
 
 def split_by_name(files: Sequence[Path], data: str) -> tuple[list[Path], list[Path]]:
@@ -56,13 +55,12 @@ def split_by_name(files: Sequence[Path], data: str) -> tuple[list[Path], list[Pa
     Files that are named neither are for training if no file is named train. A single file is for training.
     """
     root = Path(data).expanduser()
-    inside = {path: path.relative_to(root).parts if path.is_relative_to(root) else (path.name,) for path in files}
-    held_out = [path for path in files if any(_IS_HELD_OUT.search(part) for part in inside[path])]
-    rest = [path for path in files if path not in set(held_out)]
-    if len(files) == 1 or not rest:
+    names = {path: path.relative_to(root).parts if path.is_relative_to(root) else (path.name,) for path in files}
+    held_out = [path for path in files if any(map(_IS_HELD_OUT.search, names[path]))]
+    others = [path for path in files if path not in set(held_out)]
+    if len(files) == 1 or not others:
         return list(files), []
-    named = [path for path in rest if any(_IS_TRAINING.search(part) for part in inside[path])]
-    return named or rest, held_out
+    return [path for path in others if any(map(_IS_TRAINING.search, names[path]))] or others, held_out
 
 
 @contextmanager
@@ -71,17 +69,22 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
     Raises PackedError if that fails, here or while reading, and UsageError if the file can't be read.
     """
+    damaged: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error)
+    open_packed: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
+    if path.suffix.lower() == ".zst":
+        zstd = import_optional(
+            "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd",
+            ".zst files need the package backports.zstd ({}): pip install backports.zstd, and in the cloud add "
+            "backports.zstd to image.requirements",
+        )
+        open_packed, damaged = zstd.open, (zstd.ZstdError, *damaged)
     try:
-        with _open(path) as file:
+        with open_packed(path, "rb") as file:
             yield file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except damaged as error:
         raise PackedError(f"data: {path} can't be unpacked: {error}") from error
     except OSError as error:
         raise UsageError(f"data: {path} can't be read: {error.strerror or error}") from error
-    except Exception as error:
-        if path.suffix.lower() == ".zst" and isinstance(error, _zstd().ZstdError):
-            raise PackedError(f"data: {path} can't be unpacked: {error}") from error
-        raise
 
 
 def unpacked_name(path: Path) -> str:
@@ -90,20 +93,9 @@ def unpacked_name(path: Path) -> str:
     return name.removesuffix(next((suffix for suffix in PACKED if name.endswith(suffix)), ""))
 
 
-def _open(path: Path) -> Any:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rb")
-    return _zstd().open(path, "rb") if path.suffix.lower() == ".zst" else path.open("rb")
-
-
-def _zstd() -> ModuleType:
-    """Return the module of Python 3.14, or its backport."""
-    from importlib import import_module
-
+def import_optional(module: str, needed: str) -> Any:
+    """Return a module that is not always installed. Raises UsageError, whose text is `needed` with the error in it."""
     try:
-        return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+        return import_module(module)
     except ImportError as error:
-        raise UsageError(
-            f"data: .zst files need the package backports.zstd ({error}): pip install backports.zstd, and in the "
-            "cloud add backports.zstd to image.requirements"
-        ) from error
+        raise UsageError(f"data: {needed.format(error)}") from error

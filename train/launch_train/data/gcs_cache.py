@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from launch_train.common.errors import OutputError, UnfitError, UsageError
 from launch_train.common.storage import UnreachableError
@@ -28,8 +29,6 @@ AHEAD = 4
 OWN = ".launch/"
 """Names in a bucket that launch itself writes (launch_train.data.token_store): no data."""
 
-CHANGED = "was changed or deleted while it was read: start again to read the new content"
-
 ROOM = 0.98
 """Share of the free disk space that downloads may use."""
 
@@ -38,14 +37,31 @@ def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
     """Download gs://BUCKET/NAME (a file), everything in gs://BUCKET/FOLDER (a folder), or what matches a pattern (*
     within a name, ** across folders, ?, [a-z]; a folder), and return the local path.
 
-    If it is cached, only a list request is made. Raises UsageError if it does not exist, or may not be read;
-    UnfitError if the disk is too small, or the bucket can't be reached.
+    Each object is cached by its name and generation, so if all are, only a list request is made; a folder consists of
+    hard links to them. Raises UsageError if it does not exist, or may not be read; UnfitError if the disk is too small,
+    or the bucket can't be reached.
     """
     bucket, path = _split(url)
+
+    def kept(item: Object) -> Path:
+        return cache / "objects" / hashlib.sha256(f"{bucket}/{item.name} {item.version}".encode()).hexdigest()[:40]
+
     with _data_errors():
         folder = Objects(f"gs://{bucket}")
         base, objects = _listed(folder, path, url)
-        return _Cache(bucket, folder, cache, say).tree(base, objects)
+        names = [item.name.removeprefix(base).lstrip("/") or Path(item.name).name for item in objects]
+        versions = "\n".join(f"{item.name} {item.version}" for item in objects)
+        tree = cache / "trees" / hashlib.sha256(f"{bucket}/{base}\n{versions}".encode()).hexdigest()[:40]
+        for name, item in zip(names, objects, strict=True):
+            if not (tree / name).resolve().is_relative_to(tree.resolve()):
+                raise UsageError(f"data: gs://{bucket}/{item.name} is not a valid file name")
+        if not tree.is_dir():
+            _download(folder, {kept(item): item for item in objects if not kept(item).exists()}, cache, say)
+            try:
+                _link(tree, {name: kept(item) for name, item in zip(names, objects, strict=True)})
+            except OSError as error:
+                raise unfit(error, tree) from error
+    return tree / names[0] if len(objects) == 1 and objects[0].name == base else tree
 
 
 def list_objects(url: str) -> list[Object]:
@@ -64,6 +80,15 @@ def stream(url: str, wanted: Sequence[Object], cache: Path) -> Iterator[Path]:
     cache.mkdir(parents=True, exist_ok=True)
     folder = Objects(f"gs://{bucket}")
     pool = ThreadPoolExecutor(AHEAD, "download")
+
+    def download(item: Object, target: Path) -> None:
+        target.parent.mkdir()
+        try:
+            with target.open("wb") as file:
+                _fetch_object(folder, item, file)
+        except OSError as error:
+            raise unfit(error, target) from error
+
     with _data_errors(), tempfile.TemporaryDirectory(prefix=".stream-", dir=cache) as scratch:
         targets = [Path(scratch, str(number), Path(item.name).name) for number, item in enumerate(wanted)]
         pending = deque[Future[None]]()
@@ -71,7 +96,7 @@ def stream(url: str, wanted: Sequence[Object], cache: Path) -> Iterator[Path]:
             for number, target in enumerate(targets):
                 while len(pending) <= AHEAD and number + len(pending) < len(targets):
                     at = number + len(pending)
-                    pending.append(pool.submit(_download_to, folder, wanted[at], targets[at]))
+                    pending.append(pool.submit(download, wanted[at], targets[at]))
                 pending.popleft().result()
                 yield target
                 target.unlink()
@@ -80,15 +105,12 @@ def stream(url: str, wanted: Sequence[Object], cache: Path) -> Iterator[Path]:
             pool.shutdown(cancel_futures=True)
 
 
-def _download_to(folder: Objects, wanted: Object, target: Path) -> None:
-    target.parent.mkdir()
+def _fetch_object(folder: Objects, item: Object, file: IO[bytes]) -> None:
     try:
-        with target.open("wb") as file:
-            folder.fetch(wanted, file)
+        folder.fetch(item, file)
     except FileNotFoundError as error:
-        raise UnfitError(f"data: {folder.url}/{wanted.name} {CHANGED}") from error
-    except OSError as error:
-        raise unfit(error, target) from error
+        changed = "was changed or deleted while it was read: start again to read the new content"
+        raise UnfitError(f"data: {folder.url}/{item.name} {changed}") from error
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -124,83 +146,47 @@ _WILDCARD = re.compile(r"[*?]|\[[^]/]+\]")
 _AS_EXPRESSION = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-class _Cache:
-    """A cache of objects, by name and generation, and of folders with hard links to them.
+def _download(folder: Objects, missing: dict[Path, Object], cache: Path, say: Callable[[str], None]) -> None:
+    """Download objects to files, all of them or raise. Objects downloaded before an error stay cached."""
+    size = sum(item.size for item in missing.values())
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(cache).free
+    except OSError as error:
+        raise unfit(error, cache / "objects") from error
+    if size > ROOM * free:
+        raise UnfitError(f"data: the disk is too small for {si(size)}B: {si(free)}B are free at {cache}")
 
-    Unchanged objects are not downloaded again.
-    """
+    def download(target: Path) -> int:
+        with written(target) as file:
+            _fetch_object(folder, missing[target], file)
+        return missing[target].size
 
-    def __init__(self, bucket: str, folder: Objects, cache: Path, say: Callable[[str], None]) -> None:
-        self._bucket, self._folder, self._say = bucket, folder, say
-        self._objects, self._trees = cache / "objects", cache / "trees"
+    progress, size = ProgressTimer(), 0
+    pool = ThreadPoolExecutor(THREADS, "download")
+    try:
+        for count, item_size in enumerate(pool.map(download, missing), start=1):
+            size += item_size
+            if seconds := progress.due():
+                say(f"data: {count} of {len(missing)} objects, {si(size)}B ({si(size / seconds)}B/s)")
+    finally:
+        folder.stopped = True  # after an error, large downloads would continue for minutes
+        pool.shutdown(cancel_futures=True)
 
-    def tree(self, path: str, objects: list[Object]) -> Path:
-        """Return the local file, if `path` is an object's name, or folder; download missing objects."""
-        names = [item.name.removeprefix(path).lstrip("/") or Path(item.name).name for item in objects]
-        single = len(objects) == 1 and objects[0].name == path
-        versions = "\n".join(f"{item.name} {item.version}" for item in objects)
-        tree = self._trees / hashlib.sha256(f"{self._bucket}/{path}\n{versions}".encode()).hexdigest()[:40]
-        if not tree.is_dir():
-            self._download([item for item in objects if not self._kept(item).exists()])
-            try:
-                self._link(tree, dict(zip(names, objects, strict=True)))
-            except OSError as error:
-                raise unfit(error, tree) from error
-        return tree / names[0] if single else tree
 
-    def _kept(self, item: Object) -> Path:
-        return self._objects / hashlib.sha256(f"{self._bucket}/{item.name} {item.version}".encode()).hexdigest()[:40]
-
-    def _download(self, missing: list[Object]) -> None:
-        """Download all objects or raise. Objects downloaded before an error stay cached."""
-        self._require_room(sum(item.size for item in missing))
-        progress, size = ProgressTimer(), 0
-        pool = ThreadPoolExecutor(THREADS, "download")
+def _link(tree: Path, files: dict[str, Path]) -> None:
+    """Create the folder with the bucket's layout from hard links, atomically."""
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=".tmp-", dir=tree.parent))
+    try:
+        for name, file in files.items():
+            (making / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(file, making / name)
+        making.chmod(0o755)
         try:
-            for count, item in enumerate(pool.map(self._fetch, missing), start=1):
-                size += item.size
-                if seconds := progress.due():
-                    rate = si(size / seconds)
-                    self._say(f"data: {count} of {len(missing)} objects, {si(size)}B ({rate}B/s)")
-        finally:
-            self._folder.stopped = True  # after an error, large downloads would continue for minutes
-            pool.shutdown(cancel_futures=True)
-
-    def _fetch(self, item: Object) -> Object:
-        with written(self._kept(item)) as file:
-            try:
-                self._folder.fetch(item, file)
-            except FileNotFoundError as error:
-                raise UnfitError(f"data: gs://{self._bucket}/{item.name} {CHANGED}") from error
-        return item
-
-    def _require_room(self, size: int) -> None:
-        try:
-            self._objects.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self._objects).free
-        except OSError as error:
-            raise unfit(error, self._objects) from error
-        if size > ROOM * free:
-            raise UnfitError(
-                f"data: the disk is too small for {si(size)}B: {si(free)}B are free at {self._objects.parent}"
-            )
-
-    def _link(self, tree: Path, objects: dict[str, Object]) -> None:
-        """Create the folder with the bucket's layout from hard links, atomically."""
-        self._trees.mkdir(parents=True, exist_ok=True)
-        making = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self._trees))
-        try:
-            for name, item in objects.items():
-                target = making / name
-                if not target.resolve().is_relative_to(making.resolve()):
-                    raise UsageError(f"data: gs://{self._bucket}/{item.name} is not a valid file name")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(self._kept(item), target)
-            making.chmod(0o755)
-            try:
-                making.rename(tree)
-            except OSError:
-                if not tree.is_dir():  # another process may have created it first
-                    raise
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+            making.rename(tree)
+        except OSError:
+            if not tree.is_dir():  # another process may have created it first
+                raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)

@@ -33,25 +33,23 @@ def fetch(name: str, cache: Path) -> str:
     parts = NAME.fullmatch(name)
     if parts is None:
         raise UsageError(f"data: {name} is not a data set's name: hf:ORG/NAME, hf:ORG/NAME@REVISION/FOLDER/*.parquet")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, errors, snapshot_download
 
-    repo, pattern = parts["repo"], parts["pattern"]
+    repo, hub, give = parts["repo"], constants.ENDPOINT, "give a token in HF_TOKEN (secrets)"
     try:
-        revision, files = _files(repo, parts["revision"], pattern)
-        if not files:
-            wanted = pattern or f"files of data ({', '.join(DATA)})"
-            raise UsageError(f"data: {name}: the hub has no {wanted} in it: name them, hf:{repo}/FOLDER/*.parquet")
-        if not pattern:
-            folders = sorted({file.partition("/")[0] for file in files if "/" in file})
-            # Several folders that are not splits may hold the same text twice.
-            if len(folders) > 1 and not any("train" in folder for folder in folders):
-                some = ", ".join(folders[:6])
-                raise UsageError(f"data: hf:{repo} has the folders {some}: choose one, hf:{repo}/{folders[0]}/*")
+        revision, files = _files(repo, parts["revision"], parts["pattern"])
         snapshot = snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=files)
     except UsageError:
         raise
+    except errors.GatedRepoError as error:
+        raise UsageError(f"data: {name} is gated: accept its terms at {hub}/datasets/{repo}, and {give}") from error
+    except errors.RevisionNotFoundError as error:
+        none = f"the data set has no such revision, and no Parquet copy ({CONVERTED})"
+        raise UsageError(f"data: {name}: {none}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UsageError(f"data: {name}: {hub} has no such data set, or it is private: {give}") from error
     except Exception as error:
-        raise _explained(name, repo, error) from error
+        raise UnfitError(f"data: {name} can't be downloaded from {hub}: {one_line(error, 200)}") from error
     # A folder with these files alone: a snapshot also holds what was downloaded from it before.
     tree = cache / "trees" / hashlib.sha256("\n".join((snapshot, *files)).encode()).hexdigest()[:40]
     try:
@@ -66,7 +64,10 @@ def fetch(name: str, cache: Path) -> str:
 
 
 def _files(repo: str, revision: str | None, pattern: str | None) -> tuple[str, list[str]]:
-    """Return the commit and the names of the wanted files in it; of the hub's Parquet copy if the data set has none."""
+    """Return the commit and the names of the wanted files in it; of the hub's Parquet copy if the data set has none.
+
+    Raises UsageError if there are none, or if folders may hold the same text twice.
+    """
     from huggingface_hub import HfApi
 
     for branch in (revision,) if revision else (None, CONVERTED):
@@ -75,19 +76,13 @@ def _files(repo: str, revision: str | None, pattern: str | None) -> tuple[str, l
         files = [name for name in names if (fnmatchcase(name, pattern) if pattern else name.endswith(DATA))]
         if files:
             break
+    else:
+        wanted = pattern or f"files of data ({', '.join(DATA)})"
+        at = f"@{revision}" if revision else ""
+        named = f"hf:{repo}{at}{f'/{pattern}' if pattern else ''}"
+        raise UsageError(f"data: {named}: the hub has no {wanted} in it: name them, hf:{repo}/FOLDER/*.parquet")
+    folders = sorted({file.partition("/")[0] for file in files if "/" in file})
+    if not pattern and len(folders) > 1 and not any("train" in folder for folder in folders):  # they are not splits
+        some = ", ".join(folders[:6])
+        raise UsageError(f"data: hf:{repo} has the folders {some}: choose one, hf:{repo}/{folders[0]}/*")
     return str(info.sha), files
-
-
-def _explained(name: str, repo: str, error: Exception) -> Exception:
-    from huggingface_hub import constants, errors
-
-    give = "give a token in HF_TOKEN (secrets)"
-    if isinstance(error, errors.GatedRepoError):
-        return UsageError(
-            f"data: {name} is gated: accept its terms at {constants.ENDPOINT}/datasets/{repo}, and {give}"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return UsageError(f"data: {name}: the data set has no such revision, and no Parquet copy ({CONVERTED})")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return UsageError(f"data: {name}: {constants.ENDPOINT} has no such data set, or it is private: {give}")
-    return UnfitError(f"data: {name} can't be downloaded from {constants.ENDPOINT}: {one_line(error, 200)}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,14 +88,14 @@ def listed(root: Path, cache: Path, name: str) -> tuple[Listing, Listing | None]
     if not root.exists():
         raise UsageError(f"data: {name} does not exist on this machine")
     if not (root / "train").is_dir():
-        return _list(root, cache, name), None
-    train = _list(root / "train", cache, f"{name}/train")
-    beside = next((root / each for each in HELD_OUT_FOLDERS if (root / each).is_dir()), None)
-    if beside is None:
-        return train, None
-    held_out = _list(beside, cache, f"{name}/{beside.name}")
-    require_same_classes(train, held_out)
-    return train, held_out
+        return _listing(root, cache, name), None
+    train = _listing(root / "train", cache, f"{name}/train")
+    for folder in HELD_OUT_FOLDERS:
+        if (root / folder).is_dir():
+            held_out = _listing(root / folder, cache, f"{name}/{folder}")
+            require_same_classes(train, held_out)
+            return train, held_out
+    return train, None
 
 
 def require_same_classes(train: Listing, held_out: Listing) -> None:
@@ -119,53 +119,43 @@ def holds_images(root: Path) -> bool:
     )
 
 
-def _list(root: Path, cache: Path, name: str) -> Listing:
+def _listing(root: Path, cache: Path, name: str) -> Listing:
     shards = [root] if root.is_file() else sorted(root.glob("*.tar"))
     if shards:
         top = root.parent if root.is_file() else root
-        return Listing(name, top, _sharded(shards, cache, name), tuple(path.name for path in shards), ())
+        return Listing(name, top, _index_of_shards(shards, cache, name), tuple(path.name for path in shards), ())
     labels = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")))
     if not labels:
         raise UsageError(f"data: {name} holds neither folders of images, one for each class, nor tar shards")
-    return Listing(name, root, _kept(_in_folders(root, labels), cache), (), labels)
-
-
-def _in_folders(root: Path, labels: tuple[str, ...]) -> list[Row]:
     rows = list[Row]()
     for number, label in enumerate(labels):
-        images = sorted(_images(str(root / label)))
+        images = list[tuple[str, int]]()
+        for folder, folders, files in os.walk(root / label, followlinks=True):
+            folders[:] = [folder for folder in folders if not folder.startswith(".")]
+            paths = [
+                os.path.join(folder, file)  # noqa: PTH118 - a million Paths take seconds
+                for file in files
+                if file.lower().endswith(SUFFIXES) and not file.startswith(".")
+            ]
+            images += [(os.path.relpath(path, root), os.stat(path).st_size) for path in paths]  # noqa: PTH116
         if not images:
             raise UsageError(f"data: the folder {root / label} is a class without images ({', '.join(SUFFIXES)})")
-        rows += [Row(os.path.relpath(path, root), -1, 0, size, number) for path, size in images]
-    return rows
-
-
-def _images(folder: str) -> Iterator[tuple[str, int]]:
-    """Yield paths and sizes of images, recursively. os.scandir lists a million files in seconds."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _images(entry.path)
-            elif entry.name.lower().endswith(SUFFIXES):
-                yield entry.path, entry.stat().st_size
+        rows += [Row(path, -1, 0, size, number) for path, size in sorted(images)]
+    return Listing(name, root, _saved(rows, cache, name), (), labels)
 
 
 # --- Shards ---------------------------------------------------------------------------------------------------------
 
 
-def _sharded(shards: list[Path], cache: Path, name: str) -> Path:
+def _index_of_shards(shards: list[Path], cache: Path, name: str) -> Path:
     """Return the index file of all shards. Each is read once: the result is cached by their paths, sizes and times."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in shards]
     known = cache / f"{hashlib.sha256(json.dumps(stats).encode()).hexdigest()}.shards.json"
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         path: Path = cache / json.loads(known.read_text())["rows"]
         if path.is_file():
             return path
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    path = _kept([row for number, shard in enumerate(shards) for row in scanned(shard, number)], cache, name)
+    path = _saved([row for number, shard in enumerate(shards) for row in scanned(shard, number)], cache, name)
     with written(known) as file:
         file.write(json.dumps({"rows": path.name}).encode())
     return path
@@ -189,21 +179,14 @@ def scanned(shard: Path, number: int) -> list[Row]:
                     labels[key] = _label(tar.extractfile(member).read(), f"{shard}: {member.name}")  # type: ignore[union-attr]  # a regular file has content
     except tarfile.TarError as error:
         raise UsageError(f"data: {shard} can't be read as an unpacked tar file: {error}") from error
-    if not _ends(shard):
+    with shard.open("rb") as raw:  # ends with two blocks of zeros (POSIX.1-2001, pax), which tarfile doesn't check
+        raw.seek(-min(shard.stat().st_size, 2 * tarfile.BLOCKSIZE), os.SEEK_END)
+        is_complete = raw.read() == bytes(2 * tarfile.BLOCKSIZE)
+    if not is_complete:
         raise UsageError(f"data: {shard} has no end-of-archive marker: it was cut short, or is still being written")
     if missing := sorted(set(images) - set(labels)):
         raise UsageError(f"data: {shard}: {images[missing[0]].name} has no label file ({missing[0]}.cls or .json)")
     return [Row(image.name, number, image.offset_data, image.size, labels[key]) for key, image in images.items()]
-
-
-def _ends(shard: Path) -> bool:
-    """Return whether the shard ends with two blocks of zeros (POSIX.1-2001, pax).
-
-    If not, it may be truncated, which tarfile doesn't report.
-    """
-    with shard.open("rb") as file:
-        file.seek(-min(shard.stat().st_size, 2 * tarfile.BLOCKSIZE), os.SEEK_END)
-        return file.read() == bytes(2 * tarfile.BLOCKSIZE)
 
 
 def _label(content: bytes, where: str) -> int:
@@ -218,10 +201,7 @@ def _label(content: bytes, where: str) -> int:
     return label
 
 
-# --- Saving ---------------------------------------------------------------------------------------------------------
-
-
-def _kept(rows: list[Row], cache: Path, name: str = "") -> Path:
+def _saved(rows: list[Row], cache: Path, name: str) -> Path:
     """Save rows in a cache file that is named by their digest, and return its path. Raises UsageError if empty."""
     if not rows:
         raise UsageError(f"data: {name} holds no images ({', '.join(SUFFIXES)})")

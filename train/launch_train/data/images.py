@@ -87,20 +87,6 @@ class Pictures:
         return index if self._places is None else int(self._places[index])
 
 
-def parts(train: Listing, held_out: Listing | None, size: int, seed: int) -> tuple[Pictures, Pictures]:
-    """Return the training and the held-out images: a separate listing, or 10 % chosen by the seed."""
-    if held_out is not None:
-        return Pictures(train, size, seed, changes=True), Pictures(held_out, size, seed, changes=False)
-    if len(train) < 2:
-        raise UsageError(f"data: {train.name} has one image; at least two are needed, because a part is held out")
-    places = order(seed, HELD_OUT_PART, 0, len(train))
-    kept = len(train) - max(1, len(train) // HELD_OUT_SHARE)
-    return (
-        Pictures(train, size, seed, changes=True, places=np.sort(places[:kept])),
-        Pictures(train, size, seed, changes=False, places=np.sort(places[kept:])),
-    )
-
-
 def decoded(content: bytes, size: int, numbers: np.random.Generator | None) -> NDArray[np.uint8]:
     """Decode an image, crop it (at random if `numbers` is given), and resize it to [size, size, 3].
 
@@ -110,7 +96,10 @@ def decoded(content: bytes, size: int, numbers: np.random.Generator | None) -> N
     """
     with Image.open(BytesIO(content)) as image:
         width, height = image.size
-        box = cut(width, height, numbers) if numbers else centre(width, height)
+        side = CENTRE * min(width, height)
+        box = Box((width - side) / 2, (height - side) / 2, side, side)
+        if numbers is not None:
+            box = random_crop(width, height, numbers)
         image.draft("RGB", (math.ceil(width * size / box.width), math.ceil(height * size / box.height)))
         x, y = image.size[0] / width, image.size[1] / height
         right, bottom = min((box.left + box.width) * x, image.size[0]), min((box.top + box.height) * y, image.size[1])
@@ -120,12 +109,7 @@ def decoded(content: bytes, size: int, numbers: np.random.Generator | None) -> N
     return (pixels[:, ::-1] if box.flip else pixels).copy()
 
 
-def centre(width: int, height: int) -> Box:
-    side = CENTRE * min(width, height)
-    return Box((width - side) / 2, (height - side) / 2, side, side)
-
-
-def cut(width: int, height: int, numbers: np.random.Generator) -> Box:
+def random_crop(width: int, height: int, numbers: np.random.Generator) -> Box:
     """Return a random crop in whole pixels, flipped with probability 1/2.
 
     If ten candidates don't fit into the image, return the largest centre crop that RATIO allows.
@@ -151,10 +135,20 @@ def open_images(
     steps: int,
     facts: dict[str, Any],
 ) -> Images:
-    """Return the source for listed images. Without `held_out`, part of `train` is held out."""
-    first, second = parts(train, held_out, size, seed)
+    """Return the source for listed images. Without `held_out`, 10 % of `train`, chosen by the seed, are held out."""
+    kept: NDArray[np.int64] | None = None
+    if held_out is not None:
+        evaluated = Pictures(held_out, size, seed, changes=False)
+    elif len(train) < 2:
+        raise UsageError(f"data: {train.name} has one image; at least two are needed, because a part is held out")
+    else:
+        places = order(seed, HELD_OUT_PART, 0, len(train))
+        count = len(train) - max(1, len(train) // HELD_OUT_SHARE)
+        kept = np.sort(places[:count])
+        evaluated = Pictures(train, size, seed, changes=False, places=np.sort(places[count:]))
+    trained = Pictures(train, size, seed, changes=True, places=kept)
     about = {**facts, "data_classes": train.classes, "data_sha256": train.sha256}
-    source = Images(first, second, seed=seed, batch_size=batch_size, facts=about, steps=steps)
+    source = Images(trained, evaluated, seed=seed, batch_size=batch_size, facts=about, steps=steps)
     source.class_names = train.labels
     source.num_classes, source.image_size = max(train.classes, held_out.classes if held_out else 0), size
     return source

@@ -11,14 +11,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
-from launch_train.data.files import opened, unpacked_name
+from launch_train.common.text import one_line
+from launch_train.data.files import import_optional, opened, unpacked_name
 from launch_train.data.token_file import written
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
@@ -48,8 +48,24 @@ def are_records(path: Path) -> bool:
 
 
 def documents(path: Path, column: str) -> Iterator[str]:
-    """Yield the documents of a file of records: the texts under a key, or in a column of a table. Raises UsageError."""
-    return _documents_of_table(path, column) if is_table(path) else _documents_of_lines(path, column)
+    """Yield the documents of a file of records, without empty ones: the texts under a key, or in a column of a table.
+
+    Raises UsageError, with the line or row, if one isn't text.
+    """
+    number = 0
+    if is_table(path):
+        for values in _columns(path, column):
+            for value in values.to_pylist():
+                number += 1
+                if value is not None and not isinstance(value, str):
+                    raise UsageError(f"data: {path}: {column} of row {number:,} is not text: {str(value)[:40]!r}")
+                if value:
+                    yield value
+        return
+    with opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _text_of_line(line, column, f"data: {path}:{number}:")
 
 
 # --- JSON Lines: one object per line, with the text under one key -----------------------------------------------------
@@ -64,15 +80,7 @@ def refuse_json(path: Path) -> None:
         )
 
 
-def _documents_of_lines(path: Path, key: str) -> Iterator[str]:
-    """Yield the texts of a file in order, skipping empty lines. Raises UsageError with the line number."""
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _text(line, key, f"data: {path}:{number}:")
-
-
-def _text(line: bytes, key: str, where: str) -> str:
+def _text_of_line(line: bytes, key: str, where: str) -> str:
     try:
         record = json.loads(line.decode("utf-8-sig"))
         text = record.get(key) if isinstance(record, dict) else None
@@ -85,36 +93,20 @@ def _text(line: bytes, key: str, where: str) -> str:
         raise UsageError(f"{where} unpaired surrogate (\\ud800 to \\udfff), which is not valid text") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} not JSON ({getattr(error, 'msg', error)})") from error
-    raise UsageError(f"{where} {_problem(record, key)}")
-
-
-def _problem(record: Any, key: str) -> str:
     if isinstance(record, dict) and key in record:
-        return f'"{key}" is not a string'
+        raise UsageError(f'{where} "{key}" is not a string')
     known = f", it has {', '.join(list(record)[:KEYS])}" if isinstance(record, dict) and record else ""
-    return f'not a JSON object with "{key}"{known}'
+    raise UsageError(f'{where} not a JSON object with "{key}"{known}')
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
-
-
-def _documents_of_table(path: Path, column: str) -> Iterator[str]:
-    """Yield the texts of a column in order, without empty ones. Raises UsageError if it isn't text."""
-    number = 0
-    for values in _columns(path, column):
-        for value in values.to_pylist():
-            number += 1
-            if value is not None and not isinstance(value, str):
-                raise UsageError(f"data: {path}: {column} of row {number:,} is not text: {str(value)[:40]!r}")
-            if value:
-                yield value
 
 
 def holds_tokens(path: Path, column: str) -> bool:
     """Return whether a file is a table of tokens: with `input_ids`, but without the text `column`."""
     if not is_table(path):
         return False
-    with _table(path) as (names, _):
+    with _opened_table(path) as (names, _):
         return TOKENS in names and column not in names
 
 
@@ -124,17 +116,17 @@ def write_tokens(path: Path, cache: Path) -> Path:
     identity = json.dumps([str(path.resolve()), at.st_size, at.st_mtime_ns, at.st_ctime_ns])
     kept = cache / f"{hashlib.sha256(identity.encode()).hexdigest()}.npy"
     if not kept.is_file():
-        dtype = "<u2" if max((int(block.max()) for block in _tokens(path)), default=0) < 1 << 16 else "<u4"
-        length = sum(len(block) for block in _tokens(path))
+        dtype = "<u2" if max((int(block.max()) for block in _token_blocks(path)), default=0) < 1 << 16 else "<u4"
+        length = sum(len(block) for block in _token_blocks(path))
         with written(kept) as file:
             header = {"descr": dtype, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(file, header)
-            for block in _tokens(path):
+            for block in _token_blocks(path):
                 file.write(block.astype(dtype).tobytes())
     return kept
 
 
-def _tokens(path: Path) -> Iterator[NDArray[Any]]:
+def _token_blocks(path: Path) -> Iterator[NDArray[Any]]:
     """Yield the tokens of a table in blocks that are not empty."""
     for values in _columns(path, TOKENS):
         if not hasattr(values, "flatten"):
@@ -150,52 +142,35 @@ def _tokens(path: Path) -> Iterator[NDArray[Any]]:
 
 def _columns(path: Path, column: str) -> Iterator[Any]:
     """Yield a column's values as Arrow arrays, one for each part of the file. Raises UsageError."""
-    with _table(path) as (names, batches):
+    with _opened_table(path) as (names, batches):
         if column not in names:
             raise UsageError(
                 f"data: {path} has the columns {', '.join(names[:8])}, and no {column}: set data.column to the text's"
             )
-        yield from batches(column)
+        yield from (batch.column(0) for batch in batches(column))
 
 
 @contextmanager
-def _table(path: Path) -> Iterator[tuple[list[str], Any]]:
-    """Open a table: the names of its columns, and a function that yields the values of one."""
-    arrow = _pyarrow("pyarrow")
+def _opened_table(path: Path) -> Iterator[tuple[list[str], Any]]:
+    """Open a table: the names of its columns, and a function that yields batches with one of them alone."""
+    needed = (
+        ".parquet and .arrow files need the package pyarrow ({}): pip install pyarrow, and for the cloud add the line "
+        "pyarrow to the file that image.requirements names"
+    )
+    arrow = import_optional("pyarrow", needed)
     try:
-        with path.open("rb") as file:
-            start = file.read(len(ARROW_FILE))
         if path.suffix.lower() == ".parquet":
-            with _pyarrow("pyarrow.parquet").ParquetFile(path) as table:
-                yield (
-                    list(table.schema_arrow.names),
-                    lambda name: (batch.column(0) for batch in table.iter_batches(ROWS, columns=[name])),
-                )
+            with path.open("rb"), import_optional("pyarrow.parquet", needed).ParquetFile(path) as table:
+                yield list(table.schema_arrow.names), lambda name: table.iter_batches(ROWS, columns=[name])
             return
-        with arrow.memory_map(str(path)) as mapped:
-            if start == ARROW_FILE:
+        with path.open("rb") as file, arrow.memory_map(str(path)) as mapped:
+            if file.read(len(ARROW_FILE)) == ARROW_FILE:
                 reader = arrow.ipc.open_file(mapped)
                 batches: Any = (reader.get_batch(number) for number in range(reader.num_record_batches))
             else:
                 batches = reader = arrow.ipc.open_stream(mapped)
-            yield list(reader.schema.names), lambda name: (batch.column(name) for batch in batches)
+            yield list(reader.schema.names), lambda name: (batch.select([name]) for batch in batches)
     except arrow.ArrowException as error:
-        raise UsageError(
-            f"data: {path} can't be read as {path.suffix[1:]}: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UsageError(f"data: {path} can't be read as {path.suffix[1:]}: {one_line(error, 200)}") from error
     except OSError as error:
-        raise UsageError(
-            f"data: {path} can't be read: {error.strerror or ' '.join(str(error).split())[:200]}"
-        ) from error
-
-
-def _pyarrow(module: str) -> ModuleType:
-    from importlib import import_module
-
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise UsageError(
-            f"data: .parquet and .arrow files need the package pyarrow ({error}): pip install pyarrow, and for the "
-            "cloud add the line pyarrow to the file that image.requirements names"
-        ) from error
+        raise UsageError(f"data: {path} can't be read: {error.strerror or one_line(error, 200)}") from error

@@ -7,10 +7,10 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.common.storage.local import explain_disk_error
 from launch_train.data.source import HELD_OUT_SHARE
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 BLOCK = 1 << 20
 
@@ -43,6 +46,12 @@ class Shard:
     def tokens(self) -> NDArray[Any]:
         """Map the tokens into memory. They must not be empty."""
         return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=(self.length,))
+
+    def blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield the tokens in blocks, each with its place: they may be more than fit into memory."""
+        tokens = self.tokens() if self.length else np.empty(0)
+        for start in range(0, self.length, BLOCK):
+            yield start, tokens[start : start + BLOCK]
 
 
 @dataclass(frozen=True)
@@ -169,33 +178,26 @@ class TokenStatistics:
 
 
 def measured(path: Path, dtype: str = "uint8", vocab_size: int = 256) -> TokenStatistics:
-    """Compute the statistics of a file of tokens, block by block: it may be larger than memory."""
-    width = np.dtype(dtype).itemsize
-    length = path.stat().st_size // width
-    held_out = length - length // HELD_OUT_SHARE
-    digest, counts = hashlib.sha256(), np.zeros((2, vocab_size), np.int64)
-    with path.open("rb") as file:
-        for part, tokens in enumerate((held_out, length - held_out)):
-            remaining = tokens * width
-            while remaining > 0 and (block := file.read(min(remaining, BLOCK))):
-                remaining -= len(block)
-                digest.update(block)
-                counts[part] += np.bincount(np.frombuffer(block, dtype), minlength=vocab_size)
-    return TokenStatistics(length, held_out, digest.hexdigest(), unigram_entropy(counts[0], counts[1]))
+    """Compute the statistics of a file of tokens."""
+    length = path.stat().st_size // np.dtype(dtype).itemsize
+    digest, kept = hashlib.sha256(), length - length // HELD_OUT_SHARE
+    train, held_out = (_counts(part, vocab_size, digest) for part in split([Shard(path, length, dtype)], kept))
+    return TokenStatistics(length, kept, digest.hexdigest(), unigram_entropy(train, held_out))
 
 
 def sampled_entropy(train: Sequence[Shard], held_out: Sequence[Shard], vocab_size: int) -> float:
     """Return the unigram entropy of separate parts, from at most the first COUNTED tokens of each."""
-    parts = (_counts(split(part, COUNTED)[0], vocab_size) for part in (train, held_out))
-    return unigram_entropy(*parts)
+    return unigram_entropy(*(_counts(split(part, COUNTED)[0], vocab_size) for part in (train, held_out)))
 
 
-def _counts(shards: Iterable[Shard], vocab_size: int) -> NDArray[np.int64]:
+def _counts(shards: Iterable[Shard], vocab_size: int, digest: Hash | None = None) -> NDArray[np.int64]:
+    """Return how often each token occurs; add the tokens to the digest."""
     counts = np.zeros(vocab_size, np.int64)
     for shard in shards:
-        tokens = shard.tokens()
-        for start in range(0, shard.length, BLOCK):
-            counts += np.bincount(tokens[start : start + BLOCK].astype(np.int64), minlength=vocab_size)
+        for _, block in shard.blocks():
+            counts += np.bincount(block.astype(np.int64), minlength=vocab_size)
+            if digest is not None:
+                digest.update(block.data)
     return counts
 
 
@@ -229,12 +231,9 @@ class ProgressTimer:
 
 def cache_folder() -> Path:
     """Return the folder for prepared data: in $XDG_CACHE_HOME or ~/.cache, or a temporary one if not writable."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    folder = base / "launch" / "data"
-    try:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "launch" / "data"
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"launch-data-{os.getuid()}"
     return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir()) / f"launch-data-{os.getuid()}"
 
 

@@ -21,7 +21,7 @@ from launch_train.common.errors import UsageError
 from launch_train.data.files import find_files, split_by_name
 from launch_train.data.records import holds_tokens, is_table, write_tokens
 from launch_train.data.source import HELD_OUT_SHARE
-from launch_train.data.token_file import BLOCK, PRETOKENISED, Corpus, Shard, count, sampled_entropy, split, written
+from launch_train.data.token_file import PRETOKENISED, Corpus, Shard, count, sampled_entropy, split, written
 
 SUFFIXES: Final = (".bin", ".npy")
 HEADER: Final = 256 * 4
@@ -52,8 +52,15 @@ def corpus_of_shards(
 
     Raises UsageError if a shard is empty, truncated or of another format.
     """
-    files = _shards(data, column)
-    train, rest = split_by_name(files, data) if by_name else (files, [])
+    files = find_files(data)
+    if files is None:
+        raise UsageError(f"data: {data} does not exist on this machine")
+    token_files = [path for path in files if _is_shard(path, column)]
+    if not token_files:
+        raise UsageError(f"data: {data} holds no shards of tokens ({', '.join(SUFFIXES)})")
+    if (count_of_tokens := len(token_files)) < len(files):
+        print(f"data: {count_of_tokens} of {len(files)} files in {data} are shards of tokens; the others are not read")
+    train, rest = split_by_name(token_files, data) if by_name else (token_files, [])
     shards, held = (
         [read_shard(write_tokens(path, cache) if is_table(path) else path, dtype) for path in part]
         for part in (train, rest)
@@ -77,14 +84,13 @@ def corpus_of_shards(
 def require_vocabulary(corpus: Corpus, vocab_size: int) -> None:
     """Raise UsageError with its file and position if a token is not in the model's vocabulary."""
     for shard in (*corpus.shards, *corpus.held_out):
-        tokens = shard.tokens()
-        for start in range(0, shard.length, BLOCK):
-            beyond = tokens[start : start + BLOCK] >= vocab_size
+        for start, block in shard.blocks():
+            beyond = block >= vocab_size
             if beyond.any():
                 at = start + int(beyond.argmax())
                 raise UsageError(
-                    f"data: {shard.path}: token {at:,} is {tokens[at]}; model.vocab_size is {vocab_size}: set it to "
-                    f"{corpus.vocab_size} or more, or data.dtype if the file isn't {shard.dtype}"
+                    f"data: {shard.path}: token {at:,} is {block[at - start]}; model.vocab_size is {vocab_size}: set "
+                    f"it to {corpus.vocab_size} or more, or data.dtype if the file isn't {shard.dtype}"
                 )
 
 
@@ -101,18 +107,6 @@ def _is_shard(path: Path, column: str) -> bool:
 def _magic(start: bytes) -> tuple[int, int]:
     first, second = np.frombuffer(start[:8].ljust(8, b"\0"), "<i4")
     return int(first), int(second)
-
-
-def _shards(data: str, column: str) -> list[Path]:
-    files = find_files(data)
-    if files is None:
-        raise UsageError(f"data: {data} does not exist on this machine")
-    shards = [path for path in files if _is_shard(path, column)]
-    if not shards:
-        raise UsageError(f"data: {data} holds no shards of tokens ({', '.join(SUFFIXES)})")
-    if len(shards) < len(files):
-        print(f"data: {len(shards)} of {len(files)} files in {data} are shards of tokens; the others are not read")
-    return shards
 
 
 # --- One shard ------------------------------------------------------------------------------------------------------
@@ -193,17 +187,13 @@ def _raw(path: Path, size: int, dtype: str | None) -> Shard:
             "needs another data.dtype"
         )
     shard = Shard(path, size // width, dtype or "uint16")
-    if dtype is None and _is_wider(shard):
-        raise UsageError(f"data: {path} has small numbers at every second place: it is uint32; set data.dtype: uint32")
+    if dtype is None and shard.length % 2 == 0 and shard.length >= 64:
+        start = np.asarray(shard.tokens()[: 1 << 16])
+        if start[1::2].max() <= 3 < start[::2].max():  # the high halves of uint32 below 2**18 are at most 3
+            raise UsageError(
+                f"data: {path} has small numbers at every second place: it is uint32; set data.dtype: uint32"
+            )
     return shard
-
-
-def _is_wider(shard: Shard) -> bool:
-    """Return whether a file looks like uint32, not uint16: below 2**18 the high halves are at most 3."""
-    if shard.length % 2 or shard.length < 64:
-        return False
-    start = np.asarray(shard.tokens()[: 1 << 16])
-    return bool(start[1::2].max() <= 3 < start[::2].max())
 
 
 # --- All shards -----------------------------------------------------------------------------------------------------
@@ -240,9 +230,8 @@ def _examined(shards: Sequence[Shard], held_out: Sequence[Shard], cache: Path) -
 
 def _scanned(shard: Shard) -> tuple[str, int]:
     """Return the digest of a shard's tokens and the highest one. Raises UsageError if one is negative."""
-    digest, highest, tokens = hashlib.sha256(), 0, shard.tokens()
-    for start in range(0, shard.length, BLOCK):
-        block = tokens[start : start + BLOCK]
+    digest, highest = hashlib.sha256(), 0
+    for start, block in shard.blocks():
         if (lowest := int(block.min())) < 0:
             at = start + int(block.argmin())
             raise UsageError(

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,6 @@ from launch_train.data.token_file import BLOCK, Corpus, ProgressTimer, Shard, To
 from launch_train.data.token_store import TokenStore
 from launch_train.data.tokenizers import Tokenizer, open_tokenizer
 from launch_train.data.workers import leave_with_rank, start_server
-
-if TYPE_CHECKING:
-    from hashlib import _Hash as Hash
 
 VERSION = "2"
 """Version of the tokenization procedure; part of the name of cached files."""
@@ -60,52 +57,41 @@ class Piece(NamedTuple):
     ends: bool
 
 
-class TextFiles(Protocol):
+@dataclass(frozen=True)
+class TextFiles:
     """Files of text, on this machine or in a bucket."""
 
     count: int
     size: int
     """Bytes of all files, as they are stored."""
-
-    def identify(self, digest: Hash) -> None:
-        """Add everything about the files that their tokens depend on."""
-
-    def paths(self) -> Iterator[Path]:
-        """Yield the files in order, on this machine. A path is valid until the next one is requested."""
+    identity: Iterable[bytes]
+    """Everything about the files that their tokens depend on."""
+    paths: Iterable[Path]
+    """The files in order, on this machine. A path is valid until the next one is requested."""
 
 
-class LocalFiles:
-    """Files on this machine, identified by their content."""
+def local_files(files: Sequence[Path]) -> TextFiles:
+    """Return files on this machine, identified by their content."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files, self.count = files, len(files)
-        self.size = sum(path.stat().st_size for path in files)
-
-    def identify(self, digest: Hash) -> None:
-        for path in self._files:
-            digest.update(f"\0{''.join(path.suffixes[-2:])} {path.stat().st_size}\0".encode())
+    def identity() -> Iterator[bytes]:
+        for path in files:
+            yield f"\0{''.join(path.suffixes[-2:])} {path.stat().st_size}\0".encode()
             with path.open("rb") as file:
                 while block := file.read(BLOCK):
-                    digest.update(block)
+                    yield block
 
-    def paths(self) -> Iterator[Path]:
-        return iter(self._files)
+    return TextFiles(len(files), sum(path.stat().st_size for path in files), identity(), files)
 
 
-class BucketFiles:
-    """Objects of a bucket, identified by their checksums: they are only downloaded to be tokenized, and not kept."""
-
-    def __init__(self, url: str, objects: Sequence[Object], cache: Path) -> None:
-        self._url, self._objects, self._cache, self.count = url, objects, cache, len(objects)
-        self.size = sum(item.size for item in objects)
-
-    def identify(self, digest: Hash) -> None:
-        for item in self._objects:
-            content = item.crc32c + item.md5 or f"generation {item.version}"
-            digest.update(f"\0{''.join(Path(item.name).suffixes[-2:])} {item.size} {content}\0".encode())
-
-    def paths(self) -> Iterator[Path]:
-        return stream(self._url, self._objects, self._cache)
+def bucket_files(url: str, objects: Sequence[Object], cache: Path) -> TextFiles:
+    """Return objects of a bucket, identified by their checksums: they are only downloaded to be tokenized, and not
+    kept."""
+    contents = [item.crc32c + item.md5 or f"generation {item.version}" for item in objects]
+    identity = [
+        f"\0{''.join(Path(item.name).suffixes[-2:])} {item.size} {content}\0".encode()
+        for item, content in zip(objects, contents, strict=True)
+    ]
+    return TextFiles(len(objects), sum(item.size for item in objects), identity, stream(url, objects, cache))
 
 
 def by_size(objects: Sequence[Object]) -> list[list[Object]]:
@@ -136,7 +122,8 @@ def corpus_of_tokens(
     """
     other_column = f" {column}" if column != "text" else ""
     digest = hashlib.sha256(f"{VERSION} {PIECE} {tokenizer.digest} {tokenizer.end}{other_column}".encode())
-    files.identify(digest)
+    for part in files.identity:
+        digest.update(part)
     key = digest.hexdigest()
     tokens, about = cache / f"{key}.tokens", cache / f"{key}.json"
     known = _known(tokens, about, tokenizer)
@@ -182,9 +169,10 @@ def _known(tokens: Path, about: Path, tokenizer: Tokenizer) -> tuple[TokenStatis
 def _write(tokens: Path, files: TextFiles, tokenizer: Tokenizer, column: str) -> int:
     """Write all tokens to one file, and return the size of the text in bytes."""
     progress, size, documents = ProgressTimer(), 0, 0
-    text = pieces(files.paths(), column)
-    if (processes := _processes(files.size, tokenizer)) > 1:
-        batches_of_tokens = _by_processes(processes, text, tokenizer)
+    text = pieces(files.paths, column)
+    # For a small text, the start of processes would take longer than they save.
+    if files.size >= SHARED_BYTES and cores() >= SHARED_CORES and tokenizer.origin:
+        batches_of_tokens = _by_processes(cores(), text, tokenizer)
     else:  # the tokenizer's own threads use all cores for a part of the work
         batches_of_tokens = (_encoded(batch, tokenizer) for batch in batches(text))
     with written(tokens) as file:
@@ -216,12 +204,6 @@ def _encoded(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
 
 
 # --- Several processes ----------------------------------------------------------------------------------------------
-
-
-def _processes(size: int, tokenizer: Tokenizer) -> int:
-    """Return how many processes encode. For a small text their start would take longer than they save."""
-    is_worth = size >= SHARED_BYTES and cores() >= SHARED_CORES
-    return cores() if is_worth and tokenizer.origin else 1
 
 
 def _by_processes(count: int, text: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Encoded]:

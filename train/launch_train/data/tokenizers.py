@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TooLong
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from launch_train.common.cgroup import cores
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.common.text import one_line
+from launch_train.data.files import import_optional
 
 NETWORK_SECONDS = 60.0
 """Timeout for the download of tiktoken's vocabulary (1 to 2 MB)."""
@@ -23,6 +23,7 @@ _MASKS = ("[MASK]", "<mask>")
 """Common names of the end-of-document token and the mask token, for tokenizers without a tokenizer_config.json in the
 same folder."""
 
+NEEDED = "this tokenizer needs the package {} (extra {}): {{}}"
 
 Decode = Callable[[list[int]], str]
 """Returns the text of tokens. What is no valid UTF-8 becomes U+FFFD."""
@@ -53,17 +54,13 @@ def open_tokenizer(name: str) -> Tokenizer:
     """
     if name.startswith("tiktoken:"):
         return _tiktoken(name)
-    return _hugging_face(name)
-
-
-def _hugging_face(name: str) -> Tokenizer:
     path = Path(name).expanduser()
     try:
         content = path.read_bytes()
     except OSError as error:
         wrong = f"tokenizer {name} can't be read: {error.strerror or error}"
         raise UsageError(f"data: {wrong} (bytes, a tokenizer.json, or tiktoken:ENCODING)") from error
-    tokenizers = _imported("tokenizers", "train")
+    tokenizers = import_optional("tokenizers", NEEDED.format("tokenizers", "train"))
     try:
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises plain Exception
@@ -102,11 +99,21 @@ def _first(number: Callable[[str], int | None], names: Iterable[Any]) -> int | N
 
 
 def _tiktoken(name: str) -> Tokenizer:
-    tiktoken = _imported("tiktoken", "tiktoken")
+    tiktoken = import_optional("tiktoken", NEEDED.format("tiktoken", "tiktoken"))
     encoding = name.removeprefix("tiktoken:")
     if encoding not in tiktoken.list_encoding_names():
         raise UsageError(f"data: tiktoken has no {encoding}, only {', '.join(tiktoken.list_encoding_names())}")
-    table = _within(NETWORK_SECONDS, lambda: tiktoken.get_encoding(encoding), encoding)
+    pool = ThreadPoolExecutor(1)
+    try:
+        table = pool.submit(tiktoken.get_encoding, encoding).result(NETWORK_SECONDS)  # its download has no timeout
+    except Exception as error:  # errors of requests or a proxy, a digest mismatch, a timeout
+        why = f"no answer within {NETWORK_SECONDS:g} s" if isinstance(error, TimeoutError) else one_line(error, 160)
+        raise UnfitError(
+            f"data: tiktoken's table of {encoding} is unavailable ({why}): check the network, or set "
+            "TIKTOKEN_CACHE_DIR to a folder that has it"
+        ) from error
+    finally:
+        pool.shutdown(wait=False)
     return Tokenizer(
         name=name,
         digest=hashlib.sha256(name.encode()).hexdigest(),
@@ -128,34 +135,3 @@ def _decode_tiktoken(encoding: Any, tokens: list[int]) -> str:
         except KeyError:
             pieces.append(b"\xff")
     return b"".join(pieces).decode("utf-8", "replace")
-
-
-def decode_bytes(tokens: list[int]) -> str:
-    """Return the text of tokens that are bytes. Raises ValueError: one is not."""
-    return bytes(tokens).decode("utf-8", "replace")
-
-
-def _within(seconds: float, get: Callable[[], Any], encoding: str) -> Any:
-    """Return the result of `get`, or raise UnfitError after `seconds`: tiktoken's download has no timeout."""
-    pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(get).result(seconds)
-    except TooLong:
-        why = f"no answer within {seconds:g} s"
-    except Exception as error:  # noqa: BLE001 - errors of requests or a proxy, or a digest mismatch
-        why = one_line(error)
-    finally:
-        pool.shutdown(wait=False)
-    raise UnfitError(
-        f"data: tiktoken's table of {encoding} is unavailable ({why[:160]}): check the network, or set "
-        "TIKTOKEN_CACHE_DIR to a folder that has it"
-    )
-
-
-def _imported(module: str, extra: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise UsageError(f"data: this tokenizer needs the package {module} (extra {extra}): {error}") from error

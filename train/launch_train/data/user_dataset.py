@@ -170,42 +170,37 @@ class Unsuited(NamedTuple):
 
 def unsuited(batch: Batch, requirements: BatchRequirements) -> Unsuited | None:
     """Return the first problem of a batch, or None. Of mappings, only `input_ids` or `pixel_values` is validated."""
-    first: Any
-    first, targets = batch
-    if isinstance(first, Mapping):
-        first = first.get("input_ids" if requirements.takes == "tokens" else "pixel_values")
-    if not isinstance(first, Tensor):
+    inputs: Any
+    inputs, targets = batch
+    name, of_tokens = requirements.name, requirements.takes == "tokens"
+    if isinstance(inputs, Mapping):
+        inputs = inputs.get("input_ids" if of_tokens else "pixel_values")
+    if not isinstance(inputs, Tensor):
         return None  # other inputs that a model may accept by name
-    if wrong := (_tokens if requirements.takes == "tokens" else _images)(first, requirements):
+    misfit = ""
+    if not of_tokens:
+        is_float = inputs.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        if inputs.dim() != 4 or inputs.shape[1] != 3 or not is_float:
+            misfit = f"is {describe(inputs[0])}, and {name} takes float32[3, height, width]"
+    elif inputs.dim() != 2 or inputs.dtype not in (torch.int64, torch.int32):
+        misfit = f"is {describe(inputs[0])}, and {name} takes int64[tokens]"
+    elif requirements.most is not None and inputs.shape[1] > requirements.most:
+        misfit = f"has {inputs.shape[1]} tokens, and {name} takes {requirements.most} at most"
+    elif wrong := _beyond(inputs, requirements, "token"):
         return wrong
-    return _targets(targets, requirements) if requirements.judges and isinstance(targets, Tensor) else None
+    unit, shape = ("token", "int64[tokens]") if of_tokens else ("class", "one int64, its class")
+    is_judged = requirements.judges and isinstance(targets, Tensor)
+    if not misfit and is_judged and (targets.dtype != torch.int64 or targets.dim() != (2 if of_tokens else 1)):
+        misfit = f"has the target {describe(targets[0])}, and {name} takes {shape}"
+    if misfit:
+        return Unsuited(0, misfit)
+    return _beyond(targets, requirements, f"target: the {unit}", ignored=IGNORED) if is_judged else None
 
 
-def _tokens(tokens: Tensor, requirements: BatchRequirements) -> Unsuited | None:
-    if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        return Unsuited(0, f"is {describe(tokens[0])}, and {requirements.name} takes int64[tokens]")
-    if requirements.most is not None and tokens.shape[1] > requirements.most:
-        return Unsuited(0, f"has {tokens.shape[1]} tokens, and {requirements.name} takes {requirements.most} at most")
-    return _beyond(
-        tokens, requirements, "token", (tokens < 0) | (tokens >= (requirements.known or torch.iinfo(tokens.dtype).max))
-    )
-
-
-def _images(images: Tensor, requirements: BatchRequirements) -> Unsuited | None:
-    if images.dim() == 4 and images.shape[1] == 3 and images.dtype in (torch.float32, torch.bfloat16, torch.float16):
-        return None
-    return Unsuited(0, f"is {describe(images[0])}, and {requirements.name} takes float32[3, height, width]")
-
-
-def _targets(targets: Tensor, requirements: BatchRequirements) -> Unsuited | None:
-    what, shape = ("token", "int64[tokens]") if requirements.takes == "tokens" else ("class", "one int64, its class")
-    if targets.dtype != torch.int64 or targets.dim() != (2 if what == "token" else 1):
-        return Unsuited(0, f"has the target {describe(targets[0])}, and {requirements.name} takes {shape}")
-    bad = ((targets < 0) & (targets != IGNORED)) | (targets >= (requirements.known or torch.iinfo(torch.int64).max))
-    return _beyond(targets, requirements, f"target: the {what}", bad)
-
-
-def _beyond(values: Tensor, requirements: BatchRequirements, what: str, bad: Tensor) -> Unsuited | None:
+def _beyond(values: Tensor, requirements: BatchRequirements, what: str, ignored: int | None = None) -> Unsuited | None:
+    """Return the first value that the model doesn't know; `ignored` is none."""
+    bad = (values < 0) | (values >= (requirements.known or torch.iinfo(values.dtype).max))
+    bad = bad if ignored is None else bad & (values != ignored)
     if not bad.any():
         return None
     sample = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])

@@ -132,7 +132,22 @@ class Pool:
         self._plan, self._ready = BatchOrder(step), dict[BatchKey, PreparedBatch]()
         before = set(active_children())
         start_server()
-        iterator = _started(dataset, self._plan, workers, prefetch, pin)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the spec may ask for more processes than cores
+            iterator: Iterator[PreparedBatch] = iter(  # serves the whole run with the same processes
+                DataLoader(
+                    dataset,
+                    batch_size=None,
+                    sampler=self._plan,
+                    num_workers=workers,
+                    prefetch_factor=prefetch,
+                    pin_memory=pin,
+                    collate_fn=_unchanged,
+                    worker_init_fn=leave_with_rank,
+                    multiprocessing_context=get_context("forkserver"),
+                    generator=torch.Generator(),  # the default generator is training's
+                )
+            )
         self._box: list[Any] = [iterator]
         self._workers: list[BaseProcess] = sorted(set(active_children()) - before, key=lambda process: process.pid or 0)
         self._evaluates = False
@@ -184,28 +199,6 @@ class Pool:
                 if worker.is_alive():
                     worker.kill()
         ender.join(PATIENCE)
-
-
-def _started(
-    dataset: WorkerDataset, plan: BatchOrder, workers: int, prefetch: int, pin: bool
-) -> Iterator[PreparedBatch]:
-    """Return an iterator that serves the whole run with the same processes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the spec may ask for more processes than cores
-        return iter(
-            DataLoader(
-                dataset,
-                batch_size=None,
-                sampler=plan,
-                num_workers=workers,
-                prefetch_factor=prefetch,
-                pin_memory=pin,
-                collate_fn=_unchanged,
-                worker_init_fn=leave_with_rank,
-                multiprocessing_context=get_context("forkserver"),
-                generator=torch.Generator(),  # the default generator is training's
-            )
-        )
 
 
 def pickled_size(dataset: WorkerDataset) -> tuple[int, str]:

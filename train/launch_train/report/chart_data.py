@@ -72,14 +72,20 @@ class Chart:
 def charts(runs: Sequence[RunData]) -> tuple[Chart, ...]:
     """Return the charts of some runs, overlaid."""
     series = [run.series() for run in runs]
-    tokens = [_tokens(rows) for rows in series]
-    names = [name for name in KNOWN if any(name in each.values for each in series)]
+    tokens = [_tokens_by_row(rows) for rows in series]
+    names = [name for name in KNOWN if any(name in rows.values for rows in series)]
     besides = {more for name in names for more in WITH.get(name, ())} | NO_CHART
-    others = sorted({name for each in series for name in each.values} - {*KNOWN} - besides)
+    others = sorted({name for rows in series for name in rows.values} - {*KNOWN} - besides)
     by_metric = [_chart_of(name, runs, series, tokens) for name in [*names, *others[:MOST_OTHERS]]]
-    accuracy = _accuracy(runs, series, tokens)
-    every = (*(chart for chart in (*by_metric[:1], accuracy, *by_metric[1:]) if chart.curves), *_machine_charts(runs))
-    return every if len(runs) <= MANY else tuple(_thinned(chart, POINTS * MANY // len(runs)) for chart in every)
+    accuracy = [
+        Curve(place, label, *evaluations)
+        for place, (run, rows, seen) in enumerate(zip(runs, series, tokens, strict=True))
+        for name, label in {"accuracy": "first guess", "accuracy_top5": "first five"}.items()
+        if (evaluations := _evaluations(run, rows, seen, name))
+    ]
+    by_metric.insert(1, Chart("Accuracy of evaluations", tuple(accuracy), share=True))
+    drawn = (*(chart for chart in by_metric if chart.curves), *_machine_charts(runs))
+    return drawn if len(runs) <= MANY else tuple(_thinned(chart, POINTS * MANY // len(runs)) for chart in drawn)
 
 
 def _thinned(chart: Chart, most: int) -> Chart:
@@ -96,38 +102,23 @@ def _chart_of(
     name: str, runs: Sequence[RunData], series: Sequence[Columns], tokens: Sequence[Sequence[float] | None]
 ) -> Chart:
     title, scale = KNOWN.get(name, (name, "log" if "loss" in name else ""))
+    labels = {name: "step" if name == "step_s" else "train" if name == "loss" else "", **WITH.get(name, {})}
     curves: list[Curve] = []
     for place, (run, rows, seen) in enumerate(zip(runs, series, tokens, strict=True)):
-        labels = {name: "step" if name == "step_s" else "train" if name == "loss" else "", **WITH.get(name, {})}
         for column, label in labels.items():
             if column in rows.values:
-                curves.append(_curve(place, label, rows, column, seen, run))
+                kept = downsample([rows.values[column]], POINTS)
+                x: dict[str, Sequence[float]] = {"step": [rows.steps[at] for at in kept]}
+                x["hours"] = [(rows.times[at] - run.begin) / 3600 for at in kept]
+                if seen:
+                    x["tokens"] = [seen[at] for at in kept]
+                curves.append(Curve(place, label, [rows.values[column][at] for at in kept], x))
         if name == "loss" and (held_out := _evaluations(run, rows, seen)):
             curves.append(Curve(place, "held-out", *held_out))
     return Chart(title, tuple(curves), log=bool(scale))
 
 
-def _accuracy(runs: Sequence[RunData], series: Sequence[Columns], tokens: Sequence[Sequence[float] | None]) -> Chart:
-    """Return the accuracy of the evaluations; it has no curves if they have none."""
-    curves = [
-        Curve(place, label, *evaluations)
-        for place, (run, rows, seen) in enumerate(zip(runs, series, tokens, strict=True))
-        for name, label in {"accuracy": "first guess", "accuracy_top5": "first five"}.items()
-        if (evaluations := _evaluations(run, rows, seen, name))
-    ]
-    return Chart("Accuracy of evaluations", tuple(curves), share=True)
-
-
-def _curve(place: int, label: str, rows: Columns, column: str, tokens: Sequence[float] | None, run: RunData) -> Curve:
-    kept = downsample([rows.values[column]], POINTS)
-    x: dict[str, Sequence[float]] = {"step": [rows.steps[at] for at in kept]}
-    x["hours"] = [(rows.times[at] - run.begin) / 3600 for at in kept]
-    if tokens:
-        x["tokens"] = [tokens[at] for at in kept]
-    return Curve(place, label, [rows.values[column][at] for at in kept], x)
-
-
-def _tokens(rows: Columns) -> Sequence[float] | None:
+def _tokens_by_row(rows: Columns) -> Sequence[float] | None:
     """Return the tokens that training has seen at each row; None: rows don't tell."""
     rate, seconds = rows.values.get("tokens_per_s"), rows.values.get("step_s")
     if not rate or not seconds:
@@ -147,41 +138,48 @@ def _evaluations(
     newest = {step: event for step, event in run.evaluations().items() if is_number(event.get(name))}
     if not newest:
         return None
-    steps = [*newest]
-    x: dict[str, list[float]] = {"step": [*steps]}
-    times: list[Any] = [newest[step].get("time") for step in steps]
+    times: list[Any] = [event.get("time") for event in newest.values()]
+    x: dict[str, list[float]] = {"step": [*newest]}
     x["hours"] = [(at - run.begin) / 3600 if is_number(at) else math.nan for at in times]
     if tokens:
         seen = dict(zip(rows.steps, tokens, strict=True))
-        x["tokens"] = [seen.get(step, math.nan) for step in steps]
-    return [float(newest[step][name]) for step in steps], x
+        x["tokens"] = [seen.get(step, math.nan) for step in newest]
+    return [float(event[name]) for event in newest.values()], x
+
+
+# --- The machines -----------------------------------------------------------------------------------------------------
 
 
 def _machine_charts(runs: Sequence[RunData]) -> Iterator[Chart]:
-    for name, title in GPU.items():
-        curves = [curve for place, run in enumerate(runs) for curve in _gpu_curves(place, run, name)]
-        if curves:
-            yield Chart(title, tuple(curves), by_time=True, share=name == "util")
-    for name, title in HOST.items():
-        curves = [curve for place, run in enumerate(runs) for curve in _host_curves(place, run, name)]
-        if curves:
-            yield Chart(title, tuple(curves), by_time=True, share=name == "cpu")
+    for titles, curves_of in ((GPU, _gpu_curves), (HOST, _host_curves)):
+        for name, title in titles.items():
+            curves = []
+            for place, run in enumerate(runs):
+                for label, times, values in curves_of(run, name):
+                    kept = downsample([values], POINTS)
+                    x = {"hours": [(times[at] - run.begin) / 3600 for at in kept]}
+                    curves.append(Curve(place, label, [values[at] for at in kept], x))
+            if curves:
+                yield Chart(title, tuple(curves), by_time=True, share=name in ("util", "cpu"))
 
 
-def _gpu_curves(place: int, run: RunData, name: str) -> Iterator[Curve]:
+Samples = tuple[str, Sequence[float], Sequence[float]]
+"""A curve's label, the times of its samples in Unix seconds, and their values."""
+
+
+def _gpu_curves(run: RunData, name: str) -> Iterator[Samples]:
     single: dict[tuple[int, Any], tuple[list[float], list[float]]] = {}
     for node, samples in run.monitor.items():
         for sample in samples:
             for gpu in sample.get("gpus") or ():
-                if _finite(gpu.get(name)):
+                if is_number(gpu.get(name)):
                     times, values = single.setdefault((node, gpu.get("gpu")), ([], []))
                     times.append(sample["time"])
                     values.append(float(gpu[name]))
     if len(single) <= MOST_GPUS:
         nodes = len({node for node, _ in single})
         for (node, gpu), (times, values) in sorted(single.items(), key=lambda item: str(item[0])):
-            label = f"GPU {gpu}" if nodes == 1 else f"node {node} GPU {gpu}"
-            yield _by_time(place, label, times, values, run)
+            yield f"GPU {gpu}" if nodes == 1 else f"node {node} GPU {gpu}", times, values
         return
     by_time: dict[float, list[float]] = {}
     for times, values in single.values():
@@ -189,25 +187,16 @@ def _gpu_curves(place: int, run: RunData, name: str) -> Iterator[Curve]:
             by_time.setdefault(time // 10 * 10, []).append(value)
     steps = sorted(by_time)
     for label, of in (("lowest GPU", min), ("mean", lambda all_: sum(all_) / len(all_)), ("highest GPU", max)):
-        yield _by_time(place, label, steps, [of(by_time[time]) for time in steps], run)
+        yield label, steps, [of(by_time[time]) for time in steps]
 
 
-def _host_curves(place: int, run: RunData, name: str) -> Iterator[Curve]:
+def _host_curves(run: RunData, name: str) -> Iterator[Samples]:
     for node, samples in sorted(run.monitor.items())[:MOST_GPUS]:
         pairs = [
             (sample["time"], float(host[name]))
             for sample in samples
-            if isinstance(host := sample.get("host"), Mapping) and _finite(host.get(name))
+            if isinstance(host := sample.get("host"), Mapping) and is_number(host.get(name))
         ]
         if pairs:
-            label = f"node {node}" if len(run.monitor) > 1 else ""
-            yield _by_time(place, label, [time for time, _ in pairs], [value for _, value in pairs], run)
-
-
-def _by_time(place: int, label: str, times: Sequence[float], values: Sequence[float], run: RunData) -> Curve:
-    kept = downsample([values], POINTS)
-    return Curve(place, label, [values[at] for at in kept], {"hours": [(times[at] - run.begin) / 3600 for at in kept]})
-
-
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+            times, values = zip(*pairs, strict=True)
+            yield f"node {node}" if len(run.monitor) > 1 else "", times, values

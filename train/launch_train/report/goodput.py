@@ -9,14 +9,13 @@ from itertools import chain, repeat
 from typing import Any, Final
 
 from launch_train.runfolder.run import AttemptRecord, RunData
-from launch_train.runfolder.starts import Start
+from launch_train.runfolder.starts import Start, is_number
 
 QUEUE: Final = "queue"
 PARTS: Final = ("train", "lost", "evaluate", "checkpoint", "startup", "restart", "other")
 """The parts of paid time. train: steps that count; lost: steps that a later start had to repeat; checkpoint: training
 waits for a save; startup: from the machine's start to the first step (image, imports, data, compilation); restart: the
 same after a failure within an attempt; other: what remains, such as the end of the processes. `queue` is not paid."""
-
 
 UNSEEN: Final = 1.0
 """Seconds between steps that are too short to be seen on the timeline."""
@@ -60,14 +59,12 @@ def attempt_times(run: RunData, now: float) -> tuple[AttemptTime, ...]:
     """Return the time of each attempt. An attempt without an end lasts until the newest record of it, or `now` if it
     has none."""
     kept = {start.key: count for start, count in run.kept()}
+    starts: dict[int, list[Start]] = {attempt.number: [] for attempt in run.attempts}
+    for start in run.starts:
+        starts.setdefault(start.key[0], []).append(start)
     recorded = {attempt.number: attempt for attempt in run.attempts}
-    numbers = sorted({*recorded, *(start.key[0] for start in run.starts)})
-    times = []
-    for number in numbers:
-        starts = [start for start in run.starts if start.key[0] == number]
-        attempt = recorded.get(number, AttemptRecord(number, {}, {}))
-        times.append(_time_of(run, attempt, starts, kept, now))
-    return tuple(times)
+    attempts = [recorded.get(number, AttemptRecord(number, {}, {})) for number in sorted(starts)]
+    return tuple(_time_of(run, attempt, starts[attempt.number], kept, now) for attempt in attempts)
 
 
 def goodput(times: Sequence[AttemptTime]) -> float | None:
@@ -89,7 +86,7 @@ def _time_of(
     parts = dict.fromkeys((QUEUE, *PARTS), 0.0)
     spans: list[Span] = []
     created = _seconds(attempt.entry.get("time"))
-    end = _seconds(attempt.end.get("time")) or max((_last(start) for start in starts), default=0.0) or created or now
+    end = _seconds(attempt.end.get("time")) or max(map(_last_record, starts), default=0.0) or created or now
     is_local = run.plan.get("target") == "local" or attempt.entry.get("region") == "local"
     begin = min(created, end) if is_local and created and not attempt.end else _begin(attempt, starts, end)
     billed, waited = (_seconds(attempt.end.get(key)) for key in ("billed", "waited"))
@@ -105,12 +102,10 @@ def _time_of(
         spans.append(Span("other", at, end))
     paid = max(0.0, end - begin)
     parts["other"] = max(0.0, paid - sum(parts[part] for part in PARTS if part != "other"))
-    entry = attempt.entry
+    entry, cause = attempt.entry, str(attempt.end.get("cause") or "")
     place = ", ".join(str(entry[key]) for key in ("machine", "provisioning", "region") if entry.get(key))
     place = "this machine" if is_local else place
-    return AttemptTime(
-        attempt.number, place, parts, tuple(spans), str(attempt.end.get("cause") or ""), price_per_hour(run.plan, entry)
-    )
+    return AttemptTime(attempt.number, place, parts, tuple(spans), cause, price_per_hour(run.plan, entry))
 
 
 def _begin(attempt: AttemptRecord, starts: Sequence[Start], end: float) -> float:
@@ -123,8 +118,9 @@ def _begin(attempt: AttemptRecord, starts: Sequence[Start], end: float) -> float
     created = _seconds(attempt.entry.get("time"))
     if created and (waited := _seconds(attempt.end.get("waited"))):
         return min(created + waited, end)
-    first = min((time for start in starts if (time := _first(start))), default=0.0)
-    return first or created or end
+    firsts = [_seconds(event.get("time")) for start in starts for event in start.events[:1]]
+    firsts += [time for start in starts for time in start.rows.times[:1]]
+    return min((time for time in firsts if time > 0), default=0.0) or created or end
 
 
 def _split(
@@ -198,15 +194,10 @@ def price_per_hour(plan: Mapping[str, Any], entry: Mapping[str, Any]) -> float |
     return None
 
 
-def _first(start: Start) -> float:
-    times = [_seconds(event.get("time")) for event in start.events[:1]] + [*start.rows.times[:1]]
-    return min((time for time in times if time > 0), default=0.0)
-
-
-def _last(start: Start) -> float:
+def _last_record(start: Start) -> float:
     times = [_seconds(event.get("time")) for event in start.events]
     return max(filter((0.0).__lt__, chain(times, start.rows.times)), default=0.0)
 
 
 def _seconds(value: Any) -> float:
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+    return float(value) if is_number(value) else 0.0

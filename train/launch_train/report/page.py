@@ -59,8 +59,20 @@ def page(runs: Sequence[RunData], now: float | None = None) -> str:
             *(_money(run, each) for run, each in zip(detailed, times, strict=False)),
             *map(_profile, detailed),
             *map(_events, detailed),
-            *map(_settings, detailed),
-            *map(_problems, runs),
+            *(
+                tables.section(
+                    f"Settings: {escape(run.id)}", ["setting", "value"], sorted(settings.items()), folded=True
+                )
+                for run in detailed
+                if (settings := flat_settings(run))
+            ),
+            *(
+                tables.section(
+                    f"Files that could not be read: {escape(run.id)}", ["file"], [[text] for text in run.problems]
+                )
+                for run in runs
+                if run.problems
+            ),
         ]
     )
     text = _document(title, body, _data(runs, drawn))
@@ -68,12 +80,16 @@ def page(runs: Sequence[RunData], now: float | None = None) -> str:
 
 
 def _document(title: str, body: str, data: str) -> str:
+    def source(text: str) -> str:
+        """Return the source expression of an inline script or style for the content security policy."""
+        return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
     assets = files("launch_train.report") / "assets"
     style = "".join((assets / name).read_text(encoding="utf-8") for name in ("uplot.css", "page.css"))
     scripts = [(assets / name).read_text(encoding="utf-8") for name in ("uplot.js", "page.js")]
-    allowed = " ".join(map(_hash, scripts))
+    allowed = " ".join(map(source, scripts))
     images = "img-src data:; " if "<img " in body else ""  # text of a run has no tag: it is escaped
-    policy = f"default-src 'none'; {images}script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; "
+    policy = f"default-src 'none'; {images}script-src {allowed}; style-src {source(style)}; base-uri 'none'; "
     policy += "form-action 'none'"
     return (
         '<!doctype html><html lang=en><head><meta charset="utf-8">'
@@ -87,13 +103,15 @@ def _document(title: str, body: str, data: str) -> str:
     )
 
 
-def _hash(text: str) -> str:
-    """Return the source expression of an inline script or style for the content security policy."""
-    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 def _data(runs: Sequence[RunData], drawn: Sequence[Chart]) -> str:
     """Return what page.js draws, as JSON that can't end its script element."""
+
+    def short(value: float) -> float | int | None:
+        """Return a number with six digits: more can't be seen. None: not a finite number."""
+        if isinstance(value, int):
+            return value
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+
     curves = [
         {
             "title": chart.title,
@@ -104,40 +122,31 @@ def _data(runs: Sequence[RunData], drawn: Sequence[Chart]) -> str:
                 {
                     "run": curve.run,
                     "label": curve.label,
-                    "y": [*map(_short, curve.y)],
-                    "x": {kind: [*map(_short, values)] for kind, values in curve.x.items()},
+                    "y": [*map(short, curve.y)],
+                    "x": {kind: [*map(short, values)] for kind, values in curve.x.items()},
                 }
                 for curve in chart.curves
             ],
         }
         for chart in drawn
     ]
-    marks = [[*_marks(run)] for run in runs]
-    data = {"runs": [run.id for run in runs], "charts": curves, "marks": marks}
+    data = {"runs": [run.id for run in runs], "charts": curves, "marks": [[*_marks(run)] for run in runs]}
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _short(value: float) -> float | int | None:
-    """Return a number with six digits: more can't be seen. None: not a finite number."""
-    if isinstance(value, int):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _marks(run: RunData) -> Iterator[dict[str, Any]]:
     """Yield the moments that the charts mark: restarts, preemptions, steps that were not finite."""
+    moments: list[tuple[str, Any, Any]] = []
     for place, start in enumerate(run.starts):
         if place and start.begins_after is not None:
             first = start.event("start") or {"time": next(iter(start.rows.times), math.nan)}
-            yield _mark("restart", start.begins_after, first.get("time"), run.begin)
+            moments.append(("restart", start.begins_after, first.get("time")))
         for event in start.events:
             if event["event"] in ("preempted", "non_finite", "out_of_memory", "slow_rank", "gpu_error"):
-                yield _mark(event["event"], event.get("step"), event.get("time"), run.begin)
-
-
-def _mark(kind: str, step: Any, at: Any, begin: float) -> dict[str, Any]:
-    hours = (at - begin) / 3600 if type(at) in (int, float) and math.isfinite(at) else None
-    return {"kind": kind.replace("_", " "), "step": step if type(step) is int else None, "hours": hours}
+                moments.append((event["event"], event.get("step"), event.get("time")))
+    for kind, step, at in moments:
+        hours = (at - run.begin) / 3600 if is_number(at) else None
+        yield {"kind": kind.replace("_", " "), "step": step if type(step) is int else None, "hours": hours}
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------------
@@ -218,7 +227,7 @@ def _sweep(points: sweep.Sweep) -> str:
         for point in points.points
     ]
     table = tables.section("Points, the best first", head, rows)
-    return f"<section><h2>{title}</h2>{words}{sweep.picture(points)}</section>{table}"
+    return f"<section><h2>{title}</h2>{words}{sweep.draw_parallel_coordinates(points)}</section>{table}"
 
 
 def _money(run: RunData, times: Sequence[AttemptTime]) -> str:
@@ -246,13 +255,6 @@ def _differences(runs: Sequence[RunData]) -> str:
     if not rows:
         return "<section><h2>What differs</h2><p>Nothing in the settings.</p></section>"
     return tables.section("What differs", ["setting", *(run.id for run in runs)], rows)
-
-
-def _settings(run: RunData) -> str:
-    rows = [[name, text] for name, text in sorted(flat_settings(run).items())]
-    if not rows:
-        return ""
-    return tables.section(f"Settings: {escape(run.id)}", ["setting", "value"], rows, folded=True)
 
 
 def _profile(run: RunData) -> str:
@@ -289,11 +291,3 @@ def _events(run: RunData) -> str:
     if not rows:
         return ""
     return tables.section(f"Events: {escape(run.id)}", ["time (UTC)", "attempt.start", "step", "event", ""], rows)
-
-
-def _problems(run: RunData) -> str:
-    if not run.problems:
-        return ""
-    return tables.section(
-        f"Files that could not be read: {escape(run.id)}", ["file"], [[text] for text in run.problems]
-    )

@@ -82,35 +82,27 @@ def _is_sample_event(event: Record) -> bool:
 
 def evaluation(event: Record) -> Evaluation | None:
     """Return the samples of an event, without what is damaged; None if nothing is left."""
-    samples = [sample for sample in _list(event, "samples") if isinstance(sample, Mapping)]
+    samples = [sample for sample in _items(event, "samples") if isinstance(sample, Mapping)]
     if not _is_sample_event(event) or not samples:
         return None
     if event["kind"] == "images":
-        images = tuple(
-            Prediction(_name(sample, "predicted"), _share(sample), _name(sample, "true")) for sample in samples
+        predictions = list[Prediction]()
+        for sample in samples:
+            predicted, true = (harmless(_text(sample, key)[:MOST_NAME], "")[0] or "?" for key in ("predicted", "true"))
+            share: Any = sample.get("probability")
+            predictions.append(Prediction(predicted, float(share) if is_number(share) else None, true))
+        pictures = tuple(
+            item if isinstance(item, str) and len(item) <= MOST_PICTURE and PNG.fullmatch(item) else ""
+            for item in _items(event, "thumbnails")
         )
-        return Evaluation(event["step"], "images", (), images, tuple(map(_picture, _list(event, "thumbnails"))))
+        return Evaluation(event["step"], "images", (), tuple(predictions), pictures)
     texts = tuple(harmless(_text(sample, "prompt"), _text(sample, "text")) for sample in samples)
     return Evaluation(event["step"], event["kind"], texts)
 
 
-def _list(event: Record, name: str) -> Sequence[Any]:
+def _items(event: Record, name: str) -> Sequence[Any]:
     items = event.get(name)
     return items[:MOST_SAMPLES] if isinstance(items, list) else ()
-
-
-def _picture(value: Any) -> str:
-    return value if isinstance(value, str) and len(value) <= MOST_PICTURE and PNG.fullmatch(value) else ""
-
-
-def _name(sample: Record, key: str) -> str:
-    (name, _) = harmless(_text(sample, key)[:MOST_NAME], "")
-    return name or "?"
-
-
-def _share(sample: Record) -> float | None:
-    share: Any = sample.get("probability")
-    return float(share) if is_number(share) else None
 
 
 def _text(sample: Record, key: str) -> str:
@@ -162,14 +154,27 @@ def _visible(text: str) -> str:
 def section(run: RunData) -> str:
     """Return the section of a run's samples, the newest first; nothing if it has none."""
     events = [*sample_events(run).values()]
-    evaluations = [one for event in _spread(events, MOST_EVALUATIONS) if (one := evaluation(event))]
+    spread = events
+    if len(events) > MOST_EVALUATIONS:  # at equal distances, with the first and the last
+        last, most = len(events) - 1, MOST_EVALUATIONS - 1
+        spread = [events[round(number * last / most)] for number in range(MOST_EVALUATIONS)]
+    evaluations = [samples for event in spread if (samples := evaluation(event))]
     if not evaluations:
         return ""
     *older, newest = evaluations
     about = ABOUT[newest.kind].format(f"{newest.step:,}")
     some = f" {len(evaluations)} of {len(events):,} evaluations are shown." if len(evaluations) < len(events) else ""
-    texts = (f"<details><summary>step {each.step:,}</summary>{_texts(each)}</details>" for each in reversed(older))
-    shown = _pictures(newest) + _older_images(older) if newest.images else _texts(newest) + "".join(texts)
+    if newest.images:
+        shown = _pictures(newest)
+        if older:  # a table: the images are the same in each evaluation
+            most = max(len(evaluation.images) for evaluation in older)
+            rows = [[f"{each.step:,}", *(image.text for image in each.images)] for each in reversed(older)]
+            earlier = table(["step", *(f"image {number + 1}" for number in range(most))], rows)
+            shown += f"<details><summary>earlier evaluations</summary>{earlier}</details>"
+    else:
+        shown = _texts(newest) + "".join(
+            f"<details><summary>step {each.step:,}</summary>{_texts(each)}</details>" for each in reversed(older)
+        )
     return f"<section><h2>Samples: {escape(run.id)}</h2><p>{about}{some}</p>{shown}</section>"
 
 
@@ -179,13 +184,6 @@ ABOUT: Final = {
     "tokenizer.",
     "images": "Held-out images, and what the model takes them for at step {}.",
 }
-
-
-def _spread(events: Sequence[Record], most: int) -> Sequence[Record]:
-    """Return at most `most` events at equal distances, with the first and the last."""
-    if len(events) <= most:
-        return events
-    return [events[round(number * (len(events) - 1) / (most - 1))] for number in range(most)]
 
 
 def _texts(evaluation: Evaluation) -> str:
@@ -207,13 +205,3 @@ def _pictures(evaluation: Evaluation) -> str:
         shown = f"<span class={'right' if right else 'wrong'}>{escape(words)}</span><small>{escape(about)}</small>"
         items.append(f"<li>{image}{shown}")
     return f"<ol class=images>{''.join(items)}</ol>"
-
-
-def _older_images(older: Sequence[Evaluation]) -> str:
-    """Return a table: the images are the same in each evaluation."""
-    if not older:
-        return ""
-    most = max(len(evaluation.images) for evaluation in older)
-    head = ["step", *(f"image {number + 1}" for number in range(most))]
-    rows = [[f"{evaluation.step:,}", *(image.text for image in evaluation.images)] for evaluation in reversed(older)]
-    return f"<details><summary>earlier evaluations</summary>{table(head, rows)}</details>"

@@ -128,7 +128,7 @@ def metric_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
     own = sorted({name for rows in series for name in rows.values} - NOT_COMPARED - {"loss", "grad_norm"})
     curves: dict[str, list[Curve]] = {
         "held-out loss": [held_out(run) for run in runs],
-        "loss": [smooth(rows) for rows in series],
+        "loss": [smooth_loss(rows) for rows in series],
         **{name: [(rows.steps, rows.values.get(name, ())) for rows in series] for name in own},
     }
     return tuple(
@@ -142,19 +142,23 @@ def held_out(run: RunData) -> Curve:
     return [*evaluations], [float(event["loss"]) for event in evaluations.values()]
 
 
-def smooth(rows: Columns) -> Curve:
+def smooth_loss(rows: Columns) -> Curve:
     """Return the loss of each step as the mean of the last MEAN_ROWS rows; nan where one of them is not finite."""
     losses = rows.values.get("loss", ())
-    if not len(losses):
-        return (), ()
-    return rows.steps, [mean(losses[max(0, end - MEAN_ROWS) : end]) for end in range(1, len(losses) + 1)]
+    means = [mean(losses[max(0, end - MEAN_ROWS) : end]) for end in range(1, len(losses) + 1)]
+    return (rows.steps, means) if means else ((), ())
 
 
 def _figures(name: str, curves: Sequence[Curve]) -> list[Figure]:
-    figures = [Figure(name, "final", None, tuple(_last(curve) for curve in curves))]
-    if choose := best_of(name):
+    figures = [Figure(name, "final", None, tuple(values[-1] if len(values) else None for _, values in curves))]
+    best: Callable[[Sequence[float]], float] | None = None  # unknown if the name doesn't say
+    if any(part in name.lower() for part in LOWEST):
+        best = min
+    elif any(part in name.lower() for part in HIGHEST):
+        best = max
+    if best is not None:
         finite = [[value for value in values if math.isfinite(value)] for _, values in curves]
-        figures.append(Figure(name, "best", None, tuple(choose(each) if each else None for each in finite)))
+        figures.append(Figure(name, "best", None, tuple(best(values) if values else None for values in finite)))
     common = set.intersection(
         *({step for step, value in zip(*curve, strict=False) if not math.isnan(value)} for curve in curves)
     )
@@ -163,18 +167,6 @@ def _figures(name: str, curves: Sequence[Curve]) -> list[Figure]:
         values = tuple(values[bisect_right(steps, step) - 1] for steps, values in curves)
         figures.append(Figure(name, "at_step", step, values))
     return figures
-
-
-def best_of(name: str) -> Callable[[Sequence[float]], float] | None:
-    """Return min or max, whichever finds a metric's best value; None: its name doesn't say."""
-    lower = name.lower()
-    if any(part in lower for part in LOWEST):
-        return min
-    return max if any(part in lower for part in HIGHEST) else None
-
-
-def _last(curve: Curve) -> float | None:
-    return curve[1][-1] if len(curve[1]) else None
 
 
 def run_figures(summaries: Sequence[Summary]) -> tuple[Figure, ...]:
@@ -191,7 +183,6 @@ def run_figures(summaries: Sequence[Summary]) -> tuple[Figure, ...]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of at least one value."""
     return sum(values) / len(values)
 
 

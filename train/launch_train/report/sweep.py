@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from launch_train.report.settings import spec_settings
 from launch_train.report.summary import MEAN_ROWS, held_out, mean
@@ -53,7 +53,11 @@ class Sweep:
 
 def sweep_of(runs: Sequence[RunData], settings: Sequence[Mapping[str, str]]) -> Sweep | None:
     """Return the sweep that all runs are points of, or None. `settings`: those of each run, as the page shows them."""
-    names = {str(labels(run).get(LABEL, "")) for run in runs}
+    names = set[str]()
+    for run in runs:
+        spec = run.plan.get("spec")
+        labels = spec.get("labels") if isinstance(spec, Mapping) else None
+        names.add(str(labels.get(LABEL, "")) if isinstance(labels, Mapping) else "")
     if len(runs) < 2 or len(names) > 1 or not (name := names.pop()):
         return None
     planned = sorted({name for run in runs for name in spec_settings(run)})
@@ -67,28 +71,16 @@ def sweep_of(runs: Sequence[RunData], settings: Sequence[Mapping[str, str]]) -> 
     return Sweep(name, tuple(swept), measure, tuple(points))
 
 
-def labels(run: RunData) -> Mapping[str, Any]:
-    """Return the labels of a run's spec."""
-    spec = run.plan.get("spec")
-    spec_labels = spec.get("labels") if isinstance(spec, Mapping) else None
-    return spec_labels if isinstance(spec_labels, Mapping) else {}
-
-
 def measured(runs: Sequence[RunData]) -> tuple[str, list[float | None]]:
     """Return what the points are compared by, and each one's value: the lowest held-out loss if any point has one, else
     the training loss at the end."""
     evaluated = [min(held_out(run)[1], default=None) for run in runs]
     if any(value is not None for value in evaluated):
         return "lowest held-out loss", evaluated
-    trained = [last_loss(run) for run in runs]
+    last: list[Sequence[float]] = [run.series().values.get("loss", ())[-MEAN_ROWS:] for run in runs]
+    trained = [mean(losses) if len(losses) and math.isfinite(sum(losses)) else None for losses in last]
     known = any(value is not None for value in trained)
     return f"loss (mean of the last {MEAN_ROWS} rows)" if known else "", trained
-
-
-def last_loss(run: RunData) -> float | None:
-    """Return the mean training loss of the last rows; None: there is none, or one was not finite."""
-    losses: Sequence[float] = run.series().values.get("loss", ())[-MEAN_ROWS:]
-    return mean(losses) if len(losses) and math.isfinite(sum(losses)) else None
 
 
 # --- The picture -----------------------------------------------------------------------------------------------------
@@ -99,7 +91,7 @@ class Axis:
 
     def __init__(self, title: str, texts: Sequence[str]) -> None:
         self.title = title
-        numbers = [number(text) for text in texts if text]
+        numbers = [_number(text) for text in texts if text]
         finite = [value for value in numbers if value is not None]
         self.is_numeric = bool(finite) and len(finite) == len(numbers)
         self.is_log = self.is_numeric and min(finite) > 0 and max(finite) / min(finite) >= LOG_FROM
@@ -110,7 +102,7 @@ class Axis:
         """Return where a value is, from 0 (top) to 1 (bottom); None: it has no place."""
         if not self.is_numeric:
             return self._texts.index(text) / max(1, len(self._texts) - 1)
-        value = number(text)
+        value = _number(text)
         if value is None:
             return None
         scale = math.log if self.is_log else float
@@ -127,7 +119,7 @@ class Axis:
         return sorted(set(kept))
 
 
-def number(text: str) -> float | None:
+def _number(text: str) -> float | None:
     """Return a finite number, or None."""
     try:
         value = float(text)
@@ -136,7 +128,7 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def picture(sweep: Sweep) -> str:
+def draw_parallel_coordinates(sweep: Sweep) -> str:
     """Return the parallel coordinates as an image that needs no script."""
     results = ["" if point.result is None else f"{point.result:.6g}" for point in sweep.points]
     columns = [*zip(*(point.settings for point in sweep.points), strict=True)]
@@ -148,29 +140,23 @@ def picture(sweep: Sweep) -> str:
         for point, result in zip(sweep.points, results, strict=True)
     ]
     width = MARGIN * 2 + GAP * (len(axes) - 1)
-    best = sweep.best
-    lines = [
-        line(point, axes, texts, is_best=point is best)
-        for point, texts in reversed([*zip(sweep.points, values, strict=True)])  # the best on top
-    ]
+    lines = []
+    for point, texts in reversed([*zip(sweep.points, values, strict=True)]):  # the best on top
+        places = [(at, axis.place(text)) for at, (axis, text) in enumerate(zip(axes, texts, strict=True))]
+        path = " ".join(f"{MARGIN + at * GAP},{TOP + place * HEIGHT:.1f}" for at, place in places if place is not None)
+        named = ", ".join(f"{axis.title} {text}" for axis, text in zip(axes, texts, strict=True) if text)
+        kind = "point best" if point is sweep.best else "point"
+        title = escape(f"{point.run}: {named}")
+        lines.append(f'<polyline class="{kind}" points="{path}"><title>{title}</title></polyline>')
     label = f"Parallel coordinates of {len(sweep.points)} points; the table below has the same values"
     return (
         f"<div class=scroll><svg class=parallel width={width} height={TOP + HEIGHT + 20} "
         f'viewBox="0 0 {width} {TOP + HEIGHT + 20}" role=img aria-label="{escape(label)}">'
-        f"{''.join(lines)}{''.join(drawn(axis, at) for at, axis in enumerate(axes))}</svg></div>"
+        f"{''.join(lines)}{''.join(_axis(axis, at) for at, axis in enumerate(axes))}</svg></div>"
     )
 
 
-def line(point: Point, axes: Sequence[Axis], texts: Sequence[str], *, is_best: bool) -> str:
-    """Return the line of a point, as far as it has values."""
-    places = [(at, axis.place(text)) for at, (axis, text) in enumerate(zip(axes, texts, strict=True))]
-    path = " ".join(f"{MARGIN + at * GAP},{TOP + place * HEIGHT:.1f}" for at, place in places if place is not None)
-    named = ", ".join(f"{axis.title} {text}" for axis, text in zip(axes, texts, strict=True) if text)
-    kind = "point best" if is_best else "point"
-    return f'<polyline class="{kind}" points="{path}"><title>{escape(f"{point.run}: {named}")}</title></polyline>'
-
-
-def drawn(axis: Axis, at: int) -> str:
+def _axis(axis: Axis, at: int) -> str:
     """Return an axis with its title and its ticks."""
     x, short = MARGIN + at * GAP, axis.title if axis.title.count(" ") else axis.title.rpartition(".")[2]
     title = (f"{short[:21]}…" if len(short) > 22 else short) + (" (log)" if axis.is_log else "")
