@@ -84,7 +84,7 @@ def sizes(*, tiny: bool) -> Sizes:
 FORMULA: Final = (
     "MFU = tokens/s × (6 × parameters without positions + 12 × layers × width × block) / peak FLOP/s (dense, bf16)"
 )
-"""nanoGPT's estimate_mfu, after appendix B of the PaLM paper (launch_train.models.gpt.flops_per_token)."""
+"""nanoGPT's estimate_mfu, after appendix B of the PaLM paper (launch_train.models.layers.flops_per_token)."""
 
 
 def flops_per_token(shape: Mapping[str, Any]) -> float:
@@ -92,10 +92,10 @@ def flops_per_token(shape: Mapping[str, Any]) -> float:
     import torch
 
     from launch_train.common.config import Gpt
-    from launch_train.models import gpt
+    from launch_train.models import gpt, layers
 
     with torch.device("meta"):
-        return gpt.flops_per_token(Gpt(**shape), gpt.GPT(Gpt(**shape)))
+        return layers.flops_per_token(Gpt(**shape), gpt.GPT(Gpt(**shape)))
 
 
 def peak(device: str) -> float | None:

@@ -12,9 +12,9 @@ from torch import nn
 from launch_train.common.config import Gpt, Optimizer, ResNet, parse
 from launch_train.common.errors import UsageError
 from launch_train.models import blocks, build_model, flops_per_sample
-from launch_train.models.gpt import GPT, flops_per_token
+from launch_train.models.gpt import GPT
 from launch_train.models.introspection import count_flops
-from launch_train.models.layers import losses
+from launch_train.models.layers import flops_per_token, losses
 from launch_train.models.resnet import Bottleneck, ResNetModel
 from launch_train.performance import optimizer as optim
 

@@ -64,18 +64,15 @@ def find_checkpoint(storage: Storage, step: int | Literal["best"] | None = None)
         if not best:
             raise CheckpointError(f"{storage.url} has no checkpoint with an {METRIC}; set checkpoint.keep.best")
         (step,) = best
+    matches = {name: runfolder.MANIFEST.match(name) for name in names}
+    steps_by_name = {name: int(match["step"]) if match else 0 for name, match in matches.items()}
     for name in names:
-        if step is None or _step(name) == step:
+        if step is None or steps_by_name[name] == step:
             return manifests.read(storage, name)
-    steps = sorted({_step(name) for name in names})
+    steps = sorted({*steps_by_name.values()})
     more = f" and {len(steps) - MOST_STEPS} older ones" if len(steps) > MOST_STEPS else ""
     known = ", ".join(map(str, steps[-MOST_STEPS:]))
     raise CheckpointError(f"{storage.url} has no checkpoint of step {step}; it has {known}{more}")
-
-
-def _step(name: str) -> int:
-    match = runfolder.MANIFEST.match(name)
-    return int(match["step"]) if match else 0
 
 
 def export(
@@ -146,8 +143,18 @@ def _staging(out: Storage, facts: str) -> Iterator[Path]:
     """Yield an empty folder on the disk. A local target is that folder, renamed when it is complete; from a bucket
     everything is removed again if the export fails."""
     if isinstance(out, LocalFolder):
-        with _renamed(out.folder) as folder:
+        target = out.folder
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        except OSError as error:
+            raise OutputError(f"{target} can't be written: {explain_disk_error(error, target)}") from error
+        try:
             yield folder
+            folder.chmod(0o755)
+            folder.rename(target)  # replaces an empty folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         return
     out.write(CONFIG, facts.encode())  # before the download: it fails here if nothing may be written
     try:
@@ -158,21 +165,6 @@ def _staging(out: Storage, facts: str) -> Iterator[Path]:
             for name in out.list(""):
                 out.delete(name)
         raise
-
-
-@contextmanager
-def _renamed(target: Path) -> Iterator[Path]:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise OutputError(f"{target} can't be written: {explain_disk_error(error, target)}") from error
-    try:
-        yield folder
-        folder.chmod(0o755)
-        folder.rename(target)  # replaces an empty folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

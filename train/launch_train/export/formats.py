@@ -104,12 +104,12 @@ def _write_script(kind: str, manifest: Manifest, state: State, folder: Path, wei
     if kind == "dcp":
         _save_dcp(decoded, folder)
         return []
-    fits = _is_flat if kind == "safetensors" else _is_plain  # as torch.load(weights_only=True) reads it
-    entries = {
-        name: value
-        for name, value in decoded.items()
-        if isinstance(value, Mapping) and fits(value) and _has_tensor(value)
-    }
+    entries = {}
+    for name, value in decoded.items():
+        if isinstance(value, Mapping) and _has_tensor(value):
+            is_flat = all(isinstance(item, Tensor) for item in value.values())
+            if _is_plain(value) if kind == "torch" else is_flat:  # as torch.load(weights_only=True) reads it
+                entries[name] = value
     if not entries:
         what = "flat dict of tensors" if kind == "safetensors" else "state dict"
         raise UsageError(f"the script's checkpoint has no {what}, only {', '.join(decoded) or 'nothing'}")
@@ -122,10 +122,6 @@ def _write_script(kind: str, manifest: Manifest, state: State, folder: Path, wei
             torch.save(value, folder / f"{name}.pt")
     left = [name for name in decoded if name not in entries]
     return [f"not exported, as the format can't hold them: {', '.join(left)}"] if left else []
-
-
-def _is_flat(value: Mapping[Any, Any]) -> bool:
-    return all(isinstance(item, Tensor) for item in value.values())
 
 
 def _is_plain(value: Any) -> bool:

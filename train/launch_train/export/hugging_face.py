@@ -200,6 +200,8 @@ def _write(
     scratch: Path,
     folder: Path,
 ) -> list[str]:
+    """Write config and weights, and with the `names` of the trained parameters what transformers' Trainer resumes
+    from: optimizer.pt, scheduler.pt and trainer_state.json."""
     theirs = _empty_model(recipe)
     state = state_of(shards, scratch)
     theirs.config.architectures = [recipe.kind]
@@ -210,8 +212,42 @@ def _write(
     stored = parameters | {name: buffers[name] for name in theirs.state_dict() if name in buffers}
     weights = {name: _weight(recipe, name, like, state["model"], scratch) for name, like in stored.items()}
     formats.save_safetensors(weights, folder / "model.safetensors")
-    if names is not None:
-        _write_trainer_state(recipe, theirs, manifest, state["optimizer"], names, scratch, folder)
+    if names is None:
+        return []
+    from transformers import Trainer
+    from transformers.trainer_callback import TrainerState
+
+    config = manifest.about["config"]
+    settings = Optimizer(**config["optimizer"])
+    following = learning_rate(min(manifest.step + 1, config["steps"]), config["steps"], settings)
+    # In the order of transformers' Trainer: first what decays, then the rest.
+    decaying = set(Trainer.get_decay_parameter_names(None, theirs))
+    decay_first = sorted(parameters, key=lambda name: name not in decaying)
+    saved = state["optimizer"]
+    ours = {name: saved["state"][number] for number, name in enumerate(names) if number in saved["state"]}
+    moments = {
+        number: _moments(recipe.source(name), parameters[name], ours, scratch)
+        for number, name in enumerate(decay_first)
+    }
+    common = {key: value for key, value in saved["param_groups"][0].items() if key != "params"}
+    common |= {"lr": following, "initial_lr": settings.lr}
+    first = sum(name in decaying for name in parameters)
+    groups = [
+        {**common, "weight_decay": settings.weight_decay, "params": [*range(first)]},
+        {**common, "weight_decay": 0.0, "params": [*range(first, len(parameters))]},
+    ]
+    torch.save({"state": moments, "param_groups": groups}, folder / "optimizer.pt")
+    scheduler = {"base_lrs": [settings.lr] * 2, "last_epoch": manifest.step, "_step_count": manifest.step + 1}
+    scheduler |= {"_last_lr": [following] * 2, "lr_lambdas": [None] * 2, "_get_lr_called_within_step": False}
+    torch.save(scheduler, folder / "scheduler.pt")
+    past = TrainerState(
+        global_step=manifest.step,
+        max_steps=config["steps"],
+        train_batch_size=config["batch_size"],
+        logging_steps=config["log_every"],  # transformers goes by these rather than by its own arguments
+        eval_steps=config["eval"]["every"] or config["steps"],
+    )
+    past.save_to_json(str(folder / "trainer_state.json"))
     return []
 
 
@@ -240,68 +276,6 @@ def _weight(recipe: Recipe, name: str, like: Tensor, ours: Mapping[str, Tensor],
             f"{recipe.kind} (another version of transformers?)"
         )
     return value if value.is_contiguous() and source.parts == 1 else copied(value, scratch)
-
-
-def _write_trainer_state(
-    recipe: Recipe,
-    theirs: Any,
-    manifest: Manifest,
-    optimizer: Mapping[str, Any],
-    names: Sequence[str],
-    scratch: Path,
-    folder: Path,
-) -> None:
-    """Write what transformers' Trainer resumes from: optimizer.pt, scheduler.pt and trainer_state.json."""
-    config = manifest.about["config"]
-    settings = Optimizer(**config["optimizer"])
-    following = learning_rate(min(manifest.step + 1, config["steps"]), config["steps"], settings)
-    state = _optimizer(recipe, theirs, optimizer, names, settings, following, scratch)
-    torch.save(state, folder / "optimizer.pt")
-    count = len(state["param_groups"])
-    scheduler = {"base_lrs": [settings.lr] * count, "last_epoch": manifest.step, "_step_count": manifest.step + 1}
-    scheduler |= {"_last_lr": [following] * count, "lr_lambdas": [None] * count, "_get_lr_called_within_step": False}
-    torch.save(scheduler, folder / "scheduler.pt")
-    from transformers.trainer_callback import TrainerState
-
-    past = TrainerState(
-        global_step=manifest.step,
-        max_steps=config["steps"],
-        train_batch_size=config["batch_size"],
-        logging_steps=config["log_every"],  # transformers goes by these rather than by its own arguments
-        eval_steps=config["eval"]["every"] or config["steps"],
-    )
-    past.save_to_json(str(folder / "trainer_state.json"))
-
-
-def _optimizer(
-    recipe: Recipe,
-    theirs: Any,
-    optimizer: Mapping[str, Any],
-    names: Sequence[str],
-    settings: Optimizer,
-    rate: float,
-    scratch: Path,
-) -> State:
-    """Return the optimizer's state in the order of transformers' Trainer: first what decays, then the rest."""
-    from transformers import Trainer
-
-    decaying = set(Trainer.get_decay_parameter_names(None, theirs))
-    parameters = dict(theirs.named_parameters())
-    members = [
-        [name for name in parameters if name in decaying],
-        [name for name in parameters if name not in decaying],
-    ]
-    common = {key: value for key, value in optimizer["param_groups"][0].items() if key != "params"}
-    common |= {"lr": rate, "initial_lr": settings.lr}
-    state: dict[int, State] = {}
-    groups: list[State] = []
-    ours = {name: optimizer["state"][number] for number, name in enumerate(names) if number in optimizer["state"]}
-    for part, decay in zip(members, (settings.weight_decay, 0.0), strict=True):
-        numbers = range(len(state), len(state) + len(part))
-        groups.append({**common, "weight_decay": decay, "params": [*numbers]})
-        for number, name in zip(numbers, part, strict=True):
-            state[number] = _moments(recipe.source(name), parameters[name], ours, scratch)
-    return {"state": state, "param_groups": groups}
 
 
 def _moments(source: ParameterSource | None, like: Tensor, ours: Mapping[str, State], scratch: Path) -> State:

@@ -64,14 +64,3 @@ class Block(nn.Module):
         x = self.norm_1(x + self.attention(x))
         out: Tensor = self.norm_2(x + self.dropout(self.out(functional.gelu(self.up(x)))))
         return out
-
-
-def flops_per_token(shape: Bert, model: nn.Module) -> float:
-    """Return the FLOPs of forward and backward per token: 6 per parameter, and 12 x layers x width x time for attention
-    (appendix B of the PaLM paper).
-
-    Position and type embeddings don't count, as they are only looked up; the token embedding is also the decoder.
-    """
-    looked_up = (shape.block_size + 2) * shape.n_embd
-    parameters = sum(p.numel() for p in model.parameters()) - looked_up
-    return 6 * parameters + 12 * shape.n_layer * shape.n_embd * shape.block_size

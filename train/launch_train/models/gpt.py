@@ -71,10 +71,3 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.dropout(self.out(functional.gelu(self.up(x))))
         return out
-
-
-def flops_per_token(shape: Gpt, model: nn.Module) -> float:
-    """Return the FLOPs of forward and backward per token: 6 per parameter (without positions), and 12 x layers x width
-    x time for attention (nanoGPT's estimate_mfu, after appendix B of the PaLM paper)."""
-    parameters = sum(p.numel() for p in model.parameters()) - shape.block_size * shape.n_embd
-    return 6 * parameters + 12 * shape.n_layer * shape.n_embd * shape.block_size

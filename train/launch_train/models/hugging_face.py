@@ -46,15 +46,27 @@ def build(shape: ExternalModel, config: Config, source: Source | None) -> nn.Mod
     of_data = {name: value for name, value in of_data.items() if value} if task == "image-classification" else {}
     settings = {**of_data, **known(shape, kind)}
     theirs = _explain_errors(shape, lambda: _config(library, shape, kind, settings, cached))
-    _prepare(shape, theirs, task)
+    if getattr(theirs, "is_encoder_decoder", False):
+        raise UsageError(
+            f"model: {shape.name} has an encoder and a decoder, which the trainer's data does not support: a custom "
+            "model (my_pkg.model:build) or a script (run.script) can train it"
+        )
+    if hasattr(theirs, "use_cache"):
+        theirs.use_cache = False
+    if task == "causal-lm" and hasattr(theirs, "is_decoder"):
+        theirs.is_decoder = True  # so that a token doesn't attend to later ones
     if task == "image-classification":
         _check_images(shape, theirs, source)
         check_samples_of(source, BatchRequirements(shape.name, "images", theirs.num_labels, judges=config.loss is None))
     else:
         vocabulary = getattr(theirs.get_text_config(), "vocab_size", None)
         check_vocabulary(vocabulary, source)
-        _check_length(shape, theirs, source)
         most = getattr(theirs, "max_position_embeddings", None)
+        if source is not None and most is not None and source.per_sample > most:
+            raise UsageError(
+                f"model: {shape.name} takes {most} tokens at most (max_position_embeddings), and data.block_size is "
+                f"{source.per_sample}"
+            )
         check_samples_of(source, BatchRequirements(shape.name, "tokens", vocabulary, most, config.loss is None))
     head = getattr(library, HEADS[task][0])
     model = _explain_errors(shape, lambda: _create(head, name if shape.pretrained else None, theirs, cached))
@@ -204,31 +216,6 @@ def _config(library: Any, shape: ExternalModel, kind: Any, settings: Mapping[str
         return kind(**settings)
     name = shape.name.removeprefix("hf:")
     return library.AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False, **settings)
-
-
-def _prepare(shape: ExternalModel, theirs: Any, task: str) -> None:
-    """Set the config for training: no key-value cache; causal attention for causal-lm.
-
-    Raises UsageError for encoder-decoder models.
-    """
-    if getattr(theirs, "is_encoder_decoder", False):
-        raise UsageError(
-            f"model: {shape.name} has an encoder and a decoder, which the trainer's data does not support: a custom "
-            "model (my_pkg.model:build) or a script (run.script) can train it"
-        )
-    if hasattr(theirs, "use_cache"):
-        theirs.use_cache = False
-    if task == "causal-lm" and hasattr(theirs, "is_decoder"):
-        theirs.is_decoder = True
-
-
-def _check_length(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
-    most = getattr(theirs, "max_position_embeddings", None)
-    if source is not None and most is not None and source.per_sample > most:
-        raise UsageError(
-            f"model: {shape.name} takes {most} tokens at most (max_position_embeddings), and data.block_size is "
-            f"{source.per_sample}"
-        )
 
 
 def _check_images(shape: ExternalModel, theirs: Any, source: Source | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from launch_train.common.config import Bert, Gpt
 from launch_train.data.source import IGNORED
 
 
@@ -54,6 +55,18 @@ class MaskedCrossEntropy(CrossEntropy):
         flat = logits.flatten(0, -2), targets.flatten()
         total = functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
         return total / (targets != IGNORED).sum().clamp(min=1)
+
+
+def flops_per_token(shape: Gpt | Bert, model: nn.Module) -> float:
+    """Return the FLOPs of forward and backward per token: 6 per parameter, and 12 x layers x width x time for attention
+    (nanoGPT's estimate_mfu, after appendix B of the PaLM paper).
+
+    Embeddings of positions, and of BERT's two types, don't count, as they are only looked up; that of tokens is also
+    the decoder.
+    """
+    looked_up = (shape.block_size + (2 if isinstance(shape, Bert) else 0)) * shape.n_embd
+    parameters = sum(p.numel() for p in model.parameters()) - looked_up
+    return 6 * parameters + 12 * shape.n_layer * shape.n_embd * shape.block_size
 
 
 def losses(model: nn.Module) -> list[nn.Module]:
