@@ -62,10 +62,14 @@ def test_the_clock_gives_the_median_of_the_repeats() -> None:
     assert 0.02 <= measure.median_seconds(lambda: time.sleep(next(naps)), CPU, 0.02) < 0.1
 
 
-def test_matrix_products_in_each_kind_of_number() -> None:
-    found = by_name(measure.matrix_products(CPU, 0.01, host=True, size=128))
-    assert list(found) == ["matmul fp32", "matmul bf16"]
-    assert all(1e-6 < value < 100 for value in found.values())
+def test_products_and_copies_on_a_cpu() -> None:
+    products = by_name(measure.matrix_products(CPU, 0.01, host=True, size=128))
+    assert list(products) == ["matmul fp32", "matmul bf16"]
+    assert all(1e-6 < value < 100 for value in products.values())
+    copies = by_name(measure.memory_bandwidth(CPU, 0.01, size=1 << 22))
+    assert list(copies) == ["memory copy", "memory triad"]
+    assert all(0.05 < value < 5000 for value in copies.values())
+    assert measure.host_copies(CPU, 0.01) == []
 
 
 def test_a_products_operations_are_counted_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,13 +85,6 @@ def test_tf32_is_switched_for_the_product_alone() -> None:
         with measure.tf32_products(False):
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "high"
-
-
-def test_memory_is_read_and_written() -> None:
-    found = by_name(measure.memory_bandwidth(CPU, 0.01, size=1 << 22))
-    assert list(found) == ["memory copy", "memory triad"]
-    assert all(0.05 < value < 5000 for value in found.values())
-    assert measure.host_copies(CPU, 0.01) == []
 
 
 def test_the_bus_bandwidth_of_an_all_reduce_is_nccl_tests() -> None:
@@ -240,21 +237,6 @@ def ran(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Complet
     argv = [sys.executable, "-m", "launch_train.bench", *words]
     world = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
     return subprocess.run(argv, env=world, capture_output=True, text=True, timeout=100, check=False)
-
-
-@pytest.mark.slow
-def test_alone(tmp_path: Path) -> None:
-    done = ran("--quick", "--only=memory,host", env={contract.RUN_FOLDER: str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[1].split()[:2] == ["memory", "copy"]
-    assert max(map(len, done.stdout.splitlines())) <= 60
-    data = json.loads((tmp_path / runfolder.BENCH).read_text())
-    assert (data["schema"], data["world_size"], data["quick"], data["ok"], data["findings"]) == (1, 1, True, True, [])
-    assert list(data["figures"]) == ["memory copy", "memory triad"]
-    assert all(0 < one["least"] == one["value"] and one["unit"] == "GB/s" for one in data["figures"].values())
-    assert [(rank["rank"], rank["gpu"], rank["device"], rank["troubles"]) for rank in data["ranks"]] == [
-        (0, 0, "cpu", [])
-    ]
 
 
 def test_a_word_that_is_not_known_is_one_line() -> None:

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,58 +10,39 @@ from urllib.parse import unquote
 import pytest
 
 from launch_train.common.config import local_paths, problems
+from tests.train.hub import Hub, run_with_hub, serve
 
-ROOT = Path(__file__).parents[3] / "train"
 FILES = {
     "main": {"README.md": "about", "data/train-0.jsonl": "a", "data/validation-0.jsonl": "b", "extra/x.jsonl": "c"},
     "refs/convert/parquet": {"one/train-0.jsonl": "d", "two/train-0.jsonl": "e"},
 }
 
 
-class Hub(BaseHTTPRequestHandler):
+class DataSets(Hub):
     """A hub with the data sets org/set (FILES), org/other (only a copy) and org/gated."""
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = unquote(self.path.partition("?")[0]).strip("/")
-        repo, _, rest = path.removeprefix("api/").removeprefix("datasets/").partition("/revision/")
-        if "/resolve/" in path:
-            repo, _, rest = path.removeprefix("datasets/").partition("/resolve/")
-        if "/tree/" in path:
-            repo, _, rest = path.removeprefix("api/datasets/").partition("/tree/")
-        repo = "/".join(repo.split("/")[:2])
+    def answer(self) -> None:
+        path = unquote(self.path.partition("?")[0]).strip("/").removeprefix("api/").removeprefix("datasets/")
+        kind = next((word for word in ("/revision/", "/resolve/", "/tree/") if word in path), "/revision/")
+        repo, _, rest = path.partition(kind)
         if repo == "org/gated":
-            return self.end(403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+            return self.refuse("GatedRepo", 403)
         if repo not in ("org/set", "org/other"):
-            return self.end(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such repository"})
-        if path.startswith("api/"):
-            revision = {"1" * 40: "main", "2" * 40: "refs/convert/parquet"}.get(rest, rest or "main")
-            if revision not in FILES:
-                return self.end(404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "no such revision"})
-            files = {"README.md": ""} if (repo, revision) == ("org/other", "main") else FILES[revision]
-            if "/tree/" in path:
-                listed = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
-                return self.end(200, {"Content-Type": "application/json"}, json.dumps(listed).encode())
-            sha = ("1" if revision == "main" else "2") * 40
-            about = {"id": repo, "sha": sha, "siblings": [{"rfilename": name} for name in files]}
-            return self.end(200, {"Content-Type": "application/json"}, json.dumps(about).encode())
-        commit, _, name = rest.partition("/")
-        letter = FILES["main" if commit[0] == "1" else "refs/convert/parquet"][name]
-        data = (json.dumps({"text": letter * 50}) + "\n").encode() * 20
-        return self.end(200, {"ETag": f'"{commit[0]}-{letter}"', "X-Repo-Commit": commit}, data)
-
-    def end(self, status: int, headers: dict[str, str], data: bytes = b"") -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        pass
+            return self.refuse("RepoNotFound")
+        if kind == "/resolve/":
+            commit, _, name = rest.partition("/")
+            letter = FILES["main" if commit[0] == "1" else "refs/convert/parquet"][name]
+            data = (json.dumps({"text": letter * 50}) + "\n").encode() * 20
+            return self.end(200, {"ETag": f'"{commit[0]}-{letter}"', "X-Repo-Commit": commit}, data)
+        revision = {"1" * 40: "main", "2" * 40: "refs/convert/parquet"}.get(rest, rest or "main")
+        if revision not in FILES:
+            return self.refuse("RevisionNotFound")
+        files = {"README.md": ""} if (repo, revision) == ("org/other", "main") else FILES[revision]
+        about: Any = {"id": repo, "sha": ("1" if revision == "main" else "2") * 40}
+        about["siblings"] = [{"rfilename": name} for name in files]
+        if kind == "/tree/":
+            about = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
+        return self.end(200, {"Content-Type": "application/json"}, json.dumps(about).encode())
 
 
 PROGRAM = """
@@ -87,33 +62,13 @@ for path in sys.argv[1:]:
 """
 
 
-def asked(url: str, cache: Path, *paths: str) -> list[dict[str, Any]]:
-    world = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
-    world["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *paths],
-        env={**os.environ, **world, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     paths = ("hf:org/set/data/*", "hf:org/set@main/extra/*.jsonl", "hf:org/other/two/*")
     wrong = ("hf:org/set/*.csv", "hf:org/set", "hf:org/other", "hf:org/gated", "hf:org/none", "hf:org/set@v9")
-    cache = tmp_path_factory.mktemp("cache")
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield dict(zip((*paths, *wrong), asked(url, cache, *paths, *wrong), strict=True))
-    server.shutdown()
-    server.server_close()
+    with serve(DataSets) as url:
+        lines = run_with_hub(url, tmp_path_factory.mktemp("cache"), PROGRAM, *paths, *wrong)
+    return dict(zip((*paths, *wrong), lines, strict=True))
 
 
 @pytest.mark.slow
@@ -144,7 +99,7 @@ def test_what_the_hub_does_not_have(answers: dict[str, dict[str, Any]], path: st
 
 @pytest.mark.slow
 def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
-    (found,) = asked("http://127.0.0.1:9", tmp_path, "hf:org/set")
+    (found,) = run_with_hub("http://127.0.0.1:9", tmp_path, PROGRAM, "hf:org/set")
     assert "can't be downloaded from http://127.0.0.1:9" in found["error"]
     assert found["exit"] == 70
 

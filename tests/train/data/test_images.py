@@ -29,12 +29,6 @@ from launch_train.distributed.process_group import Ranks
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "launch" / "data"
-
-
 def picture(number: int, kind: str = "jpeg", size: tuple[int, int] = (60, 40)) -> bytes:
     """Noise around a colour of its own."""
     noise = np.random.default_rng(number).integers(0, 30, (size[1], size[0], 3)) + number * 7 % 200

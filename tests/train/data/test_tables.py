@@ -26,12 +26,6 @@ pytestmark = pytest.mark.judges
 TEXTS = ["to be or not to be", None, "", "that is the question", "né à Paris\nen 1900"] * 40
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "launch" / "data"
-
-
 @pytest.fixture
 def arrow() -> Any:
     pytest.importorskip("pyarrow.parquet")

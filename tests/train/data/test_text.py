@@ -26,7 +26,7 @@ from launch_train.data.sample_order import MASK, share
 from launch_train.data.source import IGNORED
 from launch_train.data.synthetic import SyntheticTokens
 from launch_train.data.text import Text
-from launch_train.data.token_file import Corpus, count
+from launch_train.data.token_file import count
 from launch_train.data.tokenizers import Tokenizer, open_tokenizer
 from launch_train.distributed.process_group import Ranks
 from tests.train.data.corpora import byte_corpus, token_corpus
@@ -44,12 +44,6 @@ def packed(name: str, content: bytes) -> bytes:
 
 
 WORDS = ["to be or not to be", "that is the question", "whether 'tis nobler in the mind", "to suffer"] * 8
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "launch" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -284,14 +278,6 @@ def test_a_file_of_plain_json_is_no_text(tmp_path: Path, cache: Path, prepared: 
         prepared(str(tmp_path / name), cache)
 
 
-def test_packed_text_is_unpacked_for_bytes_too(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0))
-    assert byte_corpus(str(tmp_path / "a.txt.gz"), cache).shards[0].path.read_bytes() == b"to be " * 100
-    (tmp_path / "b.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0)[:-9])
-    with pytest.raises(UsageError, match=r"can't be unpacked"):
-        byte_corpus(str(tmp_path / "b.gz"), cache)
-
-
 def test_a_run_with_a_tokenizer(tmp_path: Path, tokenizer_file: Path) -> None:
     (tmp_path / "text").write_text(" ".join(WORDS) * 5)
     data = {"path": str(tmp_path / "text"), "tokenizer": str(tokenizer_file)}
@@ -411,14 +397,10 @@ def test_bert_reads_bytes_with_a_mask_beyond_them() -> None:
     assert (inputs == 256).any()
     assert inputs.shape == targets.shape == (24, 64)
     assert source.vocab_size == 257
+    synthetic = open_data(parse({"model": {"name": "bert"}, "data": "synthetic"}), Ranks())
+    assert (synthetic.vocab_size, int(synthetic.train(1, slice(0, 24))[0].max())) == (320, 319)
     with pytest.raises(UsageError, match=r"bytes has 257 tokens, the mask included; the model's vocab_size, 256"):
         open_data(parse({"model": {"name": "bert", "vocab_size": 256}, "data": __file__}), Ranks())
-
-
-def test_synthetic_tokens_for_bert_leave_room_for_the_mask() -> None:
-    source = open_data(parse({"model": {"name": "bert"}, "data": "synthetic"}), Ranks())
-    assert source.vocab_size == 320
-    assert int(source.train(1, slice(0, 24))[0].max()) == 319
 
 
 def test_a_model_of_others_needs_a_block_size(tmp_path: Path) -> None:
@@ -430,13 +412,6 @@ def test_a_model_of_others_needs_a_block_size(tmp_path: Path) -> None:
     assert open_data(parse(config), Ranks()).train(1, slice(0, 24))[0].shape == (24, 32)
     config["model"] = {"name": "hf:bert", "task": "masked-lm"}
     assert (open_data(parse(config), Ranks()).train(1, slice(0, 24))[1] == IGNORED).any()
-
-
-def test_a_corpus_says_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(b"x" * 1000)
-    corpus = byte_corpus(str(tmp_path / "text"), tmp_path)
-    assert isinstance(corpus, Corpus)
-    assert (corpus.unit, corpus.vocab_size, corpus.mask, corpus.end) == ("byte", 256, 256, None)
 
 
 @pytest.mark.parametrize("tokenized", [True, False])

@@ -17,16 +17,9 @@ from launch_train.data import open_data
 from launch_train.data.sample_order import share
 from launch_train.data.source import Source
 from launch_train.data.token_file import Shard, Windows, split
-from launch_train.data.token_shards import holding, read_shard
+from launch_train.data.token_shards import holding
 from launch_train.distributed.process_group import Ranks
 from launcher.testing.googlecloud import GoogleCloud
-from tests.train import trials
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "launch" / "data"
 
 
 def nanogpt(path: Path, tokens: Sequence[int], dtype: str = "uint16") -> Path:
@@ -302,22 +295,3 @@ def test_settings_for_tokens() -> None:
     )
     assert problems({"data": "input.txt", "model": {"vocab_size": 65}})
     assert problems({"data": {"path": "a.bin", "dtype": "float32"}})
-
-
-def test_a_shard_is_mapped_not_read(tmp_path: Path) -> None:
-    shard = read_shard(llmc(tmp_path / "a.bin", [7, 8, 9]))
-    assert (shard.length, shard.dtype, shard.offset) == (3, "uint16", 1024)
-    tokens = shard.tokens()
-    assert isinstance(tokens, np.memmap)
-    assert tokens.tolist() == [7, 8, 9]
-
-
-def test_an_interrupted_run_gets_the_samples_that_it_would_have_got(tmp_path: Path) -> None:
-    for number in range(3):
-        llmc(tmp_path / f"train_{number}.bin", [(number * 31 + one * one) % 256 for one in range(500)])
-    data = str(tmp_path / "*.bin")
-    trials.train(tmp_path / "whole", data=data)
-    trials.preempted(tmp_path / "run", 11, data=data)
-    trials.train(tmp_path / "run", generation=1, data=data)
-    assert trials.losses(tmp_path / "run") == trials.losses(tmp_path / "whole")
-    assert trials.differences(tmp_path / "run", tmp_path / "whole") == set()

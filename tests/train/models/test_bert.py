@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from launch_train.common.config import Bert, parse
+from launch_train.export import hugging_face
 from launch_train.models import blocks, build_model, flops_per_sample
 from launch_train.models.bert import BertForMasked
 from launch_train.models.layers import MaskedCrossEntropy
@@ -27,43 +27,6 @@ def test_with_the_published_vocabulary_they_have_the_published_size(name: str, c
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
-def as_theirs(model: BertForMasked) -> dict[str, Tensor]:
-    """The state under transformers' names."""
-    state = model.state_dict()
-    theirs = {f"bert.embeddings.{name}.weight": state[f"{ours}.weight"] for ours, name in EMBEDDINGS.items()}
-    for ours, name in REST.items():
-        theirs |= {f"{name}.{part}": state[f"{ours}.{part}"] for part in PARTS}
-    theirs["cls.predictions.bias"] = state["head.bias"]
-    for at in range(len(model.blocks)):
-        theirs |= block_as_theirs(state, f"blocks.{at}", f"bert.encoder.layer.{at}")
-    return theirs
-
-
-PARTS = ("weight", "bias")
-EMBEDDINGS = {"tokens": "word_embeddings", "positions": "position_embeddings", "types": "token_type_embeddings"}
-REST = {
-    "norm": "bert.embeddings.LayerNorm",
-    "head_norm": "cls.predictions.transform.LayerNorm",
-    "transform": "cls.predictions.transform.dense",
-    "head": "cls.predictions.decoder",
-}
-BLOCK = {
-    "attention.out": "attention.output.dense",
-    "norm_1": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "out": "output.dense",
-    "norm_2": "output.LayerNorm",
-}
-
-
-def block_as_theirs(state: dict[str, Tensor], ours: str, theirs: str) -> dict[str, Tensor]:
-    found = {f"{theirs}.{b}.{part}": state[f"{ours}.{a}.{part}"] for a, b in BLOCK.items() for part in PARTS}
-    for part in PARTS:
-        qkv = state[f"{ours}.attention.qkv.{part}"].chunk(3)
-        found |= {f"{theirs}.attention.self.{n}.{part}": x for n, x in zip(("query", "key", "value"), qkv, strict=True)}
-    return found
-
-
 def test_it_computes_what_transformers_computes() -> None:
     import transformers
 
@@ -74,7 +37,11 @@ def test_it_computes_what_transformers_computes() -> None:
     ours = BertForMasked(SMALL._replace(block_size=512)).eval()
     for parameter in ours.parameters():
         nn.init.normal_(parameter, std=0.3)
-    theirs.load_state_dict(as_theirs(ours), strict=True)
+    recipe = hugging_face._bert({**SMALL._asdict(), "block_size": 512})
+    assert recipe.sources is not None
+    state = {name: source.of(ours.state_dict()[source.name]) for name, source in recipe.sources.items()}
+    state |= {"cls.predictions.decoder.weight": ours.head.weight, "cls.predictions.decoder.bias": ours.head.bias}
+    theirs.load_state_dict(state, strict=True)
     tokens = torch.randint(64, (3, 16))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
     targets = torch.where(torch.rand(3, 16) < 0.3, tokens, -100)
@@ -91,12 +58,6 @@ def test_a_token_sees_both_sides() -> None:
     assert not torch.allclose(before[:, 14], after[:, 14])
 
 
-def test_a_new_model_knows_nothing() -> None:
-    torch.manual_seed(0)
-    loss = BertForMasked(SMALL)(torch.randint(64, (8, 16)), torch.randint(64, (8, 16)))
-    assert loss.item() == pytest.approx(math.log(64), abs=0.1)
-
-
 def test_only_hidden_tokens_count() -> None:
     logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, -100, -100], [-100, 4, -100]])
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -109,29 +70,6 @@ def test_a_batch_in_which_nothing_is_hidden_has_no_loss_and_no_nan() -> None:
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.item() == 0
     assert not gradient.any()
-
-
-def test_it_learns_to_copy_what_it_sees() -> None:
-    torch.manual_seed(0)
-    model = BertForMasked(SMALL)
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    losses = []
-    for _ in range(60):
-        tokens = torch.randint(64, (16, 16))
-        loss = model(tokens, torch.where(torch.rand(16, 16) < 0.3, tokens, -100))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.3 * losses[0]
-
-
-def test_dropout_works_in_training_only() -> None:
-    model = BertForMasked(SMALL._replace(dropout=0.5))
-    tokens = torch.zeros(1, 8, dtype=torch.int64)
-    assert not torch.equal(model(tokens), model(tokens))
-    model.eval()
-    assert torch.equal(model(tokens), model(tokens))
 
 
 def test_its_blocks_and_its_flops() -> None:

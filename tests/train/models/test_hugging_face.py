@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,17 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from launch_train.common import contract
 from launch_train.common.config import ExternalModel, parse
 from launch_train.common.errors import UsageError
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
 from launch_train.models import blocks, build_model, flops_per_sample, hub, resolve_task
-from launcher.testing.httpserver import Server
+from tests.train.hub import Hub, run_with_hub, serve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ROOT = Path(contract.__file__).parents[2]
 TRUNK = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 LLAMA = {"name": "hf:llama", "vocab_size": 64, **TRUNK}
 MODELS: dict[str, dict[str, Any]] = {
@@ -221,19 +215,13 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- The hub --------------------------------------------------------------------------------------------------------
 
 
-class Hub(BaseHTTPRequestHandler):
+class Models(Hub):
     """A hub that has the files of `folder` as org/model."""
 
     folder: Path
     seen: list[str]
 
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, *, with_body: bool) -> None:
+    def answer(self) -> None:
         self.seen.append(f"{self.command} {self.path} {self.headers.get('Authorization', '')}".strip())
         parts = self.path.partition("?")[0].strip("/").split("/")
         if parts[0] == "broken":
@@ -241,26 +229,14 @@ class Hub(BaseHTTPRequestHandler):
         if parts[:2] == ["org", "silent"]:
             time.sleep(3)
         if parts[:2] == ["org", "gated"]:
-            return self.end(403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+            return self.refuse("GatedRepo", 403)
         if parts[:2] != ["org", "model"] and parts[0] != "shortname":
-            return self.end(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such repository"})
+            return self.refuse("RepoNotFound")
         path = self.folder / parts[-1]
         if not path.is_file():
-            return self.end(404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "no such file"})
+            return self.refuse("EntryNotFound")
         data = path.read_bytes()
-        headers = {"ETag": f'"{len(data)}-{parts[-1]}"', "X-Repo-Commit": "1" * 40}
-        return self.end(200, headers, data if with_body else None, size=len(data))
-
-    def end(self, status: int, headers: dict[str, str], data: bytes | None = None, size: int = 0) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(size)}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if data:
-            self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        pass
+        return self.end(200, {"ETag": f'"{len(data)}-{parts[-1]}"', "X-Repo-Commit": "1" * 40}, data)
 
 
 @pytest.fixture(scope="module")
@@ -269,11 +245,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list
     folder = tmp_path_factory.mktemp("hub")
     made(LLAMA).model.save_pretrained(folder)
     seen: list[str] = []
-    server = Server(0, type("Served", (Hub,), {"folder": folder, "seen": seen}), "hub")
-    server.daemon_threads = True
-    server.thread.start()
-    yield f"http://{server.host}", seen
-    server.stop()
+    with serve(type("Served", (Models,), {"folder": folder, "seen": seen})) as url:
+        yield url, seen
 
 
 PROGRAM = """
@@ -295,21 +268,6 @@ for text in sys.argv[1:]:
 """
 
 
-def asked(url: str, cache: Path, *models: dict[str, Any], **env: str) -> list[dict[str, Any]]:
-    """What building each gives, in a process that knows the hub by its address."""
-    world = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(json.dumps, models)],
-        env={**os.environ, **world, **env},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 @pytest.fixture(scope="module")
 def answers(served: tuple[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What came of each model of a hub; of the last ones when it was broken."""
@@ -328,8 +286,9 @@ def answers(served: tuple[str, list[str]], tmp_path_factory: pytest.TempPathFact
     }
     short = {"name": "hf:distilgpt2", "pretrained": True}
     gone = {"cached": there["pretrained"], "other": {"name": "hf:org/other"}, "unreachable": short}
-    found = [*asked(url, cache, *there.values(), HF_TOKEN="hf_secret"), *asked(f"{url}/broken", cache, *gone.values())]
-    return dict(zip((*there, *gone), found, strict=True))
+    lines = run_with_hub(url, cache, PROGRAM, *map(json.dumps, there.values()), HF_TOKEN="hf_secret")
+    lines += run_with_hub(f"{url}/broken", cache, PROGRAM, *map(json.dumps, gone.values()))
+    return dict(zip((*there, *gone), lines, strict=True))
 
 
 @pytest.mark.slow(turn=0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from launch_train.common.config import Gpt, Optimizer, ResNet, parse
+from launch_train.common.config import Bert, Config, Gpt, Optimizer, ResNet, parse
 from launch_train.common.errors import UsageError
 from launch_train.models import blocks, build_model, flops_per_sample
 from launch_train.models.gpt import GPT
@@ -62,15 +62,15 @@ def test_a_token_sees_the_past_and_its_place() -> None:
     assert not torch.allclose(logits[0, 3], logits[0, 4])
 
 
-def test_a_new_model_knows_nothing() -> None:
+@pytest.mark.parametrize("shape", [SMALL, Bert(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=256)])
+def test_a_new_model_guesses_evenly_and_drops_out_in_training_only(shape: Gpt | Bert) -> None:
     torch.manual_seed(0)
-    loss = GPT(SMALL)(torch.randint(256, (8, 16)), torch.randint(256, (8, 16)))
-    assert loss.item() == pytest.approx(math.log(256), abs=0.1)
-
-
-def test_the_head_is_tied_to_the_embedding() -> None:
-    model = GPT(SMALL)
-    assert model.head.weight is model.tokens.weight
+    tokens, targets = torch.randint(256, (8, 16)), torch.randint(256, (8, 16))
+    model = build_model(Config(model=shape._replace(dropout=0.5)))
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+    assert model(tokens, targets).item() == pytest.approx(math.log(256), abs=0.1)
 
 
 def test_what_goes_into_the_residual_stream_starts_smaller() -> None:
@@ -80,20 +80,6 @@ def test_what_goes_into_the_residual_stream_starts_smaller() -> None:
     assert weights["blocks.3.mlp.out.weight"] == pytest.approx(0.02 / 4, rel=0.05)
     assert weights["blocks.3.attention.out.weight"] == pytest.approx(0.02 / 4, rel=0.05)
     assert weights["blocks.3.mlp.up.weight"] == pytest.approx(0.02, rel=0.05)
-
-
-def test_without_bias_there_is_none() -> None:
-    assert not [name for name, _ in GPT(SMALL).named_parameters() if "bias" in name]
-    with_bias = Gpt(n_layer=1, n_embd=32, bias=True)
-    assert len([name for name, _ in GPT(with_bias).named_parameters() if "bias" in name]) == 7
-
-
-def test_dropout_works_in_training_only() -> None:
-    model = GPT(Gpt(n_layer=1, n_embd=32, dropout=0.5))
-    tokens = torch.zeros(1, 8, dtype=torch.int64)
-    assert not torch.equal(model(tokens), model(tokens))
-    model.eval()
-    assert torch.equal(model(tokens), model(tokens))
 
 
 def test_flops_are_nanogpts() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +22,7 @@ from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.export import export, find_checkpoint
 from launch_train.trainer import init_from
 from launcher.testing.googlecloud import GoogleCloud
-from launcher.testing.httpserver import Server
+from tests.train.hub import run_with_hub, serve
 from tests.train.models import test_hugging_face
 from tests.train.trials import differences, losses, preempted, read, train
 
@@ -226,9 +223,10 @@ for name in sys.argv[2:]:
         found = init_from.find(InitFrom(name), {}, pathlib.Path())
         model = build_model(parse({"model": json.loads(sys.argv[1])}))
         report = init_from.load(model, init_from.read(found), found.source, strict=True)
-        print(report.loaded == report.total, model.model.model.embed_tokens.weight.double().sum().item())
+        weights = model.model.model.embed_tokens.weight.double().sum().item()
+        print(json.dumps({"complete": report.loaded == report.total, "sum": weights}))
     except TrainError as error:
-        print(type(error).__name__, error)
+        print(json.dumps({"error": type(error).__name__}))
 """
 
 
@@ -238,23 +236,11 @@ def test_a_model_of_the_hub(tmp_path: Path) -> None:
     model = test_hugging_face.made(test_hugging_face.LLAMA).model
     model.save_pretrained(folder, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    server = Server(0, type("Served", (test_hugging_face.Hub,), {"folder": folder, "seen": []}), "hub")
-    server.daemon_threads = True
-    server.thread.start()
-    world = {"HF_ENDPOINT": f"http://{server.host}", "HF_HOME": str(tmp_path / "cache")}
     words = [json.dumps(test_hugging_face.LLAMA), "hf:org/model", "hf:org/nothing"]
-    done = subprocess.run(
-        [sys.executable, "-c", FROM_HUB, *words],
-        env={**os.environ, **world, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    server.stop()
-    found, missing = done.stdout.splitlines()
-    assert found == f"True {model.model.embed_tokens.weight.double().sum().item()}", done.stderr
-    assert missing.startswith("UsageError")
+    with serve(type("Served", (test_hugging_face.Models,), {"folder": folder, "seen": []})) as url:
+        loaded, missing = run_with_hub(url, tmp_path / "cache", FROM_HUB, *words)
+    assert loaded == {"complete": True, "sum": model.model.embed_tokens.weight.double().sum().item()}
+    assert missing == {"error": "UsageError"}
 
 
 # --- The setting ------------------------------------------------------------------------------------------------------

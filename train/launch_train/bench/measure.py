@@ -129,7 +129,6 @@ def median_seconds(work: Callable[[], object], device: torch.device, budget: flo
 
 
 def repeats(seconds: float, budget: float) -> int:
-    """Return how often work that takes `seconds` is repeated."""
     return max(FEWEST, min(MOST, round(budget / max(seconds, 1e-9))))
 
 
@@ -336,8 +335,6 @@ LARGE_GB: Final = 36.0
 
 
 class Trial(NamedTuple):
-    """A model and its batch size."""
-
     name: str
     shape: Gpt | ResNet
     batch: int

@@ -34,7 +34,6 @@ OUT_OF_MEMORY: Final = f"the model or its data allocates more than {MEMORY / 1e9
 
 
 def explained(error: BaseException) -> str:
-    """Return an error in one line."""
     from launch_train.common.user_import import describe_error
 
     if any(isinstance(cause, MemoryError) or "can't allocate memory" in str(cause) for cause in causes(error)):
@@ -43,7 +42,6 @@ def explained(error: BaseException) -> str:
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
-    """Return an error and what it was raised from."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)

@@ -72,7 +72,6 @@ class Report(NamedTuple):
 
     @property
     def marks(self) -> dict[str, Mark]:
-        """Return the reference figures of the first rank."""
         return reference_figures(self.ranks, self.ranks[0], self.requested)
 
 

@@ -15,7 +15,6 @@ Tree = Any
 
 
 def map_tensors(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
-    """Return the tree with `change` applied to each tensor."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
@@ -42,7 +41,6 @@ def to_tensor(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def tensors_of(tree: Tree) -> list[Tensor]:
-    """Return the tensors of a tree in order."""
     tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:

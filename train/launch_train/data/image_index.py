@@ -70,8 +70,6 @@ class Listing:
 
 
 class Row(NamedTuple):
-    """One image of a Listing."""
-
     name: str
     shard: int
     offset: int

@@ -67,7 +67,6 @@ class BatchLoader:
         return seconds
 
     def close(self) -> None:
-        """Stop the worker processes."""
         self._workers = 0
         if self._pool is not None:
             self._pool.close()
@@ -134,8 +133,6 @@ class Resources(NamedTuple):
 
 
 class WorkerPlan(NamedTuple):
-    """Number of worker processes, and of batches that each prepares ahead."""
-
     workers: int
     prefetch: int
     choice: Choice

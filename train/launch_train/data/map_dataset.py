@@ -70,7 +70,6 @@ class Samples(Source):
         return collated(items, [(k * there // total if total <= there else k % there, 0) for k in numbers])
 
     def drawn(self, step: int) -> list[int]:
-        """Return the indices into the dataset."""
         return [index for index, _ in self._samples(step)]
 
     def _samples(self, step: int) -> list[tuple[int, int]]:

@@ -38,12 +38,10 @@ def is_json_lines(path: Path) -> bool:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a file is a table, by its name."""
     return path.suffix.lower() in TABLES
 
 
 def are_records(path: Path) -> bool:
-    """Return whether a file holds many documents: JSON Lines, or a table."""
     return is_json_lines(path) or is_table(path)
 
 

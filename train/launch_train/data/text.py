@@ -156,7 +156,6 @@ def _is_text(path: Path) -> bool:
 
 
 def _joined(files: list[Path], cache: Path, column: str) -> Path:
-    """Concatenate all files into one cache file, atomically."""
     digest = hashlib.sha256()
     with temporary(cache) as (joined, path):
         for each in files:

@@ -81,7 +81,6 @@ class Corpus:
         return count(self.shards) + count(self.held_out)
 
     def parts(self) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:
-        """Return the shards to train on, and the held-out ones."""
         if self.held_out:
             return self.shards, self.held_out
         length = count(self.shards)
@@ -124,7 +123,6 @@ def join(train: Corpus, val: Corpus) -> Corpus:
 
 
 def count(shards: Iterable[Shard]) -> int:
-    """Return the number of tokens in all shards."""
     return sum(shard.length for shard in shards)
 
 
@@ -169,8 +167,6 @@ class Windows:
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """Statistics of a file of tokens."""
-
     length: int
     held_out: int
     sha256: str
@@ -178,7 +174,6 @@ class TokenStatistics:
 
 
 def measured(path: Path, dtype: str = "uint8", vocab_size: int = 256) -> TokenStatistics:
-    """Compute the statistics of a file of tokens."""
     length = path.stat().st_size // np.dtype(dtype).itemsize
     digest, kept = hashlib.sha256(), length - length // HELD_OUT_SHARE
     train, held_out = (_counts(part, vocab_size, digest) for part in split([Shard(path, length, dtype)], kept))

@@ -59,8 +59,6 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files of text, on this machine or in a bucket."""
-
     count: int
     size: int
     """Bytes of all files, as they are stored."""

@@ -69,7 +69,6 @@ class Analysis(NamedTuple):
 
     @property
     def bound(self) -> Cause:
-        """Return the cause with the largest share."""
         return max(CAUSES, key=lambda cause: self.shares[cause])
 
 
@@ -284,7 +283,6 @@ def _moments(events: Iterable[Event]) -> Iterator[tuple[Interval, list[Event]]]:
 
 
 def _cause(stack: list[Event]) -> Cause:
-    """Return the cause of a moment of the training thread, given the events around it."""
     names = [event.name for event in stack]
     for cause, belongs in _FIRST:
         if any(map(belongs, names)):

@@ -168,7 +168,6 @@ class Recording(Profiler):
 
     @property
     def _recorded(self) -> int:
-        """Return the number of steps recorded completely."""
         return self._steps - self._wanted.wait - self._wanted.warmup
 
     def _attempt(self, work: Callable[[], None]) -> None:
@@ -219,8 +218,6 @@ class Recording(Profiler):
 
 
 class ProfileReport:
-    """Reports the results of this process's profiler."""
-
     def __init__(self, env: Mapping[str, str], sink: Sink, setup: Setup) -> None:
         self._env, self._sink, self._setup = env, sink, setup
 

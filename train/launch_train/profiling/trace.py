@@ -66,7 +66,6 @@ class Trace:
 
     @cached_property
     def steps(self) -> list[Event]:
-        """Return the recorded steps in order."""
         return [event for event in self.host if event.name.startswith(STEP)]
 
     def first(self, steps: int) -> Trace:
@@ -131,7 +130,6 @@ def union(spans: Iterable[Interval]) -> list[Interval]:
 
 
 def intersect(times: Times, other: Times) -> list[Interval]:
-    """Return the times in both sets."""
     common: list[Interval] = []
     i = j = 0
     while i < len(times) and j < len(other):

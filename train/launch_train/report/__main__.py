@@ -12,7 +12,6 @@ from launch_train.runfolder.run import read_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the exit code."""
     (folder,) = arguments
     try:
         storage = open_storage(folder)

@@ -70,7 +70,6 @@ class Chart:
 
 
 def charts(runs: Sequence[RunData]) -> tuple[Chart, ...]:
-    """Return the charts of some runs, overlaid."""
     series = [run.series() for run in runs]
     tokens = [_tokens_by_row(rows) for rows in series]
     names = [name for name in KNOWN if any(name in rows.values for rows in series)]

@@ -46,7 +46,6 @@ class AttemptTime:
 
     @property
     def paid(self) -> float:
-        """Return the paid seconds."""
         return sum(self.parts[part] for part in PARTS)
 
     @property

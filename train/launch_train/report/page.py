@@ -210,7 +210,6 @@ def _of_text(loss: float, start: Record) -> dict[str, str]:
 
 
 def _sweep(points: sweep.Sweep) -> str:
-    """Return the comparison of a sweep's points."""
     best, words = points.best, ""
     if best is not None:
         settings = ", ".join(f"{name} {text}" for name, text in zip(points.settings, best.settings, strict=True))

@@ -53,7 +53,6 @@ class Summary:
 
 
 def summarize(run: RunData, times: Sequence[AttemptTime]) -> Summary:
-    """Return a run's figures; `times` are those of its attempts."""
     rows, start = run.series(), first_event(run, "start")
     losses: Sequence[float] = rows.values.get("loss", ())
     _, evaluated = held_out(run)

@@ -120,7 +120,6 @@ class Axis:
 
 
 def _number(text: str) -> float | None:
-    """Return a finite number, or None."""
     try:
         value = float(text)
     except ValueError:
@@ -157,7 +156,6 @@ def draw_parallel_coordinates(sweep: Sweep) -> str:
 
 
 def _axis(axis: Axis, at: int) -> str:
-    """Return an axis with its title and its ticks."""
     x, short = MARGIN + at * GAP, axis.title if axis.title.count(" ") else axis.title.rpartition(".")[2]
     title = (f"{short[:21]}…" if len(short) > 22 else short) + (" (log)" if axis.is_log else "")
     ticks = "".join(
