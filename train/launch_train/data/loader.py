@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import time
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +16,10 @@ from launch_train.common.cgroup import cores, find_cgroup, free_memory
 from launch_train.common.config import Loader
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
-from launch_train.common.text import plural, si
+from launch_train.common.text import one_line, plural, si
 from launch_train.data.batch import count_samples, map_tensors, move_to, tensors_of
 from launch_train.data.source import Batch, Source
-from launch_train.data.workers import BatchKey, Pool, WorkerDataset, pickled_size, prepare_batch, start_server
+from launch_train.data.workers import BatchKey, Pool, WorkerDataset, prepare_batch, start_server
 
 SHM, SHM_PART = "/dev/shm", 0.8  # noqa: S108 - where processes share memory
 """Workers pass batches through shared memory. The rest of it is left for NCCL."""
@@ -91,7 +92,10 @@ class BatchLoader:
         need = sum(tensor.nbytes for tensor in tensors_of(sample)) * (self._share.stop - first)
         dataset, problem = 0, ""
         if loader.workers != 0:
-            dataset, problem = pickled_size(WorkerDataset(self._source, self._share))
+            try:
+                dataset = len(ForkingPickler.dumps(WorkerDataset(self._source, self._share)))  # each worker has a copy
+            except Exception as error:  # noqa: BLE001 - custom __reduce__ may raise anything; shared memory may be full
+                problem = one_line(error)
         shm = shutil.disk_usage(SHM).free if Path(SHM).is_dir() else float("inf")
         here = Resources(cores(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1), shm, free_memory(find_cgroup()))
         self._workers, self._prefetch, self.choice = choose_workers(loader, here, need, dataset)

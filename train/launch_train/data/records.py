@@ -69,15 +69,6 @@ def documents(path: Path, column: str) -> Iterator[str]:
 # --- JSON Lines: one object per line, with the text under one key -----------------------------------------------------
 
 
-def refuse_json(path: Path) -> None:
-    """Raise UsageError for a plain JSON file: training on its syntax is surely a mistake."""
-    if (name := unpacked_name(path)).endswith(".json"):
-        raise UsageError(
-            f'data: {path} is JSON; records are read from .jsonl, one {{"text": …}} a line. For an array: '
-            f"jq -c '.[]' {path.name} > {name.removesuffix('.json')}.jsonl"
-        )
-
-
 def _text_of_line(line: bytes, key: str, where: str) -> str:
     try:
         record = json.loads(line.decode("utf-8-sig"))

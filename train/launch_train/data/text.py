@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
-from launch_train.data.files import PACKED, PackedError, find_files, opened
-from launch_train.data.records import are_records, documents, is_json_lines, is_table, refuse_json
+from launch_train.data.files import PACKED, PackedError, find_files, opened, unpacked_name
+from launch_train.data.records import are_records, documents, is_json_lines, is_table
 from launch_train.data.sample_order import TRAIN, draw
 from launch_train.data.source import HELD_OUT_SHARE, TokenRows
 from launch_train.data.token_file import (
@@ -112,7 +112,11 @@ def files_of(data: str) -> list[Path]:
     if files is None:
         raise UsageError(f"data: {data} does not exist on this machine")
     if files == [Path(data).expanduser()]:
-        refuse_json(files[0])
+        if (name := unpacked_name(files[0])).endswith(".json"):  # training on its syntax is surely a mistake
+            raise UsageError(
+                f'data: {files[0]} is JSON; records are read from .jsonl, one {{"text": …}} a line. For an array: '
+                f"jq -c '.[]' {files[0].name} > {name.removesuffix('.json')}.jsonl"
+            )
         return files
     if tables := [path for path in files if is_table(path)]:
         return tables  # beside them are the metadata of a dataset, and its README

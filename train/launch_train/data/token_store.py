@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -66,17 +67,13 @@ class TokenStore:
         if not self._works:
             return
         about = json.dumps({"tokens": asdict(measured), "bytes": size}).encode()
+        content = np.memmap(tokens, mode="r").data if measured.length else b""
         try:
-            self._create(f"{key}.tokens", np.memmap(tokens, mode="r").data if measured.length else b"")
-            self._create(f"{key}.json", about)
+            for name, data in ((f"{key}.tokens", content), (f"{key}.json", about)):
+                with suppress(FileExistsError):
+                    self._folder.write(name, data, create=True)
         except OutputError as error:
             self._report("written", error)
-
-    def _create(self, name: str, data: bytes | memoryview) -> None:
-        try:
-            self._folder.write(name, data, create=True)
-        except FileExistsError:
-            return
 
     def _report(self, what: str, error: Exception) -> None:
         if self._works:

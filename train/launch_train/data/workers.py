@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing import active_children, forkserver, get_context, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NamedTuple
@@ -199,14 +198,6 @@ class Pool:
                 if worker.is_alive():
                     worker.kill()
         ender.join(PATIENCE)
-
-
-def pickled_size(dataset: WorkerDataset) -> tuple[int, str]:
-    """Return the bytes of the pickled dataset, of which each worker has a copy, and why it can't be pickled, or ""."""
-    try:
-        return len(ForkingPickler.dumps(dataset)), ""
-    except Exception as error:  # noqa: BLE001 - custom __reduce__ may raise anything; shared memory may be full
-        return 0, one_line(error)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,11 +1,16 @@
-"""Write safetensors, torch and DCP files."""
+"""Write safetensors, torch and DCP files.
+
+Tensors of a checkpoint are mapped from files: whatever their size, the host's memory stays free.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +18,9 @@ import torch
 from torch import Tensor
 
 from launch_train.checkpointing.manifest import Manifest
-from launch_train.checkpointing.partition import State
+from launch_train.checkpointing.partition import State, join
 from launch_train.common.errors import UsageError
-from launch_train.export.mapped import state_of
+from launch_train.distributed.dtensor import Region, fill, saved_tensors
 
 Writer = Callable[[Manifest, Sequence[Mapping[str, Any]], Path, Path], list[str]]
 """Writes a checkpoint's shards, with a folder for temporary files, to a folder. Returns what was left out."""
@@ -57,8 +62,16 @@ def _write_model(kind: str, manifest: Manifest, state: State, folder: Path, weig
     elif kind == "torch":
         torch.save(model, folder / "model.pt")
     else:
-        named = {} if weights_only else {"optimizer": named_optimizer(state["optimizer"], trained(about))}
-        _save_dcp({"model": model, **named}, folder)
+        saved = {"model": model}
+        if not weights_only:  # by parameter name, as torch's get_optimizer_state_dict returns it
+            names, optimizer = trained(about), state["optimizer"]
+            groups = [
+                {**group, "params": [names[number] for number in group["params"]]}
+                for group in optimizer["param_groups"]
+            ]
+            moments = {names[number]: parameter for number, parameter in optimizer["state"].items()}
+            saved["optimizer"] = {"state": moments, "param_groups": groups}
+        _save_dcp(saved, folder)
     return []
 
 
@@ -71,12 +84,6 @@ def save_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     tied = {name: first[id(tensor)] for name, tensor in tensors.items() if first.setdefault(id(tensor), name) != name}
     stored = {name: tensor for name, tensor in tensors.items() if name not in tied}
     save_file(stored, path, {"format": "pt", **({"tied": json.dumps(tied)} if tied else {})})
-
-
-def named_optimizer(optimizer: Mapping[str, Any], names: Sequence[str]) -> State:
-    """Return the optimizer's state by parameter name, as torch's get_optimizer_state_dict returns it."""
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in optimizer["param_groups"]]
-    return {"state": {names[number]: moments for number, moments in optimizer["state"].items()}, "param_groups": groups}
 
 
 def _save_dcp(state: State, folder: Path) -> None:
@@ -136,3 +143,45 @@ def _has_tensor(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_tensor, value.values()))
     return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(map(_has_tensor, value)))
+
+
+# --- Tensors in files -------------------------------------------------------------------------------------------------
+
+
+def state_of(shards: Sequence[Mapping[str, Any]], folder: Path) -> State:
+    """Return the state that the ranks saved, its tensors contiguous and mapped from files.
+
+    Tied weights are the same object. `folder` takes the files of tensors that were saved in parts.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path, saved in saved_tensors(shards).items():
+        (_, tensor), *others = saved.parts
+        if others or tuple(tensor.shape) != saved.shape or not tensor.is_contiguous():
+            everything = Region((0,) * len(saved.shape), saved.shape)
+            tensor = fill(empty(saved.shape, tensor.dtype, folder), everything, saved)
+        tensors[path] = tensor
+    state: State = join(tensors, shards[0]["rest"])
+    return state
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, folder: Path) -> Tensor:
+    """Return a tensor of zeros in a new file, which is deleted with the tensor. Raises OSError if the disk is full."""
+    count = prod(shape)
+    if not count:
+        return torch.empty(*shape, dtype=dtype)
+    handle, name = tempfile.mkstemp(dir=folder)
+    try:
+        size = count * dtype.itemsize
+        if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process when the tensor is written
+            os.posix_fallocate(handle, 0, size)
+        else:
+            os.truncate(handle, size)
+        return torch.from_file(name, shared=True, size=count, dtype=dtype).view(*shape)
+    finally:
+        os.close(handle)
+        Path(name).unlink()
+
+
+def copied(tensor: Tensor, folder: Path) -> Tensor:
+    """Return a contiguous copy in a new file."""
+    return empty(tensor.shape, tensor.dtype, folder).copy_(tensor)

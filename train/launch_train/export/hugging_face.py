@@ -22,7 +22,7 @@ from launch_train.checkpointing.partition import State
 from launch_train.common.config import Gpt, Optimizer, kind_of
 from launch_train.common.errors import UsageError
 from launch_train.export import formats
-from launch_train.export.mapped import copied, empty, state_of
+from launch_train.export.formats import copied, empty, state_of
 from launch_train.models.bert import NORM
 from launch_train.models.hugging_face import HEADS, NOT_THEIRS
 from launch_train.performance.optimizer import learning_rate

@@ -21,7 +21,22 @@ def of_run(about: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the files of the tokenizer of bytes, if the run used it."""
     if "script" in about or not _reads_text(about["config"]) or about["config"]["data"]["tokenizer"] != "bytes":
         return {}
-    return {FILE: json.dumps(_of_bytes(), ensure_ascii=False).encode(), SETTINGS: LOADED_BY}
+    # Byte-level BPE without merges: token ids are the bytes of the text. Each byte is a printable character, as in
+    # openai/gpt-2, encoder.py.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    vocabulary = {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    content: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    return {FILE: json.dumps(content, ensure_ascii=False).encode(), SETTINGS: LOADED_BY}
 
 
 def missing(about: Mapping[str, Any], tokenizer: str | None) -> Iterator[str]:
@@ -52,25 +67,3 @@ def _reads_text(config: Mapping[str, Any]) -> bool:
     model, path = config["model"], config["data"]["path"]
     is_image = model["name"] == "resnet50" or model.get("task") == "image-classification"
     return not is_image and path != "synthetic" and not (":" in path and not path.startswith("gs://"))
-
-
-def _of_bytes() -> dict[str, Any]:
-    """Return a tokenizer.json whose token ids are the bytes of the text: byte-level BPE without merges."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    model = {"type": "BPE", "vocab": {char: byte for byte, char in enumerate(_byte_chars())}, "merges": []}
-    return {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": model,
-    }
-
-
-def _byte_chars() -> list[str]:
-    """Return the printable character that stands for each byte in byte-level BPE (openai/gpt-2, encoder.py)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

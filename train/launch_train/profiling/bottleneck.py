@@ -109,8 +109,15 @@ class _Account:
 
 
 def _of_gpu(trace: Trace) -> Analysis:
-    window, periods = _device_window(trace)
     first = _first_on_device(trace)
+    # From the first device event of the first step to that of the last step: whole periods, even if the host runs
+    # ahead. With a single step, to the end of all work.
+    firsts = [begin for begin in map(first, trace.steps) if begin is not None]
+    if len(firsts) > 1 and firsts[-1] > firsts[0]:
+        window, periods = Interval(firsts[0], firsts[-1]), len(firsts) - 1
+    else:
+        end = max(trace.steps[-1].end, *(event.end for event in trace.device))
+        window, periods = Interval(min(trace.steps[0].begin, trace.device[0].begin), end), len(trace.steps)
     aside = union(
         Interval(event.begin if (begin := first(event)) is None else begin, event.end)
         for event in trace.host
@@ -143,19 +150,6 @@ def _of_gpu(trace: Trace) -> Analysis:
         launches=len(device) // periods,
         kernels=_costliest(((event.name, event.end - event.begin) for event in device), periods),
     )
-
-
-def _device_window(trace: Trace) -> tuple[Interval, int]:
-    """Return the analysed window on the device, and its number of steps.
-
-    It reaches from the first device event of the first step to that of the last step: whole periods, even if the host
-    runs ahead. With a single step, it reaches to the end of all work.
-    """
-    firsts = [begin for begin in map(_first_on_device(trace), trace.steps) if begin is not None]
-    if len(firsts) > 1 and firsts[-1] > firsts[0]:
-        return Interval(firsts[0], firsts[-1]), len(firsts) - 1
-    begin = min(trace.steps[0].begin, trace.device[0].begin)
-    return Interval(begin, max(trace.steps[-1].end, *(event.end for event in trace.device))), len(trace.steps)
 
 
 def _first_on_device(trace: Trace) -> Callable[[Event], float | None]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from launch_train.report.chart_data import Chart, Curve
+from launch_train.report.chart_data import Chart
 from launch_train.report.downsampling import downsample
 from launch_train.report.goodput import PARTS, AttemptTime
 from launch_train.runfolder.run import RunData
@@ -53,7 +53,11 @@ def draw_timeline(times: Sequence[AttemptTime]) -> str:
 def draw_chart(chart: Chart, runs: Sequence[RunData]) -> str:
     """Return a chart as an image, for a browser without JavaScript."""
     kind = "hours" if chart.by_time else "step"
-    drawn = [(curve, _points(curve, kind)) for curve in chart.curves if curve.x.get(kind)]
+    drawn = []
+    for curve in chart.curves:
+        if curve.x.get(kind):
+            pairs = [(float(curve.x[kind][at]), curve.y[at]) for at in downsample([curve.y], POINTS)]
+            drawn.append((curve, [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]))
     every = [point for _, points in drawn for point in points]
     if not every:
         return ""
@@ -83,9 +87,3 @@ def draw_chart(chart: Chart, runs: Sequence[RunData]) -> str:
         f"<figure><figcaption>{title}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role=img aria-label="{title}">{labels}{"".join(lines)}</svg></figure>'
     )
-
-
-def _points(curve: Curve, kind: str) -> list[tuple[float, float]]:
-    kept = downsample([curve.y], POINTS)
-    pairs = [(float(curve.x[kind][at]), curve.y[at]) for at in kept]
-    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
