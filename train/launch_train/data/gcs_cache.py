@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +33,7 @@ ROOM = 0.98
 """Share of the free disk space that downloads may use."""
 
 
-def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
+def fetch(url: str, cache: Path) -> Path:
     """Download gs://BUCKET/NAME (a file), everything in gs://BUCKET/FOLDER (a folder), or what matches a pattern (*
     within a name, ** across folders, ?, [a-z]; a folder), and return the local path.
 
@@ -56,7 +56,7 @@ def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
             if not (tree / name).resolve().is_relative_to(tree.resolve()):
                 raise UsageError(f"data: gs://{bucket}/{item.name} is not a valid file name")
         if not tree.is_dir():
-            _download(folder, {kept(item): item for item in objects if not kept(item).exists()}, cache, say)
+            _download(folder, {kept(item): item for item in objects if not kept(item).exists()}, cache)
             try:
                 _link(tree, {name: kept(item) for name, item in zip(names, objects, strict=True)})
             except OSError as error:
@@ -146,7 +146,7 @@ _WILDCARD = re.compile(r"[*?]|\[[^]/]+\]")
 _AS_EXPRESSION = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-def _download(folder: Objects, missing: dict[Path, Object], cache: Path, say: Callable[[str], None]) -> None:
+def _download(folder: Objects, missing: dict[Path, Object], cache: Path) -> None:
     """Download objects to files, all of them or raise. Objects downloaded before an error stay cached."""
     size = sum(item.size for item in missing.values())
     try:
@@ -168,7 +168,7 @@ def _download(folder: Objects, missing: dict[Path, Object], cache: Path, say: Ca
         for count, item_size in enumerate(pool.map(download, missing), start=1):
             size += item_size
             if seconds := progress.due():
-                say(f"data: {count} of {len(missing)} objects, {si(size)}B ({si(size / seconds)}B/s)")
+                print(f"data: {count} of {len(missing)} objects, {si(size)}B ({si(size / seconds)}B/s)")
     finally:
         folder.stopped = True  # after an error, large downloads would continue for minutes
         pool.shutdown(cancel_futures=True)

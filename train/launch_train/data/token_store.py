@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,10 +26,10 @@ UPLOAD_SECONDS = 3600.0
 class TokenStore:
     """The tokens in gs://BUCKET/.launch/tokens. Problems are printed, once: the machine then works by itself."""
 
-    def __init__(self, bucket: str, say: Callable[[str], None] = print) -> None:
+    def __init__(self, bucket: str) -> None:
         self.url = f"gs://{bucket}/{FOLDER}"
         self._folder = Objects(self.url).within(UPLOAD_SECONDS)
-        self._say, self._works = say, True
+        self._works = True
 
     def get(self, key: str, tokens: Path) -> tuple[TokenStatistics, int] | None:
         """Download a corpus to `tokens`, and return its statistics and the size of its text; None if there is none.
@@ -53,13 +52,13 @@ class TokenStore:
                     while block := content.read(BLOCK):
                         digest.update(block)
                 if digest.hexdigest() != measured.sha256:
-                    self._say(f"data: {self.url}/{key}.tokens isn't what its .json describes; tokenizing again")
+                    print(f"data: {self.url}/{key}.tokens isn't what its .json describes; tokenizing again")
                     return None
                 path.replace(tokens)
         except (OutputError, OSError, ValueError, KeyError, TypeError) as error:
             self._report("read", error)
             return None
-        self._say(f"data: {si(measured.length)} tokens from {self.url}/{key}.tokens")
+        print(f"data: {si(measured.length)} tokens from {self.url}/{key}.tokens")
         return measured, size
 
     def put(self, key: str, tokens: Path, measured: TokenStatistics, size: int) -> None:
@@ -78,4 +77,4 @@ class TokenStore:
     def _report(self, what: str, error: Exception) -> None:
         if self._works:
             self._works = False
-            self._say(f"data: tokens can't be {what} for other machines: {error}; continuing with this machine's own")
+            print(f"data: tokens can't be {what} for other machines: {error}; continuing with this machine's own")

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -44,8 +45,13 @@ def build(shape: ExternalModel, config: Config, source: Source | None) -> nn.Mod
     task, (cached, kind) = task_of(shape), _config_class(shape)
     of_data = {"num_labels": getattr(source, "num_classes", None), "image_size": config.data.image_size}
     of_data = {name: value for name, value in of_data.items() if value} if task == "image-classification" else {}
-    settings = {**of_data, **known(shape, kind)}
-    theirs = _explain_errors(shape, lambda: _config(library, shape, kind, settings, cached))
+    settings = {**of_data, **shape.settings}
+    with _explained_errors(shape):
+        if _is_of_hub(shape):
+            from_hub = library.AutoConfig.from_pretrained
+            theirs: Any = from_hub(name, local_files_only=cached, trust_remote_code=False, **settings)
+        else:
+            theirs = kind(**settings)
     if getattr(theirs, "is_encoder_decoder", False):
         raise UsageError(
             f"model: {shape.name} has an encoder and a decoder, which the trainer's data does not support: a custom "
@@ -69,19 +75,41 @@ def build(shape: ExternalModel, config: Config, source: Source | None) -> nn.Mod
             )
         check_samples_of(source, BatchRequirements(shape.name, "tokens", vocabulary, most, config.loss is None))
     head = getattr(library, HEADS[task][0])
-    model = _explain_errors(shape, lambda: _create(head, name if shape.pretrained else None, theirs, cached))
+    with _explained_errors(shape):  # transformers uses torch's scaled_dot_product_attention if the model supports it
+        if not shape.pretrained:
+            model = head.from_config(theirs, dtype=torch.float32)
+        else:  # missing weights are newly initialised
+            model = head.from_pretrained(
+                name,
+                config=theirs,
+                dtype=torch.float32,
+                local_files_only=cached,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # a different number of classes gets a new head
+            )
     return TransformersModel(model.train(), "pixel_values" if task == "image-classification" else "input_ids")
 
 
 def task_of(shape: ExternalModel) -> str:
-    """Return the model's task, a key of HEADS.
+    """Return the model's task, a key of HEADS. auto: masked-lm if available, else the first task. Encoders like BERT
+    also have a causal-lm head, but with it each token would attend to the one to be predicted.
 
     Raises UsageError like `build`, also for an unknown setting: before the data is prepared, which may take long.
     """
     _transformers()
-    _, kind = _explain_errors(shape, lambda: _config_class(shape))
-    known(shape, kind)
-    return _task(shape, kind)
+    from transformers.models.auto import modeling_auto
+
+    with _explained_errors(shape):
+        _, kind = _config_class(shape)
+    _check_settings(shape, kind)
+    heads = [task for task, (_, table) in HEADS.items() if kind.model_type in getattr(modeling_auto, table)]
+    if shape.task in heads:
+        return shape.task
+    if shape.task != "auto" or not heads:
+        wanted = "head that the trainer knows" if shape.task == "auto" else f"head for {shape.task}"
+        has = f"; it has {', '.join(heads)}" if heads else f" ({', '.join(HEADS)})"
+        raise UsageError(f"model: {shape.name}: transformers' {kind.model_type} has no {wanted}{has}")
+    return "masked-lm" if "masked-lm" in heads else heads[0]
 
 
 class TransformersModel(nn.Module):
@@ -135,10 +163,11 @@ def _skip_packing_search() -> None:
     masking_utils.find_packed_sequence_indices = packed
 
 
-def _explain_errors(shape: ExternalModel, work: Any) -> Any:
-    """Return the result of `work`. Its errors are raised as UsageError with transformers' message."""
+@contextmanager
+def _explained_errors(shape: ExternalModel) -> Iterator[None]:
+    """Raise errors of transformers as UsageError with its message."""
     try:
-        return work()
+        yield
     except UsageError:
         raise
     except Exception as error:
@@ -157,9 +186,22 @@ def _is_of_hub(shape: ExternalModel) -> bool:
 
 
 def _config_class(shape: ExternalModel) -> tuple[bool, Any]:
-    """Return whether the model must be loaded from the local cache, and its config class. Queries the hub once."""
+    """Return whether the model must be loaded from the local cache, and its config class. Queries the hub once.
+
+    Raises UsageError if transformers has no such type.
+    """
     name = shape.name.removeprefix("hf:")
-    return _config_class_on_hub(name) if _is_of_hub(shape) else (False, _type(_transformers(), name))
+    if _is_of_hub(shape):
+        return _config_class_on_hub(name)
+    library = _transformers()
+    types = library.models.auto.configuration_auto.CONFIG_MAPPING
+    if name not in types:
+        near = did_you_mean(name, types.keys())
+        raise UsageError(
+            f"model: hf:{name}: transformers {library.__version__} has no type {name}; {near}{' ' if near else ''}"
+            f"a model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}"
+        )
+    return False, types[name]
 
 
 @lru_cache(maxsize=1)
@@ -169,38 +211,8 @@ def _config_class_on_hub(name: str) -> tuple[bool, Any]:
     return cached, type(theirs)
 
 
-def _type(library: Any, name: str) -> Any:
-    """Return the config class of a model type. Raises UsageError if transformers has no such type."""
-    types = library.models.auto.configuration_auto.CONFIG_MAPPING
-    if name not in types:
-        near = did_you_mean(name, types.keys())
-        raise UsageError(
-            f"model: hf:{name}: transformers {library.__version__} has no type {name}; {near}{' ' if near else ''}"
-            f"a model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}"
-        )
-    return types[name]
-
-
-def _task(shape: ExternalModel, kind: Any) -> str:
-    """Return the task of the model's head. Raises UsageError if the type has no such head.
-
-    auto: masked-lm if available, else the first task. Encoders like BERT also have a causal-lm head, but with it each
-    token would attend to the one to be predicted.
-    """
-    from transformers.models.auto import modeling_auto
-
-    heads = [task for task, (_, table) in HEADS.items() if kind.model_type in getattr(modeling_auto, table)]
-    if shape.task in heads:
-        return shape.task
-    if shape.task != "auto" or not heads:
-        wanted = "head that the trainer knows" if shape.task == "auto" else f"head for {shape.task}"
-        has = f"; it has {', '.join(heads)}" if heads else f" ({', '.join(HEADS)})"
-        raise UsageError(f"model: {shape.name}: transformers' {kind.model_type} has no {wanted}{has}")
-    return "masked-lm" if "masked-lm" in heads else heads[0]
-
-
-def known(shape: ExternalModel, kind: Any) -> dict[str, Any]:
-    """Return the settings. Raises UsageError for an unknown one, which transformers would accept silently."""
+def _check_settings(shape: ExternalModel, kind: Any) -> None:
+    """Raise UsageError for an unknown setting, which transformers would accept silently."""
     fields = {field.name: None for field in dataclasses.fields(kind) if field.name not in NOT_THEIRS}
     more = (*kind.attribute_map, "num_labels", *(LEGACY if "rope_parameters" in fields else ()))
     names = {**fields, **dict.fromkeys(more)}
@@ -208,14 +220,6 @@ def known(shape: ExternalModel, kind: Any) -> dict[str, Any]:
         if name not in names:
             said = did_you_mean(name, names) or f"they are transformers' {kind.__name__}'s"
             raise UsageError(f"model.{name}: {shape.name} has no such setting; {said}")
-    return dict(shape.settings)
-
-
-def _config(library: Any, shape: ExternalModel, kind: Any, settings: Mapping[str, Any], cached: bool) -> Any:
-    if not _is_of_hub(shape):
-        return kind(**settings)
-    name = shape.name.removeprefix("hf:")
-    return library.AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False, **settings)
 
 
 def _check_images(shape: ExternalModel, theirs: Any, source: Source | None) -> None:
@@ -230,20 +234,3 @@ def _check_images(shape: ExternalModel, theirs: Any, source: Source | None) -> N
             f"model: {shape.name} takes images of {takes} x {takes}, and the data's are {size} x {size}: "
             f"data: {{image_size: {takes}}}"
         )
-
-
-def _create(head: Any, name: str | None, theirs: Any, cached: bool) -> Any:
-    """Create the model, newly initialised or with the hub's weights (`name`); missing weights are newly initialised.
-
-    transformers uses torch's scaled_dot_product_attention if the model supports it.
-    """
-    if name is None:
-        return head.from_config(theirs, dtype=torch.float32)
-    return head.from_pretrained(
-        name,
-        config=theirs,
-        dtype=torch.float32,
-        local_files_only=cached,
-        trust_remote_code=False,
-        ignore_mismatched_sizes=True,  # a different number of classes gets a new head
-    )
