@@ -23,13 +23,13 @@ NOTICE = re.compile(
 )
 """Messages of the trainer or the monitor that are not the reason of an end."""
 
-KILLED = re.compile(r"(launch|train\.node): (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
+KILLED = re.compile(r"launch: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
 """A message about the first failed rank if a signal killed it (train/launch_train/node/torchrun_wrapper.py)."""
 
-REASON = re.compile(r"(launch|train\.node): (?P<text>.+) \(exit code [1-9]\d*\)$")
+REASON = re.compile(r"launch: (?P<text>.+) \(exit code [1-9]\d*\)$")
 """The last message of a node that failed."""
 
-FAILED = re.compile(r"(launch|train\.node): (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
+FAILED = re.compile(r"launch: (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
 """A node's message about an exception, with or without its traceback (train/launch_train/common/faults.py)."""
 
 REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")
@@ -38,8 +38,8 @@ REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")
 BY_ITSELF = re.compile(r"see the error above|\(its own lines say why\)")
 """In a node's reason: the trainer exited deliberately and said why (train/launch_train/node/exit_status.py)."""
 
-RESTART = re.compile(r"(launch|train\.node): .*; (restarting|starting again) \(")
-"""A node's message about a restart. In each pattern, `train.node` and the second form are those of older images."""
+RESTART = re.compile(r"launch: .*; restarting \(")
+"""A node's message about a restart."""
 
 BARE = re.compile(r"node \d+: exit code \d+;")
 """A node's reason that names only the exit code."""

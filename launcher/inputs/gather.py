@@ -21,7 +21,7 @@ from launcher.plan.model import EMPTY, Context, Packages, Target
 from launcher.plan.names import OwnerStyle, owner_value
 from launcher.spec import project_file as caps
 from launcher.spec.checks import custom_functions, data_paths
-from launcher.spec.models import BUILTIN, NO_LOCAL, OLD_BUILTIN, JobSpec
+from launcher.spec.models import NO_LOCAL, JobSpec
 from launcher.spec.project_file import Origin, Settings, read_project_file, read_settings, with_settings
 from launcher.spec.reader import Located, Override, from_data, read_located
 
@@ -190,7 +190,6 @@ def collect_context(
     spec = located.spec
     if target == "local" and not (spec.output or "").startswith("gs://"):  # the processes run in another folder
         spec = msgspec.structs.replace(spec, output=full_path(spec.output or "runs"))
-    spec = with_builtin(spec, beside)
     folder = code_folder(spec, beside) if training else None
     # Not code: the spec and its launch.yaml (a new limit is the same run), the local output.
     left_out = [path.resolve(), path.parent.resolve() / path.name] if path else []  # the spec may be a link
@@ -378,35 +377,6 @@ def folder_of(path: Path) -> Path | None:
     folder = path.parent.resolve()
     device = folder == Path("/dev") or folder.is_relative_to("/proc")  # /dev/stdin, <(…)
     return None if device or not path.is_file() else folder
-
-
-def with_builtin(spec: JobSpec, beside: Path | None) -> JobSpec:
-    """Return the spec with `run.module: train`, the trainer's old name, as launch_train.
-
-    Unchanged if the user's code has a module of that name.
-
-    Raises:
-        UsageError: that module is started, with settings that only the trainer reads, or the other way round.
-    """
-    package, dot, rest = (spec.run.module or "").partition(".")
-    if package != OLD_BUILTIN:
-        return spec
-    folder = below(beside, "image.code", spec.image.code) or beside
-    if folder and module_beside(spec, folder):
-        if spec.run.config:
-            raise UsageError(
-                f"run.config: is read only by the built-in trainer, and run.module: {spec.run.module} is in your code",
-                f"For the trainer: --set run.module={BUILTIN}. For your module: pass settings with run.args or env.",
-                field="run.config",
-            )
-        return spec
-    for name, hint in (
-        ("hang_after", "For the built-in trainer, set run.config.hang_after."),
-        ("metrics", "Remove it: the built-in trainer logs its own metrics."),
-    ):
-        if getattr(spec.run, name) is not None and not rest:
-            raise UsageError(f"run.{name}: applies only to scripts and commands", hint, field=f"run.{name}")
-    return msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, module=f"{BUILTIN}{dot}{rest}"))
 
 
 def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from launcher.jobs import job
 from launcher.plan.model import Context
-from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
+from launcher.spec.models import BUILTIN, JobSpec
 
 DEFAULT_HOST = "us-docker.pkg.dev"
 
@@ -67,9 +67,9 @@ def compute_identity(spec: JobSpec, context: Context, gpus: int) -> str:
     here = context.target == "local"
     run = replace(spec.run, preflight="off", hang_after=None, metrics=None, loggers=None)
     if run.module:
-        # launch_train counts by its former name, so that existing ids stay valid, and a user's `train` by another.
+        # The built-in trainer counts as `train`, and a user's own module of that name as another.
         package, _, rest = run.module.partition(".")
-        old = {BUILTIN: OLD_BUILTIN, OLD_BUILTIN: f"./{OLD_BUILTIN}"}.get(package, package)
+        old = {BUILTIN: "train", "train": "./train"}.get(package, package)
         run = replace(run, module=f"{old}.{rest}" if rest else old)
     counted = {name: value for name, value in msgspec.to_builtins(run).items() if not name.startswith("resume_")}
     # New disks are empty, and /gcs/BUCKET names its data itself and is there on Vertex AI without a mount.

@@ -32,7 +32,6 @@ from random import SystemRandom
 from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Diagnosis, diagnose_end, diagnose_refusal, exit_code
@@ -484,10 +483,8 @@ class RunDriver:
         first = self.first_request(snapshot)
         if self.resume or not first:
             self.confirm(self.plan)
-        if first:  # its image, and the name that the image gives our package
-            plan = with_digest(self.plan, request.image(first))
-            attempts = (replace(each, request=request.for_image_of(each.request, first)) for each in plan.attempts)
-            self.plan = bound(replace(plan, attempts=tuple(attempts)))
+        if first:
+            self.plan = bound(with_digest(self.plan, request.image(first)))
         else:
             self.plan = bound(self.ready(self.plan))
         self.is_prepared = True

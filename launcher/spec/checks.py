@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.spec.kinds import BUCKET, ZONE
-from launcher.spec.models import BUILTIN, OCCUPIED, OLD_BUILTIN, SOURCES, SYSTEM, JobSpec, Run
+from launcher.spec.models import BUILTIN, OCCUPIED, SOURCES, SYSTEM, JobSpec, Run
 from launcher.spec.nodes import Path, clipped
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def trainer_config(spec: JobSpec) -> Iterator[Finding]:
     run = spec.run
     if not run.config:
         return
-    if run.script or run.command or run.module not in (None, BUILTIN, OLD_BUILTIN):
+    if run.script or run.command or run.module not in (None, BUILTIN):
         fix = "pass settings to your own program with run.args or env"
         yield Finding(("run", "config"), "is read only by the built-in trainer (run.module: launch_train)", fix)
         return

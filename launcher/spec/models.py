@@ -158,8 +158,6 @@ class Image(Model, frozen=True, kw_only=True):
 
 BUILTIN: Final = "launch_train"
 """Module of the built-in trainer."""
-OLD_BUILTIN: Final = "train"
-"""Its former name, which still selects the trainer unless the user's code has a program of that name."""
 
 
 class ScriptMetrics(Model, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ def own_code(folder: Path, *, in_git: bool) -> Path:
     (folder / "requirements.txt").write_text("einops\n")
     spec = folder / "job.yaml"
     spec.write_text(
-        "name: a\nregions: any\nmachine: {type: l4}\nrun: {module: train}\nimage: {requirements: requirements.txt}\n"
+        "name: a\nregions: any\nmachine: {type: l4}\nimage: {requirements: requirements.txt}\n"
     )
     if in_git:
         subprocess.run(["git", "init", "-q", str(folder)], check=True)

@@ -64,7 +64,6 @@ def test_a_users_modules_with_names_like_ours(tmp_path: Path) -> None:
 
 
 def test_a_users_program_called_train(tmp_path: Path) -> None:
-    """`run.module: train` is the user's program where there is one."""
     write(tmp_path, train__py="print('my own trainer')\n")
     write(tmp_path, job__yaml="name: mine\nmachine: {type: l4}\nrun: {module: train}\n")
     ran = succeeded("local", "job.yaml", "--gpus", "2", "--output", "out", cwd=tmp_path)

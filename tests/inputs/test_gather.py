@@ -174,11 +174,10 @@ def test_a_missing_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "home" in launch("local", "--output", "~/x", "--dry-run", env=env, cwd=tmp_path).err
 
 
-@pytest.mark.parametrize("module", ["train", "launch_train"])
-def test_the_trainers_old_name_has_the_trainers_checks(tmp_path: Path, module: str) -> None:
-    spec = project(tmp_path, f"name: a\nmachine: {{type: l4}}\nrun: {{module: {module}, hang_after: 60}}\n")
+def test_settings_of_programs_are_not_for_the_trainer(tmp_path: Path) -> None:
+    spec = project(tmp_path, "name: a\nmachine: {type: l4}\nrun: {module: launch_train, hang_after: 60}\n")
     assert "run.hang_after" in refused("local", "--dry-run", spec, cwd=tmp_path)
-    own = f"name: a\nmachine: {{type: l4}}\nrun: {{module: {module}, metrics: {{tensorboard: tb}}}}\n"
+    own = "name: a\nmachine: {type: l4}\nrun: {module: launch_train, metrics: {tensorboard: tb}}\n"
     assert "run.metrics" in refused("local", "--dry-run", project(tmp_path, own), cwd=tmp_path)
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from launcher.errors import JobFailed
 from launcher.services.request import (
     differences,
-    for_image_of,
     image,
     machine_type,
     provisioning,
-    read,
     request_context,
     within_hours,
 )
@@ -84,19 +80,3 @@ def test_all_attempts_share_the_runs_hours() -> None:
     with pytest.raises(JobFailed, match=r"1\.99 of limits\.hours 2") as refused:
         within_hours(whole, 7150.0, "job-1")
     assert refused.value.hint.endswith("--resume job-1 --hours 4")
-
-
-@pytest.mark.parametrize("target", ["vertex", "vm"])
-@pytest.mark.parametrize("module", ["launch_train", "launch_train.bench", "mine.train"])
-def test_a_request_for_an_older_image_has_its_command(target: str, module: str) -> None:
-    """Images of older launches hold our package under the name `train`; the user's arguments are untouched."""
-    run = {"module": module, "args": ["--module", "launch_train"]}
-    new = request(target, run=run, output="gs://my-bucket/runs", machine={"type": "l4", "gpus": 2})
-    older = json.loads(json.dumps(new).replace("launch_train.node", "train.node"))
-    changed = for_image_of(new, older)
-    assert read(changed).words == (
-        *("python", "-m", "train.node", "--module", module.removeprefix("launch_") if module[0] == "l" else module),
-        *("--", "--module", "launch_train"),
-    )
-    assert differences(new, changed) == ()
-    assert for_image_of(new, new) == new

@@ -92,7 +92,7 @@ def test_several_machine_types(machine: str, more: str, line: str) -> None:
             "run: {script: a.py, resume_glob: 'a_{step}_{step}', resume_args: [a]}",
             "run.resume_glob: {step} occurs twice",
         ),
-        ("run:\n  module: train\n  config:\n    optimizer: {lr: -1}", "run.config.optimizer.lr: "),
+        ("run:\n  module: launch_train\n  config:\n    optimizer: {lr: -1}", "run.config.optimizer.lr: "),
         (f"image: {{uri: a.b/c@{DIGEST}, code: .}}", "image.code: cannot be combined with image.uri"),
         (f"image: {{uri: a.b/c@{DIGEST}, wheel: cu130}}", "image.wheel: cannot be combined with image.uri"),
         (f"image: {{uri: a.b/c@{DIGEST}, setup: ['true']}}", "image.setup: cannot be combined with image.uri |"),
@@ -183,7 +183,7 @@ def test_a_combination_that_is_refused(text: str, message: str) -> None:
     "text",
     [
         "run: {script: a.py, args: [x], launcher: python}",
-        "run: {module: train, config: {steps: 1}}",
+        "run: {module: launch_train, config: {steps: 1}}",
         "run: {module: my.train}",
         f"image: {{uri: a.b/c@{DIGEST}}}",
         "regions: any\nzones: [us-east4-a]",

@@ -22,7 +22,7 @@ regions: [us-central1, us-east5]
 zones: [us-central1-a]
 image: {repository: us-docker.pkg.dev/my-project/launch, code: ., requirements: requirements.txt}
 run:
-  module: train
+  module: launch_train
   args: [--lr, 1e-4, 017, true, 1:30, "x y"]
   config: {steps: 20, optimizer: {lr: 1e-4}}
   launcher: torchrun

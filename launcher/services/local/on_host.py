@@ -32,7 +32,6 @@ from launcher.services.local.replicas import ImageDefaults, Replica, gpu_shares,
 from launcher.services.local.request import ParsedJob
 from launcher.services.local.supervisor import Ended, OnLine, Preemption, Say
 from launcher.services.local.workdirs import Code, WrittenFiles, working_directories
-from launcher.services.request import with_current_package
 
 ENDPOINTS = (
     "CLOUDSDK_API_ENDPOINT_OVERRIDES_",
@@ -82,8 +81,7 @@ def rehearse(
         for program in ("python", "python3"):  # a link would not do: an environment is found by its python's place
             (programs / program).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
             (programs / program).chmod(0o755)
-        present = with_present_names(job)
-        planned = replicas(present, addresses=addresses, job_id=job_id, image_defaults=lambda _: defaults)
+        planned = replicas(job, addresses=addresses, job_id=job_id, image_defaults=lambda _: defaults)
         with working_directories(code, scratch, on_left) as make_workdir:
             return run(
                 with_threads(with_gpus(planned, visible_gpus(environ)), os.cpu_count() or 1),
@@ -100,7 +98,7 @@ def rehearse(
 def check_program(job: ParsedJob, code: Code, environ: Mapping[str, str], python: str) -> None:
     """Check that the program of a job's run.command can be started here. Raises UsageError."""
     defaults, addresses = ImageDefaults(env={}), [""] * len(replica_names(job.pools))
-    first = replicas(with_present_names(job), addresses=addresses, job_id="", image_defaults=lambda _: defaults)[0]
+    first = replicas(job, addresses=addresses, job_id="", image_defaults=lambda _: defaults)[0]
     cut = first.argv.index("--") if "--" in first.argv else 0
     if "--command" not in first.argv[:cut] or contract.RUN_PATH in (name := first.argv[cut + 1]):
         return
@@ -122,16 +120,6 @@ def check_program(job: ParsedJob, code: Code, environ: Mapping[str, str], python
         f"run.command: command not found: {name}; it {where}",
         "Install it, or name the environment that has it: --python DIR/bin/python",
     )
-
-
-def with_present_names(job: ParsedJob) -> ParsedJob:
-    """Return the job with the present name of launch_train in its commands; requests of older launches say `train`."""
-    pools = []
-    for pool in job.pools:
-        container, command = pool.container_spec, len(pool.container_spec.command)
-        words = tuple(with_current_package((*container.command, *container.args)))
-        pools.append(replace(pool, container_spec=replace(container, command=words[:command], args=words[command:])))
-    return replace(job, pools=tuple(pools))
 
 
 def image_env(site: Path) -> dict[str, str]:

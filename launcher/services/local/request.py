@@ -19,7 +19,6 @@ from msgspec import Meta, Struct
 from launch_train.common import contract
 from launcher.errors import UsageError
 from launcher.plan.container import escaped, expand
-from launcher.services.request import fingerprint_command, with_current_package
 from launcher.spec.models import BUILTIN
 
 NODE_POOLS = 2
@@ -117,14 +116,14 @@ class ParsedJob(Struct, frozen=True, kw_only=True):
     def is_builtin(self) -> bool:
         """Return whether the job runs the built-in trainer, which resumes from its checkpoints."""
         container = self.pools[0].container_spec
-        words = with_current_package((*container.command, *container.args))
+        words = (*container.command, *container.args)
         return ("--module", BUILTIN) in pairwise(words[: words.index("--")] if "--" in words else words)
 
     @property
     def uses_torch(self) -> bool:
         """Return whether launch's own processes need PyTorch: torchrun, or the store between several nodes."""
         container = self.pools[0].container_spec
-        words = with_current_package((*container.command, *container.args))
+        words = (*container.command, *container.args)
         words = words[: words.index("--")] if "--" in words else words
         is_single = "--command" in words or ("--launcher", "python") in pairwise(words)
         count = sum(pool.replica_count for pool in self.pools)
@@ -140,14 +139,13 @@ def fingerprint(job: ParsedJob, code: str) -> str:
     """Return 16 hex digits that identify what the job computes: commands, environment, replicas, and the digest of the
     user's code.
 
-    As in a run id, its location and limits don't count. The package launch_train counts under its old name, so that
-    older run folders are recognised.
+    As in a run id, its location and limits don't count.
     """
     pools = []
     for pool in job.pools:
         container = pool.container_spec
         command = len(container.command)
-        words = fingerprint_command((*container.command, *container.args))
+        words = (*container.command, *container.args)
         env = [(entry.name, entry.value) for entry in container.env if entry.name not in LIMITS_AND_PLACES]
         pools.append([pool.replica_count, words[:command], words[command:], env])
     return hashlib.sha256(json.dumps([pools, code]).encode()).hexdigest()[:16]

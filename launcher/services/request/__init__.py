@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from types import ModuleType
@@ -15,7 +14,6 @@ from launcher.errors import JobFailed
 from launcher.jobs.job import LOCAL, Job, command
 from launcher.services.request import local, vertex, vm
 from launcher.services.request.model import JobRequest
-from launcher.spec.models import BUILTIN, OLD_BUILTIN
 
 LEAST_SECONDS = 180
 """The minimum of limits.hours, in seconds. Anything shorter is used up by the start."""
@@ -171,7 +169,7 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
     read_back = read(request)
     output = run_folder(request) or ""
     fields = {
-        "command": " ".join(with_current_package(read_back.words)),
+        "command": " ".join(read_back.words),
         "gpus": str(read_back.gpus),
         "nodes": str(read_back.nodes),
         "output": output.rpartition("/")[0] or output,
@@ -182,45 +180,6 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
         elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the others are derived
             fields[f"env.{name}"] = value
     return fields
-
-
-OLD_NODE, NODE = "train.node", "launch_train.node"
-
-
-def with_current_package(words: Sequence[str]) -> list[str]:
-    """Return a command with the current name of launch_train, which older requests call `train`."""
-    return with_package(words, {OLD_NODE: NODE}, OLD_BUILTIN, BUILTIN)
-
-
-def fingerprint_command(words: Sequence[str]) -> list[str]:
-    """Return a command as the fingerprints of run folders count it: as older launches wrote it.
-
-    A user's own module `train` counts under another name.
-    """
-    apart = with_package(words, {NODE: NODE}, OLD_BUILTIN, f"./{OLD_BUILTIN}")
-    return with_package(apart, {NODE: OLD_NODE}, BUILTIN, OLD_BUILTIN)
-
-
-def for_image_of(request: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the request with the package name of the request `first`, in whose image it will run."""
-    if OLD_NODE not in read(first).words[:3]:
-        return request
-    changed: Mapping[str, Any] = service(request).with_commands(
-        request, lambda words: with_package(words, {NODE: OLD_NODE}, BUILTIN, OLD_BUILTIN)
-    )
-    return changed
-
-
-def with_package(words: Sequence[str], nodes: Mapping[str, str], old: str, new: str) -> list[str]:
-    """Return a node's command line with another package name, in the node's module and in its option --module."""
-    if not any(word in nodes for word in words[:3]):
-        return list(words)
-    own = words.index("--") if "--" in words else len(words)
-    module = words.index("--module") + 1 if "--module" in words[:own] else None
-    return [
-        re.sub(rf"^{old}(?=\.|$)", new, word) if at == module else nodes.get(word, word) if at < own else word
-        for at, word in enumerate(words)
-    ]
 
 
 def submitted(request: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.services.request.model import JobRequest
@@ -66,24 +66,6 @@ def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
     """Return the request with another limit on the wait for machines."""
     spec = request["jobSpec"]
     return {**request, "jobSpec": {**spec, "scheduling": {**spec["scheduling"], "maxWaitDuration": f"{seconds}s"}}}
-
-
-def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], list[str]]) -> Mapping[str, Any]:
-    """Return the request with each container's command line replaced. `edit` must keep its length."""
-
-    def pool(pool_spec: Mapping[str, Any]) -> Mapping[str, Any]:
-        container = pool_spec.get("containerSpec")
-        if not container:
-            return pool_spec
-        command = container.get("command", ())
-        words = edit((*command, *container.get("args", ())))
-        return {
-            **pool_spec,
-            "containerSpec": {**container, "command": words[: len(command)], "args": words[len(command) :]},
-        }
-
-    spec = request["jobSpec"]
-    return {**request, "jobSpec": {**spec, "workerPoolSpecs": list(map(pool, spec["workerPoolSpecs"]))}}
 
 
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from launch_train.common import contract
@@ -68,13 +68,6 @@ def wait(request: Mapping[str, Any]) -> int:
 def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
     """Return the request of one VM with another limit on the wait for a machine."""
     return {**request, "params": {**request["params"], "requestValidForDuration": {"seconds": str(seconds)}}}
-
-
-def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], list[str]]) -> Mapping[str, Any]:
-    """Return the request with the container's command line replaced. `edit` must keep its length."""
-    sent = startup_parameters(request)
-    entrypoint, *arguments = edit((sent.get("entrypoint", ""), *sent.get("arguments", ())))
-    return with_parameters(request, {**sent, "entrypoint": entrypoint, "arguments": arguments})
 
 
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:

@@ -9,8 +9,7 @@ import pytest
 
 from launch_train.common import contract
 from launcher.errors import UsageError
-from launcher.services.local.on_host import with_present_names
-from launcher.services.local.request import fingerprint, parse_request, rebased, with_image
+from launcher.services.local.request import parse_request, rebased, with_image
 from tests.plan.planning import env_of, request
 
 
@@ -133,18 +132,3 @@ def test_a_pool_that_is_not_rehearsed_may_be_empty() -> None:
     node = {"containerSpec": {"command": ["true"]}}
     request = {"displayName": "job", "jobSpec": {"workerPoolSpecs": [node, node, {}]}}
     assert rebased(request, "/out")["jobSpec"]["workerPoolSpecs"][2] == {}
-
-
-def started(node: str, *args: str) -> dict[str, Any]:
-    return by_hand(container={"command": ["python", "-m", node], "args": list(args)})
-
-
-def test_the_trainer_under_its_old_name_is_the_same_job() -> None:
-    """A user's own module `train` is another one, also for the run folder's fingerprint."""
-    older = parse_request(started("train.node", "--module", "train", "--", "launch_train"))
-    newer = parse_request(started("launch_train.node", "--module", "launch_train", "--", "launch_train"))
-    users = parse_request(started("launch_train.node", "--module", "train", "--", "launch_train"))
-    assert (older.is_builtin, newer.is_builtin, users.is_builtin) == (True, True, False)
-    assert fingerprint(older, "code") == fingerprint(newer, "code") != fingerprint(users, "code")
-    assert with_present_names(older).pools == newer.pools
-    assert with_present_names(users) == users
