@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.images.archives import Layer
-from launcher.images.registry import Manifest, Reference, Registry, digest_of
+from launcher.images.registry import Manifest, Reference, Registry, blob_digest
 
 THREADS = 8
 OCI = "org.opencontainers.image"
@@ -71,7 +71,7 @@ def append(
     name = f"{base.host}/{base.repository}{f':{base.tag}' if base.tag else ''}"
     labels = {**stamp.labels, f"{OCI}.base.name": name, f"{OCI}.base.digest": manifest.digest}
     raw_config = encode_json(new_config(config, layers, stamp._replace(labels=labels)))
-    config_blob = (digest_of(raw_config), len(raw_config), partial(BytesIO, raw_config))
+    config_blob = (blob_digest(raw_config), len(raw_config), partial(BytesIO, raw_config))
     added = [
         {"mediaType": LAYER_TYPES[manifest.media_type], "size": layer.size, "digest": layer.digest} for layer in layers
     ]
@@ -80,8 +80,10 @@ def append(
     with ThreadPoolExecutor(THREADS) as pool:
         jobs = [pool.submit(mount, registry, target.repository, base, one["digest"]) for one in manifest.body["layers"]]
         for one in layers:
-            jobs.append(pool.submit(send, registry, target.repository, one.digest, one.size, one.open, on_bytes))
-        jobs.append(pool.submit(send, registry, target.repository, *config_blob, on_bytes))
+            jobs.append(
+                pool.submit(upload_missing, registry, target.repository, one.digest, one.size, one.open, on_bytes)
+            )
+        jobs.append(pool.submit(upload_missing, registry, target.repository, *config_blob, on_bytes))
         try:
             for job in as_completed(jobs):
                 job.result()
@@ -131,7 +133,7 @@ def mount(registry: Registry, repository: str, base: Reference, digest: str) -> 
         )
 
 
-def send(
+def upload_missing(
     registry: Registry,
     repository: str,
     digest: str,

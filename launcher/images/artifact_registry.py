@@ -29,10 +29,10 @@ def create(
         NotAuthorised: no credentials, or a permission is missing.
         LaunchError: the API is disabled, or does not respond.
     """
-    where = find(str(reference))
+    where = parse_repository(str(reference))
     api = Api(SERVICE, where.project, client(environ), clock)
     try:
-        return not exists(api, where) and make(api, where, labels or {})
+        return not repository_exists(api, where) and create_once(api, where, labels or {})
     except LaunchError as error:
         if status_of(error) != 400:
             raise
@@ -44,7 +44,7 @@ def create(
         ) from error
 
 
-def find(reference: str) -> ArtifactRepository:
+def parse_repository(reference: str) -> ArtifactRepository:
     """Parse a reference to a repository, or to an image in it. Raises UsageError."""
     parsed = parse(reference)
     repository = artifact_repository(parsed.host, parsed.repository)
@@ -67,7 +67,7 @@ def client(environ: Mapping[str, str]) -> Any:
     return open_client(artifactregistry_v1.ArtifactRegistryClient, SERVICE, environ)
 
 
-def exists(api: Api, where: ArtifactRepository) -> bool:
+def repository_exists(api: Api, where: ArtifactRepository) -> bool:
     """Return whether the repository exists, for containers. Raises LaunchError."""
     try:
         repository = api.ask("get_repository", name=where.resource)
@@ -83,7 +83,7 @@ def exists(api: Api, where: ArtifactRepository) -> bool:
     return True
 
 
-def make(api: Api, where: ArtifactRepository, labels: Mapping[str, str]) -> bool:
+def create_once(api: Api, where: ArtifactRepository, labels: Mapping[str, str]) -> bool:
     """Create the repository; return False if another launch created it first. Raises LaunchError."""
     repository = {"format_": "DOCKER", "description": "Training images made by launch", "labels": {**labels}}
     parent = where.resource.partition("/repositories/")[0]
@@ -101,14 +101,14 @@ def make(api: Api, where: ArtifactRepository, labels: Mapping[str, str]) -> bool
             if status_of(error) != 409:
                 raise
             until = api.clock.now() + WAIT_SECONDS
-            while not exists(api, where):  # another launch's operation creates it
+            while not repository_exists(api, where):  # another launch's operation creates it
                 if api.clock.now() > until:
                     problem = f"{where.resource} is still being created after {WAIT_SECONDS:.0f} s"
                     raise LaunchError(problem, "Try again later.") from error
                 api.clock.sleep(POLL_SECONDS)
             return unsure
         else:
-            finish(api, where, operation)
+            wait_for_operation(api, where, operation)
             return True
 
 
@@ -127,10 +127,10 @@ def delete(api: Api, name: str) -> None:
             raise
         return
     _, project, _, location, _, repository = name.split("/")
-    finish(api, ArtifactRepository(location, project, repository), operation, "deleted")
+    wait_for_operation(api, ArtifactRepository(location, project, repository), operation, "deleted")
 
 
-def finish(api: Api, where: ArtifactRepository, operation: Any, done: str = "made") -> None:
+def wait_for_operation(api: Api, where: ArtifactRepository, operation: Any, done: str = "made") -> None:
     """Wait for the operation (google.longrunning.Operation). Raises LaunchError."""
     until = api.clock.now() + WAIT_SECONDS
     while not operation.done:

@@ -103,26 +103,26 @@ def build(
         NotAuthorised: no credentials, a missing permission, or the bucket belongs to another project.
         LaunchError: the build failed (with its last lines), or the bucket or the API can't be used.
     """
-    check_image(image, environ)
+    check_buildable(image, environ)
     api = Api(SERVICE, project, client(environ), clock)
     bucket = bucket or check_default_bucket(project, environ, clock, way_out=f"{NAME_IT}\n{WITH_DOCKER}")
     # The stage copies no code, so an edit of the code needs no new upload.
     with build_context(replace(source, trainer=(), code=(), digest="")) as context:
-        content = send(context, bucket, on_line)
+        content = send_source(context, bucket, on_line)
     scope = BuildScope(f"projects/{project}/locations/{LOCATION}", tag_of(image))
     running: RunningBuild | None = None
     try:
-        running = submit(api, scope, build_request(image, bucket, content))
+        running = submit_build(api, scope, build_request(image, bucket, content))
         on_line(f"Cloud Build {running.id}{'' if running.ours else ' (of another launch)'}: {running.log_url}")
         log = Log(bucket, running.id, on_line)
-        ended = follow(api, scope, running, log.follow, on_line)
+        ended = follow_build(api, scope, running, log.follow, on_line)
     except KeyboardInterrupt:
-        cancel(api, scope, running, on_line)
+        cancel_build(api, scope, running, on_line)
         raise
     return pushed_digest(ended, image.dependencies, log.last)
 
 
-def check_image(image: Image, environ: Mapping[str, str]) -> None:
+def check_buildable(image: Image, environ: Mapping[str, str]) -> None:
     """Check that Cloud Build can build and push an image. Raises UsageError."""
     name = parse(image.dependencies)
     here = is_loopback(name.host) and is_plain_loopback(environ.get(ENDPOINT, ""))  # both are loopback only in tests
@@ -189,7 +189,7 @@ def build_request(image: Image, bucket: str, content: Sent) -> dict[str, Any]:
 # --- Submit, follow, cancel -----------------------------------------------------------------------------------------
 
 
-def submit(api: Api, scope: BuildScope, request: Mapping[str, Any]) -> RunningBuild:
+def submit_build(api: Api, scope: BuildScope, request: Mapping[str, Any]) -> RunningBuild:
     """Start the build, or return a running one of the same image. After a lost response, look for the build before
     starting another one. Raises LaunchError."""
     from google.cloud.devtools import cloudbuild_v1
@@ -227,7 +227,7 @@ def list_builds(api: Api, scope: BuildScope) -> Sequence[Any]:
     return builds
 
 
-def follow(api: Api, scope: BuildScope, running: RunningBuild, log: Callable[..., None], on_line: OnLine) -> Any:
+def follow_build(api: Api, scope: BuildScope, running: RunningBuild, log: Callable[..., None], on_line: OnLine) -> Any:
     """Report states and the log until the build's end, and return the ended Build. Raises LaunchError."""
     state = ""
     while True:
@@ -249,7 +249,7 @@ def follow(api: Api, scope: BuildScope, running: RunningBuild, log: Callable[...
         api.clock.sleep(POLL_SECONDS)
 
 
-def cancel(api: Api, scope: BuildScope, running: RunningBuild | None, on_line: OnLine) -> None:
+def cancel_build(api: Api, scope: BuildScope, running: RunningBuild | None, on_line: OnLine) -> None:
     """Cancel the build after Ctrl-C if this launch started it, and report the outcome."""
     where = f"--project={api.project} --region={LOCATION}"
     if running is None:
@@ -271,14 +271,14 @@ def cancel(api: Api, scope: BuildScope, running: RunningBuild | None, on_line: O
 def pushed_digest(ended: Any, reference: str, last: Sequence[str]) -> str:
     """Return the digest of the image that a build pushed. Raises LaunchError: the build failed."""
     if ended.status.name != "SUCCESS":
-        raise failure(ended, last)
+        raise failed_build(ended, last)
     digests = [str(image.digest) for image in ended.results.images if image.name == reference]
     if not digests:
         raise LaunchError(f"Cloud Build {ended.id} succeeded without the image {reference}", f"See {ended.log_url}")
     return digests[0]
 
 
-def failure(ended: Any, last: Sequence[str]) -> LaunchError:
+def failed_build(ended: Any, last: Sequence[str]) -> LaunchError:
     """Return the error of a failed build: the step, Cloud Build's message, the end of the log, and where all of it is,
     with the command that grants a missing permission if that is the cause."""
     step = next((each for each in ended.steps if each.status.name == ended.status.name), None)
@@ -303,7 +303,7 @@ class Sent(NamedTuple):
     generation: str
 
 
-def send(context: IO[bytes], bucket: str, on_line: Callable[[str], None]) -> Sent:
+def send_source(context: IO[bytes], bucket: str, on_line: Callable[[str], None]) -> Sent:
     """Store a tar, compressed, in the bucket (gs://NAME), under the digest of its content.
 
     An existing object with the same bytes is reused. An object with other bytes is replaced, because others may be able

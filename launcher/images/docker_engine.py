@@ -316,7 +316,7 @@ def docker_errors(reference: str, what: str) -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        raise refused(reference, what, str(error.explanation or error)) from error
+        raise image_refusal(reference, what, str(error.explanation or error)) from error
     except (DockerException, StreamParseError, requests.RequestException, HTTPError, HTTPException) as error:
         problem = f"{reference} {what}: no answer from the Docker engine ({error})"
         raise EngineError(problem, "Check it with `docker info`, then repeat the command.") from error
@@ -371,7 +371,7 @@ def unreachable(error: Exception, environ: Mapping[str, str]) -> EngineError:
 def read_build(events: Iterable[Event], name: str, on_line: OnLine) -> str:
     """Read a build's events and return the image's id. Raises EngineError: it failed or was interrupted."""
     step, output, image = "", deque[str](maxlen=LAST_LINES), ""
-    rest = lines(events)
+    rest = output_lines(events)
     for line, event in rest:
         if message := error_in(event):
             deque(rest, maxlen=0)  # read to its end, a stream's connection is closed
@@ -389,7 +389,7 @@ def read_build(events: Iterable[Event], name: str, on_line: OnLine) -> str:
     return image
 
 
-def lines(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
+def output_lines(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
     """Yield (line, event): each complete line of output with an empty event, and each other event with an empty line.
 
     A line may be split over any number of events. A carriage return, used by progress bars, overwrites the line.
@@ -426,7 +426,7 @@ def followed(events: Iterable[Event], on_layer: OnLayer, name: str, what: str) -
     for event in rest:
         if message := error_in(event):
             deque(rest, maxlen=0)
-            raise refused(name, what, message)
+            raise image_refusal(name, what, message)
         layer, status, detail = event.get("id", ""), event.get("status"), event.get("progressDetail") or {}
         if status in MOVING and detail.get("total"):
             sizes[layer] = detail["total"]
@@ -441,7 +441,7 @@ def error_in(event: Event) -> str:
     return str((event.get("errorDetail") or {}).get("message") or event.get("error") or "").strip()
 
 
-def refused(name: str, what: str, message: str) -> LaunchError:
+def image_refusal(name: str, what: str, message: str) -> LaunchError:
     """Return the error of an image operation with the engine's message; NotAuthorised: no permission."""
     problem, words = f"{name} {what}: {message}", message.lower()
     if any(phrase in words for phrase in NO_ACCESS):

@@ -41,7 +41,7 @@ class Reference:
 
     def with_digest(self, digest: str) -> Reference:
         """Return the same name with a digest. The tag stays but has no effect. Raises UsageError."""
-        return replace(self, digest=_checked(digest, _DIGEST, "digest", digest))
+        return replace(self, digest=_matched(digest, _DIGEST, "digest", digest))
 
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
@@ -66,14 +66,14 @@ def parse(text: str) -> Reference:
     if len(host) + 1 + len(repository) > LONGEST_NAME:
         raise UsageError(f"{text!r} is not an image: its name has more than {LONGEST_NAME} characters")
     return Reference(
-        _checked(host, _HOST, "host", text),
-        _checked(repository, _REPOSITORY, "name", text),
-        _checked(tag, _TAG, "tag", text) if colon else None,
-        _checked(digest, _DIGEST, "digest", text) if "@" in text else None,
+        _matched(host, _HOST, "host", text),
+        _matched(repository, _REPOSITORY, "name", text),
+        _matched(tag, _TAG, "tag", text) if colon else None,
+        _matched(digest, _DIGEST, "digest", text) if "@" in text else None,
     )
 
 
-def _checked(value: str, pattern: re.Pattern[str], what: str, whole: str) -> str:
+def _matched(value: str, pattern: re.Pattern[str], what: str, whole: str) -> str:
     if pattern.fullmatch(value):
         return value
     hint = "Images are named HOST/NAME:TAG or HOST/NAME@sha256:…"

@@ -70,7 +70,7 @@ def find_specs(paths: Sequence[Path]) -> FoundSpecs:
     others: dict[Path, None] = {}
     for path in paths:
         for file in spec_candidates(path) if path.is_dir() else (path,):
-            (specs if file == path or is_spec(file) else others)[file] = None
+            (specs if file == path or has_spec_section(file) else others)[file] = None
     if not specs:
         raise UsageError(
             f"no spec found in {', '.join(map(str, paths))}",
@@ -98,7 +98,7 @@ def spec_candidates(folder: Path) -> Iterator[Path]:
         )
 
 
-def is_spec(file: Path) -> bool:
+def has_spec_section(file: Path) -> bool:
     """Return whether a YAML file is meant as a spec. An unreadable file counts as one, so that it is reported."""
     try:
         return SPEC.search(file.read_bytes()) is not None
@@ -187,22 +187,22 @@ def check_target(located: Located, path: Path, target: Target, project: str | No
 def findings_of(error: LaunchError, source: str) -> Iterator[SpecFinding]:
     """Yield the problems of an error, each with its position; `source` is the spec."""
     for problem in error.problems:
-        file, line = split(f"{problem.where}: ", source)[:2]
+        file, line = split_position(f"{problem.where}: ", source)[:2]
         yield SpecFinding(file=file, line=line, text=problem.what, hint=problem.fix)
     if not error.problems:
-        file, line, text = split(error.problem, source)
+        file, line, text = split_position(error.problem, source)
         yield SpecFinding(file=file, line=line, text=text, hint=error.hint)
 
 
 def warning(text: str, located: Located) -> SpecFinding:
     """Return a warning with its position. The text begins with the position, or with a field, whose position counts."""
-    file, line, rest = split(text, located.source)
+    file, line, rest = split_position(text, located.source)
     if line is None and (field := FIELD.match(text)):
-        file, line, _ = split(f"{located.place(field[0])}: ", located.source)
+        file, line, _ = split_position(f"{located.place(field[0])}: ", located.source)
     return SpecFinding(file=file, line=line, text=rest)
 
 
-def split(text: str, source: str) -> tuple[str, int | None, str]:
+def split_position(text: str, source: str) -> tuple[str, int | None, str]:
     """Split `FILE:LINE: TEXT`; without a position, the file is `source` and the line None."""
     match = POSITION.match(text)
     return (match["file"], int(match["line"]), text[match.end() :]) if match else (source, None, text)

@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 
 def read_dockerignore(folder: Path) -> DockerIgnore:
     """Read a folder's .dockerignore; return one without rules if the file doesn't exist. Raises UsageError."""
-    return DockerIgnore(parsed_rule for parsed_rule in parsed(folder / NAME, parse_rule) if parsed_rule)
+    return DockerIgnore(parsed_rule for parsed_rule in parse_lines(folder / NAME, parse_rule) if parsed_rule)
 
 
 def parse_rule(line: str) -> Rule | None:
@@ -122,7 +122,7 @@ class GitIgnore:
         """Raises UsageError."""
         from pathspec import GitIgnoreSpec
 
-        specs = parsed(path, lambda line: GitIgnoreSpec.from_lines([line]))
+        specs = parse_lines(path, lambda line: GitIgnoreSpec.from_lines([line]))
         self._folder = folder
         patterns = [pattern for spec in specs for pattern in spec.patterns]
         self._rules = [(pattern.regex, pattern.include) for pattern in patterns if pattern.regex][::-1]
@@ -130,10 +130,10 @@ class GitIgnore:
     def says(self, name: str) -> bool | None:
         """Return whether the rules ignore a file or folder ("…/"). None: no rule matches. The last match decides."""
         inside = name.removeprefix(self._folder)
-        return next((ignored for rule, ignored in self._rules if matches(rule, inside)), None)
+        return next((ignored for rule, ignored in self._rules if matches_name(rule, inside)), None)
 
 
-def matches(rule: re.Pattern[str], name: str) -> bool:
+def matches_name(rule: re.Pattern[str], name: str) -> bool:
     """Return whether a rule matches the name itself.
 
     In pathspec a rule also matches the content of a matched folder. In git such a folder is already ignored, or a later
@@ -155,7 +155,7 @@ def ignores(rules: tuple[GitIgnore, ...], name: str) -> bool:
 T = TypeVar("T")
 
 
-def parsed(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
+def parse_lines(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
     """Parse each line, in the encoding of this machine's file names. Yield nothing if the file does not exist.
 
     Raises:

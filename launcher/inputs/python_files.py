@@ -31,7 +31,7 @@ NEWER = re.compile(r"""\b(type|def|class)\s+\w+\s*[\[=]|\b[rR]?[fFtT][rR]?["']""
 """Syntax that Python 3.12 accepts and 3.11 rejects: type aliases, type parameters (PEP 695) and f-strings (PEP 701)."""
 
 
-def parsed(file: Path) -> ast.Module:
+def parse_file(file: Path) -> ast.Module:
     """Parse a file with this Python's grammar.
 
     Raises SyntaxError, ValueError (null bytes), RecursionError and OSError.
@@ -91,7 +91,7 @@ def walk_code(
             size += code.path(name).stat().st_size
             if size > MOST_BYTES:
                 return
-            tree = parsed(code.path(name))
+            tree = parse_file(code.path(name))
         except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # reported elsewhere
             continue
         yield name, tree
@@ -195,7 +195,7 @@ def check_syntax(spec: JobSpec, code: UserCode, base: str, python: Interpreter |
     uncertain = []
     for field, name in started(spec, code):
         try:
-            parsed(code.path(name))
+            parse_file(code.path(name))
         except SyntaxError as error:
             place = f"{name}:{error.lineno or 1}"
             is_new = error.msg.startswith("f-string") or NEWER.search(error.text or "")

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from launcher.errors import UsageError
 from launcher.inputs import git
-from launcher.inputs.python_files import normalised, parsed
+from launcher.inputs.python_files import normalised, parse_file
 from launcher.spec.models import JobSpec
 
 COMPILING: Final = frozenset({"maturin", "scikit_build_core.build", "mesonpy", "setuptools_rust"})
@@ -68,12 +68,12 @@ class Packaging(NamedTuple):
     @property
     def tool(self) -> Data:
         """Return the tables of tools in pyproject.toml."""
-        return table(self.pyproject, "tool")
+        return subtable(self.pyproject, "tool")
 
     @property
     def backend(self) -> str:
         """Return the module that builds the project."""
-        return str(table(self.pyproject, "build-system").get("build-backend", "setuptools.build_meta"))
+        return str(subtable(self.pyproject, "build-system").get("build-backend", "setuptools.build_meta"))
 
 
 def read_project(code: Path, folder: str = "") -> Project | None:
@@ -85,31 +85,31 @@ def read_project(code: Path, folder: str = "") -> Project | None:
     config = setup_cfg(files["setup.cfg"]) if "setup.cfg" in files else {}
     keywords = setup_py(files["setup.py"]) if "setup.py" in files else {}
     packaging = Packaging(top, pyproject, config, keywords)
-    declared, poetry = table(pyproject, "project"), table(pyproject, "tool", "poetry")
-    options, metadata = table(config, "options"), table(config, "metadata")
+    declared, poetry = subtable(pyproject, "project"), subtable(pyproject, "tool", "poetry")
+    options, metadata = subtable(config, "options"), subtable(config, "metadata")
     name = next((each for of in (declared, poetry, metadata, keywords) if isinstance(each := of.get("name"), str)), "")
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):
         return None
     roots = import_roots(packaging, name)
     points = {
-        **{group: dict(names) for group, names in table(declared, "entry-points").items()},
-        **{group: dict(names) for group, names in table(poetry, "plugins").items()},
-        **{group: as_table(lines) for group, lines in table(config, "options.entry_points").items()},
+        **{group: dict(names) for group, names in subtable(declared, "entry-points").items()},
+        **{group: dict(names) for group, names in subtable(poetry, "plugins").items()},
+        **{group: as_table(lines) for group, lines in subtable(config, "options.entry_points").items()},
         **entry_points_of(keywords.get("entry_points")),
     }
     for group, names in (
-        ("console_scripts", table(declared, "scripts") or table(poetry, "scripts")),
-        ("gui_scripts", table(declared, "gui-scripts")),
+        ("console_scripts", subtable(declared, "scripts") or subtable(poetry, "scripts")),
+        ("gui_scripts", subtable(declared, "gui-scripts")),
     ):
         points[group] = {**points.get(group, {}), **names}
     listed, in_files = dependency_lists(dict(pyproject))
     requires: Any = listed.get("", None if in_files.get("") else [])
     if not declared:
         requires = as_list(options.get("install_requires", keywords.get("install_requires", ())))
-    groups = {normalised(each) for each in table(pyproject, "dependency-groups")}
+    groups = {normalised(each) for each in subtable(pyproject, "dependency-groups")}
     extras = {each: tuple(needs) for each, needs in listed.items() if each not in groups | {""}}
-    extras |= {each: tuple(needs) for each, needs in table(keywords, "extras_require").items() if as_list(needs)}
-    extras |= {each: tuple(as_list(text) or ()) for each, text in table(config, "options.extras_require").items()}
+    extras |= {each: tuple(needs) for each, needs in subtable(keywords, "extras_require").items() if as_list(needs)}
+    extras |= {each: tuple(as_list(text) or ()) for each, text in subtable(config, "options.extras_require").items()}
     return Project(
         folder=folder,
         name=name,
@@ -192,7 +192,7 @@ def installed_files(projects: Sequence[Project]) -> dict[str, str]:
 # --- Files ----------------------------------------------------------------------------------------------------------
 
 
-def table(data: Data, *keys: str) -> Data:
+def subtable(data: Data, *keys: str) -> Data:
     """Return a table within tables; empty if one of them does not exist or is something else."""
     for key in keys:
         inner = data.get(key)
@@ -227,7 +227,7 @@ def setup_cfg(path: Path) -> dict[str, dict[str, str]]:
     parser = configparser.RawConfigParser()
     parser.optionxform = lambda optionstr: optionstr  # type: ignore[method-assign]  # names of programs keep their case
     try:
-        parser.read_string(read(path))
+        parser.read_string(read_text(path))
     except configparser.Error as error:
         raise UsageError(f"{path} can't be read: {error}", "Correct it: it describes your project.") from error
     return {section: dict(parser[section]) for section in parser.sections()}
@@ -241,7 +241,7 @@ def setup_py(path: Path) -> dict[str, Any]:
     """Return the arguments of the call of setup() in a file, those that are constants, names of constants, or lists and
     tables of them; others are UNREADABLE."""
     try:
-        tree = parsed(path)
+        tree = parse_file(path)
     except (SyntaxError, ValueError, RecursionError, OSError):
         return {}
     bound = {
@@ -297,12 +297,12 @@ def import_roots(packaging: Packaging, name: str) -> list[str]:
     backend = packaging.backend.partition(".")[0]
     named: list[Any] = []
     if backend == "setuptools":
-        setuptools = table(tool, "setuptools")
-        directories = table(setuptools, "package-dir") or table(keywords, "package_dir")
-        directories = directories or as_table(table(config, "options").get("package_dir", ""))
+        setuptools = subtable(tool, "setuptools")
+        directories = subtable(setuptools, "package-dir") or subtable(keywords, "package_dir")
+        directories = directories or as_table(subtable(config, "options").get("package_dir", ""))
         named = [folder for package, folder in directories.items() if not package]
-        search_in = table(setuptools, "packages", "find").get("where") or table(keywords, "packages").get("where")
-        search_in = search_in or as_list(table(config, "options.packages.find").get("where", ""))
+        search_in = subtable(setuptools, "packages", "find").get("where") or subtable(keywords, "packages").get("where")
+        search_in = search_in or as_list(subtable(config, "options.packages.find").get("where", ""))
         named += [search_in] if isinstance(search_in, str) else search_in or []
         # A package with a folder of its own can be imported only if the folder has the package's name.
         named += [
@@ -311,15 +311,16 @@ def import_roots(packaging: Packaging, name: str) -> list[str]:
             if package and f"/{folder}".endswith(f"/{package.replace('.', '/')}")
         ]
     elif backend == "hatchling":
-        wheel = table(tool, "hatch", "build", "targets", "wheel") or table(tool, "hatch", "build")
+        wheel = subtable(tool, "hatch", "build", "targets", "wheel") or subtable(tool, "hatch", "build")
         named = [str(package).rpartition("/")[0] for package in wheel.get("packages", ())]
         named += [folder for folder in wheel.get("sources", ()) if isinstance(folder, str)]
     elif backend == "poetry":
-        named = [package.get("from", "") for package in table(tool, "poetry").get("packages", ())]
+        named = [package.get("from", "") for package in subtable(tool, "poetry").get("packages", ())]
     elif backend == "pdm":
-        named = [table(tool, "pdm", "build")["package-dir"]] if "package-dir" in table(tool, "pdm", "build") else []
+        build = subtable(tool, "pdm", "build")
+        named = [build["package-dir"]] if "package-dir" in build else []
     elif backend == "uv_build":
-        named = [table(tool, "uv", "build-backend").get("module-root", "src")]
+        named = [subtable(tool, "uv", "build-backend").get("module-root", "src")]
     roots = [str(root).strip("/").removeprefix("./").removeprefix(".") for root in named if isinstance(root, str)]
     roots = [root for root in dict.fromkeys(roots) if ".." not in root.split("/")]
     module = normalised(name).replace("-", "_")
@@ -354,7 +355,7 @@ def compiled_modules(packaging: Packaging, roots: Sequence[str]) -> Iterator[str
     if packaging.backend in COMPILING:
         yield f"what {packaging.backend.partition('.')[0]} builds"
     keywords = packaging.keywords
-    extensions = keywords.get("ext_modules") or table(packaging.tool, "setuptools").get("ext-modules") or []
+    extensions = keywords.get("ext_modules") or subtable(packaging.tool, "setuptools").get("ext-modules") or []
     if extensions is UNREADABLE or keywords.get("rust_extensions") or keywords.get("cffi_modules"):
         yield "what setup.py compiles"
         return
@@ -386,10 +387,10 @@ def said_versions(packaging: Packaging, roots: Sequence[str], name: str) -> Iter
     """Yield the version by each place that may say it: the packaging files, the files that they name, then
     `__version__` in the package, a file VERSION or version.txt, and git's newest tag."""
     top, tool, config, keywords = packaging.top, packaging.tool, packaging.config, packaging.keywords
-    yield str(table(packaging.pyproject, "project").get("version", table(tool, "poetry").get("version", "")))
+    yield str(subtable(packaging.pyproject, "project").get("version", subtable(tool, "poetry").get("version", "")))
     yield str(keywords.get("version", ""))
-    option = str(table(config, "metadata").get("version", ""))
-    dynamic = dict(table(tool, "setuptools", "dynamic", "version"))
+    option = str(subtable(config, "metadata").get("version", ""))
+    dynamic = dict(subtable(tool, "setuptools", "dynamic", "version"))
     for kind in ("attr", "file"):
         dynamic |= {kind: option.partition(":")[2].strip()} if option.startswith(f"{kind}:") else {}
     yield "" if dynamic else option
@@ -398,20 +399,20 @@ def said_versions(packaging: Packaging, roots: Sequence[str], name: str) -> Iter
         yield from assigned(top, roots, module, variable)
     files = dynamic.get("file", ())
     for file in [files] if isinstance(files, str) else files:
-        yield text_of(top / file)
-    hatch, pdm = table(tool, "hatch", "version"), table(tool, "pdm", "version")
+        yield stripped_text(top / file)
+    hatch, pdm = subtable(tool, "hatch", "version"), subtable(tool, "pdm", "version")
     for settings in (hatch, pdm):
         if isinstance(settings.get("path"), str):
             pattern = settings.get("pattern")
             expression = re.compile(pattern) if isinstance(pattern, str) and "?P<version>" in pattern else VERSION_NAME
-            if match := expression.search(text_of(top / settings["path"])):
+            if match := expression.search(stripped_text(top / settings["path"])):
                 yield match["version"]
     module = normalised(name).replace("-", "_")
     for part in ("__about__", "_version", "version", "__init__"):
         yield from assigned(top, roots, module if part == "__init__" else f"{module}.{part}", "__version__")
     for root in roots:
-        yield from (text_of(top / root / module / file) for file in ("version.txt", "VERSION"))
-    yield from (text_of(top / file) for file in ("VERSION", "version.txt"))
+        yield from (stripped_text(top / root / module / file) for file in ("version.txt", "VERSION"))
+    yield from (stripped_text(top / file) for file in ("VERSION", "version.txt"))
     # As setuptools-scm counts: 1.3.dev5+gabc1234 five commits after v1.2.
     described = git.git_output(top, "describe", "--tags", "--long", "--match", "*[0-9]*")
     if match := re.fullmatch(r".*?(\d+(?:\.\d+)*)([^-]*)-(\d+)-(g[0-9a-f]+)", described):
@@ -420,7 +421,7 @@ def said_versions(packaging: Packaging, roots: Sequence[str], name: str) -> Iter
         yield release + rest if commits == "0" else f"{before}{dot}{int(last) + 1}.dev{commits}+{commit}"
 
 
-def text_of(path: Path) -> str:
+def stripped_text(path: Path) -> str:
     """Return a file's text without white space around it; empty if it can't be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
@@ -435,7 +436,7 @@ def assigned(top: Path, roots: Sequence[str], module: str, variable: str, depth:
         (file for path in paths for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None
     )
     try:
-        body = parsed(file).body if file else []
+        body = parse_file(file).body if file else []
     except (SyntaxError, ValueError, RecursionError, OSError):
         return
     package = module if file and file.name == "__init__.py" else module.rpartition(".")[0]
@@ -457,7 +458,7 @@ def invalid(problem: str, hint: str = "") -> UsageError:
     return UsageError(f"image.requirements: {problem}", hint, field="image.requirements")
 
 
-def read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a file's text. Raises UsageError."""
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -471,7 +472,7 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(read(path))
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise invalid(f"{path} isn't TOML: {error}", hint) from error
 

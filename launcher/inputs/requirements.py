@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from launcher.images.source_files import File
 from launcher.inputs.python_files import normalised
-from launcher.inputs.python_project import dependency_lists, invalid, read, read_project, read_toml
+from launcher.inputs.python_project import dependency_lists, invalid, read_project, read_text, read_toml
 from launcher.plan.model import LocalProject, Packages, Requirement
 from launcher.plan.recipe import BASE_PYTHON, nearest_python
 from launcher.plan.validate import PACKAGES
@@ -119,7 +119,7 @@ def of_pyproject(path: Path, names: Sequence[str], *, own: bool = True) -> Itera
     from packaging.requirements import Requirement
 
     data = read_toml(path)
-    tool, lines = data.get("tool", {}), read(path).splitlines()
+    tool, lines = data.get("tool", {}), read_text(path).splitlines()
     named = tool.get("uv", {}).get("sources", {}).items()
     sources = {normalised(name): entry for name, entry in named if isinstance(entry, dict)}
     listed, files = dependency_lists(data)
@@ -145,7 +145,7 @@ def of_pyproject(path: Path, names: Sequence[str], *, own: bool = True) -> Itera
                     yield from of_local_project(Line(path, number, "", folder), (), ())
                     continue
                 text = with_source(need, entry)
-                check(path, number, text)
+                check_line(path, number, text)
                 yield Line(path, number, text)
 
     project = data.get("project")
@@ -196,7 +196,7 @@ def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[Line]:
     """Yield the file's lines. `-r OTHER` is replaced with that file's lines. Raises UsageError."""
     if path.resolve() in above:
         raise invalid(f"{path} includes itself", "Remove one of the -r lines.")
-    text = read(path)
+    text = read_text(path)
     lines = text.splitlines()
     for number, line in enumerate(lines.copy(), 1):
         bare = line.strip()
@@ -207,7 +207,7 @@ def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[Line]:
             yield from of_local_project(Line(path, number, "", folder), extras, (*above, path.resolve()))
             lines[number - 1] = ""
         else:
-            check(path, number, bare)
+            check_line(path, number, bare)
             yield Line(path, number, line)
     for number, named in packages("\n".join(lines)):
         check_requirement(path, number, named)
@@ -243,7 +243,7 @@ def of_local_project(line: Line, extras: Sequence[str], above: tuple[Path, ...])
         yield from of_pyproject(pyproject, extras, own=project.requires != ())
         return
     needs, computed = project.requires, folder / "requirements.txt"
-    if needs is None and computed.is_file() and computed.name in read(folder / "setup.py"):
+    if needs is None and computed.is_file() and computed.name in read_text(folder / "setup.py"):
         yield from with_included(computed, above) if computed.resolve() not in above else ()
         needs = ()
     if needs is None or not {*extras} <= project.extras.keys():
@@ -251,7 +251,7 @@ def of_local_project(line: Line, extras: Sequence[str], above: tuple[Path, ...])
         raise invalid(f"{where}: {project.name} {what}", "Name the packages instead.")
     for need in (*needs, *(need for extra in extras for need in project.extras[extra])):
         check_requirement(line.path, line.number, need)
-        check(line.path, line.number, need)
+        check_line(line.path, line.number, need)
         yield Line(line.path, line.number, need)
 
 
@@ -284,7 +284,7 @@ def check_requirement(path: Path, number: int, named: str) -> None:
         ) from error
 
 
-def check(path: Path, number: int, line: str) -> None:
+def check_line(path: Path, number: int, line: str) -> None:
     """Reject references to this machine, and secrets: everyone who can pull the image can read the file.
 
     Raises UsageError.
@@ -572,7 +572,7 @@ def of_conda(path: Path) -> Packages:
     """Return what an environment.yml names, in `dependencies` and its `pip` list. Raises UsageError."""
     import yaml
 
-    text = read(path)
+    text = read_text(path)
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -584,7 +584,7 @@ def of_conda(path: Path) -> Packages:
     pip = [line for entry in entries if isinstance(entry, dict) for line in entry.get("pip", [])]
     lines = [Line(path, numbers.get(requirement, 1), requirement) for requirement in pip]
     for line in lines:
-        check(*line[:3])
+        check_line(*line[:3])
     pip_packages, builds, loggers = of_lines(lines, ""), [], []
     for entry in (entry for entry in entries if isinstance(entry, str)):
         package = entry.rpartition("::")[2].strip()

@@ -90,7 +90,7 @@ def without_outputs(files: Sequence[File], spec: JobSpec) -> list[File]:
         folder, _, name = file.name.rpartition("/")
         if name.endswith((".yaml", ".yml")):
             status = file.path.lstat()
-            written = is_spec(file.path, status.st_mtime_ns, status.st_size)
+            written = is_other_spec(file.path, status.st_mtime_ns, status.st_size)
         else:
             written = name.endswith(".html") and runfolder.PAGE_MARK.encode() in first_bytes(file.path, 1000)
         if written:
@@ -107,7 +107,7 @@ def without_outputs(files: Sequence[File], spec: JobSpec) -> list[File]:
 
 
 @lru_cache(1000)
-def is_spec(path: Path, _mtime: int, _size: int) -> bool:
+def is_other_spec(path: Path, _mtime: int, _size: int) -> bool:
     """Return whether a file is a valid spec. `launch check` asks once for each pair of specs in a folder."""
     if b"machine" not in first_bytes(path, MOST_READ):
         return False

@@ -13,7 +13,7 @@ import pytest
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api, ApiDisabledError
-from launcher.images.artifact_registry import SERVICE, client, create, find, listed
+from launcher.images.artifact_registry import SERVICE, client, create, listed, parse_repository
 from launcher.testing.clock import FakeClock
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Status
 from launcher.testing.googlecloud.faults import Serve, Step
@@ -153,7 +153,7 @@ def test_a_repository_of_another_format_is_refused(cloud: GoogleCloud, time: Clo
 )
 def test_invalid_repository_names(text: str) -> None:
     with pytest.raises(UsageError, match=r"us-docker.pkg.dev/my-project/launch"):
-        find(text)
+        parse_repository(text)
 
 
 @pytest.mark.gcloud

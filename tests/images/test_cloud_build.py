@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.images.cloud_build import Sent, build, build_request, send
+from launcher.images.cloud_build import Sent, build, build_request, send_source
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
 from launcher.testing.clock import FakeClock
@@ -473,7 +473,7 @@ def test_no_room_to_pack_the_source(cloud: GoogleCloud, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(LaunchError, match=r"can't be packed in \S+: No space left on device\nSet TMPDIR"):
-        send(io.BytesIO(b"source"), f"gs://{BUCKET}", print)
+        send_source(io.BytesIO(b"source"), f"gs://{BUCKET}", print)
     assert not cloud.objects.buckets[BUCKET]
 
 

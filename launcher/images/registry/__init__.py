@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.images.reference import Reference, check_repository, parse
-from launcher.images.registry.client import ACCEPTED, Manifest, Registry, digest_of
+from launcher.images.registry.client import ACCEPTED, Manifest, Registry, blob_digest
 from launcher.images.registry.transport import RegistryError, RepositoryMissing
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "Registry",
     "RegistryError",
     "RepositoryMissing",
+    "blob_digest",
     "check_repository",
-    "digest_of",
     "parse",
 ]

@@ -29,10 +29,10 @@ from launcher.images.registry.transport import (
     Request,
     TransientError,
     codes,
-    error_text,
     is_success,
     raise_if_transient,
     refusal,
+    registry_message,
 )
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Registry:
             self._expect(response, request, 200)
             raw = self._read_whole(response, request)
             stored = response.headers.get("Docker-Content-Digest", "")
-            digest = _checked(raw, reference if ":" in reference else stored if is_digest(stored) else None)
+            digest = _verified(raw, reference if ":" in reference else stored if is_digest(stored) else None)
             try:
                 body = json.loads(raw)
             except ValueError:
@@ -167,7 +167,7 @@ class Registry:
         def read(response: Response) -> bytes:
             self._expect(response, request, 200)
             raw = self._read_whole(response, request)
-            _checked(raw, digest)
+            _verified(raw, digest)
             return raw
 
         return self._retried(request, read)
@@ -242,7 +242,7 @@ class Registry:
         """Write a manifest to a tag or its digest, and return its digest. All of its blobs must exist."""
         path, headers = f"manifests/{reference}", {"Content-Type": media_type}
         request = self.request("PUT", repository, path, f"write {reference}", headers=headers, body=raw)
-        digest = digest_of(raw)
+        digest = blob_digest(raw)
         response = self._do(request)
         if not is_success(response):
             if response.status_code not in (401, 403, 404) and self.head(repository, reference) == digest:
@@ -360,14 +360,14 @@ class Registry:
         return f"{self.host}/{request.repository}: {request.what}"
 
 
-def digest_of(raw: bytes, algorithm: str = "sha256") -> str:
+def blob_digest(raw: bytes, algorithm: str = "sha256") -> str:
     """Return the digest of bytes, as in references."""
     return f"{algorithm}:{hashlib.new(algorithm, raw).hexdigest()}"
 
 
-def _checked(raw: bytes, digest: str | None) -> str:
+def _verified(raw: bytes, digest: str | None) -> str:
     """Return the digest of `raw`. Raises TransientError: it is not `digest`, so the bytes were damaged in transit."""
-    actual = digest_of(raw, digest.partition(":")[0] if digest else "sha256")
+    actual = blob_digest(raw, digest.partition(":")[0] if digest else "sha256")
     if digest and actual != digest:
         raise TransientError(f"damaged: it has the digest {actual}, and should have {digest}")
     return actual
@@ -442,7 +442,7 @@ class Upload:
         first = self._offset
         response = self._answer("PATCH", size, {"Content-Range": f"{first}-{first + size - 1}"})
         self._moved(response)
-        reached = _end(response) or first + size
+        reached = _received(response) or first + size
         if not first < reached <= first + size:
             raise TransientError(f"the registry has {reached} bytes, after {first} and a piece of {size}")
         self._reached(reached)
@@ -479,7 +479,7 @@ class Upload:
             self._location = self._location if response.status_code == 416 else None
         else:
             raise self._registry.refusal(response, request)
-        raise TransientError(error_text(response))
+        raise TransientError(registry_message(response))
 
     def _find_offset(self) -> None:
         """Ask the registry how many bytes it has. If it does not know, the upload restarts."""
@@ -487,7 +487,7 @@ class Upload:
             self._location = None
             return
         response = self._registry.once(self._request("GET", self._location))
-        reached = _end(response) if is_success(response) else None
+        reached = _received(response) if is_success(response) else None
         if reached is None:
             self._location = None
             return
@@ -513,7 +513,7 @@ class Upload:
         return self._registry.request(method, self._repository, path, f"send {self._digest}", **more)
 
 
-def _end(response: Response) -> int | None:
+def _received(response: Response) -> int | None:
     """Return the number of bytes that an upload has, from a response's Range header. None: unknown.
 
     "0-0" stands for both zero bytes and one byte.

@@ -32,8 +32,8 @@ from launcher.images.registry.transport import (
     Request,
     TransientError,
     denied,
-    error_text,
     raise_if_transient,
+    registry_message,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Source(NamedTuple):
     find: Callable[[], Credentials | None] | None = None
 
 
-def sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
+def credential_sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
     """Return the sources in order; the last one is anonymous."""
     docker = Source("docker's configuration", partial(from_docker, host, environ))
     nobody = Source("no credentials")
@@ -86,7 +86,7 @@ def sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
 
 def credentials(host: str, environ: Mapping[str, str]) -> Credentials | None:
     """Return the first credentials for a registry, or None. A source that can't be read has none."""
-    for source in sources(host, environ):
+    for source in credential_sources(host, environ):
         with suppress(SourceError):
             if source.find and (login := source.find()):
                 return login
@@ -248,7 +248,7 @@ class Auth:
     def __init__(self, host: str, environ: Mapping[str, str], http: Http) -> None:
         self._host = host
         self._http = http
-        self._sources = sources(host, environ)
+        self._sources = credential_sources(host, environ)
         self._logins: dict[Source, Credentials | None] = {}
         self._challenge: Challenge | None = None
         self._grants: dict[Scopes, Grant] = {}
@@ -291,7 +291,7 @@ class Auth:
             if refused is not None and not first:
                 self._outcomes[self._sources[start].name] = "refused"
                 start += 1
-            return self._grant(scopes, challenge, start, refused, f"{what}: {error_text(response)}")
+            return self._grant(scopes, challenge, start, refused, f"{what}: {registry_message(response)}")
 
     def tried(self) -> str:
         """Return the credentials that were tried and the results, never their values."""
@@ -356,7 +356,9 @@ class Auth:
         except (ValueError, TypeError, AttributeError):
             token = ""
         if not token:
-            raise RegistryError(f"{what}: {error_text(response) if not response.ok else 'the answer has no token'}")
+            raise RegistryError(
+                f"{what}: {registry_message(response) if not response.ok else 'the answer has no token'}"
+            )
         return Grant(f"Bearer {token}", index, begun + MARGIN * seconds)
 
 
@@ -370,7 +372,9 @@ def _challenge_of(response: Response, what: str) -> Challenge:
             if urlsplit(challenge.realm).scheme == "https" or is_plain_loopback(challenge.realm):
                 return challenge
             raise RegistryError(f"{what}: the registry's token service has no TLS: {challenge.realm!r}")
-    raise RegistryError(f"{what}: {error_text(response)}; it asks for {text or 'nothing'!r}, not for Basic or Bearer")
+    raise RegistryError(
+        f"{what}: {registry_message(response)}; it asks for {text or 'nothing'!r}, not for Basic or Bearer"
+    )
 
 
 _WORD = re.compile(r'([A-Za-z][\w-]*)(?:\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+)))?')

@@ -32,7 +32,7 @@ class RepositoryMissing(RegistryError):
 
 def refusal(response: Response, host: str, repository: str, what: str, tried: str = "") -> LaunchError:
     """Return the error for a refusal. `what` is the operation ("put manifest x"), `tried` the credentials."""
-    where, text = f"{host}/{repository}", error_text(response)
+    where, text = f"{host}/{repository}", registry_message(response)
     if response.status_code in (401, 403):
         return denied(host, f"{where}: {what}: {text}", tried)
     if response.status_code == 404 and "NAME_UNKNOWN" in codes(response):
@@ -68,7 +68,7 @@ def codes(response: Response) -> tuple[str, ...]:
     return tuple(code for code, _ in _errors(response))
 
 
-def error_text(response: Response) -> str:
+def registry_message(response: Response) -> str:
     """Return the registry's message on one line: code and message of each error, else the text, else the status."""
     words = "; ".join(f"{code}: {message}" if message else code for code, message in _errors(response))
     words = words or " ".join(response.text[:300].split())
@@ -134,7 +134,7 @@ def raise_if_transient(response: Response) -> None:
     """Raise TransientError for a response after which the same request may work."""
     if response.status_code in PASSING:
         seconds = response.headers.get("Retry-After", "")  # or a date, which is not followed
-        raise TransientError(error_text(response), float(seconds) if re.fullmatch(r"\d{1,6}", seconds) else 0.0)
+        raise TransientError(registry_message(response), float(seconds) if re.fullmatch(r"\d{1,6}", seconds) else 0.0)
 
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 60.0

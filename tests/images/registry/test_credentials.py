@@ -17,12 +17,12 @@ from launcher.images.registry.credentials import (
     OAUTH2,
     Credentials,
     SourceError,
+    credential_sources,
     credentials,
     from_docker,
     from_environment,
     from_gcloud,
     from_google,
-    sources,
 )
 from launcher.testing.httpserver import Handler, Server
 
@@ -66,11 +66,14 @@ def login(user: str, password: str) -> dict[str, str]:
 
 
 def test_the_order_of_the_sources() -> None:
-    names = [source.name for source in sources(GOOGLES, {})]
+    names = [source.name for source in credential_sources(GOOGLES, {})]
     docker, nobody = "docker's configuration", "no credentials"
     assert names == ["CLOUDSDK_AUTH_ACCESS_TOKEN", docker, "application default credentials", "gcloud", nobody]
-    assert [source.name for source in sources(OTHER, {"CLOUDSDK_AUTH_ACCESS_TOKEN": "x"})] == [docker, nobody]
-    assert [source.name for source in sources(GOOGLES, {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "True"})] == [
+    assert [source.name for source in credential_sources(OTHER, {"CLOUDSDK_AUTH_ACCESS_TOKEN": "x"})] == [
+        docker,
+        nobody,
+    ]
+    assert [source.name for source in credential_sources(GOOGLES, {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "True"})] == [
         docker,
         nobody,
     ]
