@@ -95,7 +95,7 @@ def _round(gigabytes: float, number: int) -> dict[str, float]:
         with tempfile.TemporaryDirectory() as scratch:
             manifest = manifests.read(storage, runfolder.manifest(1, "0001-0000"))
             (path,) = manifests.fetch(storage, manifest, Path(scratch))
-            loaded = manifests.read_shard(path)["tensors"]
+            loaded = manifests.load_shard(path)["tensors"]
             assert loaded.keys() == state.keys()
 
     plain = _Plain(number, int(gigabytes * 1e9))
@@ -277,7 +277,7 @@ def _as_if_more_was_to_do(manifest: Path) -> None:
     name = manifest.relative_to(folder.folder).as_posix()
     old = manifests.read(folder, name)
     new = old._replace(about={**old.about, "config": {**old.about["config"], "steps": 10}})
-    folder.write(name, manifests.encode(new))
+    folder.write(name, manifests.manifest_json(new))
 
 
 TITLES = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launch_train import runfolder
-from launch_train.checkpointing.manifest import Manifest, encode
+from launch_train.checkpointing.manifest import Manifest, manifest_json
 from launch_train.checkpointing.multipart_writer import CheckpointPart
 from launch_train.common.storage import open_storage
 from tests.cli.flows.test_local_runs import NO_CLOUD, ended, make
@@ -61,7 +61,7 @@ def test_no_escape_sequence_of_a_run_folder_reaches_the_terminal(tmp_path: Path,
     storage.write(runfolder.text_part(1, 0, 0), f"{evil}\nRuntimeError: {evil}\n".encode())
     storage.write(runfolder.metrics_part(1, 0, 0, 1), json.dumps({"event": "eval", "step": 1, "loss": evil}).encode())
     manifest = Manifest(1, "0001-0000", ((CheckpointPart(evil, 1, evil),),), {"config": {"loss": evil}})
-    storage.write(runfolder.manifest(1, "0001-0000"), encode(manifest))
+    storage.write(runfolder.manifest(1, "0001-0000"), manifest_json(manifest))
     more: list[str] = {"compare": [str(folder)], "export": ["--format", "torch"]}.get(command, [])
     ran = process(command, folder, *more, cwd=tmp_path)
     assert "Traceback" not in ran.stderr

@@ -180,9 +180,11 @@ def test_what_the_state_says_of_evaluations_counts(
 
 def _forget(monkeypatch: pytest.MonkeyPatch, entry: str, key: str | None) -> None:
     if entry == "random":
-        real = rng_state.restore
-        fresh = rng_state.read(torch.device("cpu"))
-        monkeypatch.setattr(rng_state, "restore", lambda old, device: real({**old, str(key): fresh[str(key)]}, device))
+        real = rng_state.restore_generators
+        fresh = rng_state.read_generators(torch.device("cpu"))
+        monkeypatch.setattr(
+            rng_state, "restore_generators", lambda old, device: real({**old, str(key): fresh[str(key)]}, device)
+        )
         return
     restore = resume.restore_state
 

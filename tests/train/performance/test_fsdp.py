@@ -337,7 +337,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch
 
 def test_one_rank_has_nobody_to_share_with() -> None:
     plain, (choice,) = fsdp.place_model(model(), parse({**CONFIG, "parallel": "fsdp"}), Ranks(), FP32, [])
-    assert not fsdp.is_sharded(plain)
+    assert not fsdp.has_shards(plain)
     assert (choice.chosen, choice.why) == ("none", "FSDP needs more than one rank")
     assert fsdp.place_model(plain, parse(CONFIG), Ranks(), FP32, []) == (plain, ())
 

@@ -58,10 +58,10 @@ def commit(storage: Storage, manifest: Manifest) -> None:
     """Make a checkpoint valid, once all of its parts are stored. Raises FileExistsError if another one exists in its
     place."""
     name = runfolder.manifest(manifest.step, manifest.start)
-    storage.write(name, encode(manifest), create=True)
+    storage.write(name, manifest_json(manifest), create=True)
 
 
-def encode(manifest: Manifest) -> bytes:
+def manifest_json(manifest: Manifest) -> bytes:
     """Return the manifest as JSON. Its last line is a digest of the rest, because a manifest may be damaged too."""
     shards = [[part._asdict() for part in shard] for shard in manifest.shards]
     data = {"format": FORMAT, **manifest._asdict(), "shards": shards}
@@ -177,7 +177,7 @@ def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
     from launch_train.distributed.dtensor import is_incomplete, saved_tensors
 
     try:
-        saved = [read_shard(path) for path in paths]
+        saved = [load_shard(path) for path in paths]
         tensors, wanted = saved_tensors(saved), references(saved[0]["rest"])
         for shard in saved:
             dict(shard["own"])
@@ -197,7 +197,7 @@ _MACHINE_ERRORS = (OSError, MemoryError)
 """Errors of this machine, not of the checkpoint: an older checkpoint would fail as well."""
 
 
-def read_shard(path: Path) -> dict[str, Any]:
+def load_shard(path: Path) -> dict[str, Any]:
     """Return what one rank saved, its tensors mapped from the file. No pickled code is run."""
     import torch
 

@@ -50,13 +50,13 @@ def folders_to_remove(
     complete = {name.rpartition("/")[0] for name in names if runfolder.MANIFEST.match(name)}
     complete = {folder for folder in complete if folder.rpartition("/")[2] <= start}
     newest: dict[int, str] = {}
-    for folder in sorted(folder for folder in complete if _step(folder) <= step):
-        newest[_step(folder)] = folder
+    for folder in sorted(folder for folder in complete if _step_of(folder) <= step):
+        newest[_step_of(folder)] = folder
     kept = {step for step in newest if step in best or (every and step % every == 0)}
     kept |= set(sorted(newest)[-last:])
     folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}
     unfinished = {folder for folder in folders - complete if folder.rpartition("/")[2] <= start}
-    next_ones = {folder for folder in folders if folder.rpartition("/")[2] == start and _step(folder) > step}
+    next_ones = {folder for folder in folders if folder.rpartition("/")[2] == start and _step_of(folder) > step}
     return sorted((unfinished | complete) - next_ones - {newest[step] for step in kept})
 
 
@@ -67,5 +67,5 @@ def best_steps(metrics: Mapping[int, float], count: int) -> list[int]:
     return sorted(finite, key=lambda step: (metrics[step], -step))[:count]
 
 
-def _step(folder: str) -> int:
+def _step_of(folder: str) -> int:
     return int(folder.split("/")[1].removeprefix("step-"))

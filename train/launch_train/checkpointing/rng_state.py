@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 
-def read(device: torch.device) -> dict[str, Any]:
+def read_generators(device: torch.device) -> dict[str, Any]:
     """Return the generators of Python, NumPy and torch (CPU, and this rank's GPU) as tensors and plain values."""
     numpy_state: dict[str, Any] = np.random.get_state(legacy=False)
     key = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
@@ -24,7 +24,7 @@ def read(device: torch.device) -> dict[str, Any]:
     }
 
 
-def restore(state: Mapping[str, Any], device: torch.device) -> None:
+def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     key = state["numpy"]["state"]["key"].numpy().astype(np.uint32)

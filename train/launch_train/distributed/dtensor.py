@@ -120,7 +120,7 @@ def fill(target: Tensor, here: Region, saved: SavedTensor) -> Tensor:
     for there, values in saved.parts:
         common = overlap(here, there)
         if prod(common.size):
-            target[_within(common, here)].copy_(values[_within(common, there)])
+            target[_slices_within(common, here)].copy_(values[_slices_within(common, there)])
             filled += prod(common.size)
     if filled != target.numel():
         raise ValueError(f"the checkpoint has {filled} of {target.numel()} elements of a tensor of {saved.shape}")
@@ -135,6 +135,6 @@ def overlap(first: Region, second: Region) -> Region:
     return Region(at, tuple(max(0, end - begin) for begin, end in zip(at, ends, strict=True)))
 
 
-def _within(part: Region, outer: Region) -> tuple[slice, ...]:
+def _slices_within(part: Region, outer: Region) -> tuple[slice, ...]:
     """Return `part` as slices of `outer`, which contains it."""
     return tuple(slice(a - b, a - b + n) for a, n, b in zip(part.offset, part.size, outer.offset, strict=True))

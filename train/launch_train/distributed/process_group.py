@@ -165,20 +165,20 @@ def run_once_per_node(ranks: Ranks, work: Callable[[], T]) -> T:
 
     A TrainError or OSError on any node is raised on every rank alike, so that no rank waits for one that has exited.
     """
-    return _results(ranks, ranks.local_rank == 0, work)[ranks.node_rank]
+    return _results_by_rank(ranks, ranks.local_rank == 0, work)[ranks.node_rank]
 
 
 def run_on_rank_0(ranks: Ranks, work: Callable[[], T]) -> T:
     """Run `work` on rank 0, and return its result on all ranks. Errors as in `run_once_per_node`."""
-    return _results(ranks, ranks.rank == 0, work)[0]
+    return _results_by_rank(ranks, ranks.rank == 0, work)[0]
 
 
 def run_on_all(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     """Run `work` on each rank, and return all results on all ranks. Errors as in `run_once_per_node`."""
-    return _results(ranks, True, work)
+    return _results_by_rank(ranks, True, work)
 
 
-def _results(ranks: Ranks, mine: bool, work: Callable[[], T]) -> list[T]:
+def _results_by_rank(ranks: Ranks, mine: bool, work: Callable[[], T]) -> list[T]:
     """Return the results by rank; those of ranks without `mine` mean nothing."""
     result: T | None = None
     error: TrainError | None = None

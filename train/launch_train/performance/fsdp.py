@@ -134,7 +134,7 @@ def can_defer_gradients(model: nn.Module, ranks: Ranks) -> bool:
 # --- Used by the training loop ----------------------------------------------------------------------------------------
 
 
-def is_sharded(model: nn.Module) -> bool:
+def has_shards(model: nn.Module) -> bool:
     return bool(sharded_modules(model))
 
 

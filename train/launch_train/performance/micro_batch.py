@@ -267,7 +267,7 @@ def halve_for_retry(micro_batches: MicroBatches, model: nn.Module, ranks: Ranks)
     It can't if it has peers and the model has buffers (DDP broadcasts them in a step's first forward pass, which the
     peers have finished) or is sharded (the peers wait for its shards).
     """
-    can_retry_alone = ranks.world == 1 or not (fsdp.is_sharded(model) or any(True for _ in model.buffers()))
+    can_retry_alone = ranks.world == 1 or not (fsdp.has_shards(model) or any(True for _ in model.buffers()))
     return micro_batches.halve() and can_retry_alone
 
 

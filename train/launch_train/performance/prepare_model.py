@@ -71,7 +71,7 @@ def prepare(
     an earlier start compiled.
     """
     plan = compiling.make_plan(model, config, ranks, accumulates=accumulates)
-    ddp = ranks.world > 1 and not fsdp.is_sharded(model)
+    ddp = ranks.world > 1 and not fsdp.has_shards(model)
     unused: list[str] = []
     if ddp and isinstance(config.model, ExternalModel):  # DDP would wait for their gradients; our models have none
         with trial_pass(model):

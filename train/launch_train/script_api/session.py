@@ -144,7 +144,7 @@ class Script:
         if step < self.step:
             raise UsageError(f"checkpoint.save: step {step} comes after step {self.step}: steps must increase")
         past = {"seconds": self.trained, "interruptions": self.interruptions}
-        mine = {"random": rng_state.read(self.ranks.device), "own": state_dict.own_content(own)}
+        mine = {"random": rng_state.read_generators(self.ranks.device), "own": state_dict.own_content(own)}
         snapshot = Snapshot(
             state_dict.content(state), mine, {**_manifest_fields(self.ranks), "script": past}, frozenset()
         )
@@ -349,7 +349,7 @@ def _at_exit() -> None:
             _script.finish(FAILED_SECONDS if hasattr(sys, "last_value") else END_SECONDS)
 
 
-def _after_fork() -> None:
+def _detach_child() -> None:
     """Detach a forked child: it is no rank, handles signals itself, and must not save as its parent."""
     global _script  # noqa: PLW0603 - of the process
     if _script:
@@ -360,4 +360,4 @@ def _after_fork() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_detach_child)

@@ -166,12 +166,12 @@ def layout_of(content: Mapping[str, Any], generators: Collection[str] = (), stri
 
 def _entries(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ComparedValue]]:
     if isinstance(value, Mapping) and value.keys() == {REF}:
-        yield path, _tensor(path, value[REF], tensors)
+        yield path, _tensor_entry(path, value[REF], tensors)
     elif isinstance(value, Mapping) and value.keys() == {plain.BYTES}:
         content = tensors[value[plain.BYTES][REF]].numpy().tobytes()
         yield path, ComparedValue("bytes", f"{len(content)} bytes, CRC {zlib.crc32(content):08x}", plain=True)
     elif isinstance(value, Mapping) and value.keys() == {plain.ARRAY}:
-        yield path, _array(value[plain.ARRAY], tensors)
+        yield path, _array_entry(value[plain.ARRAY], tensors)
     elif isinstance(value, Mapping | list | tuple) and value:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:
@@ -180,7 +180,7 @@ def _entries(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Iterator[t
         yield path, ComparedValue(type(value).__name__, _shorten(repr(value)), plain=True)
 
 
-def _tensor(path: str, saved_as: str, tensors: Mapping[str, Tensor]) -> ComparedValue:
+def _tensor_entry(path: str, saved_as: str, tensors: Mapping[str, Tensor]) -> ComparedValue:
     """Return a tensor's entry. Tied tensors are saved once, so the layout includes which ones are tied."""
     tensor = tensors[saved_as]
     kind = f"tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
@@ -190,7 +190,7 @@ def _tensor(path: str, saved_as: str, tensors: Mapping[str, Tensor]) -> Compared
     return ComparedValue(kind + tied, "", plain=tensor.dim() == 0)
 
 
-def _array(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ComparedValue:
+def _array_entry(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ComparedValue:
     dtype = np.dtype(about["dtype"])
     if not about["scalar"]:
         return ComparedValue(f"array {dtype} {about['shape']}", "", plain=False)

@@ -114,7 +114,7 @@ def load_resumed(state: State, own: State, ranks: Ranks, resumed: Resumed) -> No
         _put_all(state, encoding.decode(resumed.shared_state(_current_tensors(state))))
         if (mine := resumed.own(ranks)) is not None:
             _put_all(own, encoding.decode(mine["own"]))
-            rng_state.restore(mine["random"], ranks.device)
+            rng_state.restore_generators(mine["random"], ranks.device)
     except KeyError as error:
         raise UsageError(f"{folder} doesn't match this script: it has no {error}") from error
     except (RuntimeError, ValueError) as error:

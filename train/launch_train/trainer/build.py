@@ -165,7 +165,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         "unigram_entropy": source.unigram_entropy,
         **source.facts,
     }
-    replica_check = ReplicaCheck(ranks, sharded=fsdp.is_sharded(model))
+    replica_check = ReplicaCheck(ranks, sharded=fsdp.has_shards(model))
     choices = (
         precision.choice(config.precision, policy, ranks.device.type),
         *attention.choices(config, ranks.device.type),

@@ -160,7 +160,7 @@ def parameters_sha256(model: nn.Module, ranks: Ranks) -> str:
         part = shards if is_sharded(tensor) else digest
         part.update(f"{name} {values.dtype} {tuple(tensor.shape)}\n".encode())
         part.update(values.flatten().view(torch.uint8).numpy().tobytes())
-    if fsdp.is_sharded(model):
+    if fsdp.has_shards(model):
         digest.update(" ".join(gather(ranks, shards.hexdigest())).encode())
     return digest.hexdigest()
 

@@ -50,16 +50,19 @@ def resume_or_start(run: Run, env: Mapping[str, str]) -> Run:
     if run.ranks.rank == 0:
         _print_start(run, storage, resumed)
     run.replica_check.start(run.state["step"])
-    best = _best_metrics(run, storage, resumed)
+    keep, best = run.config.checkpoint, list[float]()
+    if resumed and keep.keep_best:  # not in the state: a save that a preemption cancelled has none
+        by_step = run_on_rank_0(run.ranks, lambda: manifests.metrics(storage.within(PATIENT_SECONDS), keep.keep_metric))
+        best = sorted(value for step, value in by_step.items() if step <= resumed.step)[: keep.keep_best]
     run = open_outputs(run, env)  # last: a start that is refused writes nothing and starts no logger
     saver = Saver(
         run.ranks,
         storage,
-        run.config.checkpoint,
+        keep,
         run.sink,
         start=claim.start,
         lease=claim.lease,
-        interval=interval.from_settings(run.config.checkpoint, env),
+        interval=interval.from_settings(keep, env),
     )
     saver.best = best
     return replace(run, saver=saver, resumed=resumed, started=time.monotonic())
@@ -78,7 +81,7 @@ def manifest_fields(run: Run, **more: Any) -> dict[str, Any]:
 
 def snapshot(run: Run, **more: Any) -> Snapshot:
     buffers = frozenset(f"model/{name}" for name, _ in run.model.named_buffers())
-    per_rank = {"random": rng_state.read(run.ranks.device)}
+    per_rank = {"random": rng_state.read_generators(run.ranks.device)}
     if run.state["eval_step"] == run.state["step"] and run.state["eval_loss"] is not None:
         more["eval_loss"] = run.state["eval_loss"]
     return Snapshot(read_state(run), per_rank, manifest_fields(run, **more), buffers)
@@ -88,7 +91,7 @@ def _restore(run: Run, checkpoint: Resumed) -> None:
     try:
         restore_state(run, checkpoint.shared_state(state_layout(run)))
         if (per_rank := checkpoint.own(run.ranks)) is not None:
-            rng_state.restore(per_rank["random"], run.ranks.device)
+            rng_state.restore_generators(per_rank["random"], run.ranks.device)
         else:
             seed(run.config, run.ranks, checkpoint.manifest.step)
     except (RuntimeError, KeyError, ValueError) as error:
@@ -100,18 +103,6 @@ def _restore(run: Run, checkpoint: Resumed) -> None:
             "new run folder"
         ) from error
     run.state["interruptions"] += 1
-
-
-def _best_metrics(run: Run, storage: Storage, resumed: Manifest | None) -> list[float]:
-    """Return the lowest metrics of the run's checkpoints up to this one, on all ranks.
-
-    They are not in the state: a save that a preemption cancelled has none.
-    """
-    keep = run.config.checkpoint
-    if resumed is None or not keep.keep_best:
-        return []
-    by_step = run_on_rank_0(run.ranks, lambda: manifests.metrics(storage.within(PATIENT_SECONDS), keep.keep_metric))
-    return sorted(value for step, value in by_step.items() if step <= resumed.step)[: keep.keep_best]
 
 
 def _print_start(run: Run, storage: Storage, resumed: Manifest | None) -> None:

@@ -85,7 +85,7 @@ class Sampler:
         if self._off:
             return None
         samples, problem = None, ""
-        generators = rng_state.read(self.device)
+        generators = rng_state.read_generators(self.device)
         model.eval()
         try:
             with torch.no_grad(), without_compiler():
@@ -94,7 +94,7 @@ class Sampler:
             problem = one_line(error, 200)
         finally:
             model.train()
-            rng_state.restore(generators, self.device)
+            rng_state.restore_generators(generators, self.device)
         if problem:
             self._off = True
             free_memory(self.device)

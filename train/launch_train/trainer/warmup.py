@@ -119,7 +119,7 @@ def probe_micro_batch(
             passes(model, size)
 
     with without_side_effects(model):
-        has_buckets = ranks.world > 1 and not fsdp.is_sharded(model)
+        has_buckets = ranks.world > 1 and not fsdp.has_shards(model)
         reserved = micro_batch.bytes_to_reserve(model, optimizer_size, buckets=has_buckets)
         if plan.mode == "off":
             return micro_batch.probe(ranks, initial.share, eager, reserved)
