@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from launch_train import checkpoint, metrics
 from launch_train.common import contract
@@ -87,22 +87,21 @@ class ScriptRun:
 
 def init(seed: int) -> ScriptRun:
     """See `launch_train.init`."""
+    env = os.environ
+    rank = int(env.get("RANK") or 0)
     try:
-        return _init(seed, os.environ)
+        if type(seed) is not int or not 0 <= seed <= LARGEST_SEED - rank:
+            raise UsageError(f"launch_train.init: seed={seed!r} must be a whole number from 0 to 2**32 - 1")
+        if "RANK" in env and (missing := [name for name in _RENDEZVOUS if not env.get(name)]):
+            raise UsageError(
+                f"RANK is set, but not {', '.join(missing)}: start the script with torchrun "
+                "(torchrun --nproc-per-node=2 SCRIPT), or unset RANK"
+            )
+        ranks = _join(env)
     except TrainError as error:
-        _exit(error)
-
-
-def _init(seed: int, env: Mapping[str, str]) -> ScriptRun:
-    """Raises UsageError and UnfitError."""
-    if type(seed) is not int or not 0 <= seed <= LARGEST_SEED - int(env.get("RANK") or 0):
-        raise UsageError(f"launch_train.init: seed={seed!r} must be a whole number from 0 to 2**32 - 1")
-    if "RANK" in env and (missing := [name for name in _RENDEZVOUS if not env.get(name)]):
-        raise UsageError(
-            f"RANK is set, but not {', '.join(missing)}: start the script with torchrun "
-            "(torchrun --nproc-per-node=2 SCRIPT), or unset RANK"
-        )
-    ranks = _join(env)
+        if rank == 0 or not isinstance(error, UsageError):  # a UsageError is the same on all ranks
+            say(str(error))
+        leave(int(error.exit), rank=rank)
     _seed(seed)
     return ScriptRun(ranks.device, ranks.rank, ranks.world, ranks.local_rank, seed, env.get(contract.RUN_FOLDER))
 
@@ -145,10 +144,3 @@ def _seed(seed: int) -> None:
         import numpy as np
 
         np.random.seed(seed)
-
-
-def _exit(error: TrainError) -> NoReturn:
-    rank = int(os.environ.get("RANK") or 0)
-    if rank == 0 or not isinstance(error, UsageError):  # a UsageError is the same on all ranks
-        say(str(error))
-    leave(int(error.exit), rank=rank)

@@ -34,14 +34,9 @@ def check_names(state: Any) -> Any:
 
 def unwrap(model: Any) -> Any:
     """Return the model inside DDP and torch.compile."""
-    while isinstance(model, nn.Module):
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if inner is None:
-            break
-        model = inner
-    return model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrap(model.module)
+    return unwrap(model._orig_mod) if isinstance(model, nn.Module) and hasattr(model, "_orig_mod") else model
 
 
 def check(state: Any, own: Any) -> Layout:
