@@ -111,12 +111,8 @@ def command(
     options = settings(target, log) | ({"ExitOnForwardFailure": "yes"} if ports else {})
     flags = [*(["-t"] if tty else []), *([] if shell else ["-N"]), *(["-E", str(log)] if log else [])]
     argv = ["ssh", *flags, *ports, *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-    return [*argv, "--", target.alias, *((shell_line(remote),) if remote else ())]
-
-
-def shell_line(remote: Sequence[str]) -> str:
-    """Return a remote command for the remote shell. A single word is already shell text; several words are quoted."""
-    return remote[0] if len(remote) == 1 else shlex.join(remote)
+    line = remote[0] if len(remote) == 1 else shlex.join(remote)  # a single word is already shell text
+    return [*argv, "--", target.alias, *([line] if remote else [])]
 
 
 def host_block(names: Iterable[str], target: SshTarget, note: str = "", log: Path | None = None) -> str:

@@ -142,8 +142,12 @@ def explain(log: str, machine: VmInstance, facts: Mapping[str, str]) -> Explaine
     """
     if COMMAND_EXITED.search(SENT.sub("", log)):
         return None
-    if not (lines := relevant_lines(log)):
-        return Explained(connection_lost(log, machine), passing=True)
+    if not (lines := relevant_lines(log)):  # ssh prints the reason to the terminal only
+        problem, hint = f"the connection to {machine.name} was lost", f"Was it stopped? launch vm status {machine.name}"
+        if KILLED.search(log):
+            problem = f"a signal killed the command on {machine.name}"
+            hint = f"Out of memory? launch ssh {machine.name} -- 'sudo dmesg | tail'"
+        return Explained(LaunchError(problem, hint), passing=True)
     text = "\n".join(lines)
     relay = re.search(r"\[(\d{4}): '?([^'\]]*)", text)
     code = f"{relay[1]}: {relay[2]}" if relay else ""
@@ -157,15 +161,6 @@ def explain(log: str, machine: VmInstance, facts: Mapping[str, str]) -> Explaine
             return Explained(kind(fill_in(cause.problem, words), fill_in(cause.hint, words)), cause.passing)
     message = "\n".join(lines[-SHOWN_LINES:])
     return Explained(LaunchError(f"ssh to {machine.name} failed: {message}"))
-
-
-def connection_lost(log: str, machine: VmInstance) -> LaunchError:
-    """Return the error for a connection that ended without a reason in ssh's log (ssh prints it to the terminal
-    only)."""
-    if KILLED.search(log):
-        problem = f"a signal killed the command on {machine.name}"
-        return LaunchError(problem, f"Out of memory? launch ssh {machine.name} -- 'sudo dmesg | tail'")
-    return LaunchError(f"the connection to {machine.name} was lost", f"Was it stopped? launch vm status {machine.name}")
 
 
 def relevant_lines(log: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
@@ -101,14 +101,14 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_in_foreground(argv: Sequence[str], stdin: int | IO[bytes] | None = None) -> int:
+def run_in_foreground(argv: Sequence[str]) -> int:
     """Run a program with this process's terminal; return its exit code (negative: the signal that ended it).
 
     Ctrl-C only affects the program: ssh passes it on, or ends. Raises LaunchError: the program is not installed.
     """
     try:
         with sigint_ignored():  # before the start, because Ctrl-C may come immediately
-            return subprocess.Popen(argv, stdin=stdin).wait()
+            return subprocess.Popen(argv).wait()
     except FileNotFoundError:
         raise missing_program(argv[0]) from None
 

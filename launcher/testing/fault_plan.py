@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 
-class PlannedFault(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class PlannedFault:
     """A fault: the first `after` matching requests pass; the next `times` of them (None: all) are affected."""
 
-    @property
-    def times(self) -> int | None: ...
-
-    @property
-    def after(self) -> int: ...
+    times: int | None = 1
+    after: int = 0
 
 
 FaultType = TypeVar("FaultType", bound=PlannedFault)

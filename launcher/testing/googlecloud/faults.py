@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, Protocol
 
 from launcher.testing import pieces
-from launcher.testing.fault_plan import FaultPlan
+from launcher.testing.fault_plan import FaultPlan, PlannedFault
 from launcher.testing.googlecloud.wire import ApiError, Call, Request, Response, json_response
 
 Serve = Callable[[Request], Response]
@@ -208,19 +208,16 @@ class Meanwhile(Effect):
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(PlannedFault):
     """`effect` on the requests of `operation` (a glob: storage.*) with a resource name that matches `name` (a regex).
 
-    The first `after` requests pass; the next `times` of them (None: all) are affected. For lists the name is the
-    requested prefix, for storage.buckets.get the bucket.
+    For lists the name is the requested prefix, for storage.buckets.get the bucket.
     """
 
     operation: str
     effect: Effect
     name: str = ""
     step: Step | None = None
-    times: int | None = 1
-    after: int = 0
 
     def fits(self, call: Call) -> bool:
         steps = {self.step, self.effect.step} - {None}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from launcher.testing.fault_plan import FaultPlan
+from launcher.testing.fault_plan import FaultPlan, PlannedFault
 from launcher.testing.httpserver import Response
 from launcher.testing.registry.api import Request, error
 
@@ -30,13 +30,11 @@ class Effect(Protocol):
 
 
 @dataclass(frozen=True)
-class Fault:
-    """`effect` on the requests of a step (a glob). The first `after` pass; the next `times` (None: all) don't."""
+class Fault(PlannedFault):
+    """`effect` on the requests of a step (a glob)."""
 
     step: str
     effect: Effect
-    times: int | None = 1
-    after: int = 0
 
 
 class Faults(FaultPlan[Fault]):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
+from google.api_core import path_template
 from google.cloud import aiplatform_v1
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2, json_format
@@ -36,46 +37,24 @@ CODES = {408: "UNAVAILABLE", 410: "NOT_FOUND", 502: "UNAVAILABLE", 504: "DEADLIN
 
 
 class Method(NamedTuple):
-    """The request and answer types of a call (protobuf), and the equivalent HTTP request."""
+    """The request and answer types of a call (protobuf), and its rule of google.api.http: verb, URI and body."""
 
     request: Any
     answer: Any
-    rest: Callable[[Any], tuple[str, str, Mapping[str, str], Any]]
-    """Method, path, query, and the message in the body or None."""
+    verb: str
+    uri: str
+    body: str = ""
 
 
-def _listing(request: Any) -> dict[str, str]:
-    query = {"filter": request.filter, "pageSize": str(request.page_size or ""), "pageToken": request.page_token}
-    if request.HasField("read_mask"):
-        query["readMask"] = json_format.MessageToJson(request.read_mask).strip('"')
-    return {name: value for name, value in query.items() if value}
-
-
-JOB = aiplatform_v1.CustomJob.pb()
+PARENT = "/v1/{parent=projects/*/locations/*}/customJobs"
+NAME = "/v1/{name=projects/*/locations/*/customJobs/*}"
+JOB, JOBS = aiplatform_v1.CustomJob.pb(), aiplatform_v1.ListCustomJobsResponse.pb()
 METHODS = {
-    "CreateCustomJob": Method(
-        aiplatform_v1.CreateCustomJobRequest.pb(),
-        JOB,
-        lambda request: ("POST", f"/v1/{request.parent}/customJobs", {}, request.custom_job),
-    ),
-    "GetCustomJob": Method(
-        aiplatform_v1.GetCustomJobRequest.pb(), JOB, lambda request: ("GET", f"/v1/{request.name}", {}, None)
-    ),
-    "ListCustomJobs": Method(
-        aiplatform_v1.ListCustomJobsRequest.pb(),
-        aiplatform_v1.ListCustomJobsResponse.pb(),
-        lambda request: ("GET", f"/v1/{request.parent}/customJobs", _listing(request), None),
-    ),
-    "CancelCustomJob": Method(
-        aiplatform_v1.CancelCustomJobRequest.pb(),
-        empty_pb2.Empty,
-        lambda request: ("POST", f"/v1/{request.name}:cancel", {}, None),
-    ),
-    "DeleteCustomJob": Method(
-        aiplatform_v1.DeleteCustomJobRequest.pb(),
-        operations_pb2.Operation,
-        lambda request: ("DELETE", f"/v1/{request.name}", {}, None),
-    ),
+    "CreateCustomJob": Method(aiplatform_v1.CreateCustomJobRequest.pb(), JOB, "post", PARENT, "custom_job"),
+    "GetCustomJob": Method(aiplatform_v1.GetCustomJobRequest.pb(), JOB, "get", NAME),
+    "ListCustomJobs": Method(aiplatform_v1.ListCustomJobsRequest.pb(), JOBS, "get", PARENT),
+    "CancelCustomJob": Method(aiplatform_v1.CancelCustomJobRequest.pb(), empty_pb2.Empty, "post", NAME + ":cancel"),
+    "DeleteCustomJob": Method(aiplatform_v1.DeleteCustomJobRequest.pb(), operations_pb2.Operation, "delete", NAME),
 }
 
 
@@ -97,10 +76,14 @@ def serve_grpc(cloud: GoogleCloud) -> Iterator[str]:
 
 def _handler(cloud: GoogleCloud, method: Method) -> Any:
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
-        verb, path, query, message = method.rest(request)
-        body = json_format.MessageToJson(message).encode() if message is not None else b""
+        rule = {"method": method.verb, "uri": method.uri, **({"body": method.body} if method.body else {})}
+        call = path_template.transcode([rule], request)
+        body = json_format.MessageToJson(call["body"]).encode() if "body" in call else b""
+        query = {name: str(value) for name, value in json_format.MessageToDict(call["query_params"]).items()}
         headers = {key: str(value) for key, value in context.invocation_metadata()}
-        return _said(cloud.serve(Request(verb, path, query, headers, body)), method.answer(), context)
+        return _said(
+            cloud.serve(Request(method.verb.upper(), call["uri"], query, headers, body)), method.answer(), context
+        )
 
     return grpc.unary_unary_rpc_method_handler(
         answer, request_deserializer=method.request.FromString, response_serializer=method.answer.SerializeToString
