@@ -72,9 +72,7 @@ def own_code(folder: Path, *, in_git: bool) -> Path:
     (folder / ".gitignore").write_text("data/\n")
     (folder / "requirements.txt").write_text("einops\n")
     spec = folder / "job.yaml"
-    spec.write_text(
-        "name: a\nregions: any\nmachine: {type: l4}\nimage: {requirements: requirements.txt}\n"
-    )
+    spec.write_text("name: a\nregions: any\nmachine: {type: l4}\nimage: {requirements: requirements.txt}\n")
     if in_git:
         subprocess.run(["git", "init", "-q", str(folder)], check=True)
     return spec
