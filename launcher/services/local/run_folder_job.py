@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from launch_train import runfolder
 from launcher.jobs.job import LOCAL, Failure, Job
@@ -24,18 +23,6 @@ T = TypeVar("T")
 
 HIDDEN: Final = "."
 """Prefix of folders that are not runs, such as a run that is being deleted."""
-
-
-class SpecLabels(Struct, frozen=True):
-    """The labels of a spec."""
-
-    labels: Mapping[str, Any] = {}
-
-
-class PlanLabels(Struct, frozen=True):
-    """The part of a plan that has the labels."""
-
-    spec: SpecLabels = SpecLabels()
 
 
 def is_run_folder(path: Path) -> bool:
@@ -104,19 +91,10 @@ def job_of(folder: Path) -> Job:
         created=time_of(first) or status.st_mtime,
         started=time_of(facts),
         ended=end.time if end else None,
-        labels=labels_of(folder, facts),
+        labels={str(name): str(value) for name, value in dict(facts.get("labels") or {}).items()},
         request={**facts, "region": LOCAL, "folder": str(folder), "user": status.st_uid},
         folder=shown(folder),
     )
-
-
-def labels_of(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the labels of the newest attempt; older launches recorded those of the spec alone, in the plan."""
-    labels = facts.get("labels")
-    if labels is None:
-        plan = read_json(folder, runfolder.PLAN, PlanLabels)
-        labels = plan.spec.labels if plan else {}
-    return {str(name): str(value) for name, value in dict(labels).items()}
 
 
 def names_in(folder: Path) -> list[str]:

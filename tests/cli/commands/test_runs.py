@@ -112,10 +112,6 @@ def not_a_folder(folder: Path) -> None:
     (folder / runfolder.METRICS).write_text("a file")
 
 
-def damage_plan(folder: Path) -> None:
-    (folder / runfolder.PLAN).write_text('{"spec": 3}')
-
-
 def damage_time(folder: Path) -> None:
     (folder / runfolder.attempt_lock(1)).write_text('{"time": "noon", "labels": 3}')
 
@@ -128,7 +124,7 @@ def test_a_run_without_readable_metrics_keeps_its_state(tmp_path: Path) -> None:
     assert (shown.code, shown.out.startswith("bad-0123abcd  succeeded")) == (0, True)
 
 
-@pytest.mark.parametrize("damage", [damage_lock, damage_end, damage_plan, damage_time])
+@pytest.mark.parametrize("damage", [damage_lock, damage_end, damage_time])
 def test_a_damaged_run_does_not_affect_the_others(tmp_path: Path, damage: Any) -> None:
     damage(make(tmp_path / "runs" / "bad-0123abcd", ended(0)))
     make(tmp_path / "runs" / "good-0123abcd", ended(0))
