@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: Typer would compile the annotations at every start, twice.
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,6 +13,8 @@ from launcher.cli.help_page import COMMON, COST, MACHINE, OUTPUT, RUN, WHERE, Co
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
+    from launcher.inputs.gather import Inputs
+    from launcher.plan.model import Target
     from launcher.spec.reader import Override
 
 
@@ -123,6 +126,17 @@ FIELDS = {
     "name": "name",
 }
 """Flag -> the spec field that it sets unchanged."""
+
+
+def gather(
+    target: "Target", spec: Path | None, flags: Flags, *, more: "Sequence[Override]" = (), **options: Any
+) -> "Inputs":
+    """Return the inputs of a plan. `more` are overrides in addition to the flags. `options` and errors are those of
+    `launcher.inputs.gather.gather`."""
+    from launcher.inputs.gather import GatherOptions
+    from launcher.inputs.gather import gather as gather_inputs
+
+    return gather_inputs(target, spec, [*overrides(flags), *more], GatherOptions(run_id=flags.run_id, **options))
 
 
 def overrides(flags: Flags) -> "list[Override]":

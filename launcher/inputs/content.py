@@ -131,12 +131,13 @@ def hashed(path: Path, on_chunk: Callable[[bytes], None] = lambda _chunk: None) 
         # Unbuffered: for ten thousand small files, Python's buffers cost more than the hashing.
         file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # Windows would otherwise translate newlines
         try:
-            digest, size = hashlib.sha256(), 0
-            while chunk := os.read(file, CHUNK):
+            status, digest, size = os.fstat(file), hashlib.sha256(), 0
+            room = min(CHUNK, status.st_size + 1)  # a buffer of CHUNK bytes would be mapped for each file
+            while chunk := os.read(file, room):
                 digest.update(chunk)
                 on_chunk(chunk)
                 size += len(chunk)
-            return bool(os.fstat(file).st_mode & 0o100), digest.hexdigest(), size
+            return bool(status.st_mode & 0o100), digest.hexdigest(), size
         finally:
             os.close(file)
     except OSError as error:

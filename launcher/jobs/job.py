@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import Struct
 
-RUN_ID: Final = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
+RUN_ID: Final = r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?"
 """`<name>-<8 hex>`, with the number that `--new` adds. An ID set with --run-id may differ."""
 RUN_LABEL: Final = "launch-run"
 """The run id. Any machine finds the run by this label."""
@@ -22,7 +21,7 @@ SWEEP_LABEL: Final = "launch-sweep"
 PLAN_LABEL: Final = "launch-plan"
 """The digest of the plan that created a CustomJob (plan.binding)."""
 
-RESOURCE: Final = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+")
+RESOURCE: Final = r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+"
 """A job's name (Job.name)."""
 
 WAITING: Final = frozenset({"QUEUED", "PENDING"})

@@ -165,15 +165,15 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
                 "A run folder is OUTPUT/RUN, with a plan.json.",
             )
         return (run,)
-    if RESOURCE.fullmatch(text):
+    if re.fullmatch(RESOURCE, text):
         job = cloud.service.get(text)
         wanted, regions = f'labels.{RUN_LABEL}="{job.run}"', [job.region, *regions]
         if not job.run:
             raise UsageError(f"{text} was not created by launch", f"gcloud ai custom-jobs describe {text}")
     else:
-        wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
+        wanted = f'labels.{RUN_LABEL}="{text}"' if re.fullmatch(RUN_ID, text) else f"labels.{RUN_LABEL}:*"
     listing = find_jobs(cloud, wanted, list(dict.fromkeys(regions)))
-    exact = RESOURCE.fullmatch(text) is not None
+    exact = re.fullmatch(RESOURCE, text) is not None
     runs = tuple(run for run in grouped(listing.jobs, cloud) if exact or has_name(run, text))
     if not runs and (kept := in_default_folder(cloud, text)):
         return (kept,)
@@ -245,7 +245,7 @@ def in_default_folder(cloud: CloudContext, text: str) -> FoundRun | None:
     from launcher.plan.binding import NewerFormat
     from launcher.plan.names import default_output
 
-    if not RUN_ID.fullmatch(text):
+    if not re.fullmatch(RUN_ID, text):
         return None
     try:
         check_default_bucket(cloud.project, os.environ, cloud.clock)

@@ -11,6 +11,7 @@ bucket's: a machine's clock may be a day off.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -147,7 +148,7 @@ class Ledger:
                 continue
             job = json_field(self._cache.get(runfolder.attempt_job(number), b""), "name")
             entries.append(
-                AttemptEntry(**asdict(lock), number=number, job=job if RESOURCE.fullmatch(job) else None, end=end)
+                AttemptEntry(**asdict(lock), number=number, job=job if re.fullmatch(RESOURCE, job) else None, end=end)
             )
         return tuple(entries)
 

@@ -76,15 +76,19 @@ REFERENCE: Final = r"\$\(\w+\)|\$\{\w+\}|^\$[A-Z_][A-Z0-9_]*$"
 RANDOM: Final = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.]{16,}"
 LONG: Final = 20
 """Minimum characters of a secret whose first four may be shown."""
-SHORTEST_TOKEN: Final = 13
-"""Characters of the shortest token in SHAPES: ya29. and 8 more."""
+SHORTEST_TOKEN: Final = 19
+"""Characters of the shortest secret in SHAPES (hf_ and 16 more), except for GOOGLE and a password in a URL."""
+GOOGLE: Final = "ya29."
+"""Begins Google's access tokens."""
 SHORTEST: Final = 4
 """Minimum characters of a password; anything shorter is a switch or a count."""
 
 
 def known_secret(text: str) -> bool:
     """Return whether the text contains a well-known kind of secret, whatever its name."""
-    if len(text) < SHORTEST_TOKEN and "://" not in text:  # most values; the patterns need not be compiled for them
+    if (
+        len(text) < SHORTEST_TOKEN and "://" not in text and GOOGLE not in text
+    ):  # most values; the patterns need not be compiled for them
         return False
     return bool(re.search(SHAPES, re.sub(REFERENCE, "", text)))
 

@@ -87,7 +87,7 @@ def decode(data: bytes, at: Callable[[int], str]) -> str:
         what = f"the file is larger than {MAX_BYTES // 1024} KiB"
         raise SpecError((Problem(at(1), what, "name a spec file; data belongs in a bucket"),))
     try:
-        return data.decode("utf-8-sig")
+        return data.decode().removeprefix("\ufeff")  # Python would import a module for utf-8-sig
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         what = f"invalid UTF-8 (byte 0x{data[error.start]:02x})"

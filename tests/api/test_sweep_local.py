@@ -14,7 +14,7 @@ import pytest
 
 from launch_train import runfolder
 from launch_train.common.storage import LocalFolder
-from launcher.cli.flows.plan_sweep import plan_of
+from launcher.cli.commands.sweep import plan_of
 from launcher.cli.options import Flags
 from launcher.cli.ui.text import stamp
 from launcher.errors import JobFailed, UsageError

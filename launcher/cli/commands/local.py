@@ -12,7 +12,7 @@ import typer
 
 from launch_train import runfolder
 from launcher.cli.help_page import OUTPUT, RUN, option
-from launcher.cli.options import Flags, Last, Output, OutputFormat, SpecFile, flags_of
+from launcher.cli.options import Flags, Last, Output, OutputFormat, SpecFile, flags_of, gather, overrides
 from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
@@ -225,8 +225,6 @@ def run_spec(
 def inputs_of(folder: Path | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:
     """Return the inputs of a plan, as `gather` does with these options; for a run folder, of one that continues
     it, without a spec by its own. Raises UsageError."""
-    from launcher.cli.flows.plan import gather
-    from launcher.cli.options import overrides
     from launcher.inputs.gather import GatherOptions, gather_data
 
     if folder is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,8 +23,13 @@ from launcher.cli.options import (
     WatchFor,
     Yes,
     flags_of,
+    gather,
 )
 from launcher.errors import UsageError, refuse_with
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Target
+    from launcher.runs.sweep.plan import SweepPlan
 
 
 class To(StrEnum):
@@ -73,7 +80,6 @@ def sweep(
     A --set with several values (lr=1e-4,3e-4) is swept; with --random it may be a range: log(1e-5,1e-2),
     uniform(0,0.3), int(1,8). limits.usd limits the cost of all points together. The same command continues the sweep.
     """
-    from launcher.cli.flows.plan_sweep import plan_of
     from launcher.cli.ui.sweep_page import show
 
     flags = flags_of(ctx)
@@ -116,3 +122,17 @@ def check(dry_run: bool, detach: bool, watch_for: str | None, to: To, max_parall
         raise UsageError(
             f"{other} cannot be combined with --detach", "--detach submits all points and returns. Remove one of them."
         )
+
+
+def plan_of(
+    target: Target, spec: Path | None, flags: Flags, *, random: int | None, seed: int, offline: bool
+) -> SweepPlan:
+    """Return the plan of a sweep; `--name` is its name. Raises as `plan_sweep` does."""
+    from launcher.inputs.code_files import CodeCache
+    from launcher.runs.sweep.plan import plan_sweep
+    from launcher.spec.sweep import parse_axes
+
+    single, axes = parse_axes(flags.set or ())
+    of_point = partial(gather, target, spec, flags._replace(set=single, name=None), cache=CodeCache())
+    name = flags.name or ""
+    return plan_sweep(lambda point: of_point(more=point), axes, random=random, seed=seed, name=name, offline=offline)

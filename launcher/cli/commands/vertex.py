@@ -19,6 +19,7 @@ from launcher.cli.options import (
     WatchFor,
     Yes,
     flags_of,
+    gather,
 )
 from launcher.errors import UsageError, refuse_with
 
@@ -54,7 +55,6 @@ def vertex(
     If there is no capacity, launch tries the next region, provisioning model or machine type. The same command on an
     active run follows that run.
     """
-    from launcher.cli.flows.plan import gather
     from launcher.cli.ui.plan_page import show
     from launcher.inputs.planning import planned
 

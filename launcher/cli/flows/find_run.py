@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -109,7 +110,7 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
 
     name, spec = name_of(text), is_spec(text)
     exact = None if regions or spec else exact_run(text)
-    if exact and ("/" in text or RUN_ID.fullmatch(text)):
+    if exact and ("/" in text or re.fullmatch(RUN_ID, text)):
         return exact
     here = (exact,) if exact else () if regions else named_runs(name)
     there: tuple[FoundRun, ...] = ()

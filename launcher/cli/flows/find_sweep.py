@@ -28,7 +28,7 @@ def find_named(text: str, regions: Sequence[str] | None) -> Sweep | None:
 
 def may_be_sweep(text: str) -> bool:
     """Return whether `text` may be a sweep's name: it is not an ID, a path, or the name of a folder in ./runs."""
-    if not NAME.fullmatch(text) or RUN_ID.fullmatch(text):
+    if not NAME.fullmatch(text) or re.fullmatch(RUN_ID, text):
         return False
     with suppress(UsageError):
         return exact_run(text) is None

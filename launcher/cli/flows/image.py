@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from launcher.cli.options import Flags, Output
+from launcher.cli.options import Flags, Output, gather
 
 if TYPE_CHECKING:
     from launcher.images.pipeline import ImageBuildRequest, ImageResult
@@ -21,7 +21,6 @@ LABEL = 10
 
 def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:
     """Build or push the image of a spec with `make` and print it. Raises LaunchError."""
-    from launcher.cli.flows.plan import gather
     from launcher.cli.ui.progress_bars import progress, report
     from launcher.runs.image import create, image_build_request
 

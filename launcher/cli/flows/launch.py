@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,8 @@ from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirmation
 from launcher.cli.flows.find_run import ambiguous_run, not_a_run
 from launcher.cli.flows.find_sweep import find_named, may_be_sweep
-from launcher.cli.flows.plan import gather
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
-from launcher.cli.options import Flags, Output, words
+from launcher.cli.options import Flags, Output, gather, words
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.text import flag_seconds
 from launcher.errors import JobFailed, LaunchError, UsageError
@@ -125,7 +125,7 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
 
 def run_id_of(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -> str:
     """Return the run's ID. If only the run's folder is left, `name` must be the ID."""
-    if RUN_ID.fullmatch(name):
+    if re.fullmatch(RUN_ID, name):
         return name
     try:
         return run_to_resume(name, flags, cloud, last=last).id

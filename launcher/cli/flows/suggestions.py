@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.cli.options import Flags, words
+from launcher.cli.options import Flags, gather, words
 from launcher.errors import LaunchError
 from launcher.text import relative
 
@@ -60,7 +60,6 @@ def cloud_command(typed: Typed) -> str:
 
 def is_planned(target: Target, spec: Path | None, flags: Flags, *, nodes: int | None = None) -> bool:
     """Return whether the job can be planned, and for that many nodes."""
-    from launcher.cli.flows.plan import gather
     from launcher.inputs.planning import planned
 
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from launcher.jobs.job import RESOURCE, Job
 from launcher.services import request
 
@@ -25,7 +27,7 @@ def place_of(job: Job) -> str:
 
 def console_url(job: Job) -> str:
     """Return the URL of the job's page in the console; empty: it has none."""
-    if not RESOURCE.fullmatch(job.name):
+    if not re.fullmatch(RESOURCE, job.name):
         return ""
     project = job.name.split("/")[1]
     if job.zone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -200,7 +201,7 @@ def sweep_name(name: str, spec_name: str, run: str, what: str) -> str:
         raise UsageError(
             f"--name {name}: invalid name of a sweep", "Use a-z, 0-9 and -, starting with a letter, at most 63."
         )
-    if name == spec_name or RUN_ID.fullmatch(name):
+    if name == spec_name or re.fullmatch(RUN_ID, name):
         raise UsageError(
             f"--name {name} is the name of its runs, so commands could not tell them apart",
             f"Use another name: --name {spec_name}-sweep",

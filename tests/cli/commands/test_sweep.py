@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from launch_train.common.storage import GcsFolder
-from launcher.cli.flows.plan_sweep import plan_of
+from launcher.cli.commands.sweep import plan_of
 from launcher.cli.options import Flags
 from launcher.cli.ui.text import stamp
 from launcher.gcp.parallel import in_pool

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher import catalog
-from launcher.cli.flows.plan import gather
-from launcher.cli.options import Flags
+from launcher.cli.options import Flags, gather
 from launcher.errors import LaunchError
 from launcher.images import pipeline
 from launcher.images.pipeline import Report

@@ -15,6 +15,8 @@ def is_loopback(address: str) -> bool:
 
     Names are not resolved, so other names of this machine, such as a.localhost, don't count.
     """
+    if not any(char.isdigit() or char == "[" for char in address) and "localhost" not in address.lower():
+        return False  # nearly all addresses: the pattern need not be compiled
     match = re.fullmatch(_ADDRESS, address)
     if not match:
         return False

@@ -25,6 +25,7 @@ from launcher.cli.options import (
     WatchFor,
     Yes,
     flags_of,
+    gather,
 )
 from launcher.errors import UsageError, refuse_with
 
@@ -94,7 +95,6 @@ def vm(
     With --run: runs the spec's job in its container and follows it to its end; then the VM deletes itself. If there
     is no capacity, launch tries the next zone.
     """
-    from launcher.cli.flows.plan import gather
     from launcher.cli.ui.plan_page import show
     from launcher.inputs.planning import planned
 
