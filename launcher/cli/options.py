@@ -132,11 +132,21 @@ def gather(
     target: "Target", spec: Path | None, flags: Flags, *, more: "Sequence[Override]" = (), **options: Any
 ) -> "Inputs":
     """Return the inputs of a plan. `more` are overrides in addition to the flags. `options` and errors are those of
-    `launcher.inputs.gather.gather`."""
-    from launcher.inputs.gather import GatherOptions
+    `launcher.inputs.gather.gather`; an unknown machine is reported before a missing project."""
+    from launcher.inputs.gather import GatherOptions, NoProject
     from launcher.inputs.gather import gather as gather_inputs
 
-    return gather_inputs(target, spec, [*overrides(flags), *more], GatherOptions(run_id=flags.run_id, **options))
+    changes = [*overrides(flags), *more]
+    try:
+        return gather_inputs(target, spec, changes, GatherOptions(run_id=flags.run_id, **options))
+    except NoProject:
+        from launcher import catalog
+        from launcher.plan.placement import choose
+
+        inputs = gather_inputs(target, spec, changes, GatherOptions(run_id=flags.run_id, stand_in="project", **options))
+        with inputs.located.naming_places():
+            choose(inputs.spec, catalog.load(), target)
+        raise
 
 
 def overrides(flags: Flags) -> "list[Override]":

@@ -460,6 +460,10 @@ def read_user_settings(environ: Mapping[str, str]) -> Settings:
     return read_settings(path, str(path)) if path and os.path.isfile(path) else Settings()  # noqa: PTH113
 
 
+class NoProject(UsageError):
+    """No Google Cloud project is set."""
+
+
 class FoundProject(Struct, frozen=True):
     """A project's ID, and where it is set."""
 
@@ -497,14 +501,15 @@ def project(
     `files` are by default the user's own settings; a run on this machine has none.
 
     Raises:
-        UsageError: no project is set, or it is not a project ID.
+        NoProject: no project is set.
+        UsageError: it is not a project ID.
     """
     if files is None:
         files = () if target == "local" else (read_user_settings(environ),)
     of_files = None if named else find_project(environ, files)
     project_id = named or (of_files.value if of_files else stand_in)
     if not project_id and target != "local":
-        raise UsageError(
+        raise NoProject(
             "no Google Cloud project is set",
             "gcloud config set project PROJECT\n"
             "or: export CLOUDSDK_CORE_PROJECT=PROJECT (any name works for a dry run)",

@@ -16,7 +16,7 @@ from launcher.plan.validate import loggers_of
 from launcher.plan.vm_request import has_local_ssd, on_stop
 from launcher.spec.checks import config_of
 from launcher.spec.models import JobSpec, Run, Vertex
-from launcher.text import parse_duration, size_text
+from launcher.text import parse_duration, plural, size_text
 
 LARGE_CODE = 100_000_000
 """Bytes above which code probably includes data or weights. Each push sends all of it again."""
@@ -50,8 +50,8 @@ def about_code(spec: JobSpec, catalog: Catalog, context: Context) -> Iterator[st
     yield from context.code_warnings
     if context.code.size > LARGE_CODE:
         yield (
-            f"the image contains {context.code.size / 1e6:,.0f} MB of code in {context.code.files:,} files. Exclude "
-            "unneeded files in .dockerignore, and put data in a bucket."
+            f"the image contains {context.code.size / 1e6:,.0f} MB of code in {plural(context.code.files, 'file')}. "
+            "Exclude unneeded files in .dockerignore, and put data in a bucket."
         )
     torch = next((requirement for requirement in context.packages.named if requirement.name == "torch"), None)
     if torch and uses_base_torch(spec, catalog):

@@ -66,6 +66,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("watch unknown", ["no run unknown", "launch runs lists the runs"]),
         ("sweep job.yaml", ["nothing to sweep", "--set run.config"]),
         ("check empty", ["no spec found in empty", "launch init"]),
+        ("vertex --type h1000 --dry-run", ["unknown GPU or machine type h1000", "Did you mean h100"]),
+        ("vertex job.yaml --dry-run", ["no Google Cloud project is set", "gcloud config set project"]),
         ("gpus --type foo", ["unknown GPU", "a3-highgpu-2g"]),
         ("init job.yaml", ["already exists", "launch init job-2.yaml"]),
         ("init empty", ["already exists", "job.yaml"]),

@@ -187,6 +187,7 @@ def run_spec(
         inputs = inputs_of(folder, spec, flags, options)  # the lines may have installed packages, and written code
         plan = planned(inputs)
     if dry_run:
+        suggest_resume(plan, inputs)
         show(plan, inputs.spec, output_format, image=docker, python=inputs.python)
         return
     from launcher.cli.flows import rehearse  # from here on: Windows, which shows plans, lacks what it needs
@@ -251,7 +252,7 @@ def report_start(plan: Plan, inputs: Inputs, folder: Path | None, *, is_new: boo
     Raises UsageError: the run can't continue with the plan.
     """
     from launcher.cli.ui.streams import say
-    from launcher.runs.local_resume import check_repeated, find_unfinished
+    from launcher.runs.local_resume import check_repeated
 
     if inputs.python and inputs.python.note:
         say(inputs.python.note)
@@ -261,6 +262,15 @@ def report_start(plan: Plan, inputs: Inputs, folder: Path | None, *, is_new: boo
         report_changes(folder, plan, inputs)
     elif not is_new:
         check_repeated(plan, is_builtin=inputs.spec.run.is_builtin)
+        suggest_resume(plan, inputs)
+
+
+def suggest_resume(plan: Plan, inputs: Inputs) -> None:
+    """Print how to continue an unfinished run whose code alone has changed."""
+    if sys.platform != "win32" and Path(plan.run_folder or "gs://").parent.is_dir():  # Windows lacks what it needs
+        from launcher.cli.ui.streams import say
+        from launcher.runs.local_resume import find_unfinished
+
         if hint := find_unfinished(plan, inputs.source.code):
             say(hint)
 

@@ -24,7 +24,8 @@ def logs(
 ) -> None:
     """Print the log of a run.
 
-    Reads Cloud Logging, or else the run's folder. Prints the newest attempt; `launch status` lists the other jobs.
+    Reads Cloud Logging, or else the run's folder. Prints the newest job (`launch status` lists the others), or all
+    attempts of a run on this machine; with --tail only the newest.
     """
     from launcher.cli.flows.find_run import find_run, job_of
     from launcher.cli.flows.print_logs import show

@@ -115,12 +115,18 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
     here = (exact,) if exact else () if regions else named_runs(name)
     there: tuple[FoundRun, ...] = ()
     if not here or spec or setting("core/project", os.environ):  # a spec's launch.yaml may set a project
+        cloud = None
         try:
-            there = cloud_runs(text, regions)
-        except (UsageError, NotAuthorised, UnreachableError) as error:  # such as: no project is set
+            cloud, searched_text = of_run(text)
+            there = look_up(cloud, searched_text, searched(regions))
+        except (UsageError, NotAuthorised, UnreachableError) as error:
             if not here and isinstance(error, NotAuthorised | UnreachableError):
                 problem = f"no run {text} in ./{RUNS}, and the cloud was not searched: {error.problem}"
                 raise type(error)(problem, error.hint) from error
+            if not here and cloud is None:  # no project is set
+                known = similar_names(text, (folder.name for folder in run_folders(Path(RUNS))))
+                hint = f"{known or 'launch runs lists the runs.'} For one in the cloud:\n{error.hint}"
+                raise UsageError(f"no run {text} in ./{RUNS}, and {error.problem}", hint) from error
             if not here:
                 raise
             answered = isinstance(error, NoSuchRun)
@@ -152,18 +158,6 @@ def folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[s
 def job_of(run: FoundRun, text: str) -> Job:
     """Return the job that `text` names, else the run's active or newest job."""
     return next((job for job in run.jobs if text in (job.name, job.id)), run.job)
-
-
-def cloud_runs(text: str, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
-    """Return the runs in the cloud that `text` means. Raises LaunchError."""
-    try:
-        cloud, text = of_run(text)
-    except UsageError as error:
-        ids = (folder.name for folder in run_folders(Path(RUNS)))
-        known = similar_names(text, ids) or "launch runs lists the runs."
-        problem = f"no run {text} in ./{RUNS}, and {error.problem}"
-        raise UsageError(problem, f"{known} For one in the cloud:\n{error.hint}") from error
-    return look_up(cloud, text, searched(regions))
 
 
 def ambiguous_run(text: str, here: Sequence[FoundRun], there: Sequence[FoundRun], *, can_take_last: bool) -> UsageError:

@@ -46,6 +46,11 @@ def show(run: FoundRun, job: Job, output: Output, *, tail: int | None, follow: b
     if output is Output.yaml:
         raise UsageError("-o yaml is not available for logs", "Use -o text or -o json.")
     printer, context, folder = EventPrinter(None), run.context, storage_of(request.run_folder(job.request))
+    # On this machine the run is one job, whose attempts all wrote to its folder.
+    before = context.attempts(folder)[:-1] if job.is_here and folder and tail is None else ()
+    for attempt in before:
+        for line in context.open_log(job, folder, printer.say, attempt=attempt.number).read_existing():
+            print_line(line, output)
     lines = context.open_log(job, folder, printer.say, tail=tail)
     for line in lines.read_existing():
         print_line(line, output)

@@ -146,7 +146,7 @@ def sweep_data(sweep: ListedSweep) -> dict[str, Any]:
         "finished": sweep.finished,
         "active": sum(run.is_active for run in sweep.runs),
         "best": {"run": best.run, "loss": best.loss} if best else None,
-        "usd": sweep.usd,
+        "usd": None if sweep.runs[0].target == "local" else sweep.usd,
     }
 
 
@@ -161,6 +161,6 @@ def run_data(run: ListedRun) -> dict[str, Any]:
         "target": run.target,
         "owner": run.owner or None,
         "progress": msgspec.to_builtins(run.progress),
-        "usd": run.usd,
+        "usd": None if run.target == "local" else run.usd,
         "problem": run.problem or None,
     }

@@ -271,6 +271,8 @@ def test_resuming_is_suggested_after_the_script_has_changed(script: World) -> No
     edit(script)
     ran = launch("local", script.spec, cwd=script.folder)
     offer = f"train.py changed since {run.name} (step 127); --resume {run.name} continues it with the new code"
+    planned = launch("local", script.spec, "--dry-run", cwd=script.folder)
+    assert offer in " ".join(planned.err.replace("launch: ", "").split()), planned.shown
     assert (ran.code, offer in " ".join(ran.err.replace("launch: ", "").split())) == (0, True), ran.shown
     assert len([*script.output.iterdir()]) == 2
     assert "--resume" not in launch("local", script.spec, cwd=script.folder).err, "its own run has begun"

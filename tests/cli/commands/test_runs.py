@@ -53,8 +53,8 @@ def test_local_runs_are_listed_newest_first_without_a_cloud(tmp_path: Path) -> N
     assert [one["run"] for one in rows] == ["future-0123abcd", "new-0123abcd", "old-0123abcd"]
     new = rows[1]
     assert (new["state"], new["target"], new["owner"], new["usd"], new["problem"]) == (
-        *("SUCCEEDED", "local", "me", 0.0),
-        None,
+        *("SUCCEEDED", "local", "me"),
+        *(None, None),
     )
     assert (new["progress"]["step"], new["progress"]["steps"], new["progress"]["loss"]) == (4, 9, None)
     assert new["progress"]["nonfinite"] == {"loss": "nan"}

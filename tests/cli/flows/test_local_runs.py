@@ -139,6 +139,15 @@ def test_without_credentials_a_name_means_the_local_run(tmp_path: Path) -> None:
     assert ran.err
 
 
+def test_a_spec_of_several_runs_here_says_why_the_cloud_was_not_searched(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text("name: tiny\nmachine: {type: l4}\n")
+    for digest in ("0123abcd", "1123abcd"):
+        make(tmp_path / "runs" / f"tiny-{digest}", ended(0))
+    ran = launch("status", "tiny.yaml", cwd=tmp_path, env=NO_CLOUD)
+    reason = "launch: the cloud was not searched: no Google Cloud project is set (gcloud config set project PROJECT)\n"
+    assert (ran.code, reason in ran.err, "error: 2 runs match tiny.yaml\n" in ran.err) == (2, True, True), ran.shown
+
+
 def test_the_reason_for_not_searching_the_cloud_is_printed_once_a_day(tmp_path: Path) -> None:
     """The reason is printed by the first command; after a day, or if it changes, again."""
     make(tmp_path / "runs" / "tiny-0123abcd", ended(0))
@@ -226,10 +235,10 @@ def test_the_commands_for_a_run_take_one_here(tmp_path: Path) -> None:
     def run(*words: str) -> Ran:
         return launch(*words, cwd=tmp_path, env=NO_CLOUD)
 
-    assert run("logs", "tiny").out == "".join(f"[workerpool0-0] {text}\n" for text in ("one", "two", "three"))
+    assert run("logs", "tiny").out == "".join(f"[workerpool0-0] {text}\n" for text in ("old", "one", "two", "three"))
     tail = run("logs", "tiny-0123abcd", "--tail", "1", "-o", "json").out
     assert json.loads(tail)["text"] == "three"
-    assert run("logs", str(folder), "--follow").out.count("\n") == 3
+    assert run("logs", str(folder), "--follow").out.count("\n") == 4
     assert run("logs", "tiny", "-o", "yaml").code == 2
     followed = run("follow", "tiny", "-o", "json")
     assert {"attempts", "progress", "story", "seconds", "results"} <= json.loads(followed.out).keys()
