@@ -197,13 +197,7 @@ def run_spec(
     if inputs.python and inputs.python.error:
         raise inputs.python.error
     with inputs.located.naming_places():
-        check_kernels(inputs)
-        if inputs.spec.run.node == "none" and not docker:
-            raise UsageError(
-                "run.node: none starts the image's own entrypoint, which only the image has",
-                "Run it in a container: --docker",
-                field="run.node",
-            )
+        check_runs_here(inputs, docker=docker)
     if new:
         plan = as_fresh_run(plan, inputs)
     report_start(plan, inputs, folder, is_new=new)
@@ -290,11 +284,18 @@ GPU_ONLY = {"precision": ("fp16", "tf32"), "attention": ("efficient", "cudnn")}
 """Values of `run.config` that need a GPU."""
 
 
-def check_kernels(inputs: Inputs) -> None:
-    """Refuse precisions and attention kernels that need a GPU if this machine has none. Raises UsageError."""
+def check_runs_here(inputs: Inputs, *, docker: bool) -> None:
+    """Refuse an entrypoint that only the image has, and if this machine has no GPU, precisions and attention kernels
+    that need one. Raises UsageError."""
     from launcher.services.local.on_host import visible_gpus
 
     run = inputs.spec.run
+    if run.node == "none" and not docker:
+        raise UsageError(
+            "run.node: none starts the image's own entrypoint, which only the image has",
+            "Run it in a container: --docker",
+            field="run.node",
+        )
     for key, kinds in GPU_ONLY.items() if run.is_builtin else ():
         if (value := run.config.get(key)) in kinds and not visible_gpus(os.environ):
             raise UsageError(

@@ -1,6 +1,6 @@
 """`launch vertex`: run a training job on Vertex AI."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from launcher.cli.options import (
     gather,
 )
 from launcher.errors import UsageError, refuse_with
+
+if TYPE_CHECKING:
+    from launcher.inputs.gather import Inputs
 
 CpuMachine = Annotated[str | None, typer.Option("--cpu-machine", hidden=True)]
 """A machine type without GPUs, in place of the spec's, for `launch selftest`."""
@@ -63,8 +66,6 @@ def vertex(
     check(dry_run, detach, resume, new, watch_for, flags, last)
     if preflight:
         refuse_with("--preflight", {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
-        from launcher.cli.flows.preflight import preflight_only
-
         preflight_only(gather("vertex", spec, flags), output_format, creates_repository=create_repository)
         return
     if dry_run:
@@ -89,6 +90,39 @@ def vertex(
         submit=SubmitOptions(builder=builder, create_repository=create_repository, preflight=not no_preflight),
     )
     launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
+
+
+def preflight_only(inputs: "Inputs", output: Output, *, creates_repository: bool = False) -> None:
+    """Run all checks of a plan and print every result; submit nothing.
+
+    Raises PlanRefused, NoCapacity, NotAuthorised: no placement is left.
+    """
+    import os
+
+    from launcher.cli.flows.cloud import of_project
+    from launcher.cli.ui.documents import printed
+    from launcher.cli.ui.streams import say
+    from launcher.inputs.planning import planned, planned_image
+    from launcher.project.preflight import allowed, check_plan, refusal
+    from launcher.project.report import data, lines, summary
+    from launcher.runs.image import check_contents
+
+    plan = planned(inputs)
+    compute = of_project(plan.project).compute
+    results = check_plan(plan, os.environ, compute, creates_repository=creates_repository)
+    attempts = allowed(plan, results)
+    refused = None if attempts else refusal(results)
+    if output is Output.text:
+        print("\n".join(lines(result for result in results if attempts or result.status != "failed")))
+        print(summary(results) or "all checks passed")
+    else:
+        keys = ("region", "zone", "provisioning", "machine_type")
+        places = [{key: getattr(attempt, key) for key in keys} for attempt in attempts]
+        printed({"checks": data(results), "placements": places}, output, refused)
+    if refused:
+        raise refused
+    if plan.image:
+        check_contents(inputs, planned_image(inputs), os.environ, say)
 
 
 def check(

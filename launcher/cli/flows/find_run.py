@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from launcher.cli.flows.cloud import is_spec, name_of, not_searched, of_run, say_not_searched
-from launcher.cli.flows.find_sweep import SWEEP_ID, find_named, may_be_sweep
-from launcher.errors import NotAuthorised, UsageError
+from launcher.cli.flows.cloud import here, is_spec, name_of, not_searched, of_run, say_not_searched
+from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import RUN_ID
 from launcher.runs.find import (
     RUNS,
@@ -29,12 +28,16 @@ from launcher.runs.find import (
     similar_names,
 )
 from launcher.runs.run_folder import open_run_folder
-from launcher.runs.sweep.find import Sweep, local_points
+from launcher.runs.sweep.find import FoundSweep, Sweep, find_sweep, local_points
+from launcher.spec.sweep import NAME
 from launcher.text import plural
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.jobs.job import Job
+
+SWEEP_ID: Final = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{6}")
+"""A name that launch has chosen. Any other name is first taken for a run's."""
 
 
 def find_run(text: str, regions: Sequence[str] | None, *, last: bool) -> FoundRun:
@@ -63,6 +66,34 @@ def run_or_sweep(text: str, regions: Sequence[str] | None, *, last: bool | None 
         if may_be and not likely and (sweep := find_named(text, regions)):
             return sweep
         raise
+
+
+def find_named(text: str, regions: Sequence[str] | None) -> Sweep | None:
+    """Return the sweep of that name; None: there is none. One on this machine does not hide billed jobs. With `regions`
+    only the cloud is searched."""
+    points = None if regions else local_points(text)
+    cloud = cloud_sweep(text, regions)
+    return Sweep(name=text, here=points, cloud=cloud) if points or cloud else None
+
+
+def may_be_sweep(text: str) -> bool:
+    """Return whether `text` may be a sweep's name: it is not an ID, a path, or the name of a folder in ./runs."""
+    if not NAME.fullmatch(text) or re.fullmatch(RUN_ID, text):
+        return False
+    with suppress(UsageError):
+        return exact_run(text) is None
+    return False
+
+
+def cloud_sweep(text: str, regions: Sequence[str] | None) -> FoundSweep | None:
+    """Return the sweep in the cloud of that name; None: there is none, or the cloud cannot be searched."""
+    try:
+        return find_sweep(here(), text, searched(regions))
+    except (UsageError, NotAuthorised):
+        return None
+    except LaunchError as error:
+        say_not_searched(error)
+        return None
 
 
 def not_a_run(sweep: Sweep) -> UsageError:
@@ -112,22 +143,22 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
     exact = None if regions or spec else exact_run(text)
     if exact and ("/" in text or re.fullmatch(RUN_ID, text)):
         return exact
-    here = (exact,) if exact else () if regions else named_runs(name)
+    runs_here = (exact,) if exact else () if regions else named_runs(name)
     there: tuple[FoundRun, ...] = ()
-    if not here or spec or setting("core/project", os.environ):  # a spec's launch.yaml may set a project
+    if not runs_here or spec or setting("core/project", os.environ):  # a spec's launch.yaml may set a project
         cloud = None
         try:
             cloud, searched_text = of_run(text)
             there = look_up(cloud, searched_text, searched(regions))
         except (UsageError, NotAuthorised, UnreachableError) as error:
-            if not here and isinstance(error, NotAuthorised | UnreachableError):
+            if not runs_here and isinstance(error, NotAuthorised | UnreachableError):
                 problem = f"no run {text} in ./{RUNS}, and the cloud was not searched: {error.problem}"
                 raise type(error)(problem, error.hint) from error
-            if not here and cloud is None:  # no project is set
+            if not runs_here and cloud is None:  # no project is set
                 known = similar_names(text, (folder.name for folder in run_folders(Path(RUNS))))
                 hint = f"{known or 'launch runs lists the runs.'} For one in the cloud:\n{error.hint}"
                 raise UsageError(f"no run {text} in ./{RUNS}, and {error.problem}", hint) from error
-            if not here:
+            if not runs_here:
                 raise
             answered = isinstance(error, NoSuchRun)
             if not answered:
@@ -138,10 +169,10 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
             if answered:
                 not_searched().unlink()
     if last:
-        return max((*here, *there), key=lambda run: run.job.begun)
-    if not (here and there) and (run := only_one(here or there)):
+        return max((*runs_here, *there), key=lambda run: run.job.begun)
+    if not (runs_here and there) and (run := only_one(runs_here or there)):
         return run
-    raise ambiguous_run(text, here, there, can_take_last=last is not None)
+    raise ambiguous_run(text, runs_here, there, can_take_last=last is not None)
 
 
 def folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[str, Storage]:

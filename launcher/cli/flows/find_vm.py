@@ -1,4 +1,4 @@
-"""Find a VM by name, number or resource name."""
+"""Find a VM by name, number or resource name, and explain a change that Compute Engine refuses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import launcher.clock
 from launcher.cli.ui.streams import say
-from launcher.errors import LaunchError, UsageError
+from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.jobs.job import RUN_LABEL
 from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
+    from launcher.diagnosis import Diagnosis
     from launcher.jobs.vm import VmInstance
+    from launcher.services.base import CreateRefused
     from launcher.services.compute.client import Compute, Fleet
 
 RESOURCE = re.compile(
@@ -106,12 +108,50 @@ def check_workstation(machine: VmInstance, problem: str, hint: str = "") -> VmIn
 
 
 @contextmanager
-def explain_interrupt(machine: VmInstance) -> Iterator[None]:
-    """On Ctrl-C, print that the operation of Compute Engine continues."""
+def changing(machine: VmInstance) -> Iterator[None]:
+    """Explain a change of a VM that Compute Engine refuses, and after Ctrl-C that the operation continues.
+
+    Raises LaunchError.
+    """
+    from launcher.services.base import CreateRefused
+
     try:
         yield
+    except CreateRefused as error:
+        raise refusal_error(error, machine) from error
     except KeyboardInterrupt as stop:
         text = f"the operation continues\nlaunch vm status {machine.name} shows its progress"
         stop.add_note(text)
         say(f"interrupted; {text}")
         raise
+
+
+def refusal_error(error: CreateRefused, machine: VmInstance) -> LaunchError:
+    """Return the error that a refusal stands for."""
+    from launcher.diagnosis import RequestContext, diagnose_refusal, exit_code
+
+    context = RequestContext(
+        project=machine.project,
+        region=machine.region,
+        provisioning=machine.provisioning,
+        zone=machine.zone,
+        machine_type=machine.machine_type,
+    )
+    diagnosis = diagnose_refusal(error.refusal, context)
+    if diagnosis.kind == "stockout":
+        return no_capacity(machine, diagnosis)
+    kinds = (UsageError, NotAuthorised, NoCapacity)
+    kind = next((kind for kind in kinds if kind.exit_code == exit_code(diagnosis)), LaunchError)
+    return kind(f"{machine.name}: {diagnosis.cause}", diagnosis.fix)
+
+
+def no_capacity(machine: VmInstance, diagnosis: Diagnosis) -> NoCapacity:
+    """Return the error for a stockout: a stopped VM can only start in the zone of its disk."""
+    named = f" (Compute Engine names {', '.join(diagnosis.zones)})" if diagnosis.zones else ""
+    return NoCapacity(
+        f"{machine.zone}, where the disk of {machine.name} is, has no capacity for {machine.machine_type}",
+        f"launch vm start {machine.name}\n    tries again later\n"
+        f"launch vm --name NAME --zone ZONE …\n    creates a VM in another zone{named}; to copy this VM's disk:\n"
+        f"    gcloud compute machine-images create NAME --source-instance={machine.name} "
+        f"--source-instance-zone={machine.zone}",
+    )

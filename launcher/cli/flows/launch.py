@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirmation
-from launcher.cli.flows.find_run import ambiguous_run, not_a_run
-from launcher.cli.flows.find_sweep import find_named, may_be_sweep
+from launcher.cli.flows.find_run import ambiguous_run, find_named, may_be_sweep, not_a_run
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
 from launcher.cli.options import Flags, Output, gather, words
 from launcher.cli.ui.event_printer import EventPrinter

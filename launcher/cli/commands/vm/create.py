@@ -109,9 +109,7 @@ def vm(
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     inputs = partial(gather, "vm", training=run, more=own, allow_default_account=allow_default_service_account)
     if preflight:
-        from launcher.cli.flows.preflight import preflight_only
-
-        preflight_only(inputs(spec, flags), output_format)
+        vertex.preflight_only(inputs(spec, flags), output_format)
     elif dry_run:
         found = inputs(spec, flags)
         show(planned(found, offline=offline), found.spec, output_format, settings=found.settings, explain=explain)

@@ -81,22 +81,19 @@ def disk_text(disk: dict[str, object]) -> str:
 
 def delete(compute: Compute, machine: VmInstance) -> str:
     """Delete the VM; return `deleted` or `already deleted`. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import explain_interrupt
-    from launcher.cli.flows.vm_errors import refusal_error
+    from launcher.cli.flows.find_vm import changing
     from launcher.cli.ui.streams import say
-    from launcher.services.base import CreateRefused, GoneError
+    from launcher.services.base import GoneError
     from launcher.services.compute.workstation import begin_change, wait_for_operation
     from launcher.ssh import keys
     from launcher.ssh.command import alias
 
-    with explain_interrupt(machine):
+    with changing(machine):
         say(f"deleting {machine.name}")
         try:
             wait_for_operation(compute, begin_change(lambda: compute.delete(machine)), say)
             how = "deleted"
         except GoneError:
             how = "already deleted"
-        except CreateRefused as error:
-            raise refusal_error(error, machine) from error
     keys.forget(keys.settings_folder(os.environ), alias(machine))
     return how

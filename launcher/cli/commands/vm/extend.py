@@ -123,18 +123,13 @@ def local(at: float) -> datetime:
 
 def move_lease(compute: Compute, machine: VmInstance, ends: int) -> VmInstance:
     """Set the new end; return the VM. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import explain_interrupt
-    from launcher.cli.flows.vm_errors import refusal_error
+    from launcher.cli.flows.find_vm import changing
     from launcher.cli.ui.streams import say
     from launcher.jobs.vm import LEASE
-    from launcher.services.base import CreateRefused
     from launcher.services.compute.workstation import begin_change, wait_for_operation
 
-    with explain_interrupt(machine):
-        try:
-            wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, str(ends))), say)
-        except CreateRefused as error:
-            raise refusal_error(error, machine) from error
+    with changing(machine):
+        wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, str(ends))), say)
     return compute.instance(machine.zone, machine.id)
 
 

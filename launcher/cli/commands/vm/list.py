@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from launcher.cli.help_page import OUTPUT, option
@@ -39,7 +40,6 @@ def vm_list(
 
     from launcher.cli.commands.vm.orphans import show_orphans
     from launcher.cli.flows.find_vm import open_compute
-    from launcher.cli.flows.mine import is_mine
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
 
@@ -54,6 +54,17 @@ def vm_list(
         print("\n".join(table(machines, disks, now, max(WIDTH, shutil.get_terminal_size().columns))))
     else:
         printed({"machines": [machine_data(machine, disks, now) for machine in machines]}, output_format)
+
+
+def is_mine(labels: Mapping[str, str]) -> bool:
+    """Return whether the owner label names gcloud's account. Raises UsageError: gcloud has none."""
+    from launcher.errors import UsageError
+    from launcher.inputs.gcloud_config import person
+    from launcher.plan.names import is_owned_by
+
+    if account := person(os.environ):
+        return is_owned_by(labels, account)
+    raise UsageError("--mine needs gcloud's account, and none is set", "gcloud auth login")
 
 
 def read_inventory(compute: Compute) -> tuple[Sequence[VmInstance], Sequence[Disk], float]:

@@ -46,36 +46,22 @@ def vm_start(
 
 def start(compute: Compute, machine: VmInstance) -> VmInstance:
     """Start the VM; return it when it is running. Raises NoCapacity: its zone has none; LaunchError."""
-    from launcher.cli.flows.find_vm import explain_interrupt
-    from launcher.cli.flows.vm_errors import refusal_error
+    from launcher.cli.flows.find_vm import changing
     from launcher.cli.ui.streams import say
-    from launcher.jobs.vm import UP
-    from launcher.services.base import CreateRefused
-    from launcher.services.compute.workstation import change_and_wait, wait_for_status
+    from launcher.jobs.vm import LEASE, UP
+    from launcher.services.compute.workstation import begin_change, change_and_wait, wait_for_operation, wait_for_status
 
     running = frozenset({"RUNNING"})
-    with explain_interrupt(machine):
+    with changing(machine):
         if machine.status in STOPPING:
             say(f"{machine.name} is stopping; it will be started afterwards")
             machine = wait_for_status(compute, machine, STOPPED, say)
         elif machine.status in UP:
             return wait_for_status(compute, machine, running, say)
         say(f"starting {machine.name}" + (f"; {note}" if (note := NOTES.get(machine.provisioning)) else ""))
-        try:
-            forget_lease(compute, machine)
-            return change_and_wait(compute, machine, lambda: compute.start(machine), running, say)
-        except CreateRefused as error:
-            raise refusal_error(error, machine) from error
-
-
-def forget_lease(compute: Compute, machine: VmInstance) -> None:
-    """Remove the end that launch vm extend set for the last lease. Raises LaunchError."""
-    from launcher.cli.ui.streams import say
-    from launcher.jobs.vm import LEASE
-    from launcher.services.compute.workstation import begin_change, wait_for_operation
-
-    if machine.lease_moved_to is not None:
-        wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, None)), say)
+        if machine.lease_moved_to is not None:  # launch vm extend moved the last lease
+            wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, None)), say)
+        return change_and_wait(compute, machine, lambda: compute.start(machine), running, say)
 
 
 def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> None:

@@ -43,25 +43,18 @@ def vm_stop(
 
 def stop(compute: Compute, machine: VmInstance) -> VmInstance:
     """Stop the VM; return it when it has stopped. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import explain_interrupt
-    from launcher.cli.flows.vm_errors import refusal_error
+    from launcher.cli.flows.find_vm import changing
     from launcher.cli.ui.streams import say
-    from launcher.services.base import CreateRefused
     from launcher.services.compute.vm_cost import has_local_ssd
     from launcher.services.compute.workstation import change_and_wait, wait_for_status
 
     discard = has_local_ssd(machine)
-    with explain_interrupt(machine):
+    with changing(machine):
         if machine.status in STOPPING:
             say(f"{machine.name} is already stopping")
             return wait_for_status(compute, machine, STOPPED, say)
         say(f"stopping {machine.name}{'; data on /mnt/localssd will be lost' if discard else ''}")
-        try:
-            return change_and_wait(
-                compute, machine, lambda: compute.stop(machine, discard_local_ssd=discard), STOPPED, say
-            )
-        except CreateRefused as error:
-            raise refusal_error(error, machine) from error
+        return change_and_wait(compute, machine, lambda: compute.stop(machine, discard_local_ssd=discard), STOPPED, say)
 
 
 def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> None:
