@@ -1,15 +1,18 @@
-"""`launch cancel`: cancel a run."""
+"""`launch cancel`: cancel a run, or all points of a sweep."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import Last, Output, OutputFormat, Regions, RunName, YesForAnother
+from launcher.errors import LaunchError
+from launcher.text import plural
 
 if TYPE_CHECKING:
-    from launcher.errors import LaunchError
+    from launcher.jobs.job import Job
     from launcher.runs.cancelling import Cancellation
     from launcher.runs.find import FoundRun
+    from launcher.runs.sweep.find import Sweep
 
 
 def cancel(
@@ -30,20 +33,21 @@ def cancel(
 
     match run_or_sweep(run, regions, last=last):
         case Sweep() as sweep:
-            from launcher.cli.flows.cancel_sweep import cancel_points
-
             cancel_points(sweep, output_format, yes=yes)
         case found:
             cancel_found(found, output_format, yes=yes)
 
 
 def cancel_found(run: FoundRun, output: Output, *, yes: bool) -> None:
-    """Cancel a run. Raises LaunchError: it may still run."""
+    """Cancel a run and print its ended jobs. Raises LaunchError: it may still run."""
+    from msgspec.structs import replace
+
     from launcher.cli.flows.confirm import confirm_for_another
-    from launcher.cli.ui.event_printer import EventPrinter
+    from launcher.cli.ui.data import job_data, run_data
+    from launcher.cli.ui.documents import printed
+    from launcher.cli.ui.streams import say
     from launcher.runs.cancelling import cancel_run
 
-    say = EventPrinter(None).say
     if not yes and run.is_active and not run.job.is_here:
         confirm_for_another(run.id, run.job.labels, "Cancel", "cancelled", f"launch cancel {run.id}")
     try:
@@ -52,32 +56,67 @@ def cancel_found(run: FoundRun, output: Output, *, yes: bool) -> None:
         say(f"interrupted; {' '.join(getattr(stop, '__notes__', ()))}")
         raise
     error = next(iter(cancelled.errors), None)
-    show(run, cancelled, output, error)
+    if output is Output.text:
+        for job in cancelled.jobs:
+            folder = f"\nits folder: {job.folder}" if job.folder and job.zone else ""  # finds a run on VMs from now on
+            print(f"{'' if cancelled.done else 'nothing to do: '}{end_text(cancelled.run, job)}{folder}")
+        if cancelled.only_blocked:
+            print("no further attempt will be made")
+    elif cancelled.jobs:
+        jobs = [job_data(cancelled.run, job) for job in cancelled.jobs if not job.is_here]
+        printed(run_data(replace(run, jobs=cancelled.jobs)) | {"jobs": jobs}, output, error)
     if error:
         raise error
 
 
-def show(run: FoundRun, cancelled: Cancellation, output: Output, error: LaunchError | None) -> None:
-    """Print the ended jobs; `error` ends the command."""
-    from msgspec.structs import replace
+def end_text(run: str, job: Job) -> str:
+    """Return `my-job-0123abcd cancelled after 3 min 20 s (us-central1)`."""
+    from launcher.cli.ui.event_printer import STATES, after
+    from launcher.cli.ui.job_text import place_of
 
-    from launcher.cli.ui.data import job_data, status_data
+    return f"{run} {STATES.get(job.state, job.state)}{after(job)} ({place_of(job)})"
+
+
+def cancel_points(sweep: Sweep, output: Output, *, yes: bool) -> None:
+    """Cancel all points of a sweep, after one question, and print how each ended.
+
+    Raises LaunchError: the answer is no, or a job may still run.
+    """
+    from launcher.cli.flows.confirm import confirmed, other_owner_of
     from launcher.cli.ui.documents import printed
-    from launcher.runs.run import status_of
-    from launcher.runs.run_story import story_of
+    from launcher.cli.ui.streams import say
+    from launcher.runs.sweep.cancel import cancel_sweep
+    from launcher.runs.sweep.find import active_points
 
+    if not yes and (active := active_points(sweep)):
+        owner = next(filter(None, (other_owner_of(run.job) for run in active)), "")
+        what = f"sweep {sweep.name} has {plural(len(active), 'active point')}{f' and {owner}' if owner else ''}"
+        repeat = f"To cancel them: launch cancel {sweep.name} --yes"
+        if not confirmed(f"The {what}.\nCancel all of them?", what, repeat):
+            raise LaunchError(f"{sweep.name} was not cancelled")
+    cancelled, errors = cancel_sweep(sweep, say)
+    done = sorted((point for point in cancelled if point.done), key=lambda point: point.run)
     if output is Output.text:
-        from launcher.cli.ui.event_printer import STATES, after
-        from launcher.cli.ui.job_text import place_of
+        count = f"{plural(len(done), 'point')} cancelled" if done else "nothing to do: no point was running"
+        print("\n".join([*map(point_text, done), f"{sweep.name}: {count}"]))
+    else:
+        runs = [point_data(point.run, job) for point in done for job in point.jobs]
+        printed({"sweep": sweep.name, "runs": runs}, output, next(iter(errors), None))
+    if errors:
+        raise errors[0]
 
-        for job in cancelled.jobs:
-            end = f"{cancelled.run} {STATES.get(job.state, job.state)}{after(job)} ({place_of(job)})"
-            folder = f"\nits folder: {job.folder}" if job.folder and job.zone else ""  # finds a run on VMs from now on
-            print(f"{'' if cancelled.done else 'nothing to do: '}{end}{folder}")
-        if cancelled.only_blocked:
-            print("no further attempt will be made")
-    elif cancelled.jobs:
-        ended = replace(run, jobs=cancelled.jobs)
-        status = status_of(ended)
-        jobs = [job_data(cancelled.run, job) for job in cancelled.jobs if not job.is_here]
-        printed(status_data(status, story_of(ended, status.attempts)) | {"jobs": jobs}, output, error)
+
+def point_text(point: Cancellation) -> str:
+    """Return how the jobs of a point ended, a line each."""
+    if point.only_blocked:
+        return f"{point.run} no further attempt will be made"
+    return "\n".join(end_text(point.run, job) for job in point.jobs)
+
+
+def point_data(run: str, job: Job) -> dict[str, Any]:
+    """Return a point for scripts; on this machine with its status, whose folder is read at once."""
+    from launcher.cli.ui.data import job_data, run_data
+    from launcher.runs.context import LocalContext
+    from launcher.runs.find import FoundRun
+
+    return run_data(FoundRun(id=run, jobs=(job,), context=LocalContext())) if job.is_here else job_data(run, job)

@@ -20,6 +20,7 @@ from launcher.cli.flows.find_run import ambiguous_run, find_named, may_be_sweep,
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
 from launcher.cli.options import Flags, Output, gather, words
 from launcher.cli.ui.event_printer import EventPrinter
+from launcher.cli.ui.streams import say
 from launcher.cli.ui.text import flag_seconds
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.inputs.gather import Inputs, project_of
@@ -186,7 +187,7 @@ def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = Non
             return
         if run.is_active:
             why = "has a plan that cannot be trusted" if refused else "has no readable plan"
-            EventPrinter(None).say(f"its folder {why}; following this job only, without further attempts")
+            say(f"its folder {why}; following this job only, without further attempts")
     printer = EventPrinter(None)
     tail = None if run.context.of_run(None).outlives_client else 0  # its own terminal has the lines so far
     watcher = RunWatcher(run.context, printer, run.storage, tail=tail)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from launcher.services.base import Jobs
 
 
-class LogView:
-    """A JobView of a job's state and log lines."""
+class PlainView:
+    """A JobView of a job's state, and of its log lines if there is a reader."""
 
-    def __init__(self, service: Jobs, job: Job, lines: LineReader) -> None:
+    def __init__(self, service: Jobs, job: Job, lines: LineReader | None = None) -> None:
         self._service, self._name, self._lines = service, job.name, lines
 
     def job(self) -> Job:
@@ -34,10 +34,10 @@ class LogView:
 
     def lines(self) -> list[Line]:
         """Return the new log lines."""
-        return self._lines.read_new()
+        return self._lines.read_new() if self._lines else []
 
     def progress(self) -> Progress | None:
-        """Return None: logs show no progress."""
+        """Return None: it shows no progress."""
         return None
 
 
@@ -66,7 +66,7 @@ def show(run: FoundRun, job: Job, output: Output, *, tail: int | None, follow: b
 
     service = context.of_run(folder)
     intervals = intervals_of(service.poll_seconds)
-    watch(LogView(service, job, lines), tell, context.clock, wait_seconds=None, intervals=intervals)
+    watch(PlainView(service, job, lines), tell, context.clock, wait_seconds=None, intervals=intervals)
 
 
 def print_line(line: Line, output: Output) -> None:

@@ -68,7 +68,7 @@ def show_end(
 ) -> None:
     """Print how the run ended, its results and its folder; as JSON, of a `run` whose job was watched, its status too.
     `error` is the failure that the command ends with."""
-    from launcher.cli.ui.data import job_data
+    from launcher.cli.ui.data import job_data, run_data
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.run_summary import as_data, lines
 
@@ -91,13 +91,8 @@ def show_end(
         return
     data = {"seconds": seconds, "usd": usd, "restarts": count, "results": as_data(results)}
     if run:
-        from launcher.cli.ui.data import status_data
-        from launcher.runs.run import status_of
-        from launcher.runs.run_story import story_of
-
         ended = replace(run, jobs=(job, *(other for other in run.jobs if other.name != job.name)))
-        status = status_of(ended)
-        data = {**status_data(status, story_of(ended, status.attempts)), **data}
+        data = {**run_data(ended), **data}
     printed({**job_data(job.run, job), **data}, output, error)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
 from launcher.cli.ui.streams import say
+from launcher.cli.ui.text import fitting, table_width
 from launcher.inputs.gcloud_config import person
 from launcher.runs.logs.line import clean_text
 from launcher.runs.run_list import listed_points
@@ -70,11 +71,11 @@ def text_of(settings: Mapping[str, str]) -> str:
 
 def cut(rows: Sequence[Mapping[str, str]], width: int) -> list[dict[str, str]]:
     """Return the rows without empty columns, in `width` columns: SETTINGS is cut where it is too long."""
-    others = run_table.fitting([{**row, "SETTINGS": row["SETTINGS"][:LEAST]} for row in rows], width)
+    others = fitting([{**row, "SETTINGS": row["SETTINGS"][:LEAST]} for row in rows], width, run_table.LESS)
     if "SETTINGS" not in others[0]:
         return others
     header = len("SETTINGS")
-    room = max(header, width - run_table.table_width([{**row, "SETTINGS": ""} for row in others]) + header)
+    room = max(header, width - table_width([{**row, "SETTINGS": ""} for row in others]) + header)
     texts = (row["SETTINGS"] for row in rows)
     return [
         {**row, "SETTINGS": text if len(text) <= room else f"{text[: room - 1]}…"}

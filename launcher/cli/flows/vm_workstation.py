@@ -9,6 +9,7 @@ from launcher.cli.flows import launch
 from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirmation
 from launcher.cli.flows.find_vm import display_time
+from launcher.cli.flows.print_logs import PlainView
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.plan_page import WIDTH, wrapped
@@ -27,28 +28,7 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.jobs.vm import VmInstance
     from launcher.plan.model import Plan
-    from launcher.runs.logs.line import Line
-    from launcher.runs.metrics.progress import Progress
     from launcher.services.router import Services
-
-
-class StateView:
-    """A JobView of a VM's state only."""
-
-    def __init__(self, service: Services, job: Job) -> None:
-        self._service, self._name = service, job.name
-
-    def job(self) -> Job:
-        """Return the VM's current state."""
-        return self._service.get(self._name)
-
-    def lines(self) -> list[Line]:
-        """Return no lines."""
-        return []
-
-    def progress(self) -> Progress | None:
-        """Return None."""
-        return None
 
 
 class VmWatcher:
@@ -58,9 +38,9 @@ class VmWatcher:
         self._service, self._printer = service, printer
         self.job: Job | None = None
 
-    def view(self, job: Job, number: int) -> StateView:
+    def view(self, job: Job, number: int) -> PlainView:
         """Return a view of the VM's state."""
-        return StateView(self._service, job)
+        return PlainView(self._service, job)
 
     def report(self, event: Any) -> None:
         """Print an event."""
@@ -85,8 +65,8 @@ def create_workstation(
     service = cloud.service
     watcher = VmWatcher(service, printer)
 
-    def checked(one: Plan) -> Plan:
-        return after_preflight(one, cloud, printer, detach=detach) if preflight else one
+    def checked(plan: Plan) -> Plan:
+        return after_preflight(plan, cloud, printer, detach=detach) if preflight else plan
 
     driver = RunDriver(
         plan=plan,

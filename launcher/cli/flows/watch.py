@@ -63,7 +63,7 @@ def watch_runs(
                         thread.join()
     except KeyboardInterrupt:
         messages.close()
-        EventPrinter(None).say(interrupted_text([watch.view for watch in watches], screen.cancelling))
+        say(interrupted_text([watch.view for watch in watches], screen.cancelling))
         raise
     finally:
         messages.close()
@@ -127,7 +127,7 @@ class Messages:
     def say(self, text: str) -> None:
         """Pass on a message of launch."""
         if self.are_printed:
-            EventPrinter(None).say(text)
+            say(text)
         else:
             self.on_screen(text)
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import VmInstance
     from launcher.runs.attempts import AttemptEntry
+    from launcher.runs.find import FoundRun
     from launcher.runs.run import RunStatus
     from launcher.runs.run_story import RunStory
 
@@ -62,6 +63,15 @@ def status_data(status: RunStatus, story: RunStory) -> dict[str, Any]:
         "jobs": [job_data(status.run, job) for job in status.jobs if not job.is_here],
         **story_data(story.chapters, story.cap, story.advice),
     }
+
+
+def run_data(run: FoundRun) -> dict[str, Any]:
+    """Return a run for scripts, as `launch status` prints it; its folder is read."""
+    from launcher.runs.run import status_of
+    from launcher.runs.run_story import story_of
+
+    status = status_of(run)
+    return status_data(status, story_of(run, status.attempts))
 
 
 def machine_data(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, Any]:

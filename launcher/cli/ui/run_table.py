@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.cli.ui.text import column_widths
+from launcher.cli.ui.text import column_widths, fitting
 from launcher.runs.logs.line import clean_text
 from launcher.text import plural, rough_duration, usd_text
 
@@ -21,8 +21,8 @@ EMPTY: Final = "-"
 LEFT: Final = ("NAME", "TARGET", "MACHINE", "OWNER", "STATE", "SETTINGS")
 """Columns aligned to the left; the others are numbers."""
 OWNER_DIGITS: Final = 8
-DROPPED: Final = ("OWNER", "STEP", "MACHINE", "TARGET", "AGE")
-"""Columns that are dropped from a table that is too wide, in this order; of STEP only the total."""
+LESS: Final = {"OWNER": "", "STEP": "/", "MACHINE": "", "TARGET": "", "AGE": ""}
+"""Columns that are dropped from a table that is too wide, in this order; of STEP only the total (`fitting`)."""
 
 
 def lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
@@ -36,11 +36,8 @@ def lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int 
         yield f"No runs{unsearched}."
         return
     now = time.time()
-    yield from aligned(
-        fitting(
-            [sweep_row(entry, now) if isinstance(entry, ListedSweep) else row(entry, now) for entry in shown], width
-        )
-    )
+    rows = [sweep_row(entry, now) if isinstance(entry, ListedSweep) else row(entry, now) for entry in shown]
+    yield from aligned(fitting(rows, width, LESS))
     for entry in shown:
         if not isinstance(entry, ListedSweep) and entry.problem:
             yield clean_text(f"{entry.run}: {entry.problem}")
@@ -83,25 +80,6 @@ def row(run: ListedRun, now: float) -> dict[str, str]:
 def loss_text(loss: float) -> str:
     """Return a loss with four digits, or `nan`."""
     return f"{loss:.4g}" if math.isfinite(loss) else str(loss)
-
-
-def fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[dict[str, str]]:
-    """Return the rows without columns that are empty, and without those that would make them too wide."""
-    kept = [name for name in rows[0] if any(row[name] for row in rows)]
-    fitted = [{name: row[name] for name in kept} for row in rows]
-    for dropped in DROPPED:
-        if table_width(fitted) <= width:
-            break
-        if dropped == "STEP":
-            fitted = [{**row, "STEP": row.get("STEP", "").partition("/")[0]} for row in fitted]
-        else:
-            fitted = [{name: cell for name, cell in row.items() if name != dropped} for row in fitted]
-    return fitted
-
-
-def table_width(rows: Sequence[Mapping[str, str]]) -> int:
-    """Return the width of the widest line."""
-    return sum(size + 2 for size in column_widths([[*rows[0]], *([*row.values()] for row in rows)])) - 2
 
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from launcher.cli.ui.event_printer import STATES, after, clock
-from launcher.cli.ui.plan_page import fitted
+from launcher.cli.ui.streams import say
 from launcher.cli.ui.text import stamp
 from launcher.runs.sweep.events import cause_of
 
@@ -26,8 +26,8 @@ class SweepPrinter:
 
     def say(self, text: str) -> None:
         """Print a message of launch, of one or more lines."""
-        for line in fitted(text, len("launch: ")).splitlines():
-            self._print(f"launch: {line}")
+        with self._lock:
+            say(text)
 
     def __call__(self, event: PointChanged) -> None:
         """Print an event."""

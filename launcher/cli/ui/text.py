@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from launcher.errors import UsageError
@@ -44,3 +44,23 @@ def columns(rows: Sequence[Sequence[str]], align: str = "<") -> Iterator[str]:
     widths = column_widths(rows)
     for row in rows:
         yield "  ".join(f"{cell:{align}{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def fitting(rows: Sequence[Mapping[str, str]], width: int, less: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the rows without empty columns, in at most `width` columns if `less` suffices: in its order, a column's
+    texts are cut at its separator; without one the column is dropped."""
+    kept = [name for name in rows[0] if any(row[name] for row in rows)]
+    fitted = [{name: row[name] for name in kept} for row in rows]
+    for column, separator in less.items():
+        if table_width(fitted) <= width:
+            break
+        if separator:
+            fitted = [{**row, column: row.get(column, "").partition(separator)[0]} for row in fitted]
+        else:
+            fitted = [{name: cell for name, cell in row.items() if name != column} for row in fitted]
+    return fitted
+
+
+def table_width(rows: Sequence[Mapping[str, str]]) -> int:
+    """Return the width of the widest line."""
+    return sum(size + 2 for size in column_widths([[*rows[0]], *([*row.values()] for row in rows)])) - 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import Mine, Output, OutputFormat
-from launcher.cli.ui.text import column_widths, columns
+from launcher.cli.ui.text import columns, fitting
 
 if TYPE_CHECKING:
     from launcher.jobs.orphans import Disk
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 """Columns of the list, unless the terminal is wider."""
-DROPPED = ("ENDS", "MACHINE", "AGE", "$/H")
-"""Columns shortened or dropped if the list is too wide, in this order (ENDS and MACHINE are shortened)."""
+LESS = {"ENDS": ", ", "MACHINE": ", ", "AGE": "", "$/H": ""}
+"""Columns shortened or dropped if the list is too wide, in this order (`fitting`)."""
 
 
 def vm_list(
@@ -106,25 +106,8 @@ def table(machines: Sequence[VmInstance], disks: Iterable[Disk], now: float, wid
     if not machines:
         yield "No VMs."
         return
-    rows = fitting([row(machine, disks, now) for machine in machines], width)
-    yield from columns(lines_of(rows))
-
-
-def fitting(rows: list[dict[str, str]], width: int) -> list[dict[str, str]]:
-    """Return the rows without the columns that would make them too wide."""
-    for dropped in DROPPED:
-        if sum(size + 2 for size in column_widths(lines_of(rows))) - 2 <= width:
-            break
-        if dropped in ("ENDS", "MACHINE"):
-            rows = [{**row, dropped: row[dropped].partition(", ")[0]} for row in rows]
-        else:
-            rows = [{name: cell for name, cell in row.items() if name != dropped} for row in rows]
-    return rows
-
-
-def lines_of(rows: list[dict[str, str]]) -> list[list[str]]:
-    """Return the cells, below the names of the columns."""
-    return [list(rows[0]), *(list(row.values()) for row in rows)]
+    rows = fitting([row(machine, disks, now) for machine in machines], width, LESS)
+    yield from columns([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def row(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, str]:
