@@ -35,7 +35,4 @@ def compare(
     folders = [folder_of(run, regions, last=last) for run in runs]
     with read_errors():
         compared = compare_page.compared([read_whole_run(storage) for _, storage in folders], time.time())
-    if output_format is Output.text:
-        print("\n".join(compare_page.lines(compared)))
-    else:
-        printed(compare_page.as_data(compared), output_format)
+    printed(compare_page.as_data(compared), output_format, page=compare_page.lines(compared))

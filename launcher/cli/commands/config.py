@@ -22,11 +22,7 @@ def config(spec: SpecFile = None, *, output_format: OutputFormat = Output.text) 
     from launcher.inputs.settings import effective_settings
 
     settings = effective_settings(spec)
-    if output_format is not Output.text:
-        printed(msgspec.to_builtins(settings), output_format)
-        return
-    for line in lines(settings):
-        print(line)
+    printed(msgspec.to_builtins(settings), output_format, page=lines(settings))
 
 
 def lines(settings: EffectiveSettings) -> list[str]:

@@ -44,10 +44,7 @@ def estimate(
         if spec is not None or words(flags):
             raise UsageError("--vram cannot be combined with a spec or its flags", "Remove one of them.")
         rows = largest_models(memory_bytes(vram))
-        if output_format is Output.text:
-            print("\n".join(ui.largest_page(vram, rows)))
-        else:
-            printed([row._asdict() for row in rows], output_format)
+        printed([row._asdict() for row in rows], output_format, page=ui.largest_page(vram, rows))
         return
     from launcher.cli.options import overrides
     from launcher.inputs.estimating import estimate_spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -70,13 +71,11 @@ def metrics(
     if found is None:
         raise no_metrics(name, folder.url)
     nodes = read_nodes(folder)
-    if output_format is Output.text:
-        table = lines(name, found, len(found.rows) if everything else ROWS)
-        print("\n".join([*table, *sample_lines(found.events), *event_and_gpu_lines(found, nodes)]))
-        return
+    table = lines(name, found, len(found.rows) if everything else ROWS)
+    page = chain(table, sample_lines(found.events), event_and_gpu_lines(found, nodes))
     data = {"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}
     nodes_data = [node.to_dict() for node in nodes]
-    printed({**data, "nonfinite": found.nonfinite, "nodes": nodes_data}, output_format)
+    printed({**data, "nonfinite": found.nonfinite, "nodes": nodes_data}, output_format, page=page)
 
 
 def no_metrics(run: str, folder: str) -> LaunchError:

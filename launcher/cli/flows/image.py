@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from launcher.cli.options import Flags, Output, gather
+from launcher.cli.ui.documents import printed
 
 if TYPE_CHECKING:
     from launcher.images.pipeline import ImageBuildRequest, ImageResult
@@ -50,9 +50,6 @@ def warnings(inputs: Inputs) -> tuple[str, ...]:
 
 def show(job: ImageBuildRequest, result: ImageResult, seconds: float, output: Output) -> None:
     """Print the result to stdout."""
-    if output is Output.text:
-        print("\n".join(lines(job, result, seconds)))
-        return
     image = job.image
     data = {
         "image": image.uri,
@@ -66,12 +63,7 @@ def show(job: ImageBuildRequest, result: ImageResult, seconds: float, output: Ou
         "wheel": image.wheel,
         "code": {"files": image.files, "bytes": image.size},
     }
-    if output is Output.json:
-        print(json.dumps(data, indent=2))
-    else:
-        from launcher.plan.yaml_text import as_yaml
-
-        print(as_yaml(data))
+    printed(data, output, page=lines(job, result, seconds))
 
 
 def lines(job: ImageBuildRequest, result: ImageResult, seconds: float) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
+from launcher.cli.ui.documents import printed
 from launcher.cli.ui.streams import say
 from launcher.cli.ui.text import fitting, table_width
 from launcher.inputs.gcloud_config import person
@@ -34,13 +35,9 @@ def show_sweep(sweep: Sweep, output: Output) -> None:
     for error in errors:
         say(error.problem)
     points_begun, waiting = listed_points(sweep, others, person(os.environ), time.time())
-    if output is Output.text:
-        print("\n".join(page(sweep, points_begun, waiting, max(run_table.WIDTH, shutil.get_terminal_size().columns))))
-        return
-    from launcher.cli.ui.documents import printed
-
     points = [{"set": sweep.values.get(point.run), **run_table.run_data(point)} for point in points_begun]
-    printed({"sweep": sweep.name, "points": points, "not_started": waiting}, output)
+    lines = page(sweep, points_begun, waiting, max(run_table.WIDTH, shutil.get_terminal_size().columns))
+    printed({"sweep": sweep.name, "points": points, "not_started": waiting}, output, page=lines)
 
 
 def page(sweep: Sweep, begun: Sequence[ListedRun], waiting: Sequence[str], width: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -28,10 +28,16 @@ def output_of(argv: Sequence[str]) -> Output:
     return chosen
 
 
-def printed(data: Any, output: Output, error: LaunchError | None = None) -> None:
-    """Print a document as JSON or YAML. With `error`, which ends the command, it is printed later with the error."""
+def printed(data: Any, output: Output, error: LaunchError | None = None, *, page: Iterable[str] | None = None) -> None:
+    """Print a document as JSON or YAML, or in its place the lines of its `page` as text.
+
+    With `error`, which ends the command, the document is printed later with the error.
+    """
     from launcher.plan.yaml_text import as_yaml
 
+    if page is not None and output is Output.text:
+        print("\n".join(page))
+        return
     if error is not None:
         error.data = data
         return

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import Output
+from launcher.cli.ui.documents import printed
 from launcher.cli.ui.plan_page import WIDTH, closing_lines, labelled, machine_lines, target_text
 from launcher.cli.ui.text import columns
 from launcher.runs.sweep.plan import point_settings
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
 
 def show(sweep: SweepPlan, output: Output) -> None:
     """Print a planned sweep."""
-    if output is Output.text:
-        print("\n".join(page(sweep)))
-    else:
-        from launcher.cli.ui.documents import printed
-
-        printed(sweep.to_dict(), output)
+    printed(sweep.to_dict(), output, page=page(sweep))
 
 
 def page(sweep: SweepPlan) -> Iterator[str]:

@@ -50,10 +50,9 @@ def vm_list(
         disks = [disk for disk in disks if is_mine(disk.labels)]
     if orphans:
         show_orphans(compute, machines, disks, now, output_format)
-    elif output_format is Output.text:
-        print("\n".join(table(machines, disks, now, max(WIDTH, shutil.get_terminal_size().columns))))
-    else:
-        printed({"machines": [machine_data(machine, disks, now) for machine in machines]}, output_format)
+        return
+    lines = table(machines, disks, now, max(WIDTH, shutil.get_terminal_size().columns))
+    printed({"machines": [machine_data(machine, disks, now) for machine in machines]}, output_format, page=lines)
 
 
 def is_mine(labels: Mapping[str, str]) -> bool:

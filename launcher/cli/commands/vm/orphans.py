@@ -43,10 +43,7 @@ def show_orphans(
 
     ends = ends_of(machines)
     idle = [*of_machines(machines, disks, now, ends), *of_disks(disks, machines, compute.project)]
-    if output is Output.text:
-        print("\n".join(lines(idle)))
-    else:
-        printed({"orphans": [dict(msgspec.to_builtins(orphan)) for orphan in idle]}, output)
+    printed({"orphans": [dict(msgspec.to_builtins(orphan)) for orphan in idle]}, output, page=lines(idle))
 
 
 def ends_of(machines: Sequence[VmInstance]) -> dict[str, Record]:

@@ -45,15 +45,12 @@ def vm_status(
 
     compute = open_compute()
     snapshot = read_snapshot(compute, one_machine(compute, name, zone))
-    if output_format is Output.text:
-        print("\n".join(lines(snapshot)))
-        return
     data = machine_data(snapshot.machine, snapshot.disks, snapshot.now)
     operations = [
         {"kind": operation.kind, "time": operation.inserted, "error": error_text(operation)}
         for operation in snapshot.operations
     ]
-    printed({**data, "says": dict(snapshot.says), "operations": operations}, output_format)
+    printed({**data, "says": dict(snapshot.says), "operations": operations}, output_format, page=lines(snapshot))
 
 
 def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
