@@ -56,18 +56,18 @@ def show_named(run: str, regions: list[str] | None, output_format: Output, *, ev
 
     match run_or_sweep(run, regions, last=last):
         case Sweep() as sweep:
-            from launcher.cli.flows.sweep_status import show_sweep
+            from launcher.cli.ui.sweep_page import show_points
 
             if events:
                 raise UsageError(f"--events needs a run, and {run} is a sweep", f"launch status {run} lists its runs.")
-            show_sweep(sweep, output_format)
+            show_points(sweep, output_format)
         case found:
             show_run(found, output_format, events=events)
 
 
 def show_run(run: FoundRun, output: Output, *, events: bool = False) -> None:
     """Print a run with its story, progress and GPUs, and what could not be read of its folder."""
-    from launcher.cli.ui.story_text import event_lines, events_data
+    from launcher.cli.ui.story_text import event_lines
     from launcher.runs.run import status_of
     from launcher.runs.run_story import story_of
 
@@ -78,10 +78,12 @@ def show_run(run: FoundRun, output: Output, *, events: bool = False) -> None:
         return
     if status.problem:
         say(status.problem)
+    from launch_train.report.events import event_rows
     from launcher.cli.ui.data import status_data
     from launcher.cli.ui.documents import printed
 
-    printed(status_data(status, story) | ({"events": events_data(story.run)} if events else {}), output)
+    rows = event_rows(story.run) if story.run and events else ()  # texts without secrets
+    printed(status_data(status, story) | ({"events": [row._asdict() for row in rows]} if events else {}), output)
 
 
 def lines(status: RunStatus, story: RunStory) -> Iterator[str]:

@@ -10,7 +10,7 @@ import msgspec
 from launch_train import runfolder
 from launch_train.runfolder.starts import RunMetrics
 from launcher.cli.options import Output
-from launcher.cli.ui.line_printer import LinePrinter
+from launcher.cli.ui.event_printer import LinePrinter
 from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError
 from launcher.gcp.storage import open_folder

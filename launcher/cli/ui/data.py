@@ -50,10 +50,11 @@ def attempt_data(entry: AttemptEntry) -> dict[str, Any]:
 
 
 def status_data(status: RunStatus, story: RunStory) -> dict[str, Any]:
-    """Return a run for scripts, with its story, progress, GPUs and jobs."""
+    """Return a run for scripts, with its story, progress, GPUs and jobs; cost and upper bound in USD."""
     import msgspec
 
-    from launcher.cli.ui.story_text import story_data
+    from launcher.cli.ui.story_text import attempt_text
+    from launcher.runs.story import total_usd
 
     return {
         **job_data(status.run, status.job),
@@ -61,7 +62,10 @@ def status_data(status: RunStatus, story: RunStory) -> dict[str, Any]:
         "nodes": [node.to_dict() for node in status.nodes],
         "attempts": [attempt_data(entry) for entry in status.attempts],
         "jobs": [job_data(status.run, job) for job in status.jobs if not job.is_here],
-        **story_data(story.chapters, story.cap, story.advice),
+        "story": [*map(attempt_text, story.chapters)],
+        "usd": total_usd(story.chapters) if any(attempt.place for attempt in story.chapters) else None,
+        "usd_at_most": story.cap,
+        "to_do": story.advice,
     }
 
 

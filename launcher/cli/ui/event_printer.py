@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from launch_train.common.text import elapsed
-from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.plan_page import LABEL, WIDTH, fitted, labelled
 from launcher.cli.ui.streams import CLEAR
+from launcher.diagnosis.output_cause import CauseFinder
 from launcher.jobs.job import GONE
 from launcher.text import usd_text
 
@@ -45,6 +46,20 @@ STATES = {
     "INTERRUPTED": "interrupted",
     "UNKNOWN": "unknown",
 }
+
+
+class LinePrinter(CauseFinder):
+    """Prints lines of all replicas to stderr with the replica's name as prefix, and finds the cause of a failure."""
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._lock = threading.Lock()
+
+    def __call__(self, replica: str, line: str) -> None:
+        with self._lock:
+            print(f"{self._prefix}[{replica}] {line}", file=sys.stderr, flush=True)
+            self.add(replica, line)
 
 
 class EventPrinter:

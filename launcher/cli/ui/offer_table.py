@@ -137,7 +137,11 @@ def as_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -
                     {"machine_type": each.name, "gpus": each.gpus, "share": each.share} for each in offer.machines
                 ],
                 "usd_per_gpu_hour": {model: msgspec.to_builtins(price) for model, price in offer.prices.items()},
-                **live_data(live, offer),
+                **(
+                    {"live": msgspec.to_builtins(now)}
+                    if (now := live.get((offer.gpu.name, offer.region or "")))
+                    else {}
+                ),
             }
             for offer in offers
         ],
@@ -145,11 +149,3 @@ def as_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -
         "spot_interruptions": msgspec.to_builtins(interruptions) if interruptions else None,
         "prices": {"date": prices.date, "digest": prices.digest, "shipped": prices.shipped},
     }
-
-
-def live_data(live: Live, offer: Offer) -> dict[str, Any]:
-    """Return the key `live` of an offer, or no key if nothing was read."""
-    import msgspec
-
-    offer_now = live.get((offer.gpu.name, offer.region or ""))
-    return {"live": msgspec.to_builtins(offer_now)} if offer_now else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -118,12 +118,6 @@ def story_lines(
         yield from labelled("" if number else "to do", text)
 
 
-def story_data(story: Sequence[AttemptSummary], cap: float | None, advice: str) -> dict[str, Any]:
-    """Return the story for scripts: a sentence for each attempt, cost and upper bound in USD, what to do next."""
-    usd = total_usd(story) if any(attempt.place for attempt in story) else None
-    return {"story": [*map(attempt_text, story)], "usd": usd, "usd_at_most": cap, "to_do": advice}
-
-
 def event_lines(run: RunData | None) -> Iterator[str]:
     """Yield all events of a run, a line each, cut at 80 columns."""
     from launch_train.report.events import event_rows
@@ -135,10 +129,3 @@ def event_lines(run: RunData | None) -> Iterator[str]:
         return
     head = ["TIME (UTC)", "START", "STEP", "EVENT", ""]
     yield from (line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in columns([head, *rows]))
-
-
-def events_data(run: RunData | None) -> list[dict[str, str]]:
-    """Return the events of a run for scripts: time, start, step, kind and details, as texts without secrets."""
-    from launch_train.report.events import event_rows
-
-    return [row._asdict() for row in event_rows(run)] if run else []

@@ -13,7 +13,7 @@ from launch_train.runfolder.starts import parse_metrics
 from launcher.cli.flows import rehearse
 from launcher.cli.flows.rehearse import RunResult, run, show
 from launcher.cli.options import Flags, Output, words
-from launcher.cli.ui.line_printer import LinePrinter
+from launcher.cli.ui.event_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training
 from launcher.cli.ui.streams import say
 from launcher.diagnosis.output_cause import Cause
