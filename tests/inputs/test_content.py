@@ -11,6 +11,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.images.source_files import File
 from launcher.inputs import code_files, content
+from launcher.plan.model import Content
 
 
 def written(folder: Path, **texts: str) -> Path:
@@ -72,3 +73,33 @@ def test_the_recipe_is_the_dockerfile_and_the_locks_and_names_its_base() -> None
         "launch_train/node/__main__.py",
         "launch_train/common/storage/__init__.py",
     }
+
+
+def test_the_content_of_launchs_own_files_is_kept_until_one_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "MANY", 2)
+    files = []
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("1\n")
+        files.append(File(name, tmp_path / name))
+
+    def of_own_files() -> Content:
+        content.content_of_own_files.cache_clear()
+        return content.content_of_own_files(tuple(files))
+
+    first = of_own_files()
+    assert first == content.content(files)
+    with monkeypatch.context() as patch:
+        patch.setattr(content, "content", lambda _files: pytest.fail("the files were read again"))
+        assert of_own_files() == first
+    before = (tmp_path / "b.py").stat()
+    (tmp_path / "b.py").write_text("2\n")
+    os.utime(tmp_path / "b.py", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert of_own_files() == content.content(files) != first
+    (kept,) = (tmp_path / "cache" / "launch").iterdir()
+    for damage in ("", kept.read_text()[:-1], "a b c"):
+        kept.write_text(damage)
+        assert of_own_files() == content.content(files)
+    content.content_of_own_files.cache_clear()
