@@ -269,10 +269,10 @@ def edit(world: World, text: str = "print(2)\n") -> None:
 def test_resuming_is_suggested_after_the_script_has_changed(script: World) -> None:
     run = only_run(script.output)
     edit(script)
-    ran = launch("local", script.spec, cwd=script.folder)
     offer = f"train.py changed since {run.name} (step 127); --resume {run.name} continues it with the new code"
     planned = launch("local", script.spec, "--dry-run", cwd=script.folder)
     assert offer in " ".join(planned.err.replace("launch: ", "").split()), planned.shown
+    ran = launch("local", script.spec, cwd=script.folder)
     assert (ran.code, offer in " ".join(ran.err.replace("launch: ", "").split())) == (0, True), ran.shown
     assert len([*script.output.iterdir()]) == 2
     assert "--resume" not in launch("local", script.spec, cwd=script.folder).err, "its own run has begun"
