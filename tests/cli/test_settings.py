@@ -321,6 +321,7 @@ def test_a_file_in_the_current_folder_is_never_read(world: World) -> None:
         ("regions: [us-central1, us-central1]\n", 1, "us-central1"),
         ("regions: [us-central9]\n", 1, "us-central9"),
         ("project: my-project\n", 1, "project"),
+        ("project:\n  regions: [us-central1]\n  max_usd_per_runn: 5\n", 3, "max_usd_per_run?"),
         ("- 1\n", 1, ""),
     ],
 )

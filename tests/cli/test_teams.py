@@ -164,24 +164,23 @@ def test_my_own_vm_and_a_change_of_nothing_ask_nothing(vms: Vms) -> None:
 # --- Caps ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("caps", "line", "words"),
-    [
-        ("max_usd_per_run: 1", 2, "--hours"),
-        ("regions: [europe-west4, us-east4]", 2, "--region europe-west4"),
-        ("machines: [h100, a2-highgpu-1g]", 2, "l4"),
-        ("required_labels: [team, cost-centre]", 2, "team: …, cost-centre: …"),
-    ],
-)
+CAPS = {
+    "max_usd_per_run: 1": "--hours",
+    "regions: [europe-west4, us-east4]": "--region europe-west4",
+    "machines: [h100, a2-highgpu-1g]": "l4",
+    "required_labels: [team, cost-centre]": "team: …, cost-centre: …",
+}
+
+
 @pytest.mark.parametrize("target", [["vertex"], ["vm"], ["vm", "--run"]], ids=" ".join)
-def test_a_plan_beyond_a_cap_is_refused(tmp_path: Path, target: list[str], caps: str, line: int, words: str) -> None:
+def test_a_plan_beyond_caps_is_refused_with_all_of_them_at_once(tmp_path: Path, target: list[str]) -> None:
     (tmp_path / "job.yaml").write_text(SPEC)
-    (tmp_path / "launch.yaml").write_text(f"project:\n  {caps}\n")
+    (tmp_path / "launch.yaml").write_text("".join(["project:\n", *(f"  {cap}\n" for cap in CAPS)]))
     ran = launch(target[0], "job.yaml", *target[1:], "--dry-run", cwd=tmp_path)
-    assert ran.code == 2
-    assert f"launch.yaml:{line}: " in ran.err
-    assert words in ran.err
-    assert ran.out == ""
+    assert (ran.code, ran.out) == (2, "")
+    text = " ".join(ran.err.split())
+    assert [line for line in range(2, 6) if f"launch.yaml:{line}: " not in text] == []
+    assert [words for words in CAPS.values() if words not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -198,13 +197,6 @@ def test_a_plan_within_the_caps(tmp_path: Path, caps: str) -> None:
     (tmp_path / "job.yaml").write_text(SPEC)
     (tmp_path / "launch.yaml").write_text(f"project: {{{caps}}}\n")
     assert launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path).code == 0
-
-
-def test_all_caps_are_reported_at_once(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(SPEC)
-    (tmp_path / "launch.yaml").write_text("project:\n  max_usd_per_run: 1\n  machines: [h100]\n")
-    ran = launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path)
-    assert ("launch.yaml:2: " in ran.err, "launch.yaml:3: " in ran.err) == (True, True)
 
 
 def test_the_lowest_cap_wins(tmp_path: Path) -> None:
@@ -224,16 +216,6 @@ def test_a_cap_lowered_since_applies_to_a_resume_with_the_spec(job: Job) -> None
     assert "launch.yaml:1: " in job.launch("vertex", "job.yaml", "--resume", run, "--detach", code=2).err
     assert job.data("status", run)["state"] == "CANCELLED"
     assert job.data("vertex", "--resume", run, "--detach")["run"] == run
-
-
-def test_an_invalid_launch_yaml_is_refused_with_its_lines(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(SPEC)
-    (tmp_path / "launch.yaml").write_text("project:\n  max_usd_per_runn: 5\n  regions: [nowhere]\n")
-    ran = launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path)
-    assert ran.code == 2
-    assert "launch.yaml:2: unknown setting project.max_usd_per_runn" in ran.err
-    assert "max_usd_per_run?" in ran.err
-    assert "launch.yaml:3: " in ran.err
 
 
 def test_only_the_file_beside_the_spec_counts(tmp_path: Path) -> None:

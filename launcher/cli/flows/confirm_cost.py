@@ -12,27 +12,20 @@ from launcher.plan.model import Plan
 from launcher.runs.cost_limit import could_cost, is_expensive, missing_limit, old_prices
 
 
-def confirmation(*, limited: bool, yes: bool, say: Callable[[str], None]) -> Callable[[Plan], None]:
-    """Return the function by which a driver asks just before it creates the first job of a new or resumed run. Nothing
-    is asked about a run that is active or has succeeded. `yes`: never ask."""
+def confirm_cost(
+    plan: Plan, *, limited: bool, say: Callable[[str], None], yes: bool = False, what: str = "run"
+) -> None:
+    """Ask for confirmation if the plan could cost more than $100, and has no limit or old prices. `what` it plans;
+    `yes`: ask nothing.
 
-    def confirm(plan: Plan) -> None:
-        if not yes:
-            confirm_cost(plan, limited=limited, say=say)
-
-    return confirm
-
-
-def confirm_cost(plan: Plan, *, limited: bool, say: Callable[[str], None], what: str = "run") -> None:
-    """Ask for confirmation if the plan could cost more than $100, and has no limit or old prices. `what` it plans.
-
-    Without a terminal, old prices are only reported.
+    A driver asks just before it creates the first job of a new or resumed run; nothing is asked about one that is
+    active or has succeeded. Without a terminal, old prices are only reported.
 
     Raises:
         UsageError: it has no limit, and there is no terminal.
         LaunchError: the answer is no.
     """
-    if not is_expensive(plan):
+    if yes or not is_expensive(plan):
         return
     could, old = could_cost(plan), old_prices(plan)
     if limited and not old:

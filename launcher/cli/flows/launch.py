@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from launcher.cli.flows.cloud import of_project
-from launcher.cli.flows.confirm_cost import confirmation
+from launcher.cli.flows.confirm_cost import confirm_cost
 from launcher.cli.flows.find_run import ambiguous_run, find_named, may_be_sweep, not_a_run
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
 from launcher.cli.options import Flags, Output, gather, words
@@ -94,7 +94,7 @@ def submit(
 ) -> None:
     """Submit a plan and follow its run to its end. Raises LaunchError."""
     printer = EventPrinter(plan)
-    confirm = confirmation(limited=is_limited(inputs), yes=options.yes, say=printer.say)
+    confirm = partial(confirm_cost, limited=is_limited(inputs), yes=options.yes, say=printer.say)
     driver, watcher = submission(plan, inputs, cloud, printer, options.submit, confirm, new=new, resume=resume)
     for warning in driver.plan.warnings if not resume else ():
         printer.say(warning)
@@ -118,7 +118,7 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
         )
     plan = stored_plan(cloud, run_to_resume(name, flags, cloud, last=options.last))
     printer = EventPrinter(plan)
-    confirm = confirmation(limited=is_limited_plan(plan), yes=options.yes, say=printer.say)
+    confirm = partial(confirm_cost, limited=is_limited_plan(plan), yes=options.yes, say=printer.say)
     driver, watcher = open_driver(cloud, plan, printer, with_its_own_image, confirm=confirm)
     follow(driver, watcher, printer, output, options, fresh=True, resume=True)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.flows import launch
 from launcher.cli.flows.cloud import of_project
-from launcher.cli.flows.confirm_cost import confirmation
+from launcher.cli.flows.confirm_cost import confirm_cost
 from launcher.cli.flows.find_vm import display_time
 from launcher.cli.flows.print_logs import PlainView
 from launcher.cli.options import Output
@@ -75,7 +76,7 @@ def create_workstation(
         watcher=watcher,
         say=printer.say,
         ready=checked,
-        confirm=confirmation(limited=limited, yes=yes, say=printer.say),
+        confirm=partial(confirm_cost, limited=limited, yes=yes, say=printer.say),
         clock=cloud.clock,
     )
     try:
