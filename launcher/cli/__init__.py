@@ -30,7 +30,7 @@ def run_and_flush() -> int:
     """Run the command with UTF-8 streams, flush them, and return the exit code."""
     code = 0
     try:
-        streams.prepare()
+        streams.prepare_streams()
         code = run()
         for stream in (sys.stdout, sys.stderr):
             with suppress(BrokenPipeError):  # `launch … | head`: the reader closed the pipe
@@ -84,11 +84,11 @@ def stop_code(end: BaseException | None) -> int:
 
     Typer turns either into an exit with 130 and keeps the cause.
     """
-    stop = next((cause for cause in causes(end) if isinstance(cause, KeyboardInterrupt)), None)
+    stop = next((cause for cause in exception_chain(end) if isinstance(cause, KeyboardInterrupt)), None)
     return 128 + getattr(stop, "signum", INTERRUPTED - 128) if stop else 0
 
 
-def causes(end: BaseException | None) -> Iterator[BaseException]:
+def exception_chain(end: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and its causes, newest first."""
     seen: set[int] = set()  # `raise error from error` makes an endless chain
     while end and id(end) not in seen:
@@ -99,7 +99,7 @@ def causes(end: BaseException | None) -> Iterator[BaseException]:
 
 def show_exit(words: Sequence[str], end: BaseException, code: int) -> None:
     """With `-o json`, print the notes of the KeyboardInterrupt that stopped the command."""
-    for cause in causes(end):
+    for cause in exception_chain(end):
         if isinstance(cause, KeyboardInterrupt):
             from signal import Signals
 

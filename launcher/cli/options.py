@@ -166,7 +166,7 @@ def overrides(flags: Flags) -> "list[Override]":
             changes.append(Override(path, machine_types(value) if several else value, f"--{flag}"))
     if flags.image is not None:  # a custom image replaces the whole image section
         changes.append(Override("image", {"uri": flags.image}, "--image"))
-    models = provisioning(flags)
+    models = provisioning_models(flags)
     if models:
         short = "--flex-start" if flags.flex_start else "--spot"
         changes.append(Override("provisioning", models, "--provisioning" if flags.provisioning else short))
@@ -178,7 +178,7 @@ def machine_types(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def words(flags: Flags) -> list[str]:
+def flag_words(flags: Flags) -> list[str]:
     """Return the flags as command-line arguments, without `--output`."""
     typed: list[str] = []
     for name, value in flags._asdict().items():
@@ -205,7 +205,7 @@ def cleared_fields(flags: Flags) -> "list[Override]":
     return changes
 
 
-def provisioning(flags: Flags) -> list[str]:
+def provisioning_models(flags: Flags) -> list[str]:
     """Return the provisioning models in fallback order: `--provisioning`, then flex-start, then spot."""
     named = [*(flags.provisioning or ()), *(["flex-start"] * flags.flex_start), *(["spot"] * flags.spot)]
     return list(dict.fromkeys(named))

@@ -16,7 +16,7 @@ from launch_train import runfolder
 from launch_train.common.storage import LocalFolder
 from launcher.cli.commands.sweep import plan_of
 from launcher.cli.options import Flags
-from launcher.cli.ui.text import stamp
+from launcher.cli.ui.text import utc_stamp
 from launcher.errors import JobFailed, UsageError
 from launcher.plan.model import Plan
 from launcher.runs import local_run
@@ -350,7 +350,7 @@ def test_real_processes(tmp_path: Path) -> None:
     again = launch(*line[:-2], cwd=tmp_path, env=NO_CLOUD)
     lines = [text for text in again.err.splitlines() if "/2  " in text]
     end = json.loads((tmp_path / "runs" / data["points"][0]["run"] / "attempts" / "0001.end.json").read_text())["time"]
-    assert f"already succeeded on {stamp(end)}" in lines[0]
+    assert f"already succeeded on {utc_stamp(end)}" in lines[0]
     assert "already failed on " in lines[1]
     assert lines[1].count("workerpool0-0 exited with ") == 1
     assert all(text.startswith(" ") for text in lines), "the time of day is not that of the end"

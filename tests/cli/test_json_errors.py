@@ -145,7 +145,7 @@ def test_a_cancel_that_fails_in_part_is_one_document(job: Job) -> None:
 
 def test_a_bench_that_finds_a_slow_machine_is_one_document() -> None:
     with pytest.raises(JobFailed) as caught:
-        bench.run_bench(["sh", "-c", f"echo '{{\"ok\": false}}'; exit {int(contract.Exit.UNFIT)}"], Output.json)
+        bench.run_benchmark(["sh", "-c", f"echo '{{\"ok\": false}}'; exit {int(contract.Exit.UNFIT)}"], Output.json)
     assert caught.value.data == {"ok": False}
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from launch_train import runfolder
 from launch_train.runfolder.starts import parse_metrics
-from launcher.cli.commands.metrics import lines
+from launcher.cli.commands.metrics import metric_lines
 from launcher.cli.ui.event_printer import progress_text
-from launcher.cli.ui.run_summary import as_data as results_data
-from launcher.cli.ui.run_summary import lines as summary_lines
+from launcher.cli.ui.run_summary import results_data, summary_lines
 from launcher.runs.metrics.progress import summarize_rows
 from tests.command import launch
 
@@ -75,14 +74,14 @@ def test_a_skipped_step_has_its_own_line() -> None:
     row = {"step": 1, "loss": 0.5, "grad_norm": None, "skipped": 1, "nonfinite": {"grad_norm": "inf"}}
     found = parse_metrics({runfolder.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
     assert found.nonfinite == {}
-    assert "inf" in "\n".join(lines("run", found, 20))
+    assert "inf" in "\n".join(metric_lines("run", found, 20))
 
 
 def test_a_custom_metric_named_nonfinite_is_a_value() -> None:
     row = {"step": 1, "loss": None, "nonfinite": 3}
     found = parse_metrics({runfolder.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
     assert found.nonfinite == {}
-    assert "3" in "\n".join(lines("run", found, 20))
+    assert "3" in "\n".join(metric_lines("run", found, 20))
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from launch_train.common import contract
-from launcher.cli.ui.plan_page import page
+from launcher.cli.ui.plan_page import plan_lines
 from launcher.errors import PlanRefused
 from launcher.plan.binding import read
 from launcher.plan.build import image
@@ -230,7 +230,7 @@ def test_the_page_names_the_type_of_each_attempt(types: list[str]) -> None:
     machine = {"type": types, "gpus": 1}
     job = spec(machine=machine, regions="any", run=TRAINER, output="gs://b/r")
     plan = planned(machine=machine, regions="any", run=TRAINER, output="gs://b/r")
-    short, whole = [*page(plan, job)], [*page(plan, job, explain=True)]
+    short, whole = [*plan_lines(plan, job)], [*plan_lines(plan, job, explain=True)]
     assert len(short) <= 25
     assert max(map(len, [*short, *whole])) <= 80
     rows = short[next(number for number, line in enumerate(short) if line.startswith("fallback order")) + 1 :][:5]

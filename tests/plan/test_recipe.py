@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from launcher.cli.ui.plan_page import page
+from launcher.cli.ui.plan_page import plan_lines
 from launcher.errors import PlanRefused
 from launcher.inputs.requirements import read_requirements
 from launcher.plan.build import image
@@ -187,7 +187,7 @@ def test_setup_may_install_what_a_requirements_file_lacks() -> None:
 def test_a_plan_names_the_builders_that_can_run_the_setup() -> None:
     def setup(**fields: Any) -> list[str]:
         image = {"setup": ["apt-get install -y git", "true"], **fields}
-        lines = [*page(planned(image=image), spec(image=image))]
+        lines = [*plan_lines(planned(image=image), spec(image=image))]
         return lines[next(n for n, line in enumerate(lines) if line.startswith("setup ")) :][:4]
 
     lines = setup()

@@ -68,6 +68,6 @@ def test_a_job_on_vertex_ai_needs_an_account_that_reads_it() -> None:
 def test_no_page_of_a_local_run_shows_the_url(output: Output, capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned("local", **notify(URL))
     assert json.loads(env_of(plan.attempts[0].request)[contract.NOTIFY])["webhook"] == URL
-    plan_page.show(plan, spec(**notify(URL)), output)
+    plan_page.show_plan(plan, spec(**notify(URL)), output)
     assert "s3cr3t" not in capsys.readouterr().out
     assert "s3cr3t" not in repr(compare_plans(planned("local"), plan))

@@ -52,10 +52,10 @@ def bench(
     words = [*(["--quick"] if quick else []), *(["--strict"] if strict else []), *(["--only", only] if only else [])]
     if output_format is Output.json:
         words += ["--json", "-"]
-    print(run_bench([*program(gpus), *words], output_format), end="")
+    print(run_benchmark([*bench_command(gpus), *words], output_format), end="")
 
 
-def program(gpus: int | None) -> list[str]:
+def bench_command(gpus: int | None) -> list[str]:
     """Return the benchmark's command; with --gpus it runs under torchrun."""
     if gpus is None:
         return [sys.executable, "-P", "-m", "launch_train.bench"]
@@ -63,7 +63,7 @@ def program(gpus: int | None) -> list[str]:
     return [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={gpus}", *rendezvous, "-m", "launch_train.bench"]
 
 
-def run_bench(argv: Sequence[str], output: Output) -> str:
+def run_benchmark(argv: Sequence[str], output: Output) -> str:
     """Run the benchmark and return its stdout. Raises UsageError, JobFailed or LaunchError."""
     import subprocess
 

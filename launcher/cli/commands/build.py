@@ -19,10 +19,10 @@ def build(
 
     If only code has changed, its layer is appended in the registry without a Docker engine.
     """
-    from launcher.cli.flows.image import run
+    from launcher.cli.flows.image import build_image
     from launcher.images import pipeline
 
-    run(pipeline.build, spec, flags_of(ctx), builder, create_repository, output_format)
+    build_image(pipeline.build, spec, flags_of(ctx), builder, create_repository, output_format)
 
 
 def push(
@@ -37,7 +37,7 @@ def push(
 
     Builds it only if its content is new. Prints the digest.
     """
-    from launcher.cli.flows.image import run
+    from launcher.cli.flows.image import build_image
     from launcher.images import pipeline
 
-    run(pipeline.push, spec, flags_of(ctx), builder, create_repository, output_format)
+    build_image(pipeline.push, spec, flags_of(ctx), builder, create_repository, output_format)

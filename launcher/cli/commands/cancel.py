@@ -43,7 +43,7 @@ def cancel_found(run: FoundRun, output: Output, *, yes: bool) -> None:
     from msgspec.structs import replace
 
     from launcher.cli.flows.confirm import confirm_for_another
-    from launcher.cli.ui.data import job_data, run_data
+    from launcher.cli.ui.data import job_data, run_document
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.streams import say
     from launcher.runs.cancelling import cancel_run
@@ -64,7 +64,7 @@ def cancel_found(run: FoundRun, output: Output, *, yes: bool) -> None:
             print("no further attempt will be made")
     elif cancelled.jobs:
         jobs = [job_data(cancelled.run, job) for job in cancelled.jobs if not job.is_here]
-        printed(run_data(replace(run, jobs=cancelled.jobs)) | {"jobs": jobs}, output, error)
+        printed(run_document(replace(run, jobs=cancelled.jobs)) | {"jobs": jobs}, output, error)
     if error:
         raise error
 
@@ -115,8 +115,8 @@ def point_text(point: Cancellation) -> str:
 
 def point_data(run: str, job: Job) -> dict[str, Any]:
     """Return a point for scripts; on this machine with its status, whose folder is read at once."""
-    from launcher.cli.ui.data import job_data, run_data
+    from launcher.cli.ui.data import job_data, run_document
     from launcher.runs.context import LocalContext
     from launcher.runs.find import FoundRun
 
-    return run_data(FoundRun(id=run, jobs=(job,), context=LocalContext())) if job.is_here else job_data(run, job)
+    return run_document(FoundRun(id=run, jobs=(job,), context=LocalContext())) if job.is_here else job_data(run, job)

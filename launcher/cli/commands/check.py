@@ -84,17 +84,17 @@ def show_checked(
     paths: list[Path], target: Target | None, project: str | None, output_format: Output, shown: Callable[[str], str]
 ) -> None:
     """Print the specs and what is wrong with them, as `shown` returns each line. Raises PlanRefused."""
-    from launcher.cli.ui.check_page import annotation_lines, data, log_line, page
+    from launcher.cli.ui.check_page import annotation_lines, check_data, check_lines, log_line
     from launcher.cli.ui.documents import printed
     from launcher.inputs.checking import check_specs, find_specs
 
     files = find_specs(paths)
     checked = check_specs(files.specs, target=target, project=project)
-    error = refusal(checked)
+    error = specs_refusal(checked)
     if output_format is not Output.text:
-        printed(data(checked, files.other_files), output_format, error)
+        printed(check_data(checked, files.other_files), output_format, error)
     else:
-        for line in page(checked, files.other_files):
+        for line in check_lines(checked, files.other_files):
             print(shown(line))
         for line in annotation_lines(checked) if shown is log_line else ():
             print(line)
@@ -116,7 +116,7 @@ def show_changes(
     from launcher.inputs.checking import compare_specs
 
     changes = compare_specs(paths, against, target=target, project=project)
-    error = refusal([change.after for change in changes if change.after])
+    error = specs_refusal([change.after for change in changes if change.after])
     if output_format is not Output.text:
         printed(changes_data(changes, against), output_format, error)
     else:
@@ -125,7 +125,7 @@ def show_changes(
         raise error
 
 
-def refusal(checked: list[CheckedSpec]) -> LaunchError | None:
+def specs_refusal(checked: list[CheckedSpec]) -> LaunchError | None:
     """Return the error of the command if specs are refused."""
     count = sum(spec.plan is None for spec in checked)
     return PlanRefused(f"{count} of {plural(len(checked), 'spec')} refused; see above") if count else None

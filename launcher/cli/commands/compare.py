@@ -24,7 +24,7 @@ def compare(
     """
     import time
 
-    from launcher.cli.flows.find_run import folder_of
+    from launcher.cli.flows.find_run import run_folder_of
     from launcher.cli.flows.report import read_whole_run
     from launcher.cli.ui import compare_page
     from launcher.cli.ui.documents import printed
@@ -32,7 +32,7 @@ def compare(
 
     if len(runs) < 2:
         raise UsageError(f"only one run to compare: {runs[0]}", "Name another: launch compare RUN RUN")
-    folders = [folder_of(run, regions, last=last) for run in runs]
+    folders = [run_folder_of(run, regions, last=last) for run in runs]
     with read_errors():
         compared = compare_page.compared([read_whole_run(storage) for _, storage in folders], time.time())
-    printed(compare_page.as_data(compared), output_format, page=compare_page.lines(compared))
+    printed(compare_page.comparison_data(compared), output_format, page=compare_page.comparison_lines(compared))

@@ -22,21 +22,21 @@ def config(spec: SpecFile = None, *, output_format: OutputFormat = Output.text) 
     from launcher.inputs.settings import effective_settings
 
     settings = effective_settings(spec)
-    printed(msgspec.to_builtins(settings), output_format, page=lines(settings))
+    printed(msgspec.to_builtins(settings), output_format, page=setting_lines(settings))
 
 
-def lines(settings: EffectiveSettings) -> list[str]:
+def setting_lines(settings: EffectiveSettings) -> list[str]:
     """Return a line for each setting, its origin below it, and the files."""
     width = max(len(setting.name) for setting in settings.settings)
     rows = []
     for setting in settings.settings:
-        rows.append(f"{setting.name:<{width}}  {value_text(setting.value)}".rstrip())
+        rows.append(f"{setting.name:<{width}}  {setting_text(setting.value)}".rstrip())
         rows.append(f"{'':<{width}}    {setting.origin}")
     files = [f"{path}{'' if exists else ' (does not exist)'}" for path, exists in settings.files.items()]
     return [*rows, "", "settings files:", *(f"  {file}" for file in files)]
 
 
-def value_text(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """Return a value as text; `-` if it is not set."""
     if value is None:
         return "-"

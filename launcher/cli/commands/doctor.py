@@ -52,7 +52,7 @@ def doctor(
         halves["project"] = project_half(spec, region, target)
     failed = sum(check.status == "failed" for checks in halves.values() for check in checks)
     error = LaunchError(f"{plural(failed, 'problem')} found", "See the lines marked ✗.") if failed else None
-    show(halves, output_format, error)
+    show_halves(halves, output_format, error)
     if error:
         raise error
 
@@ -81,7 +81,7 @@ def project_half(spec: Path | None, regions: list[str] | None, target: Target) -
     return check_project(name, chosen, os.environ, vms=target == "vm")
 
 
-def show(halves: dict[str, tuple[Check, ...]], output: Output, error: LaunchError | None) -> None:
+def show_halves(halves: dict[str, tuple[Check, ...]], output: Output, error: LaunchError | None) -> None:
     """Print a line for each check."""
     from launcher.cli.style import styled
     from launcher.cli.ui.documents import printed

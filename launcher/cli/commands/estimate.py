@@ -38,10 +38,10 @@ def estimate(
 
     flags = flags_of(ctx)
     if vram is not None:
-        from launcher.cli.options import words
+        from launcher.cli.options import flag_words
         from launcher.plan.memory.need import largest_models, memory_bytes
 
-        if spec is not None or words(flags):
+        if spec is not None or flag_words(flags):
             raise UsageError("--vram cannot be combined with a spec or its flags", "Remove one of them.")
         rows = largest_models(memory_bytes(vram))
         printed([row._asdict() for row in rows], output_format, page=ui.largest_page(vram, rows))
@@ -64,6 +64,6 @@ def estimate(
     options = GatherOptions(run_id=flags.run_id, project_id="unknown")
     estimates = estimate_spec(gather("vertex", spec, changes, options))
     if output_format is Output.text:
-        print("\n\n".join("\n".join(ui.page(estimated)) for estimated in estimates))
+        print("\n\n".join("\n".join(ui.estimate_lines(estimated)) for estimated in estimates))
     else:
         printed(msgspec.to_builtins(estimates if len(estimates) > 1 else estimates[0]), output_format)

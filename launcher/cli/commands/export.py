@@ -53,7 +53,7 @@ def export(
     Writes the config next to the weights, and the tokenizer if it is that of bytes or --tokenizer names it. hf loads
     with from_pretrained, torch with torch.load(weights_only=True). hf and dcp also contain the optimizer's state.
     """
-    from launcher.cli.flows.find_run import folder_of
+    from launcher.cli.flows.find_run import run_folder_of
     from launcher.cli.ui.streams import say
     from launcher.runs.exporting import export_checkpoint
 
@@ -61,7 +61,7 @@ def export(
         raise UsageError(f"-o {target}: -o names the output folder here", f"For a folder of that name: -o ./{target}")
     gc.enable()  # the command handles gigabytes
     wanted = step_number(step)
-    name, folder = folder_of(run, regions, last=last)
+    name, folder = run_folder_of(run, regions, last=last)
     done = export_checkpoint(
         name, folder, kind.value, target, step=wanted, weights_only=weights_only, tokenizer=tokenizer, say=say
     )

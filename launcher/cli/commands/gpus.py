@@ -56,7 +56,7 @@ def gpus(
     """
     from launcher.catalog.offers import offers
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.offer_table import as_data, table
+    from launcher.cli.ui.offer_table import offer_lines, offers_data
     from launcher.inputs.price_table import priced_catalog
 
     regions = live_regions(region) if live else region or []
@@ -70,9 +70,9 @@ def gpus(
 
         seen = live_offers(open_compute(), known, shown)
     if output_format is Output.text:
-        print("\n".join(table(known, shown, total, seen, query.models)))
+        print("\n".join(offer_lines(known, shown, total, seen, query.models)))
     else:
-        printed(as_data(known, shown, total, seen), output_format)
+        printed(offers_data(known, shown, total, seen), output_format)
 
 
 def live_regions(named: list[str] | None) -> list[str]:

@@ -16,7 +16,7 @@ def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented starter spec."""
-    from launcher.cli.flows.suggestions import in_project, program
+    from launcher.cli.flows.suggestions import in_project, typed_program
     from launcher.spec.starter import STARTER
 
     try:
@@ -33,5 +33,5 @@ def init(
         raise UsageError(f"cannot write {path}: {error.strerror}", "Name a file in a folder that exists.") from error
     name = shlex.quote(path.as_posix())
     print(f"Wrote {path}. Next:")
-    print(f"  {program()} local {name} --gpus 2\n      runs the job on this machine")
-    print(f"  {in_project(f'{program()} vertex {name} --dry-run')}\n      shows the plan and its cost")
+    print(f"  {typed_program()} local {name} --gpus 2\n      runs the job on this machine")
+    print(f"  {in_project(f'{typed_program()} vertex {name} --dry-run')}\n      shows the plan and its cost")

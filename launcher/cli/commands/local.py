@@ -118,9 +118,9 @@ def run_request(
     """Run a request from a file, or with `dry_run` show it."""
     from launcher.cli.flows import request_file
 
-    body, folder = request_file.load(path, spec, flags), request_file.folder(code)
+    body, folder = request_file.load_request(path, spec, flags), request_file.folder(code)
     if dry_run:
-        request_file.show(body, output_format, docker=docker)
+        request_file.show_request(body, output_format, docker=docker)
         return
     from launcher.cli.flows import rehearse  # Windows lacks what it needs
     from launcher.inputs.code_files import collect_code, without_secrets
@@ -136,7 +136,7 @@ def run_request(
         preempt_after=preempt_after,
         docker=docker,
     )
-    rehearse.run(job, output_format)
+    rehearse.run_here(job, output_format)
 
 
 def run_spec(
@@ -155,7 +155,7 @@ def run_spec(
 ) -> None:
     """Plan a spec and run it, or with `dry_run` show the plan."""
     from launcher.cli.flows.suggestions import Typed
-    from launcher.cli.ui.plan_page import show
+    from launcher.cli.ui.plan_page import show_plan
     from launcher.cli.ui.streams import say
     from launcher.inputs.interpreter import answers
     from launcher.inputs.planning import planned
@@ -188,7 +188,7 @@ def run_spec(
         plan = planned(inputs)
     if dry_run:
         suggest_resume(plan, inputs)
-        show(plan, inputs.spec, output_format, image=docker, python=inputs.python)
+        show_plan(plan, inputs.spec, output_format, image=docker, python=inputs.python)
         return
     from launcher.cli.flows import rehearse  # from here on: Windows, which shows plans, lacks what it needs
     from launcher.runs.local_run import local_job
@@ -199,7 +199,7 @@ def run_spec(
     with inputs.located.naming_places():
         check_runs_here(inputs, docker=docker)
     if new:
-        plan = as_fresh_run(plan, inputs)
+        plan = as_new_run(plan, inputs)
     report_start(plan, inputs, folder, is_new=new)
     image = None
     if docker:
@@ -214,7 +214,7 @@ def run_spec(
         docker=docker,
         image=image,
     )
-    rehearse.run(job, output_format, Typed(spec, flags))
+    rehearse.run_here(job, output_format, Typed(spec, flags))
 
 
 def inputs_of(folder: Path | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:
@@ -320,17 +320,17 @@ def for_this_machine(inputs: Inputs) -> Inputs:
 
 def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
     """Build or pull the plan's image; return the plan and the image's name in the local engine. Raises LaunchError."""
-    from launcher.cli.ui.progress_bars import progress, report
+    from launcher.cli.ui.progress_bars import progress, report_to
     from launcher.images import pipeline
     from launcher.plan.build import with_digest
     from launcher.runs.image import image_build_request
 
     with progress() as bars:
-        image = pipeline.image_in_engine(image_build_request(inputs), os.environ, report(bars))
+        image = pipeline.image_in_engine(image_build_request(inputs), os.environ, report_to(bars))
     return (with_digest(plan, image.reference) if "@" in image.reference else plan), image.reference
 
 
-def as_fresh_run(plan: Plan, inputs: Inputs) -> Plan:
+def as_new_run(plan: Plan, inputs: Inputs) -> Plan:
     """Return the plan of the same job under the next free run ID."""
     import msgspec
 

@@ -27,8 +27,8 @@ def logs(
     Reads Cloud Logging, or else the run's folder. Prints the newest job (`launch status` lists the others), or all
     attempts of a run on this machine; with --tail only the newest.
     """
-    from launcher.cli.flows.find_run import find_run, job_of
-    from launcher.cli.flows.print_logs import show
+    from launcher.cli.flows.find_run import find_run, named_job
+    from launcher.cli.flows.print_logs import print_log
 
     found = find_run(run, regions, last=last)
-    show(found, job_of(found, run), output_format, tail=tail, follow=follow)
+    print_log(found, named_job(found, run), output_format, tail=tail, follow=follow)

@@ -56,14 +56,14 @@ def metrics(
     Reads the run's folder. Each step has one row, from the newest attempt that ran it. Evaluations, events and the
     state of the GPUs follow. With --plot, draws curves in the width of the terminal.
     """
-    from launcher.cli.flows.find_run import folder_of
+    from launcher.cli.flows.find_run import run_folder_of
     from launcher.cli.ui.documents import printed
     from launcher.runs.metrics.gpu_nodes import read_nodes
     from launcher.runs.run_folder import read_results
 
     if (plot or names) and output_format is not Output.text:
         raise UsageError(f"--plot draws text, not {output_format}", f"For all values: launch metrics {run} -o json")
-    name, folder = folder_of(run, regions, last=last)
+    name, folder = run_folder_of(run, regions, last=last)
     if plot or names:
         print("\n".join(plots(name, folder, names)))
         return
@@ -71,7 +71,7 @@ def metrics(
     if found is None:
         raise no_metrics(name, folder.url)
     nodes = read_nodes(folder)
-    table = lines(name, found, len(found.rows) if everything else ROWS)
+    table = metric_lines(name, found, len(found.rows) if everything else ROWS)
     page = chain(table, sample_lines(found.events), event_and_gpu_lines(found, nodes))
     data = {"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}
     nodes_data = [node.to_dict() for node in nodes]
@@ -122,15 +122,15 @@ def plot_lines(name: str, series: Columns, evaluated: Mapping[int, Record], widt
         yield f"{plural(gaps, 'step')} of {len(steps):,} without a finite value"
 
 
-def lines(run: str, found: RunMetrics, most: int) -> Iterator[str]:
+def metric_lines(run: str, found: RunMetrics, most: int) -> Iterator[str]:
     """Yield the table of steps, of at most 80 columns, and the evaluations."""
     from launch_train.runfolder import figure
 
     rows = spread(found.rows, most)
     if not rows:
         yield f"{run}: no steps yet"
-    names = fitting(rows)
-    table = [names, *([cell(figure(row, name)) for name in names] for row in rows)]
+    names = fitting_columns(rows)
+    table = [names, *([cell_text(figure(row, name)) for name in names] for row in rows)]
     yield from columns(table, ">") if rows else ()
     if len(rows) < len(found.rows):
         yield f"{len(rows)} of {len(found.rows)} steps (--all)"
@@ -139,7 +139,7 @@ def lines(run: str, found: RunMetrics, most: int) -> Iterator[str]:
         yield ""
         shown = [name for name in ("step", "loss", "accuracy", "accuracy_top5") if name in evals[-1]]
         head = [name if name == "step" else f"eval_{name}" for name in shown]
-        yield from columns([head, *([cell(figure(one, name)) for name in shown] for one in evals)], ">")
+        yield from columns([head, *([cell_text(figure(one, name)) for name in shown] for one in evals)], ">")
 
 
 def sample_lines(events: Sequence[Record]) -> Iterator[str]:
@@ -159,12 +159,15 @@ def sample_lines(events: Sequence[Record]) -> Iterator[str]:
 
 def event_and_gpu_lines(found: RunMetrics, nodes: Sequence[Node]) -> Iterator[str]:
     """Yield the events of the run and the state of its GPUs, in at most 80 columns."""
-    from launcher.cli.ui.gpu_monitor import lines as gpu_lines
+    from launcher.cli.ui.gpu_monitor import gpu_lines
     from launcher.cli.ui.plan_page import wrapped
-    from launcher.cli.ui.run_summary import nonfinite
+    from launcher.cli.ui.run_summary import nonfinite_texts
 
     reported = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
-    for texts in ([*nonfinite(found), *event_texts(found.events)], [text for _, text in gpu_lines(nodes, reported)]):
+    for texts in (
+        [*nonfinite_texts(found), *event_texts(found.events)],
+        [text for _, text in gpu_lines(nodes, reported)],
+    ):
         if texts:
             yield ""
         for text in texts:
@@ -203,7 +206,7 @@ def spread(rows: Sequence[Record], most: int) -> list[Record]:
     return [rows[round(number * (len(rows) - 1) / (most - 1))] for number in range(most)]
 
 
-def fitting(rows: Sequence[Record]) -> list[str]:
+def fitting_columns(rows: Sequence[Record]) -> list[str]:
     """Return the columns that have values and fit the width."""
     from launch_train.runfolder import figure
 
@@ -212,14 +215,14 @@ def fitting(rows: Sequence[Record]) -> list[str]:
     chosen: list[str] = []
     used = -2
     for name in names:
-        used += 2 + max(len(name), *(len(cell(figure(row, name))) for row in rows))
+        used += 2 + max(len(name), *(len(cell_text(figure(row, name))) for row in rows))
         if used > WIDTH:
             break
         chosen.append(name)
     return chosen
 
 
-def cell(value: float | None) -> str:
+def cell_text(value: float | None) -> str:
     """Return a value as text; an empty text for None."""
     if value is None:
         return ""

@@ -26,7 +26,7 @@ def prices(
     from launcher.cli.ui.documents import printed
     from launcher.inputs.price_table import age_days, priced_catalog
 
-    fetched = fetch() if update else None
+    fetched = fetch_prices() if update else None
     table = priced_catalog().price_table
     days = age_days(table.date, time.time())
     if output_format is not Output.text:
@@ -43,7 +43,7 @@ def prices(
         print("launch prices --update fetches today's prices")
 
 
-def fetch() -> dict[str, Any]:
+def fetch_prices() -> dict[str, Any]:
     """Fetch the price list and store it in the cache; print what could not be used. Raises LaunchError."""
     import os
 

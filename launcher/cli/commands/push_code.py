@@ -52,17 +52,17 @@ def push_code(
     if not code.files:
         raise UsageError(f"{here} has no files to copy", "See its .gitignore and .dockerignore.")
     if dry_run:
-        show(code, every=True)
-        print(f"nothing was copied: {total(code)} would be copied to {name}:{there}")
+        show_files(code, every=True)
+        print(f"nothing was copied: {files_total(code)} would be copied to {name}:{there}")
         return
     compute = open_compute()
     machine = one_machine(compute, name, zone)
     vm = remote(compute, machine, user=user, port=port, tunnel=iap)
-    show(code, every=False)
+    show_files(code, every=False)
     done = push(vm, here, code.files, there, delete=delete, say=say)
     for removed in done.removed:
-        print(f"deleted on {machine.name}: {printable(removed)}")
-    print(f"copied {total(code)} to {machine.name}:{there}")
+        print(f"deleted on {machine.name}: {safe_name(removed)}")
+    print(f"copied {files_total(code)} to {machine.name}:{there}")
 
 
 def source_of(text: str) -> tuple[Path, str]:
@@ -81,18 +81,18 @@ def source_of(text: str) -> tuple[Path, str]:
     return folder, parse_destination(destination or folder.name)
 
 
-def show(code: Code, *, every: bool) -> None:
+def show_files(code: Code, *, every: bool) -> None:
     """Print the files to copy, and the files that are not copied because they look like secrets."""
     names = [file.name for file in code.files]
     for name in names if every else names[:SHOWN]:
-        print(f"  {printable(name)}")
+        print(f"  {safe_name(name)}")
     if not every and len(names) > SHOWN:
         print(f"  … and {len(names) - SHOWN} more (--dry-run lists all)")
     for name in code.secrets:
-        print(f"  {printable(name)} not copied: it looks like a secret")
+        print(f"  {safe_name(name)} not copied: it looks like a secret")
 
 
-def total(code: Code) -> str:
+def files_total(code: Code) -> str:
     """Return `12 files, 0.3 MB`."""
     from launcher.inputs.code_files import size_of
     from launcher.text import plural, size_text
@@ -101,6 +101,6 @@ def total(code: Code) -> str:
     return f"{plural(len(code.files), 'file')}, {size_text(size)}"
 
 
-def printable(name: str) -> str:
+def safe_name(name: str) -> str:
     """Return a file name that is safe to print."""
     return name if name.isprintable() else repr(name)

@@ -59,12 +59,12 @@ def rm(
         match run_or_sweep(text, regions):
             case Sweep() as sweep:
                 sweeps.append(sweep)
-                named |= {run.job.name: run for run in points(sweep)}
+                named |= {run.job.name: run for run in all_points(sweep)}
             case run:
                 named[run.job.name] = run
     chosen = [Deletion(run, removable_run(run)) for run in named.values()]
     if not yes:
-        print("\n".join(line for deletion in chosen[:SHOWN] for line in lines(deletion)), file=sys.stderr)
+        print("\n".join(line for deletion in chosen[:SHOWN] for line in deletion_lines(deletion)), file=sys.stderr)
         if len(chosen) > SHOWN:
             print(f"… and {plural(len(chosen) - SHOWN, 'more run')}", file=sys.stderr)
         count = plural(len(chosen), "run")
@@ -78,7 +78,7 @@ def rm(
         remove_sweep_records(sweep)
 
 
-def points(sweep: Sweep) -> Sequence[FoundRun]:
+def all_points(sweep: Sweep) -> Sequence[FoundRun]:
     """Return all runs of a sweep. Raises LaunchError: one cannot be read."""
     from launcher.runs.sweep.find import runs_without_jobs
 
@@ -88,7 +88,7 @@ def points(sweep: Sweep) -> Sequence[FoundRun]:
     return (*sweep.runs, *others)
 
 
-def lines(deletion: Deletion) -> Iterator[str]:
+def deletion_lines(deletion: Deletion) -> Iterator[str]:
     """Yield the lines that describe what will be deleted."""
     from launcher.cli.flows.confirm import other_owner_of
     from launcher.runs.logs.line import clean_text

@@ -55,9 +55,9 @@ def setup(
         network=network,
         quotas=quotas,
     )
-    is_text, refused = output_format is Output.text, refusal(setup_state)
+    is_text, refused = output_format is Output.text, permission_refusal(setup_state)
     if is_text:
-        print("\n".join(page(setup_state, commands=not yes or refused is not None)))
+        print("\n".join(setup_page(setup_state, commands=not yes or refused is not None)))
     elif not yes or refused:
         printed(document(setup_state, ()), output_format, refused)
     if refused:
@@ -69,7 +69,7 @@ def setup(
     def done(text: str) -> None:
         finished.append(text)
         if is_text:
-            print("\n".join(listed("✓", text)), flush=True)
+            print("\n".join(step_lines("✓", text)), flush=True)
 
     apply(setup_state.pending, launcher.clock.REAL, done)
     if not is_text:
@@ -78,7 +78,7 @@ def setup(
         print(f"project {setup_state.target.project} is ready; check it with launch doctor")
 
 
-def refusal(setup_state: Setup) -> NotAuthorised | None:
+def permission_refusal(setup_state: Setup) -> NotAuthorised | None:
     """Return the error of a caller who lacks permissions; None if nothing is missing."""
     from launcher.errors import NotAuthorised
 
@@ -88,7 +88,7 @@ def refusal(setup_state: Setup) -> NotAuthorised | None:
     return NotAuthorised(problem, "Send the commands above to an administrator of the project.")
 
 
-def page(setup_state: Setup, *, commands: bool) -> Iterator[str]:
+def setup_page(setup_state: Setup, *, commands: bool) -> Iterator[str]:
     """Yield what exists, and what is missing with its commands: for an administrator if the caller may not do it."""
     from launcher.project.report import shell_lines
     from launcher.project.setup import ticket
@@ -96,7 +96,7 @@ def page(setup_state: Setup, *, commands: bool) -> Iterator[str]:
     target = setup_state.target
     yield f"project {target.project}, region {target.region}"
     for step in setup_state.done:
-        yield from listed("✓", step.text)
+        yield from step_lines("✓", step.text)
     if setup_state.missing:
         yield ""
         yield from ticket(setup_state.pending, target.project, target.caller.partition(":")[2])
@@ -105,7 +105,7 @@ def page(setup_state: Setup, *, commands: bool) -> Iterator[str]:
         yield "! your account is unknown, so you get no right to act as the service account:"
         yield "    gcloud config set account YOU@EXAMPLE.COM"
     for step in setup_state.pending if commands else ():
-        yield from listed("+", step.text)
+        yield from step_lines("+", step.text)
         for command in step.command.splitlines():
             yield from (f"    {line}" for line in shell_lines(command, 76))
     if not setup_state.pending:
@@ -114,7 +114,7 @@ def page(setup_state: Setup, *, commands: bool) -> Iterator[str]:
         yield f"{plural(len(setup_state.pending), 'step')} to do: launch setup --yes, or the commands above"
 
 
-def listed(sign: str, text: str) -> Iterator[str]:
+def step_lines(sign: str, text: str) -> Iterator[str]:
     """Yield a step, wrapped."""
     from launcher.cli.ui.plan_page import wrapped
 

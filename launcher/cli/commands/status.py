@@ -74,7 +74,7 @@ def show_run(run: FoundRun, output: Output, *, events: bool = False) -> None:
     status = status_of(run)
     story = story_of(run, status.attempts, whole=events)
     if output is Output.text:
-        print("\n".join([*lines(status, story), *(event_lines(story.run) if events else ())]))
+        print("\n".join([*status_lines(status, story), *(event_lines(story.run) if events else ())]))
         return
     if status.problem:
         say(status.problem)
@@ -86,7 +86,7 @@ def show_run(run: FoundRun, output: Output, *, events: bool = False) -> None:
     printed(status_data(status, story) | ({"events": [row._asdict() for row in rows]} if events else {}), output)
 
 
-def lines(status: RunStatus, story: RunStory) -> Iterator[str]:
+def status_lines(status: RunStatus, story: RunStory) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
     from launcher.cli.ui import gpu_monitor
     from launcher.cli.ui.event_printer import STATES, after
@@ -97,21 +97,21 @@ def lines(status: RunStatus, story: RunStory) -> Iterator[str]:
     yield from wrapped(f"{status.run}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
     yield ""
     yield from story_lines(story.chapters, story.cap, story.advice, status.progress)
-    for label, text in gpu_monitor.labelled_lines(status.nodes):
+    for label, text in gpu_monitor.labelled_gpu_lines(status.nodes):
         yield from labelled(label, text)
     if job.error and not job.is_here:
         yield from labelled("error", job.error.message)
     if status.problem:
         yield from labelled("problem" if job.is_here else "folder", status.problem)
     yield ""
-    for label, text in facts(job):
+    for label, text in job_facts(job):
         yield f"{label:{LABEL}}{text}"  # not wrapped, to be copied
 
 
-def facts(job: Job) -> Iterator[tuple[str, str]]:
+def job_facts(job: Job) -> Iterator[tuple[str, str]]:
     """Yield where the job is, the facts of its request, and its times."""
     from launcher.cli.ui.job_text import console_url, machine_of, place_of, provisioning_of
-    from launcher.cli.ui.text import stamp
+    from launcher.cli.ui.text import utc_stamp
     from launcher.services import request
     from launcher.text import relative
 
@@ -127,8 +127,8 @@ def facts(job: Job) -> Iterator[tuple[str, str]]:
         if image := request.image(job.request):
             yield "image", image
         yield "output", folder
-        yield "created", stamp(job.created)
+        yield "created", utc_stamp(job.created)
     if job.started:
-        yield "started", stamp(job.started)
+        yield "started", utc_stamp(job.started)
     if job.ended:
-        yield "ended", stamp(job.ended)
+        yield "ended", utc_stamp(job.ended)

@@ -80,10 +80,10 @@ def sweep(
     A --set with several values (lr=1e-4,3e-4) is swept; with --random it may be a range: log(1e-5,1e-2),
     uniform(0,0.3), int(1,8). limits.usd limits the cost of all points together. The same command continues the sweep.
     """
-    from launcher.cli.ui.sweep_page import show
+    from launcher.cli.ui.sweep_page import show_sweep_plan
 
     flags = flags_of(ctx)
-    check(dry_run, detach, watch_for, to, max_parallel, flags)
+    check_sweep_flags(dry_run, detach, watch_for, to, max_parallel, flags)
     for flag, count in {"--random": random, "--max-parallel": max_parallel}.items():
         if count is not None and count < 1:
             raise UsageError(f"{flag} {count}: expected at least 1", f"For example: {flag} 4")
@@ -91,7 +91,7 @@ def sweep(
         raise UsageError("--seed needs --random", "A grid has no random points. For example: --random 20")
     planned = plan_of(to.value, spec, flags, random=random, seed=seed or 0, offline=offline)
     if dry_run:
-        show(planned, output_format)
+        show_sweep_plan(planned, output_format)
         return
     from launcher.cli.flows.launch import LaunchOptions
     from launcher.cli.flows.sweep import run_sweep
@@ -108,7 +108,9 @@ def sweep(
     run_sweep(planned, options, output_format, spec, flags, max_parallel=max_parallel, retry_failed=retry_failed)
 
 
-def check(dry_run: bool, detach: bool, watch_for: str | None, to: To, max_parallel: int | None, flags: Flags) -> None:
+def check_sweep_flags(
+    dry_run: bool, detach: bool, watch_for: str | None, to: To, max_parallel: int | None, flags: Flags
+) -> None:
     """Check combinations of flags. Raises UsageError."""
     if flags.run_id is not None:
         raise UsageError("--run-id cannot be used in a sweep", "Each point has its own run ID; --name names the sweep.")

@@ -58,12 +58,12 @@ def vertex(
     If there is no capacity, launch tries the next region, provisioning model or machine type. The same command on an
     active run follows that run.
     """
-    from launcher.cli.ui.plan_page import show
+    from launcher.cli.ui.plan_page import show_plan
     from launcher.inputs.planning import planned
 
     flags = flags_of(ctx)
     dry_run = dry_run or explain
-    check(dry_run, detach, resume, new, watch_for, flags, last)
+    check_run_flags(dry_run, detach, resume, new, watch_for, flags, last)
     if preflight:
         refuse_with("--preflight", {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
         preflight_only(gather("vertex", spec, flags), output_format, creates_repository=create_repository)
@@ -75,7 +75,7 @@ def vertex(
             from launcher.plan.cpu import on_cpu
 
             plan = on_cpu(plan, cpu_machine)
-        show(plan, inputs.spec, output_format, settings=inputs.settings, explain=explain)
+        show_plan(plan, inputs.spec, output_format, settings=inputs.settings, explain=explain)
         return
     from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
     from launcher.runs.submit import SubmitOptions
@@ -125,7 +125,7 @@ def preflight_only(inputs: "Inputs", output: Output, *, creates_repository: bool
         check_contents(inputs, planned_image(inputs), os.environ, say)
 
 
-def check(
+def check_run_flags(
     dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags, last: bool
 ) -> None:
     """Check combinations of flags. Raises UsageError."""

@@ -47,21 +47,21 @@ def not_searched() -> Path:
     return folder.with_name("not-searched") if folder else Path(os.devnull)
 
 
-def of_run(text: str) -> tuple[CloudContext, str]:
+def cloud_of_run(text: str) -> tuple[CloudContext, str]:
     """Return the context to search for a run, and what to search for. A spec file stands for its name in its project,
     which a launch.yaml beside it may set. Raises UsageError: no project is set; SpecError."""
-    if not is_spec(text):
+    if not is_spec_file(text):
         return here(), text
-    return of_project(project_of(Path(text), "vertex")), name_of(text)
+    return of_project(project_of(Path(text), "vertex")), run_name_of(text)
 
 
-def name_of(text: str) -> str:
+def run_name_of(text: str) -> str:
     """Return the name of a spec file's runs; any other text as it is. Raises SpecError."""
     from launcher.spec.reader import read
 
-    return read(Path(text)).name if is_spec(text) else text
+    return read(Path(text)).name if is_spec_file(text) else text
 
 
-def is_spec(text: str) -> bool:
+def is_spec_file(text: str) -> bool:
     """Return whether a text is the path of a spec file."""
     return text.endswith((".yaml", ".yml")) and os.path.isfile(text)  # noqa: PTH113 -- Path.is_file raises on long texts

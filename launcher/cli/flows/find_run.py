@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from launcher.cli.flows.cloud import here, is_spec, name_of, not_searched, of_run, say_not_searched
+from launcher.cli.flows.cloud import cloud_of_run, here, is_spec_file, not_searched, run_name_of, say_not_searched
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import RUN_ID
 from launcher.runs.find import (
@@ -139,7 +139,7 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
     from launcher.gcp.api import UnreachableError
     from launcher.inputs.gcloud_config import setting
 
-    name, spec = name_of(text), is_spec(text)
+    name, spec = run_name_of(text), is_spec_file(text)
     exact = None if regions or spec else exact_run(text)
     if exact and ("/" in text or re.fullmatch(RUN_ID, text)):
         return exact
@@ -148,7 +148,7 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
     if not runs_here or spec or setting("core/project", os.environ):  # a spec's launch.yaml may set a project
         cloud = None
         try:
-            cloud, searched_text = of_run(text)
+            cloud, searched_text = cloud_of_run(text)
             there = look_up(cloud, searched_text, searched(regions))
         except (UsageError, NotAuthorised, UnreachableError) as error:
             if not runs_here and isinstance(error, NotAuthorised | UnreachableError):
@@ -175,7 +175,7 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
     raise ambiguous_run(text, runs_here, there, can_take_last=last is not None)
 
 
-def folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[str, Storage]:
+def run_folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[str, Storage]:
     """Return the run's ID and its folder.
 
     Raises:
@@ -186,7 +186,7 @@ def folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tuple[s
     return named_run.id, open_run_folder(named_run.id, named_run.folder)
 
 
-def job_of(run: FoundRun, text: str) -> Job:
+def named_job(run: FoundRun, text: str) -> Job:
     """Return the job that `text` names, else the run's active or newest job."""
     return next((job for job in run.jobs if text in (job.name, job.id)), run.job)
 

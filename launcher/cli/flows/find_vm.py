@@ -69,7 +69,7 @@ def one_machine(compute: Compute, text: str, zone: str | None = None) -> VmInsta
     if named:
         places = ", ".join(machine.zone for machine in named)
         raise UsageError(f"{len(named)} VMs are named {name}: in {places}", f"Choose one: --zone {named[0].zone}")
-    raise not_found(name, zone, ours, fleet, compute)
+    raise vm_not_found(name, zone, ours, fleet, compute)
 
 
 def parse_name(text: str, zone: str | None, project: str) -> tuple[str, str | None]:
@@ -82,7 +82,7 @@ def parse_name(text: str, zone: str | None, project: str) -> tuple[str, str | No
     return match["name"], match["zone"]
 
 
-def not_found(name: str, zone: str | None, ours: Sequence[VmInstance], fleet: Fleet, compute: Compute) -> Exception:
+def vm_not_found(name: str, zone: str | None, ours: Sequence[VmInstance], fleet: Fleet, compute: Compute) -> Exception:
     """Return the error for a VM that was not found, or that may be in a zone that could not be read."""
     from launcher.gcp.api import UnreachableError
 

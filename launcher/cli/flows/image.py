@@ -19,28 +19,30 @@ if TYPE_CHECKING:
 LABEL = 10
 
 
-def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:
+def build_image(
+    make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output
+) -> None:
     """Build or push the image of a spec with `make` and print it. Raises LaunchError."""
-    from launcher.cli.ui.progress_bars import progress, report
+    from launcher.cli.ui.progress_bars import progress, report_to
     from launcher.runs.image import create, image_build_request
 
     begun = time.monotonic()
     inputs = gather("vertex", spec, flags, image_only=True)
     job = image_build_request(inputs, builder)
-    for warning in warnings(inputs):
+    for warning in code_warnings(inputs):
         typer.echo(f"launch: {warning}", err=True)
     with progress() as bars:
         if create_repository:
             create(job, bars.line)
         try:
-            result = make(job, os.environ, report(bars))
+            result = make(job, os.environ, report_to(bars))
         except KeyboardInterrupt:
             bars.line("interrupted; no incomplete image was published; the same command continues")
             raise
-    show(job, result, time.monotonic() - begun, output)
+    show_image(job, result, time.monotonic() - begun, output)
 
 
-def warnings(inputs: Inputs) -> tuple[str, ...]:
+def code_warnings(inputs: Inputs) -> tuple[str, ...]:
     """Return the warnings about files that the image will not contain."""
     from launcher.catalog import load
     from launcher.plan.warnings import about_code
@@ -48,7 +50,7 @@ def warnings(inputs: Inputs) -> tuple[str, ...]:
     return tuple(about_code(inputs.spec, load(), inputs.context))
 
 
-def show(job: ImageBuildRequest, result: ImageResult, seconds: float, output: Output) -> None:
+def show_image(job: ImageBuildRequest, result: ImageResult, seconds: float, output: Output) -> None:
     """Print the result to stdout."""
     image = job.image
     data = {
@@ -63,10 +65,10 @@ def show(job: ImageBuildRequest, result: ImageResult, seconds: float, output: Ou
         "wheel": image.wheel,
         "code": {"files": image.files, "bytes": image.size},
     }
-    printed(data, output, page=lines(job, result, seconds))
+    printed(data, output, page=image_lines(job, result, seconds))
 
 
-def lines(job: ImageBuildRequest, result: ImageResult, seconds: float) -> list[str]:
+def image_lines(job: ImageBuildRequest, result: ImageResult, seconds: float) -> list[str]:
     """Return the result as text."""
     image = job.image
     shown = [f"{'image':{LABEL}}{image.uri}"]

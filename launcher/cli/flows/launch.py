@@ -18,7 +18,7 @@ from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm_cost import confirm_cost
 from launcher.cli.flows.find_run import ambiguous_run, find_named, may_be_sweep, not_a_run
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
-from launcher.cli.options import Flags, Output, gather, words
+from launcher.cli.options import Flags, Output, flag_words, gather
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.streams import say
 from launcher.cli.ui.text import flag_seconds
@@ -79,10 +79,10 @@ def launch_or_resume(
     inputs = options.inputs(spec, flags)
     plan = planned(inputs, offline=options.offline)
     plan = on_cpu(plan, options.cpu_machine) if options.cpu_machine else plan
-    submit(plan, inputs, of_project(inputs.context.project), options, output, new=new)
+    submit_plan(plan, inputs, of_project(inputs.context.project), options, output, new=new)
 
 
-def submit(
+def submit_plan(
     plan: Plan,
     inputs: Inputs,
     cloud: CloudContext,
@@ -98,7 +98,7 @@ def submit(
     driver, watcher = submission(plan, inputs, cloud, printer, options.submit, confirm, new=new, resume=resume)
     for warning in driver.plan.warnings if not resume else ():
         printer.say(warning)
-    follow(driver, watcher, printer, output, options, fresh=True, resume=resume)
+    follow_driver(driver, watcher, printer, output, options, fresh=True, resume=resume)
 
 
 def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, output: Output) -> None:
@@ -109,9 +109,9 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
     cloud = of_project(project_of(spec, options.target))
     if spec:
         inputs = options.inputs(spec, flags._replace(run_id=run_id_of(name, flags, cloud, last=options.last)))
-        submit(planned(inputs, offline=options.offline), inputs, cloud, options, output, resume=True)
+        submit_plan(planned(inputs, offline=options.offline), inputs, cloud, options, output, resume=True)
         return
-    if typed := [*words(flags._replace(region=None)), *(["--output"] if flags.output is not None else [])]:
+    if typed := [*flag_words(flags._replace(region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"{typed[0]} requires a spec: --resume without one repeats the run's own plan",
             "Add the spec: launch … SPEC --resume RUN …",
@@ -120,7 +120,7 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
     printer = EventPrinter(plan)
     confirm = partial(confirm_cost, limited=is_limited_plan(plan), yes=options.yes, say=printer.say)
     driver, watcher = open_driver(cloud, plan, printer, with_its_own_image, confirm=confirm)
-    follow(driver, watcher, printer, output, options, fresh=True, resume=True)
+    follow_driver(driver, watcher, printer, output, options, fresh=True, resume=True)
 
 
 def run_id_of(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -> str:
@@ -146,7 +146,7 @@ def run_to_resume(name: str, flags: Flags, cloud: CloudContext, *, last: bool) -
     raise ambiguous_run(name, (), runs, can_take_last=True)
 
 
-def follow(
+def follow_driver(
     driver: RunDriver,
     watcher: RunWatcher,
     printer: EventPrinter,
@@ -183,7 +183,7 @@ def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = Non
         if plan and not refused:
             printer = EventPrinter(plan)
             driver, watcher = open_driver(cloud, plan, printer, with_its_own_image)
-            follow(driver, watcher, printer, output, options, fresh=False)
+            follow_driver(driver, watcher, printer, output, options, fresh=False)
             return
         if run.is_active:
             why = "has a plan that cannot be trusted" if refused else "has no readable plan"
@@ -219,8 +219,8 @@ def report_errors(
             show_job(job, output, error)
         raise
     except KeyboardInterrupt as stop:
-        stop.add_note(interrupted_text(watcher.job, run))
-        close_printer(printer, interrupted_text(watcher.job, run))
+        stop.add_note(job_interrupted_text(watcher.job, run))
+        close_printer(printer, job_interrupted_text(watcher.job, run))
         raise
     except BrokenPipeError:  # `launch … 2>&1 | head`: the pipe is closed, so success must not be reported
         raise Stopped(signal.SIGPIPE) from None
@@ -228,7 +228,7 @@ def report_errors(
         close_printer(printer)
 
 
-def interrupted_text(job: Job | None, run: str) -> str:
+def job_interrupted_text(job: Job | None, run: str) -> str:
     """Return what continues after the watch was interrupted, and the commands for it."""
     if job is None:
         return f"interrupted before a job was found\nlaunch status {run} shows whether one was created"

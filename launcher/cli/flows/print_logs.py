@@ -41,7 +41,7 @@ class PlainView:
         return None
 
 
-def show(run: FoundRun, job: Job, output: Output, *, tail: int | None, follow: bool) -> None:
+def print_log(run: FoundRun, job: Job, output: Output, *, tail: int | None, follow: bool) -> None:
     """Print all lines, or the last `tail`; with `follow`, print new ones until the job ends. Raises LaunchError."""
     if output is Output.yaml:
         raise UsageError("-o yaml is not available for logs", "Use -o text or -o json.")

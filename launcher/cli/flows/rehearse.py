@@ -47,7 +47,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The page with its curves, if the run folder is on this machine."""
 
 
-def run(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
+def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
     """Run a job to its end and print the result. A run that has already succeeded is only printed. `typed`: the command
     line, for suggested commands; None for a request from a file.
 
@@ -92,7 +92,7 @@ def run(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
         restarts=restarts_in(storage) if storage else printer.restarts,
         report=report_of(storage, is_written=outcome.is_earlier),
     )
-    show(result, output, typed, error)
+    show_result(result, output, typed, error)
     if error:
         raise error
 
@@ -122,11 +122,11 @@ def report_of(storage: Storage | None, *, is_written: bool) -> str:
         return ""
 
 
-def show(result: RunResult, output: Output, typed: Typed | None, error: LaunchError | None) -> None:
+def show_result(result: RunResult, output: Output, typed: Typed | None, error: LaunchError | None) -> None:
     """Print the result to stdout. `error` ends the command."""
     from launcher.cli.flows.suggestions import next_commands
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.run_summary import as_data, lines
+    from launcher.cli.ui.run_summary import results_data, summary_lines
 
     end = result.end
     if output is Output.text:
@@ -134,7 +134,7 @@ def show(result: RunResult, output: Output, typed: Typed | None, error: LaunchEr
         images = ", ".join(result.images)
         ended = (result.run, result.folder, end.succeeded, end.seconds, result.metrics)
         how = "was cancelled after" if end.stopped == "cancelled" else ""
-        print("\n".join(lines(*ended, preempted, images, how, restarts=result.restarts, report=result.report)))
+        print("\n".join(summary_lines(*ended, preempted, images, how, restarts=result.restarts, report=result.report)))
         if end.succeeded:
             commands = [*next_commands(typed, result.folder, has_metrics=result.metrics is not None)]
             if commands:
@@ -147,7 +147,7 @@ def show(result: RunResult, output: Output, typed: Typed | None, error: LaunchEr
         "seconds": end.seconds,
         "run_folder": result.folder,
         "report": result.report or None,
-        **as_data(result.metrics, end.time),
+        **results_data(result.metrics, end.time),
         "restarts": result.restarts,
         "error": None,
     }

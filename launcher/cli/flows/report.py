@@ -42,7 +42,7 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
         alone = len(runs) == 1 and isinstance(storage, LocalFolder)
         name = sweep or "-".join(runs)
         target = Path(storage.url, runfolder.REPORT) if alone else Path(f"{name[:100]}-{runfolder.REPORT}")
-    write(target, page(records))
+    write_page(target, page(records))
     return target
 
 
@@ -58,7 +58,7 @@ def read_whole_run(storage: Storage) -> RunData:
     return replace(run, is_running=is_taken(Path(storage.url))) if isinstance(storage, LocalFolder) else run
 
 
-def write(path: Path, text: str) -> None:
+def write_page(path: Path, text: str) -> None:
     """Write a file atomically, so that a browser never reads half of it. Raises LaunchError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

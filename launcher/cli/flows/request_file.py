@@ -17,7 +17,7 @@ ALLOWED = frozenset({"output"})
 """The spec flags that are allowed with a request."""
 
 
-def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
+def load_request(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     """Return the request in a file, or the first request of a plan; `--output` moves its run folder.
 
     Raises:
@@ -58,7 +58,7 @@ def folder(code: Path | None) -> Path | None:
     return code.resolve()
 
 
-def show(request: dict[str, Any], output: Output, *, docker: bool = False) -> None:
+def show_request(request: dict[str, Any], output: Output, *, docker: bool = False) -> None:
     """Print the request."""
     from launcher.plan.yaml_text import as_yaml
 
@@ -67,10 +67,10 @@ def show(request: dict[str, Any], output: Output, *, docker: bool = False) -> No
     elif output is Output.yaml:
         print(f"# The CustomJob that launch local runs.\n{as_yaml(request)}")
     else:
-        print("\n".join(page(request, docker)))
+        print("\n".join(request_lines(request, docker)))
 
 
-def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
+def request_lines(request: dict[str, Any], docker: bool) -> Iterator[str]:
     """Yield a summary of the request, in at most 80 columns."""
     from launcher.cli.ui.plan_page import NO_IMAGE, TARGETS, WIDTH, labelled, wrapped
     from launcher.services.local.request import parse_request

@@ -45,11 +45,11 @@ def show_job(job: Job, output: Output, error: LaunchError | None = None) -> None
 def show_gone(plan: Plan, output: Output) -> None:
     """With -o json or yaml, print a run that succeeded and whose job no longer exists."""
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.run_summary import as_data
+    from launcher.cli.ui.run_summary import results_data
 
     if output is not Output.text:
         results = results_of(plan.run_folder)
-        printed({"run": plan.run, "state": "SUCCEEDED", "job": None, "results": as_data(results)}, output)
+        printed({"run": plan.run, "state": "SUCCEEDED", "job": None, "results": results_data(results)}, output)
 
 
 def show_begun(job: Job, output: Output) -> None:
@@ -68,9 +68,9 @@ def show_end(
 ) -> None:
     """Print how the run ended, its results and its folder; as JSON, of a `run` whose job was watched, its status too.
     `error` is the failure that the command ends with."""
-    from launcher.cli.ui.data import job_data, run_data
+    from launcher.cli.ui.data import job_data, run_document
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.run_summary import as_data, lines
+    from launcher.cli.ui.run_summary import results_data, summary_lines
 
     folder = request.run_folder(job.request)
     results = results_of(folder)
@@ -85,14 +85,14 @@ def show_end(
         how = ENDS.get(job.state, "")
         known = seconds if job.ended or not job.is_here else None  # an interrupted process records no end
         summary = (job.run, folder, job.state == "SUCCEEDED", known, results)
-        print("\n".join(lines(*summary, how=how, restarts=count or 0)))
+        print("\n".join(summary_lines(*summary, how=how, restarts=count or 0)))
         if usd is not None:
             print(f"{'cost':{LABEL}}{usd_text(usd, approx=True)} for the machines of this attempt")
         return
-    data = {"seconds": seconds, "usd": usd, "restarts": count, "results": as_data(results)}
+    data = {"seconds": seconds, "usd": usd, "restarts": count, "results": results_data(results)}
     if run:
         ended = replace(run, jobs=(job, *(other for other in run.jobs if other.name != job.name)))
-        data = {**run_data(ended), **data}
+        data = {**run_document(ended), **data}
     printed({**job_data(job.run, job), **data}, output, error)
 
 

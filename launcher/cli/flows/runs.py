@@ -39,11 +39,11 @@ def show_runs(
     if output is not Output.text:
         from launcher.cli.ui.documents import printed
 
-        printed(run_table.as_data(run_list), output)
+        printed(run_table.list_data(run_list), output)
         return
     width = max(run_table.WIDTH, shutil.get_terminal_size().columns)
     fold = SWEEP_LABEL not in wanted.labels
-    print("\n".join(run_table.lines(run_list, everything=everything, fold=fold, width=width)))
+    print("\n".join(run_table.run_lines(run_list, everything=everything, fold=fold, width=width)))
     if run_list.unlisted:
         say_not_searched(run_list.unlisted)
 

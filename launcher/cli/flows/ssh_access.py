@@ -49,7 +49,7 @@ def remote(
     route = choose_route(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
     folder = keys.home(os.environ) / ".ssh"
     key = keys.ensure_key(folder, say) if register else folder / keys.KEY
-    name = user or user_of(compute, machine, keys.public_key(key) if register else None)
+    name = user or oslogin_user(compute, machine, keys.public_key(key) if register else None)
     settings = keys.settings_folder(os.environ)
     target = SshTarget(
         alias=alias(machine),
@@ -59,12 +59,12 @@ def remote(
         user=name,
         key=key,
         known_hosts=keys.known_hosts(settings, alias(machine)),
-        is_known=register and keys.store_host_keys(settings, alias(machine), host_keys(compute, machine)),
+        is_known=register and keys.store_host_keys(settings, alias(machine), host_keys_of(compute, machine)),
     )
     return Remote(machine, target, account(os.environ))
 
 
-def user_of(compute: Compute, machine: VmInstance, key: str | None) -> str:
+def oslogin_user(compute: Compute, machine: VmInstance, key: str | None) -> str:
     """Return our OS Login user; a given key is registered for that user."""
     from launcher.cli.ui.streams import say
     from launcher.ssh.oslogin import OsLogin
@@ -87,7 +87,7 @@ def check_access(compute: Compute) -> None:
         OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say).known_user()
 
 
-def host_keys(compute: Compute, machine: VmInstance) -> tuple[str, ...]:
+def host_keys_of(compute: Compute, machine: VmInstance) -> tuple[str, ...]:
     """Return the VM's host keys from its guest attributes; none if it publishes none."""
     from launcher.ssh.keys import HOST_KEYS
     from launcher.ssh.keys import host_keys as of_attributes
@@ -98,7 +98,7 @@ def host_keys(compute: Compute, machine: VmInstance) -> tuple[str, ...]:
         return ()
 
 
-def check(compute: Compute, machine: VmInstance) -> Answer:
+def ask_for_gpus(compute: Compute, machine: VmInstance) -> Answer:
     """Ask the VM for its GPUs over SSH; `wait_ready` polls this."""
     from launcher.services.compute.workstation import CHECK
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.cli.options import Flags, gather, words
+from launcher.cli.options import Flags, flag_words, gather
 from launcher.errors import LaunchError
 from launcher.text import relative
 
@@ -42,9 +42,9 @@ def next_commands(typed: Typed | None, folder: str | None, *, has_metrics: bool)
         yield command, "plans this job on Google Cloud, with its cost"
     on_two = typed.flags._replace(nodes=2, run_id=None)  # a job of one node; the run gets its own id
     if is_planned("local", typed.spec, typed.flags, nodes=1) and is_planned("local", typed.spec, on_two):
-        yield shlex.join([program(), "local", *line(typed.spec, on_two)]), "runs this job on two nodes"
+        yield shlex.join([typed_program(), "local", *typed_words(typed.spec, on_two)]), "runs this job on two nodes"
     if typed.spec is None and not Path("job.yaml").exists():
-        yield shlex.join([program(), "init"]), "writes a commented starter spec"
+        yield shlex.join([typed_program(), "init"]), "writes a commented starter spec"
 
 
 def cloud_command(typed: Typed) -> str:
@@ -54,7 +54,7 @@ def cloud_command(typed: Typed) -> str:
     others = () if flags.region or flags.zone else REGIONS
     for each in (flags, *(flags._replace(region=[region]) for region in others)):
         if is_planned("vertex", typed.spec, each):
-            return in_project(shlex.join([program(), "vertex", *line(typed.spec, each), "--dry-run"]))
+            return in_project(shlex.join([typed_program(), "vertex", *typed_words(typed.spec, each), "--dry-run"]))
     return ""
 
 
@@ -70,9 +70,9 @@ def is_planned(target: Target, spec: Path | None, flags: Flags, *, nodes: int | 
     return nodes in (None, plan.machine.nodes)
 
 
-def line(spec: Path | None, flags: Flags) -> list[str]:
+def typed_words(spec: Path | None, flags: Flags) -> list[str]:
     """Return the spec and the flags as they are typed."""
-    return [*([str(spec)] if spec else []), *words(flags), *(["--output", flags.output] if flags.output else [])]
+    return [*([str(spec)] if spec else []), *flag_words(flags), *(["--output", flags.output] if flags.output else [])]
 
 
 def in_project(command: str) -> str:
@@ -86,12 +86,12 @@ def in_project(command: str) -> str:
     return f"CLOUDSDK_CORE_PROJECT={PROJECT} {command}"
 
 
-def program(name: str = "launch") -> str:
+def typed_program(name: str = "launch") -> str:
     """Return how to type a program: its name if it is on the PATH, else its path beside this Python."""
     return name if shutil.which(name) else relative(str(Path(sys.executable).parent / name))
 
 
 def found(name: str) -> str:
     """Return how to type a program, or "" if it is not installed."""
-    typed = program(name)
+    typed = typed_program(name)
     return typed if shutil.which(typed) else ""

@@ -60,7 +60,7 @@ def run_sweep(
     except StillRunning as still:
         error = still
     except KeyboardInterrupt as stop:
-        text = interrupted_text(sweep, running.runs)
+        text = sweep_interrupted_text(sweep, running.runs)
         stop.add_note(text)
         printer.say(text)
         raise
@@ -83,7 +83,7 @@ def cost_question(sweep: SweepPlan, options: LaunchOptions, printer: SweepPrinte
     return confirm
 
 
-def interrupted_text(sweep: SweepPlan, runs: Sequence[PointRun]) -> str:
+def sweep_interrupted_text(sweep: SweepPlan, runs: Sequence[PointRun]) -> str:
     """Return what continues after the watch was interrupted, and the commands for it."""
     if sweep.target == "local":
         return "interrupted; all points were stopped\nthe same command continues the sweep"

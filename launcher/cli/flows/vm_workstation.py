@@ -85,12 +85,14 @@ def create_workstation(
             machine = created_or_found(cloud, job, plan, printer, is_new=is_new)
             machine = machine if detach else wait_for_driver(cloud, machine, printer)
     except KeyboardInterrupt as stop:
-        stop.add_note(interrupted_text(watcher.job, plan.run))
-        launch.close_printer(printer, interrupted_text(watcher.job, plan.run))
+        stop.add_note(vm_interrupted_text(watcher.job, plan.run))
+        launch.close_printer(printer, vm_interrupted_text(watcher.job, plan.run))
         raise
     finally:
         launch.close_printer(printer)
-    show(machine, price_of(machine, inputs.spec.limits.price), output, display_time(cloud.compute), is_ready=not detach)
+    show_workstation(
+        machine, price_of(machine, inputs.spec.limits.price), output, display_time(cloud.compute), is_ready=not detach
+    )
 
 
 def after_preflight(plan: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bool) -> Plan:
@@ -133,12 +135,14 @@ def created_or_found(cloud: CloudContext, job: Job, plan: Plan, printer: EventPr
 
 def wait_for_driver(cloud: CloudContext, machine: VmInstance, printer: EventPrinter) -> VmInstance:
     """Return the VM once its GPU driver answers over SSH. Raises LaunchError; the VM keeps running."""
-    from launcher.cli.flows.ssh_access import check
+    from launcher.cli.flows.ssh_access import ask_for_gpus
     from launcher.services.base import GoneError
     from launcher.services.compute.workstation import wait_ready
 
     try:
-        ready, gpus = wait_ready(machine, cloud.compute, lambda vm: check(cloud.compute, vm), printer.say, cloud.clock)
+        ready, gpus = wait_ready(
+            machine, cloud.compute, lambda vm: ask_for_gpus(cloud.compute, vm), printer.say, cloud.clock
+        )
     except LaunchError as error:
         if not isinstance(error.__cause__, GoneError):
             name = machine.name
@@ -150,7 +154,7 @@ def wait_for_driver(cloud: CloudContext, machine: VmInstance, printer: EventPrin
     return ready
 
 
-def interrupted_text(job: Job | None, name: str) -> str:
+def vm_interrupted_text(job: Job | None, name: str) -> str:
     """Return what continues after Ctrl-C, and the commands for it."""
     if job is None:
         return "interrupted before a VM was found\nlaunch vm list shows whether one was created"
@@ -159,7 +163,7 @@ def interrupted_text(job: Job | None, name: str) -> str:
     )
 
 
-def show(machine: VmInstance, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
+def show_workstation(machine: VmInstance, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
     """Print the VM, its price and end, and how to connect to it."""
     if output is not Output.text:
         from launcher.cli.ui.data import machine_data

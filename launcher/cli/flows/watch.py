@@ -22,7 +22,7 @@ from launcher.cli.ui.keys import Keys, single_keys
 from launcher.cli.ui.plan_page import printable
 from launcher.cli.ui.story_text import story_lines
 from launcher.cli.ui.streams import say
-from launcher.cli.ui.watch_page import page, state_of
+from launcher.cli.ui.watch_page import screen, view_state
 from launcher.errors import JobFailed, LaunchError, StillRunning
 from launcher.runs.sweep.find import Sweep, active_points
 from launcher.runs.watching import RunWatch, WatchedRun
@@ -43,7 +43,7 @@ def watch_runs(
     have passed; LaunchError: one can't be watched."""
     gc.enable()  # it may run for days
     messages = Messages(are_printed=plain or not is_terminal())
-    watched = sources(names, regions, messages, last)
+    watched = watched_runs(names, regions, messages, last)
     watches = [RunWatch(source, messages.printer(source, len(names))) for source in watched]
     for watch in watches:
         watch.start()
@@ -63,18 +63,18 @@ def watch_runs(
                         thread.join()
     except KeyboardInterrupt:
         messages.close()
-        say(interrupted_text([watch.view for watch in watches], screen.cancelling))
+        say(watch_interrupted_text([watch.view for watch in watches], screen.cancelling))
         raise
     finally:
         messages.close()
     for number, view in enumerate(watch.view for watch in watches):  # how each stands now
         lines = story_lines(view.story.chapters, view.story.cap, view.story.advice, view.progress)
-        print("\n".join([*[""] * (number > 0), f"{printable(view.id)}  {state_of(view)[0]}", *lines]))
+        print("\n".join([*[""] * (number > 0), f"{printable(view.id)}  {view_state(view)[0]}", *lines]))
     if not has_quit:
         raise_end([watch.view for watch in watches])
 
 
-def sources(
+def watched_runs(
     names: Sequence[str], regions: Sequence[str] | None, messages: Messages, last: bool = False
 ) -> list[WatchedRun]:
     """Find the runs, each once. Raises LaunchError."""
@@ -94,12 +94,12 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def interrupted_text(views: Sequence[RunView], cancelling: Container[str]) -> str:
+def watch_interrupted_text(views: Sequence[RunView], cancelling: Container[str]) -> str:
     """Return what an interrupted watch leaves: the runs that the user has cancelled, and their states."""
     cancelled = [view for view in views if view.id in cancelling]
     if not cancelled:
         return "stopped watching; nothing was cancelled"
-    lines = [f"requested to cancel {view.id}; last known state: {state_of(view)[0]}" for view in cancelled]
+    lines = [f"requested to cancel {view.id}; last known state: {view_state(view)[0]}" for view in cancelled]
     return "\n".join(["stopped watching", *lines, *(f"launch status {view.id}" for view in cancelled)])
 
 
@@ -112,7 +112,7 @@ def raise_end(views: Sequence[RunView]) -> None:
         hint = "\n".join(f"launch watch {view.id}" for view in still)
         raise StillRunning(f"{', '.join(view.id for view in still)}: still running", hint)
     if failed := [view for view in views if view.job and view.job.state != "SUCCEEDED"]:
-        texts = "; ".join(f"{view.id} {state_of(view)[0]}" for view in failed)
+        texts = "; ".join(f"{view.id} {view_state(view)[0]}" for view in failed)
         raise JobFailed(texts, "\n".join(view.story.advice for view in failed if view.story.advice))
 
 
@@ -175,7 +175,7 @@ class Screen:
                 width, height = console.size
                 views = [watch.view for watch in self._watches]
                 footer, message = self._footer(keys), self._message
-                live.update(page(views, self._chosen, width, height, footer=footer, message=message), refresh=True)
+                live.update(screen(views, self._chosen, width, height, footer=footer, message=message), refresh=True)
                 if self._pressed(keys.read(REFRESH_SECONDS)[:1]):  # arrows and pasted text have more
                     return True
         return False
@@ -232,7 +232,7 @@ class Screen:
         is_here = source.newest_job().is_here  # then beside its results
         folder = None if is_here else Path(tempfile.mkdtemp(prefix="launch-report-"), f"{source.id}.html")
         path = write_report({source.id: source.storage}, folder)
-        return opened(path.resolve().as_uri(), str(path))
+        return open_page(path.resolve().as_uri(), str(path))
 
     def _open_console(self) -> None:
         from launcher.cli.ui.job_text import console_url
@@ -242,7 +242,7 @@ class Screen:
         if not url:
             self._message = "A run on this machine has no page in the console."
         else:
-            self._in_background("opening the console …", lambda: opened(url, url))
+            self._in_background("opening the console …", lambda: open_page(url, url))
 
     def _in_background(self, text: str, work: Callable[[], str]) -> threading.Thread:
         """Do work that takes a while, and show what it returns or its error. Return its thread."""
@@ -262,7 +262,7 @@ class Screen:
         self._message = text
 
 
-def opened(url: str, shown: str) -> str:
+def open_page(url: str, shown: str) -> str:
     """Open a page in the browser and return what happened. A browser that would draw on this terminal is not used."""
     try:
         is_text_browser = type(webbrowser.get()) is webbrowser.GenericBrowser

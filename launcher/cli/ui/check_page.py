@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 INDENT = "    "
 
 
-def page(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> Iterator[str]:
+def check_lines(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> Iterator[str]:
     """Yield a line for each spec, with the problems below it; the warnings too if it is the only one."""
     from launcher.inputs.checking import STAND_IN
 
     yield f"{'result':<7}  {'target':<6}  {'at most':>11}  spec"
     for spec in checked:
         count = f" ({plural(len(spec.warnings), 'warning')})" if spec.warnings else ""
-        yield f"{result(spec):<7}  {spec.target or '':<6}  {cost_text(spec):>11}  {spec.path}{count}"
+        yield f"{result(spec):<7}  {spec.target or '':<6}  {bound_text(spec):>11}  {spec.path}{count}"
         for problem in spec.problems:
             yield from finding_lines(problem)
         for warning in spec.warnings if len(checked) == 1 else ():
@@ -46,7 +46,7 @@ def result(spec: CheckedSpec) -> str:
     return "pass" if spec.plan else "refused"
 
 
-def cost_text(spec: CheckedSpec) -> str:
+def bound_text(spec: CheckedSpec) -> str:
     """Return the upper bound of the cost; `-` for a run on this machine."""
     if spec.plan is None:
         return ""
@@ -66,7 +66,7 @@ def finding_lines(finding: SpecFinding, label: str = "") -> Iterator[str]:
 # --- Data ------------------------------------------------------------------------------------------------------------
 
 
-def data(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> dict[str, Any]:
+def check_data(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> dict[str, Any]:
     """Return the results for scripts (docs/ci.md)."""
     return {"specs": [spec_data(spec) for spec in checked], "skipped": [str(path) for path in others]}
 
@@ -99,9 +99,9 @@ def annotation_lines(checked: Sequence[CheckedSpec]) -> Iterator[str]:
     for spec in checked:
         for kind, findings in (("error", spec.problems), ("warning", spec.warnings)):
             for finding in findings:
-                place = f"file={escaped(in_repository(finding.file), ':,')},line={finding.line or 1}"
+                place = f"file={escaped_property(in_repository(finding.file), ':,')},line={finding.line or 1}"
                 text = "\n".join(filter(None, (finding.text, finding.hint)))
-                yield f"::{kind} {place},title=launch check::{escaped(text)}"
+                yield f"::{kind} {place},title=launch check::{escaped_property(text)}"
 
 
 def log_line(line: str) -> str:
@@ -117,7 +117,7 @@ def in_repository(file: str) -> str:
     return path.relative_to(top).as_posix() if path.is_relative_to(top) else file
 
 
-def escaped(text: str, more: str = "") -> str:
+def escaped_property(text: str, more: str = "") -> str:
     """Escape a text of a workflow command; `more` are the characters that end a property."""
     for char in ("%", "\r", "\n", *more):
         text = text.replace(char, f"%{ord(char):02X}")

@@ -46,7 +46,7 @@ def compared(runs: Sequence[RunData], now: float) -> Compared:
     return Compared(names, summaries, differences(runs), (*metric_figures(runs), *run_figures(summaries)))
 
 
-def as_data(compared: Compared) -> dict[str, Any]:
+def comparison_data(compared: Compared) -> dict[str, Any]:
     """Return the comparison for scripts."""
     runs = [
         {"run": run, "folder": folder, "state": each.state, "step": each.step, "steps": each.steps}
@@ -69,7 +69,7 @@ def as_data(compared: Compared) -> dict[str, Any]:
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def lines(compared: Compared) -> Iterator[str]:
+def comparison_lines(compared: Compared) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
     letters = [ascii_uppercase[place] if place < 26 else str(place + 1) for place in range(len(compared.runs))]
     for letter, (run, _), each in zip(letters, compared.runs, compared.summaries, strict=True):
@@ -77,7 +77,7 @@ def lines(compared: Compared) -> Iterator[str]:
         yield from wrapped(f"{letter}  {run}  {each.state}{step}", WIDTH)
     yield ""
     if compared.differences:
-        yield from table(
+        yield from comparison_table(
             "what differs", letters, [(difference.name, difference.values) for difference in compared.differences]
         )
     else:
@@ -87,16 +87,16 @@ def lines(compared: Compared) -> Iterator[str]:
     shown = (
         figure for figure in compared.figures if figure.kind != "at_step" or (figure.name, figure.values) not in finals
     )
-    figures = [(name_of(figure), cells(figure)) for figure in shown]
+    figures = [(figure_name(figure), cells(figure)) for figure in shown]
     if figures:
-        yield from table("figures", letters, figures)
+        yield from comparison_table("figures", letters, figures)
         if rows := max(each.loss_rows for each in compared.summaries):
             yield f"loss: mean of the last {plural(rows, 'row')} up to each step; other metrics are as logged"
     else:
         yield "No run has written metrics yet."
 
 
-def name_of(figure: Figure) -> str:
+def figure_name(figure: Figure) -> str:
     """Return `held-out loss, at step 2,000`."""
     match figure.kind:
         case "at_step":
@@ -110,7 +110,7 @@ def name_of(figure: Figure) -> str:
 def cells(figure: Figure) -> tuple[str, ...]:
     """Return each run's value with its difference from the first run's: `2.5612 (-0.0531)`, `11,210 (+2.1%)`."""
     value, delta = FORMATS.get(
-        figure.name, FORMATS["tokens/s"] if figure.name.endswith("/s") else (_number, _difference)
+        figure.name, FORMATS["tokens/s"] if figure.name.endswith("/s") else (_number_text, _difference)
     )
     texts = []
     for place, (each, more) in enumerate(zip(figure.values, figure.deltas, strict=True)):
@@ -120,7 +120,7 @@ def cells(figure: Figure) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return f"{value:,.4f}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
@@ -141,7 +141,7 @@ FORMATS: Final[dict[str, tuple[Callable[[float], str], Callable[[float, float], 
 """Figure -> text of its value, and of its difference from the first run's."""
 
 
-def table(title: str, letters: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
+def comparison_table(title: str, letters: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each row, with a cell for each run. A row whose texts are too long for that follows at the end,
     with a line for each run."""
     texts = [(printable(name), [printable(value) or UNKNOWN for value in values]) for name, values in rows]

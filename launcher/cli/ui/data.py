@@ -69,7 +69,7 @@ def status_data(status: RunStatus, story: RunStory) -> dict[str, Any]:
     }
 
 
-def run_data(run: FoundRun) -> dict[str, Any]:
+def run_document(run: FoundRun) -> dict[str, Any]:
     """Return a run for scripts, as `launch status` prints it; its folder is read."""
     from launcher.runs.run import status_of
     from launcher.runs.run_story import story_of

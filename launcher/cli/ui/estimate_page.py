@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launcher.plan.memory.need import Largest
 
 
-def page(estimate: Estimate) -> Iterator[str]:
+def estimate_lines(estimate: Estimate) -> Iterator[str]:
     """Yield the page of an estimate."""
     machine = estimate.machine
     cards = f"{machine.gpus} × {machine.gpu}"
@@ -30,14 +30,14 @@ def page(estimate: Estimate) -> Iterator[str]:
     if estimate.note:
         yield from labelled("", estimate.note)
     yield ""
-    yield from memory(estimate)
+    yield from memory_lines_of(estimate)
     yield ""
     yield from fit_options(estimate)
     yield ""
     yield from time_and_cost(estimate)
 
 
-def memory(estimate: Estimate) -> Iterator[str]:
+def memory_lines_of(estimate: Estimate) -> Iterator[str]:
     """Yield the table of parts."""
     yield f"memory of one GPU, micro-batch {estimate.micro_batch}"
     rows = [(f"  {part.name}", signed(part.bytes), part.what) for part in estimate.parts]
@@ -80,11 +80,11 @@ def time_and_cost(estimate: Estimate) -> Iterator[str]:
     yield from labelled("work", f"{estimate.steps or 0:,} steps of {samples}{units}")
     yield ""
     header = ("provisioning", "region", "USD/h", "time", "cost", "interruptions")
-    yield from columns([header, *map(row, estimate.offers)])
+    yield from columns([header, *map(offer_cells, estimate.offers)])
     yield "Time and cost include 15 min for each interruption (assumed)."
 
 
-def row(offer: Offer) -> tuple[str, ...]:
+def offer_cells(offer: Offer) -> tuple[str, ...]:
     """Return the cells of an offer."""
     rate = "unknown" if offer.interruptions is None else f"{offer.interruptions:.2f}"
     price = "unknown" if offer.usd_per_hour is None else f"{offer.usd_per_hour:,.2f}"

@@ -100,10 +100,10 @@ class EventPrinter:
     @contextmanager
     def building(self) -> Iterator[Report]:
         """Yield the receiver of an image's progress: bars on a terminal, else lines."""
-        from launcher.cli.ui.progress_bars import progress, report
+        from launcher.cli.ui.progress_bars import progress, report_to
 
         with progress() as bars:
-            yield report(bars)
+            yield report_to(bars)
 
     def close(self) -> None:
         """End the progress line."""
@@ -123,7 +123,7 @@ class EventPrinter:
         planned = attempt_of(self._plan, event.job)
         number = f"{event.number}: " if event.number else ""
         there = "" if event.created else " (already exists)"
-        for line in labelled("attempt", f"{number}{place_text(event.job, planned)}{there}"):
+        for line in labelled("attempt", f"{number}{attempt_place(event.job, planned)}{there}"):
             self._print(line)
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
         if url := console_url(event.job):
@@ -150,7 +150,7 @@ class EventPrinter:
 
     def _state_changed(self, event: Any) -> None:
         job = event.job
-        self._print(f"{clock()}  {STATES.get(job.state, job.state)}{after(job)}")
+        self._print(f"{time_of_day()}  {STATES.get(job.state, job.state)}{after(job)}")
 
     def _lines_printed(self, event: Any) -> None:
         self._wipe()
@@ -159,7 +159,7 @@ class EventPrinter:
         self._draw()
 
     def _progress_updated(self, event: Any) -> None:
-        text = f"{clock()}  {progress_text(event.progress)}"
+        text = f"{time_of_day()}  {progress_text(event.progress)}"
         if self._tty:
             self._shown = text[: width() - 1]  # a wrapped line could not be erased
             self._draw()
@@ -176,7 +176,7 @@ class EventPrinter:
                 self._print(line)
 
     def _outage_ended(self, event: Any) -> None:
-        self._print(f"{clock()}  {WHAT[event.target]} available again after {elapsed(event.seconds)}")
+        self._print(f"{time_of_day()}  {WHAT[event.target]} available again after {elapsed(event.seconds)}")
 
     def _note(self, event: Any) -> None:
         for line in labelled("note", event.text):
@@ -206,7 +206,7 @@ def width() -> int:
         return WIDTH
 
 
-def clock() -> str:
+def time_of_day() -> str:
     """Return the local time of day."""
     return time.strftime("%H:%M:%S")
 
@@ -223,7 +223,7 @@ def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
     return None
 
 
-def place_text(job: Job, planned: Attempt | None) -> str:
+def attempt_place(job: Job, planned: Attempt | None) -> str:
     """Return `flex-start in us-central1, a3-highgpu-2g, ≈$12.87/h`."""
     from launcher.cli.ui.job_text import machine_of, provisioning_of
     from launcher.cli.ui.plan_page import expected_price

@@ -14,7 +14,7 @@ SHOWN = 4
 """Most nodes to show: those with problems first, then the least busy ones."""
 
 
-def lines(nodes: Sequence[Node], reported: Container[int] = ()) -> Iterator[tuple[str, str]]:
+def gpu_lines(nodes: Sequence[Node], reported: Container[int] = ()) -> Iterator[tuple[str, str]]:
     """Yield what a sentence is about (GPUs, memory or disk), and the sentence: one for each node with GPUs (at most
     SHOWN), and the problems of all nodes.
 
@@ -33,10 +33,10 @@ def lines(nodes: Sequence[Node], reported: Container[int] = ()) -> Iterator[tupl
         yield from (("GPUs", error) for error in node.errors if node.number not in reported)
 
 
-def labelled_lines(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
+def labelled_gpu_lines(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
     """Yield a label and a sentence; an empty label where the one above still holds."""
     above = ""
-    for label, text in lines(nodes):
+    for label, text in gpu_lines(nodes):
         yield ("" if label == above else label), text
         above = label
 

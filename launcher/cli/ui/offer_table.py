@@ -21,16 +21,18 @@ UNKNOWN = "unknown"
 NOT_OFFERED = "-"
 
 
-def table(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live, models: Sequence[str]) -> Iterator[str]:
+def offer_lines(
+    catalog: Catalog, offers: Sequence[Offer], total: int, live: Live, models: Sequence[str]
+) -> Iterator[str]:
     """Yield the table: a row per offer with the prices of `models`, its machine types below unless each region has its
     row, and what is known of it in the project."""
     import textwrap
 
-    rows = [(*HEAD, *models), *(row(offer, models) for offer in offers)]
+    rows = [(*HEAD, *models), *(offer_row(offer, models) for offer in offers)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     each_region = len({offer.region for offer in offers}) > 3
     for number, cells in enumerate(rows):
-        yield line(cells, widths)
+        yield offer_line(cells, widths)
         if number and not each_region:
             shown = ", ".join(
                 f"{machine.name}\u00a0×{machine.share or machine.gpus}" for machine in offers[number - 1].machines
@@ -49,20 +51,20 @@ def table(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live, mod
     yield f"{len(offers)} of {plural(total, 'offer')}; prices of {catalog.price_table.date}"
 
 
-def row(offer: Offer, models: Sequence[str]) -> tuple[str, ...]:
+def offer_row(offer: Offer, models: Sequence[str]) -> tuple[str, ...]:
     """Return the cells of an offer."""
     tflops = offer.gpu.peak_tflops["bf16"]
     where = offer.region or plural(len(offer.regions), "region")
-    prices = (price_text(offer.prices.get(model)) for model in models)
+    prices = (price_range_text(offer.prices.get(model)) for model in models)
     return offer.gpu.name, f"{offer.gpu.memory_gb}", f"{tflops:g}" if tflops else NOT_OFFERED, where, *prices
 
 
-def line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def offer_line(cells: Sequence[str], widths: Sequence[int]) -> str:
     """Return the cells in columns; figures on the right."""
     return " ".join(f"{cell:{'<' if n in (0, 3) else '>'}{widths[n]}}" for n, cell in enumerate(cells)).rstrip()
 
 
-def price_text(price: PriceRange | None) -> str:
+def price_range_text(price: PriceRange | None) -> str:
     """Return `2.00`, `0.71-2.78`, `≤14.38` for an upper bound, `unknown`, or `-` if the model is not offered."""
     if price is None:
         return NOT_OFFERED
@@ -117,7 +119,7 @@ def notes(catalog: Catalog) -> Iterator[str]:
         yield f"Spot: about {interruptions.hours:g} h between interruptions of a node, for any GPU (assumed)."
 
 
-def as_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -> dict[str, Any]:
+def offers_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -> dict[str, Any]:
     """Return the offers as JSON data (docs/prices.md)."""
     import msgspec
 

@@ -30,7 +30,7 @@ NO_IMAGE = "not used: runs in the local Python environment"
 TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
-def show(
+def show_plan(
     plan: Plan,
     spec: JobSpec,
     output: Output,
@@ -51,7 +51,7 @@ def show(
     elif output is Output.yaml:
         print("\n".join(yaml_lines(plan)))
     else:
-        print("\n".join(page(plan, spec, image, settings, python, explain=explain)))
+        print("\n".join(plan_lines(plan, spec, image, settings, python, explain=explain)))
 
 
 # --- YAML for gcloud ------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def page(
+def plan_lines(
     plan: Plan,
     spec: JobSpec,
     image: bool = False,
@@ -95,7 +95,7 @@ def page(
     """Yield the page of a plan, in at most 80 columns."""
     yield from wrapped(f"{plan.run}  on {target_text(plan.target, plan.project)}", WIDTH)
     yield ""
-    for label, text in facts(plan, spec, image, settings.usd_cap if settings else None, explain=explain):
+    for label, text in plan_facts(plan, spec, image, settings.usd_cap if settings else None, explain=explain):
         yield from labelled(label, text)
         if label == "image" and python and (python.origin != "launch's own" or python.note):
             yield from labelled("python", python.text)
@@ -125,7 +125,7 @@ def closing_lines(warnings: Iterable[str], target: Target, more: str = "") -> It
     yield f"Nothing was submitted.{more}" if target != "local" else "Nothing was started."
 
 
-def facts(
+def plan_facts(
     plan: Plan, spec: JobSpec, image: bool, usd_cap: tuple[float, str] | None = None, *, explain: bool = False
 ) -> Iterator[tuple[str, str]]:
     """Yield the labels and texts above the table of attempts."""
@@ -384,11 +384,11 @@ def attempt_table(plan: Plan, most: int) -> Iterator[str]:
     types = max(len(attempt.machine_type) for attempt in shown)
     for number, attempt in enumerate(shown, 1):
         kind = attempt.provisioning.partition(":")[0]
-        price = f"{attempt.machine_type:<{types}}  {expected_price(attempt)}" if several else price_text(attempt)
+        price = f"{attempt.machine_type:<{types}}  {expected_price(attempt)}" if several else attempt_price(attempt)
         yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.where:<{place}}  {price}"
 
 
-def price_text(attempt: Attempt) -> str:
+def attempt_price(attempt: Attempt) -> str:
     """Return the expected price of a node and hour, and its ceiling if that is higher."""
     price = expected_price(attempt)
     if attempt.usd_per_hour is None or attempt.usd_ceiling is None or attempt.usd_ceiling <= attempt.usd_per_hour:

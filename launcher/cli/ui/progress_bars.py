@@ -87,7 +87,7 @@ def progress() -> Lines:
     return Bars() if sys.stderr.isatty() else Lines()
 
 
-def report(to: Lines) -> Report:
+def report_to(to: Lines) -> Report:
     """Return the callbacks through which launcher.images reports progress."""
     from launcher.images.pipeline import Report
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launch_train.runfolder.starts import RunMetrics
 
 
-def lines(
+def summary_lines(
     run: str,
     folder: str | None,
     succeeded: bool,
@@ -45,14 +45,14 @@ def lines(
         yield from labelled("restarts", str(restarts))
     end = results.event("end") if results else None
     if end:
-        for label, text in training(end):
+        for label, text in training_results(end):
             yield from labelled(label, text)
     elif results and results.rows:
         yield from labelled("metrics", last_row(results))
     if results and not results.rows and (idle := results.event(runfolder.NO_STEP)):
         lasted = f"exited with 0 after {figure(idle, 'seconds') or 0:.0f} s without a step or a checkpoint"
         yield from labelled("warning", f"{lasted}; its output may say why: launch logs {run}")
-    for text in nonfinite(results) if results else ():
+    for text in nonfinite_texts(results) if results else ():
         yield from labelled("warning", text)
     if folder:
         yield from labelled("folder", relative(folder))
@@ -60,7 +60,7 @@ def lines(
         yield from labelled("report", relative(report))
 
 
-def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def training_results(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the results in the trainer's `end` event."""
     first, last, steps = figure(end, "train_loss_first"), figure(end, "train_loss_last"), end["step"]
     if last is not None and steps <= MEAN_STEPS:
@@ -89,7 +89,7 @@ def last_row(results: RunMetrics) -> str:
     return f"{plural(len(results.rows), 'step')}; last (step {row['step']}): {', '.join(values) or 'no values'}"
 
 
-def nonfinite(results: RunMetrics) -> Iterator[str]:
+def nonfinite_texts(results: RunMetrics) -> Iterator[str]:
     """Yield `loss was nan or infinite in 3 of 9 steps, first in step 4` for each such metric."""
     for name, where in results.nonfinite.items():
         count = f"{where['steps']} of {plural(len(results.rows), 'step')}"
@@ -108,7 +108,7 @@ def speed_text(end: Mapping[str, Any]) -> str:
     return ""
 
 
-def as_data(results: RunMetrics | None, time: float | None = None) -> dict[str, Any]:
+def results_data(results: RunMetrics | None, time: float | None = None) -> dict[str, Any]:
     """Return the number of steps and the end of the run for `-o json`.
 
     `end` is the trainer's `end` event. Without one (a script, or a failed run) it is the last row of the metrics with

@@ -25,7 +25,7 @@ LESS: Final = {"OWNER": "", "STEP": "/", "MACHINE": "", "TARGET": "", "AGE": ""}
 """Columns that are dropped from a table that is too wide, in this order; of STEP only the total (`fitting`)."""
 
 
-def lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
+def run_lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
     """Yield the table, what could not be read, and a footer. `fold`: the runs of a sweep are one row."""
     from launcher.runs.run_list import ListedSweep, group_sweeps
 
@@ -36,7 +36,7 @@ def lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int 
         yield f"No runs{unsearched}."
         return
     now = time.time()
-    rows = [sweep_row(entry, now) if isinstance(entry, ListedSweep) else row(entry, now) for entry in shown]
+    rows = [sweep_row(entry, now) if isinstance(entry, ListedSweep) else run_row(entry, now) for entry in shown]
     yield from aligned(fitting(rows, width, LESS))
     for entry in shown:
         if not isinstance(entry, ListedSweep) and entry.problem:
@@ -48,7 +48,7 @@ def lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int 
 
 def sweep_row(sweep: ListedSweep, now: float) -> dict[str, str]:
     """Return the cells of a sweep: its best loss and the cost of all its runs."""
-    newest, best = row(sweep.runs[0], now), sweep.best
+    newest, best = run_row(sweep.runs[0], now), sweep.best
     return {
         **newest,
         "NAME": clean_text(sweep.name),
@@ -59,7 +59,7 @@ def sweep_row(sweep: ListedSweep, now: float) -> dict[str, str]:
     }
 
 
-def row(run: ListedRun, now: float) -> dict[str, str]:
+def run_row(run: ListedRun, now: float) -> dict[str, str]:
     """Return a run's cells by column."""
     from launcher.cli.ui.job_text import machine_of
 
@@ -104,14 +104,14 @@ def footer(runs: Sequence[ListedRun], older: int) -> str:
 # --- For scripts -----------------------------------------------------------------------------------------------------
 
 
-def as_data(run_list: RunList) -> dict[str, Any]:
+def list_data(run_list: RunList) -> dict[str, Any]:
     """Return the list for scripts; `unlisted` says why the runs in the cloud are missing."""
     from launcher.runs.run_list import ListedSweep, group_sweeps
 
     problem = run_list.unlisted
     unlisted = {"problem": problem.problem, "hint": problem.hint} if problem else None
     sweeps = [sweep_data(entry) for entry in group_sweeps(run_list.runs) if isinstance(entry, ListedSweep)]
-    return {"runs": [run_data(run) for run in run_list.runs], "sweeps": sweeps, "unlisted": unlisted}
+    return {"runs": [listed_run_data(run) for run in run_list.runs], "sweeps": sweeps, "unlisted": unlisted}
 
 
 def sweep_data(sweep: ListedSweep) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def sweep_data(sweep: ListedSweep) -> dict[str, Any]:
     }
 
 
-def run_data(run: ListedRun) -> dict[str, Any]:
+def listed_run_data(run: ListedRun) -> dict[str, Any]:
     """Return a run with the keys of `launch status`; those that need a cloud are null for one on this machine."""
     import msgspec
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launcher.cli.ui.check_page import cost_text, spec_data
+from launcher.cli.ui.check_page import bound_text, spec_data
 from launcher.plan.changes import PlanChanges
 from launcher.text import listed, plural, usd_text
 
@@ -33,19 +33,19 @@ def markdown(changes: Sequence[SpecChange], ref: str) -> Iterator[str]:
         if (change.kind != "unchanged" or change.renamed_from) and not is_image_only(change)
     ]
     images = [change for change in changes if is_image_only(change)]
-    yield f"### Specs: {len(changed)} of {len(changes)} changed since {code(ref)}"
+    yield f"### Specs: {len(changed)} of {len(changes)} changed since {inline_code(ref)}"
     if changed:
         yield from ("", "| spec | change | cost at most |", "|---|---|---:|")
         for change in changed:
-            before, after = (cost_text(side) if side and side.plan else "" for side in (change.before, change.after))
+            before, after = (bound_text(side) if side and side.plan else "" for side in (change.before, change.after))
             cost = " → ".join(filter(None, (before, after or ("–" if before else ""))))
-            yield f"| {code(change.path)} | {kind_text(change)} | {after if before == after else cost} |"
+            yield f"| {inline_code(change.path)} | {kind_text(change)} | {after if before == after else cost} |"
     for change in changed:
         if lines := [*details(change, ref)]:
-            yield from ("", f"#### {code(change.path)}", "", *lines)
+            yield from ("", f"#### {inline_code(change.path)}", "", *lines)
 
     if images:
-        names = listed([code(change.path) for change in images], MOST_NAMED)
+        names = listed([inline_code(change.path) for change in images], MOST_NAMED)
         yield from ("", f"New image and run ID, because code changed, in {plural(len(images), 'other spec')}: {names}")
 
 
@@ -59,7 +59,7 @@ def kind_text(change: SpecChange) -> str:
     """Return new, removed, changed, renamed, or refused."""
     if change.after and change.after.plan is None:
         return "refused"
-    renamed = f"renamed from {code(change.renamed_from)}" if change.renamed_from else ""
+    renamed = f"renamed from {inline_code(change.renamed_from)}" if change.renamed_from else ""
     return ", ".join(filter(None, (renamed, change.kind if change.kind != "unchanged" else "")))
 
 
@@ -67,17 +67,17 @@ def details(change: SpecChange, ref: str) -> Iterator[str]:
     """Yield problems, the run ID and the image, a line each, and the table of fields."""
     yield from problem_lines(change.after, "")
     if change.after:
-        yield from problem_lines(change.before, f"refused at {code(ref)}: ")
+        yield from problem_lines(change.before, f"refused at {inline_code(ref)}: ")
     both = change.changes
     if both.run:
-        yield f"- run ID: {code(both.run[0])} → {code(both.run[1])}: a launch starts a new run"
+        yield f"- run ID: {inline_code(both.run[0])} → {inline_code(both.run[1])}: a launch starts a new run"
     if both.image:
-        yield f"- image: {escaped(both.image)}"
+        yield f"- image: {escaped_markdown(both.image)}"
     if both.usd_expected:
         yield f"- expected cost: {' → '.join('unknown' if usd is None else usd_text(usd) for usd in both.usd_expected)}"
     if both.fields:
-        yield from ("", f"| field | {code(ref)} | working tree |", "|---|---|---|")
-        yield from map(row, both.fields[:MOST_FIELDS])
+        yield from ("", f"| field | {inline_code(ref)} | working tree |", "|---|---|---|")
+        yield from map(field_row, both.fields[:MOST_FIELDS])
         if len(both.fields) > MOST_FIELDS:
             yield from ("", f"and {plural(len(both.fields) - MOST_FIELDS, 'more field')} (-o json has all)")
 
@@ -86,17 +86,17 @@ def problem_lines(side: CheckedSpec | None, label: str) -> Iterator[str]:
     """Yield the problems of a refused spec as a list."""
     for problem in side.problems if side else ():
         where = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
-        yield f"- {label}{code(where)}: {escaped(problem.text)}"
+        yield f"- {label}{inline_code(where)}: {escaped_markdown(problem.text)}"
 
 
-def row(change: Change) -> str:
+def field_row(change: Change) -> str:
     """Return a field with both values."""
     some = f" ({change.attempts})" if change.attempts else ""
-    before, after = ("" if value is None else code(value) for value in (change.before, change.after))
-    return f"| {code(change.field)}{some} | {before} | {after} |"
+    before, after = ("" if value is None else inline_code(value) for value in (change.before, change.after))
+    return f"| {inline_code(change.field)}{some} | {before} | {after} |"
 
 
-def code(text: str) -> str:
+def inline_code(text: str) -> str:
     """Return a text as code in one line of Markdown, also in a table, at most MOST_SHOWN characters of it."""
     shown = " ".join(text.split())
     shown = shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}…"
@@ -105,7 +105,7 @@ def code(text: str) -> str:
     return f"{fence}{gap}{shown}{gap}{fence}".replace("|", "\\|")
 
 
-def escaped(text: str) -> str:
+def escaped_markdown(text: str) -> str:
     """Return a text in which no character has a meaning in Markdown or HTML."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in " ".join(text.split()))
 

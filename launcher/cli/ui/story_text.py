@@ -34,27 +34,27 @@ def attempt_text(attempt: AttemptSummary) -> str:
         for each in attempt.restarts
     ]
     ran = [*restarts, *_running(attempt)] if attempt.state == "running" else [*_running(attempt), *restarts]
-    parts = [*_waiting(attempt), *resumed, *ran, *_end(attempt)]
+    parts = [*_waiting(attempt), *resumed, *ran, *_end_text(attempt)]
     text = ", ".join(parts)
     return text[:1].upper() + text[1:]
 
 
 def _waiting(attempt: AttemptSummary) -> Iterator[str]:
     if attempt.state == "waiting":
-        yield f"waiting for {_machines(attempt)} for {elapsed(attempt.waited)}"
+        yield f"waiting for {_machines_text(attempt)} for {elapsed(attempt.waited)}"
     elif attempt.waited >= LEAST_WAIT:
-        yield f"queued {elapsed(attempt.waited)}" + ("" if attempt.ran else f" for {_machines(attempt)}")
+        yield f"queued {elapsed(attempt.waited)}" + ("" if attempt.ran else f" for {_machines_text(attempt)}")
 
 
 def _running(attempt: AttemptSummary) -> Iterator[str]:
-    where = f" on {_machines(attempt)}" if attempt.place else ""
+    where = f" on {_machines_text(attempt)}" if attempt.place else ""
     if attempt.state == "running":
         yield f"running for {elapsed(attempt.ran)}{where}"
     elif attempt.ran:
         yield f"ran {elapsed(attempt.ran)}{where}"
 
 
-def _end(attempt: AttemptSummary) -> Iterator[str]:
+def _end_text(attempt: AttemptSummary) -> Iterator[str]:
     at = f" at step {attempt.reached:,}" if attempt.reached is not None else ""
     match attempt.kind:
         case "preempted":
@@ -77,7 +77,7 @@ def _end(attempt: AttemptSummary) -> Iterator[str]:
             yield f"refused{where}: {attempt.cause or attempt.kind}"
 
 
-def _machines(attempt: AttemptSummary) -> str:
+def _machines_text(attempt: AttemptSummary) -> str:
     return f"{attempt.machine or 'a machine'} ({attempt.place})" if attempt.place else attempt.machine or "machines"
 
 

@@ -89,7 +89,7 @@ def say(text: str) -> None:
         print(f"launch: {line}", file=sys.stderr, flush=True)
 
 
-def prepare() -> None:
+def prepare_streams() -> None:
     """Set up stdout and stderr of this process.
 
     Raises:

@@ -28,12 +28,12 @@ LEAST: Final = 12
 """Fewest characters of SETTINGS: other columns make room."""
 
 
-def show(sweep: SweepPlan, output: Output) -> None:
+def show_sweep_plan(sweep: SweepPlan, output: Output) -> None:
     """Print a planned sweep."""
-    printed(sweep.to_dict(), output, page=page(sweep))
+    printed(sweep.to_dict(), output, page=sweep_lines(sweep))
 
 
-def page(sweep: SweepPlan) -> Iterator[str]:
+def sweep_lines(sweep: SweepPlan) -> Iterator[str]:
     """Yield the page of a planned sweep, in at most 80 columns."""
     first = sweep.points[0].plan
     yield f"{sweep.name}  {plural(len(sweep.points), 'point')} on {target_text(sweep.target, sweep.project)}"
@@ -42,7 +42,7 @@ def page(sweep: SweepPlan) -> Iterator[str]:
     yield from labelled("output", sweep.output)
     yield from labelled("at most", total_text(sweep))
     yield ""
-    yield from table(sweep)
+    yield from point_table(sweep)
     yield from closing_lines(sweep.warnings, sweep.target)
 
 
@@ -55,7 +55,7 @@ def total_text(sweep: SweepPlan) -> str:
     return f"{text} (limits.usd: {usd_text(limit)})" if limit is not None else text
 
 
-def table(sweep: SweepPlan) -> Iterator[str]:
+def point_table(sweep: SweepPlan) -> Iterator[str]:
     """Yield a line for each point: its settings in columns, or in one column if the columns are too wide."""
     bounds = ["" if (usd := point.plan.limits.usd_at_most) is None else usd_text(usd) for point in sweep.points]
     cost = sweep.target != "local"
@@ -90,7 +90,7 @@ def show_points(sweep: Sweep, output: Output) -> None:
     for error in errors:
         say(error.problem)
     points_begun, waiting = listed_points(sweep, others, person(os.environ), time.time())
-    points = [{"set": sweep.values.get(point.run), **run_table.run_data(point)} for point in points_begun]
+    points = [{"set": sweep.values.get(point.run), **run_table.listed_run_data(point)} for point in points_begun]
     lines = points_page(sweep, points_begun, waiting, max(run_table.WIDTH, shutil.get_terminal_size().columns))
     printed({"sweep": sweep.name, "points": points, "not_started": waiting}, output, page=lines)
 
@@ -101,13 +101,15 @@ def points_page(sweep: Sweep, begun: Sequence[ListedRun], waiting: Sequence[str]
     yield clean_text(f"{sweep.name}  {done} of {plural(len(begun) + len(waiting), 'point')} succeeded")
     yield ""
     now, settings = time.time(), dict(zip(sweep.values, point_settings([*sweep.values.values()]), strict=True))
-    rows = [{**run_table.row(point, now), "SETTINGS": text_of(settings.get(point.run, {}))} for point in begun]
+    rows = [
+        {**run_table.run_row(point, now), "SETTINGS": settings_text(settings.get(point.run, {}))} for point in begun
+    ]
     empty = dict.fromkeys(COLUMNS, "")
     rows += [
-        {**empty, "NAME": clean_text(run), "STATE": "not started", "SETTINGS": text_of(settings.get(run, {}))}
+        {**empty, "NAME": clean_text(run), "STATE": "not started", "SETTINGS": settings_text(settings.get(run, {}))}
         for run in waiting
     ]
-    yield from run_table.aligned(cut([{name: row[name] for name in COLUMNS} for row in rows], width))
+    yield from run_table.aligned(cut_settings([{name: row[name] for name in COLUMNS} for row in rows], width))
     for point in begun:
         if point.problem:
             yield clean_text(f"{point.run}: {point.problem}")
@@ -116,12 +118,12 @@ def points_page(sweep: Sweep, begun: Sequence[ListedRun], waiting: Sequence[str]
         yield f"launch report {sweep.name} compares the points"
 
 
-def text_of(settings: Mapping[str, str]) -> str:
+def settings_text(settings: Mapping[str, str]) -> str:
     """Return `lr=0.0001 batch_size=16`."""
     return clean_text(" ".join(f"{name}={value}" for name, value in settings.items()))
 
 
-def cut(rows: Sequence[Mapping[str, str]], width: int) -> list[dict[str, str]]:
+def cut_settings(rows: Sequence[Mapping[str, str]], width: int) -> list[dict[str, str]]:
     """Return the rows without empty columns, in `width` columns: SETTINGS is cut where it is too long."""
     others = fitting([{**row, "SETTINGS": row["SETTINGS"][:LEAST]} for row in rows], width, run_table.LESS)
     if "SETTINGS" not in others[0]:

@@ -6,9 +6,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from launcher.cli.ui.event_printer import STATES, after, clock
+from launcher.cli.ui.event_printer import STATES, after, time_of_day
 from launcher.cli.ui.streams import say
-from launcher.cli.ui.text import stamp
+from launcher.cli.ui.text import utc_stamp
 from launcher.runs.sweep.events import cause_of
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ class SweepPrinter:
 
     def __call__(self, event: PointChanged) -> None:
         """Print an event."""
-        run, when = event.run, clock()
+        run, when = event.run, time_of_day()
         if run.had_ended:
             when = " " * len(when)
             cause = f": {cause_of(run)}" if run.error and run.state != "cancelled" else ""
-            text = f"already {run.state}{f' on {stamp(run.ended)}' if run.ended else ''}{cause}"
+            text = f"already {run.state}{f' on {utc_stamp(run.ended)}' if run.ended else ''}{cause}"
         elif event.kind == "ended":
             cause = f": {run.error.problem.splitlines()[0]}" if run.error and run.state != "cancelled" else ""
             text = f"{run.state}{after(run.job) if run.job else ''}{cause}"

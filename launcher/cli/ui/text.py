@@ -21,12 +21,12 @@ def flag_seconds(text: str, flag: str) -> float:
     raise UsageError(f"{flag}: invalid duration {text!r}; use for example {near}")
 
 
-def stamp(seconds: float) -> str:
+def utc_stamp(seconds: float) -> str:
     """Return day and time of Unix seconds, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def clock_text(at: float, now: float) -> str:
+def local_moment(at: float, now: float) -> str:
     """Return `22:40` in this machine's time zone, with the day if it is not today: `Sun 06:40`, `28 Nov 06:40`."""
     there, here = (datetime.fromtimestamp(seconds, UTC).astimezone() for seconds in (at, now))
     days = (there.date() - here.date()).days

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.cli.ui.text import clock_text
+from launcher.cli.ui.text import local_moment
 from launcher.text import hourly_price, rough_duration, usd_text
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ STATES = {"TERMINATED": "STOPPED"}
 """Compute Engine's states that are shown under another name."""
 
 
-def state_text(machine: VmInstance) -> str:
+def vm_state(machine: VmInstance) -> str:
     """Return the state as it is shown: `RUNNING`, `STOPPED` …"""
     return STATES.get(machine.status, machine.status)
 
@@ -36,8 +36,8 @@ def price_and_end(machine: VmInstance, price: Price, now: float) -> str:
         end = f"{ends_itself(machine)} {rough_duration(min(known))} after its start" if known else "never stops itself"
         return ", ".join([*parts, end])
     if until < now:
-        return ", ".join([*parts, f"should have ended {clock_text(until, now)}"])
-    ends = f"{ends_itself(machine)} {clock_text(until, now)}"
+        return ", ".join([*parts, f"should have ended {local_moment(until, now)}"])
+    ends = f"{ends_itself(machine)} {local_moment(until, now)}"
     if price.usd is not None and machine.started is not None and (ceiling is None or until < ceiling):
         ends += f" ({usd_text(price.usd * (until - machine.started) / 3600, price.approx)} by then)"
     return ", ".join([*parts, ends])

@@ -28,7 +28,7 @@ LEAST_LOG_LINES: Final = 3
 STYLES: Final = {"RUNNING": "green", "SUCCEEDED": "green", "FAILED": "red", "QUEUED": "yellow", "PENDING": "yellow"}
 
 
-def page(
+def screen(
     views: Sequence[RunView],
     chosen: int,
     width: int,
@@ -41,7 +41,8 @@ def page(
     """Return the screen, of at most `height` lines of `width` columns. `now`: Unix seconds."""
     now = time.time() if now is None else now
     whole = [
-        [*block(view, width, now, number=None if len(views) == 1 else number + 1)] for number, view in enumerate(views)
+        [*run_block(view, width, now, number=None if len(views) == 1 else number + 1)]
+        for number, view in enumerate(views)
     ]
     below = [Text(line, style="yellow") for line in wrapped(message, width)] if message else []
     below.append(Text(footer[:width], style="dim"))
@@ -59,31 +60,31 @@ def page(
     return Text("\n").join([*rows[: height - len(below)], *below])
 
 
-def block(view: RunView, width: int, now: float, number: int | None = None) -> Iterator[Text]:
+def run_block(view: RunView, width: int, now: float, number: int | None = None) -> Iterator[Text]:
     """Yield the lines of one run: title, progress, curves, GPUs, cost, attempts, trouble."""
     yield title(view, width, number)
     if view.progress:
-        yield labelled("progress", progress_line(view.progress, now), width)
+        yield labelled_text("progress", progress_line(view.progress, now), width)
         yield from curves(view, width)
-    for label, text in gpu_monitor.labelled_lines(view.nodes):
-        yield from labelled_lines(label, text, width)
+    for label, text in gpu_monitor.labelled_gpu_lines(view.nodes):
+        yield from labelled_texts(label, text, width)
     if cost := cost_text(view.story.chapters, view.story.cap):
         spent, cap = total_usd(view.story.chapters), view.story.cap
-        yield labelled("cost", f"{cost}  {bar(spent / cap)}" if spent is not None and cap else cost, width)
+        yield labelled_text("cost", f"{cost}  {bar(spent / cap)}" if spent is not None and cap else cost, width)
     for place, attempt in enumerate(view.story.chapters[-3:]):
         count = f"{attempt.number}. " if len(view.story.chapters) > 1 else ""
-        yield from labelled_lines("" if place else "attempt", f"{count}{attempt_text(attempt)}", width)
+        yield from labelled_texts("" if place else "attempt", f"{count}{attempt_text(attempt)}", width)
     for label, text, style in (
         ("trouble", view.trouble and f"{view.trouble} Retrying; the run continues.", "yellow"),
         ("note", view.note, "yellow"),
         ("error", view.error.problem if view.error else "", "red"),
     ):
-        yield from labelled_lines(label, text, width, style) if text else ()
+        yield from labelled_texts(label, text, width, style) if text else ()
 
 
 def title(view: RunView, width: int, number: int | None) -> Text:
     """Return the rule with the run's ID, state and place."""
-    state, style = state_of(view)
+    state, style = view_state(view)
     where = place_of(view.job) if view.job else ""
     name = printable(f"{f'[{number}] ' if number else ''}{view.id}")
     text = Text.assemble((f"{name}  ", "bold"), (state, f"bold {style}"), f"  {where} ")
@@ -92,7 +93,7 @@ def title(view: RunView, width: int, number: int | None) -> Text:
     return text
 
 
-def state_of(view: RunView) -> tuple[str, str]:
+def view_state(view: RunView) -> tuple[str, str]:
     """Return a run's state as text, and its style."""
     if view.job is None:
         return "connecting …" if not view.is_over else "unknown", "yellow"
@@ -132,12 +133,12 @@ def bar(share: float) -> str:
     return "━" * filled + "╌" * (BAR - filled)
 
 
-def labelled(label: str, text: str, width: int) -> Text:
+def labelled_text(label: str, text: str, width: int) -> Text:
     """Return a line with its label."""
     return Text(f"{label:<{LABEL}}{printable(text)}"[:width])
 
 
-def labelled_lines(label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
+def labelled_texts(label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
     """Yield the lines of a text beside its label."""
     for place, line in enumerate(wrapped(text, width - LABEL)):
         yield Text(f"{'' if place else label:<{LABEL}}{line}", style=style)

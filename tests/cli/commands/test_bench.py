@@ -65,10 +65,10 @@ def test_an_unknown_part_is_refused_with_the_known_ones(parts: str, capfd: pytes
 @pytest.mark.parametrize(("code", "error"), [(2, UsageError), (70, JobFailed), (1, LaunchError), (137, LaunchError)])
 def test_exit_codes_of_the_benchmark(code: int, error: type[LaunchError], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(error) as caught:
-        bench.run_bench(["sh", "-c", f"echo the table; exit {code}"], Output.text)
+        bench.run_benchmark(["sh", "-c", f"echo the table; exit {code}"], Output.text)
     assert type(caught.value) is error
     assert capsys.readouterr().out == ("the table\n" if code == contract.Exit.UNFIT else "")
-    assert bench.run_bench(["echo", "the table"], Output.text) == "the table\n"
+    assert bench.run_benchmark(["echo", "the table"], Output.text) == "the table\n"
 
 
 def test_the_bench_spec_runs_the_benchmark_on_a_cloud_machine() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.ui.spec_changes import code
+from launcher.cli.ui.spec_changes import inline_code
 from tests.command import ROOT, SPECS, WORLD, launch
 from tests.test_imports import heavy, modules_of_launch
 
@@ -193,7 +193,7 @@ def test_no_name_and_no_value_becomes_a_workflow_command(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a`b", "a``b", "```", "`a", "a|b", "\n# a\n"])
 def test_code_in_markdown_ends_where_the_text_ends(text: str) -> None:
-    shown = code(text)
+    shown = inline_code(text)
     fence = shown[: len(shown) - len(shown.lstrip("`"))]
     inner = shown[len(fence) : -len(fence)]
     assert shown.endswith(fence)

@@ -10,7 +10,7 @@ import pytest
 
 from launch_train import runfolder
 from launch_train.common.storage import open_storage
-from launcher.cli.commands.metrics import ROWS, fitting, spread
+from launcher.cli.commands.metrics import ROWS, fitting_columns, spread
 from tests.cli.cloudjobs import Job
 from tests.command import launch
 
@@ -80,7 +80,7 @@ def test_the_newest_sample(tmp_path: Path) -> None:
 
 def test_custom_metrics_fit_the_screen() -> None:
     rows = [{"step": 1, "note": "text", **{f"an_own_metric_{n}": n / 7 for n in range(9)}}]
-    assert fitting(rows) == ["step", *(f"an_own_metric_{n}" for n in range(4))]
+    assert fitting_columns(rows) == ["step", *(f"an_own_metric_{n}" for n in range(4))]
 
 
 @pytest.mark.parametrize("count", [1, ROWS, ROWS + 1, 1000])

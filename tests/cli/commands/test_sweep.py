@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from launch_train.common.storage import GcsFolder
 from launcher.cli.commands.sweep import plan_of
 from launcher.cli.options import Flags
-from launcher.cli.ui.text import stamp
+from launcher.cli.ui.text import utc_stamp
 from launcher.gcp.parallel import in_pool
 from launcher.runs.cloud import open_cloud
 from launcher.runs.sweep import in_cloud as sweep_cloud
@@ -520,7 +520,7 @@ def test_a_sweep_that_is_typed_again_prints_when_its_points_ended(job: Job) -> N
     lines = [line for line in job.launch(*SWEEP, "--yes").err.splitlines() if "/3  " in line]
     assert len(lines) == 3
     for line in lines:
-        assert f"already succeeded on {stamp(ends[line.split()[1]])}" in line
+        assert f"already succeeded on {utc_stamp(ends[line.split()[1]])}" in line
 
 
 def test_a_name_without_a_sweep_or_run_is_an_error(job: Job) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.storage import LocalFolder
-from launcher.cli.flows.watch import Messages, Screen, sources, watch_runs
+from launcher.cli.flows.watch import Messages, Screen, watch_runs, watched_runs
 from launcher.runs.watching import RunWatch, WatchedRun
 from launcher.services.local.attempts import lock
 from launcher.services.local.folder_lock import lock_run_folder
@@ -66,7 +66,7 @@ def test_cancelling_needs_a_confirmation(job: Job) -> None:
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     with as_process(["launch"], {**WORLD, **job.env}, job.folder):
         messages = Messages(are_printed=False)
-        (source,) = sources([run], None, messages)
+        (source,) = watched_runs([run], None, messages)
         watch = RunWatch(source)
         watch.update(job=source.newest_job())
         screen = Screen([watch], messages)

@@ -11,10 +11,10 @@ from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launch_train.runfolder.starts import parse_metrics
 from launcher.cli.flows import rehearse
-from launcher.cli.flows.rehearse import RunResult, run, show
-from launcher.cli.options import Flags, Output, words
+from launcher.cli.flows.rehearse import RunResult, run_here, show_result
+from launcher.cli.options import Flags, Output, flag_words
 from launcher.cli.ui.event_printer import LinePrinter
-from launcher.cli.ui.run_summary import last_row, training
+from launcher.cli.ui.run_summary import last_row, training_results
 from launcher.cli.ui.streams import say
 from launcher.diagnosis.output_cause import Cause
 from launcher.runs.local_run import failure, meaning
@@ -61,7 +61,7 @@ def test_an_interrupt_reports_what_remains(
     monkeypatch.setattr(rehearse, "run_job", interrupted)
     request = planned("local", output=str(tmp_path)).attempts[0].request
     with pytest.raises(KeyboardInterrupt):
-        run(LocalJob(request=request), Output.text)
+        run_here(LocalJob(request=request), Output.text)
     shown = capsys.readouterr()
     assert f"all processes were stopped; the run folder is {tmp_path}/{request['displayName']}" in shown.err
     assert not shown.out
@@ -82,7 +82,7 @@ def test_the_summary_names_the_image(capsys: pytest.CaptureFixture[str]) -> None
     end = End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0)
     for images in (request.images, ()):
         for output in (Output.text, Output.json):
-            show(RunResult(run="a", folder=None, end=end, metrics=None, images=images), output, None, None)
+            show_result(RunResult(run="a", folder=None, end=end, metrics=None, images=images), output, None, None)
             assert ("host/image:1" in capsys.readouterr().out) is bool(images)
 
 
@@ -165,7 +165,7 @@ def test_the_cause_has_its_replicas_name() -> None:
 
 
 def test_the_suggested_command_repeats_the_flags() -> None:
-    typed = words(Flags(gpus=2, spot=True, set=["env.A=x y"], output="elsewhere"))
+    typed = flag_words(Flags(gpus=2, spot=True, set=["env.A=x y"], output="elsewhere"))
     assert typed == ["--gpus", "2", "--spot", "--set", "env.A=x y"]
 
 
@@ -179,7 +179,7 @@ def test_the_suggested_command_repeats_the_flags() -> None:
 )
 def test_a_single_mean_loss_is_printed_once(step: int, text: str) -> None:
     end = {"step": step, "train_loss_first": 4.0, "train_loss_last": 2.0, "train_loss_steps": 5}
-    assert list(training(end)) == [("loss", text)]
+    assert list(training_results(end)) == [("loss", text)]
 
 
 def test_one_step_is_singular() -> None:

@@ -12,7 +12,7 @@ from launch_train import runfolder
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.monitoring.alerts import Alert
 from launcher.cli.commands.metrics import event_texts
-from launcher.cli.ui.gpu_monitor import labelled_lines, lines
+from launcher.cli.ui.gpu_monitor import gpu_lines, labelled_gpu_lines
 from launcher.runs.metrics.gpu_nodes import ALL, EACH, Node, newest, nodes, read_nodes
 from tests.cli.cloudjobs import Job
 from tests.command import launch
@@ -49,7 +49,7 @@ def test_a_healthy_node_is_one_sentence() -> None:
     [node] = nodes(looks(0, {}, {"gpu": 1, "temp_c": 70}))
     assert (node.number, node.gpus, node.seconds, node.wrong, node.errors) == (0, 2, 60.0, (), ())
     said = "node 0, last 60 s: 2 GPUs, 97% busy, up to 60.0 GB, 70 °C, 653 W; CPUs 35%, RAM up to 120.3 GB"
-    assert [*lines([node])] == [("GPUs", said)]
+    assert [*gpu_lines([node])] == [("GPUs", said)]
     assert node.to_dict()["gpu_util_mean"] == 0.97
 
 
@@ -64,8 +64,8 @@ def test_samples_are_ordered_by_time() -> None:
 
 def test_a_slow_and_a_failing_gpu_are_named() -> None:
     found = nodes(looks(0, {}) | looks(1, {"throttle": ["hw_thermal"], "xid": [94]}))
-    assert {label for label, _ in lines(found)} == {"GPUs"}
-    text = [text for _, text in lines(found)]
+    assert {label for label, _ in gpu_lines(found)} == {"GPUs"}
+    text = [text for _, text in gpu_lines(found)]
     assert [line.partition(",")[0] for line in text] == [
         "node 1",
         "node 0",
@@ -73,16 +73,16 @@ def test_a_slow_and_a_failing_gpu_are_named() -> None:
         "node 1",
     ]
     assert text[3].startswith("node 1, GPU 0: Xid 94: an uncorrectable memory error of this program alone")
-    assert [text for _, text in lines(found, reported={1})] == text[:3]
+    assert [text for _, text in gpu_lines(found, reported={1})] == text[:3]
 
 
 def test_the_worst_of_many_nodes_are_shown() -> None:
     found = [Node(n, 60.0, 8, {"gpu_util_mean": 0.9 - n / 100}) for n in range(6)]
     found[2] = found[2]._replace(wrong=(Alert("node 2: GPU 0 is throttled"),))
-    shown = [text for _, text in lines(found)]
+    shown = [text for _, text in gpu_lines(found)]
     assert [line.partition(",")[0] for line in shown[:4]] == ["node 2", "node 5", "node 4", "node 3"]
     assert shown[4:] == ["and 2 more nodes", "node 2: GPU 0 is throttled"]
-    assert [*lines([Node(0, 60.0, 0, {"cpu_mean": 1.0})])] == [], "without GPUs there is nothing to say of them"
+    assert [*gpu_lines([Node(0, 60.0, 0, {"cpu_mean": 1.0})])] == [], "without GPUs there is nothing to say of them"
 
 
 def test_problems_of_the_host_have_their_own_label() -> None:
@@ -90,11 +90,11 @@ def test_problems_of_the_host_have_their_own_label() -> None:
     samples = "".join(json.dumps({"time": 1.7e9 + n, "host": host, "gpus": []}) + "\n" for n in range(3)).encode()
     found = nodes({runfolder.monitor_part(1, 0, node, 0): samples for node in (0, 1)})
     text = "node 0: the disk is nearly full: 1.0 of 100.0 GB free"
-    assert [label for label, _ in labelled_lines(found)] == ["memory", "disk", "memory", "disk"]
-    assert [*labelled_lines(found)][1] == ("disk", text)
+    assert [label for label, _ in labelled_gpu_lines(found)] == ["memory", "disk", "memory", "disk"]
+    assert [*labelled_gpu_lines(found)][1] == ("disk", text)
     assert found[0].to_dict()["wrong"][1] == text
     busy = Node(0, 60.0, 8, {"gpu_util_mean": 0.9})
-    assert [label for label, _ in labelled_lines([busy, busy])] == ["GPUs", ""]
+    assert [label for label, _ in labelled_gpu_lines([busy, busy])] == ["GPUs", ""]
 
 
 def test_each_event_is_printed_once() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from launch_train.common.text import elapsed
-from launcher.cli.ui.text import clock_text, columns, flag_seconds
+from launcher.cli.ui.text import columns, flag_seconds, local_moment
 from launcher.errors import UsageError
 
 
@@ -50,7 +50,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_utc")
 def test_times_of_day() -> None:
     now = 1_700_000_000.0  # Tuesday 14 November 2023, 22:13
-    assert [clock_text(now + days * 86_400, now) for days in (0, 1, 6, 7, -1, -7)] == [
+    assert [local_moment(now + days * 86_400, now) for days in (0, 1, 6, 7, -1, -7)] == [
         "22:13",
         "Wed 22:13",
         "Mon 22:13",

@@ -14,7 +14,7 @@ import pytest
 from launch_train.common.storage import LocalFolder
 from launch_train.runfolder.run import read_run
 from launcher.cli.ui.keys import single_keys
-from launcher.cli.ui.watch_page import page
+from launcher.cli.ui.watch_page import screen
 from launcher.errors import LaunchError
 from launcher.jobs.job import Job
 from launcher.runs.logs.line import Line
@@ -50,7 +50,7 @@ def view(tmp_path: Path) -> RunView:
 
 
 def shown(views: list[RunView], width: int = 80, height: int = 24, **more: Any) -> list[str]:
-    lines = page(views, 0, width, height, footer=FOOTER, now=T + 1000, **more).plain.split("\n")
+    lines = screen(views, 0, width, height, footer=FOOTER, now=T + 1000, **more).plain.split("\n")
     assert len(lines) == height
     assert max(map(len, lines)) <= width
     assert "\x1b" not in "".join(lines)

@@ -95,24 +95,24 @@ def vm(
     With --run: runs the spec's job in its container and follows it to its end; then the VM deletes itself. If there
     is no capacity, launch tries the next zone.
     """
-    from launcher.cli.ui.plan_page import show
+    from launcher.cli.ui.plan_page import show_plan
     from launcher.inputs.planning import planned
 
     flags = flags_of(ctx)
     run = run or resume is not None  # only runs can be resumed
     dry_run = dry_run or explain
-    vertex.check(dry_run, detach, resume, new, watch_for, flags, last)
+    vertex.check_run_flags(dry_run, detach, resume, new, watch_for, flags, last)
     for_runs = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
     if preflight:
         refuse_with("--preflight", {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
-    check(run, for_runs, {"--lease": lease, "--idle-stop": idle_stop})
+    check_vm_flags(run, for_runs, {"--lease": lease, "--idle-stop": idle_stop})
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     inputs = partial(gather, "vm", training=run, more=own, allow_default_account=allow_default_service_account)
     if preflight:
         vertex.preflight_only(inputs(spec, flags), output_format)
     elif dry_run:
         found = inputs(spec, flags)
-        show(planned(found, offline=offline), found.spec, output_format, settings=found.settings, explain=explain)
+        show_plan(planned(found, offline=offline), found.spec, output_format, settings=found.settings, explain=explain)
     elif run:
         from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
         from launcher.runs.submit import SubmitOptions
@@ -144,7 +144,7 @@ def vm(
         )
 
 
-def check(run: bool, for_runs: Mapping[str, object], for_workstations: Mapping[str, object]) -> None:
+def check_vm_flags(run: bool, for_runs: Mapping[str, object], for_workstations: Mapping[str, object]) -> None:
     """Check that no flag is for the other kind of VM. Raises UsageError."""
     if not run and (flag := first_given(for_runs)):
         raise UsageError(f"{flag} requires --run", "Add --run: launch vm SPEC --run …")

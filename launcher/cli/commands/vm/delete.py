@@ -36,7 +36,7 @@ def vm_delete(
     repeat = f"launch vm delete {machine.name} --zone {machine.zone} --yes"
     if not yes and not confirmed(question(machine), "launch vm delete asks for confirmation", repeat):
         raise LaunchError(f"{machine.name} was not deleted")
-    print(f"{machine.name} was {delete(compute, machine)}")
+    print(f"{machine.name} was {delete_vm(compute, machine)}")
 
 
 def check_ended(machine: VmInstance) -> None:
@@ -59,10 +59,10 @@ def check_ended(machine: VmInstance) -> None:
 def question(machine: VmInstance) -> str:
     """Return the question, which names the disks that will be deleted and kept."""
     from launcher.cli.flows.confirm import other_owner
-    from launcher.cli.ui.vm_text import state_text
+    from launcher.cli.ui.vm_text import vm_state
     from launcher.services.compute.vm_cost import attached_disks
 
-    state = state_text(machine)
+    state = vm_state(machine)
     lost = [disk for disk in attached_disks(machine) if disk.get("autoDelete")]
     kept = [disk for disk in attached_disks(machine) if not disk.get("autoDelete")]
     asks = [f"Delete {machine.name} ({machine.machine_type} in {machine.zone}, {state})?"]
@@ -79,7 +79,7 @@ def disk_text(disk: dict[str, object]) -> str:
     return f"{'boot disk' if disk.get('boot') else 'disk'}{size}"
 
 
-def delete(compute: Compute, machine: VmInstance) -> str:
+def delete_vm(compute: Compute, machine: VmInstance) -> str:
     """Delete the VM; return `deleted` or `already deleted`. Raises LaunchError."""
     from launcher.cli.flows.find_vm import changing
     from launcher.cli.ui.streams import say

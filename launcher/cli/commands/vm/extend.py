@@ -52,7 +52,7 @@ def vm_extend(
         again = ["launch", "vm", "extend", machine.name, *(["--lease", lease] if lease else ["--until", until or ""])]
         command = shlex.join([*again, "--zone", machine.zone])
         confirm_for_another(machine.name, machine.labels, "Extend", "extended", command)
-    show(move_lease(compute, machine, math.ceil(ends)), ends < wanted, now, output_format)
+    show_lease(move_lease(compute, machine, math.ceil(ends)), ends < wanted, now, output_format)
 
 
 def check_running(machine: VmInstance) -> VmInstance:
@@ -92,20 +92,20 @@ def moment(text: str, now: float) -> tuple[float, str]:
     try:
         if len(text) > len("22:40"):
             parsed = datetime.fromisoformat(text)
-            return (parsed.timestamp(), "") if parsed.tzinfo else first(parsed, now)
+            return (parsed.timestamp(), "") if parsed.tzinfo else first_moment(parsed, now)
         parsed = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - local time
     except ValueError:
         raise UsageError(f"--until: invalid time {text!r}; use for example 22:40 or 2026-11-22T06:40") from None
-    today = local(now).replace(hour=parsed.hour, minute=parsed.minute, second=0, microsecond=0, fold=0)
-    end = first(today, now)
-    return end if end[0] > now else first(today + timedelta(days=1), now)
+    today = local_time(now).replace(hour=parsed.hour, minute=parsed.minute, second=0, microsecond=0, fold=0)
+    end = first_moment(today, now)
+    return end if end[0] > now else first_moment(today + timedelta(days=1), now)
 
 
-def first(wanted: datetime, now: float) -> tuple[float, str]:
+def first_moment(wanted: datetime, now: float) -> tuple[float, str]:
     """Return the first moment after `now`, if any, at which the local clock shows a time, and a note."""
     at, again = wanted.timestamp(), wanted.replace(fold=1).timestamp()
     end = again if at <= now < again else at
-    shown = local(end)
+    shown = local_time(end)
     name = time.strftime("%Z", time.localtime(end))
     if again > at:
         return end, f"{wanted:%H:%M} happens twice on {wanted:%Y-%m-%d}: taken as {shown:%H:%M} {name}"
@@ -114,7 +114,7 @@ def first(wanted: datetime, now: float) -> tuple[float, str]:
     return end, ""
 
 
-def local(at: float) -> datetime:
+def local_time(at: float) -> datetime:
     """Return local time without an offset: `timestamp()` finds the offset of each date."""
     from datetime import datetime
 
@@ -133,11 +133,11 @@ def move_lease(compute: Compute, machine: VmInstance, ends: int) -> VmInstance:
     return compute.instance(machine.zone, machine.id)
 
 
-def show(machine: VmInstance, short: bool, now: float, output: Output) -> None:
+def show_lease(machine: VmInstance, short: bool, now: float, output: Output) -> None:
     """Print the VM with its new end. `short`: the limit cut the requested lease."""
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.text import clock_text
+    from launcher.cli.ui.text import local_moment
     from launcher.cli.ui.vm_text import price_and_end
     from launcher.services.compute.vm_cost import price_of
 
@@ -146,5 +146,5 @@ def show(machine: VmInstance, short: bool, now: float, output: Output) -> None:
         return
     print(f"{machine.name}: {price_and_end(machine, price_of(machine), now)}")
     if short and machine.ceiling is not None:
-        print(f"That is its limit: Compute Engine ends it {clock_text(machine.ceiling, now)}, which cannot change")
+        print(f"That is its limit: Compute Engine ends it {local_moment(machine.ceiling, now)}, which cannot change")
         print(f"while it runs. launch vm stop {machine.name}, then launch vm start {machine.name}, resets the limit.")

@@ -51,7 +51,7 @@ def vm_list(
     if orphans:
         show_orphans(compute, machines, disks, now, output_format)
         return
-    lines = table(machines, disks, now, max(WIDTH, shutil.get_terminal_size().columns))
+    lines = vm_table(machines, disks, now, max(WIDTH, shutil.get_terminal_size().columns))
     printed({"machines": [machine_data(machine, disks, now) for machine in machines]}, output_format, page=lines)
 
 
@@ -100,35 +100,35 @@ def read_inventory(compute: Compute) -> tuple[Sequence[VmInstance], Sequence[Dis
 # --- The table -------------------------------------------------------------------------------------------------------
 
 
-def table(machines: Sequence[VmInstance], disks: Iterable[Disk], now: float, width: int) -> Iterator[str]:
+def vm_table(machines: Sequence[VmInstance], disks: Iterable[Disk], now: float, width: int) -> Iterator[str]:
     """Yield the list in `width` columns, if the names are short enough."""
     if not machines:
         yield "No VMs."
         return
-    rows = fitting([row(machine, disks, now) for machine in machines], width, LESS)
+    rows = fitting([vm_row(machine, disks, now) for machine in machines], width, LESS)
     yield from columns([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
-def row(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, str]:
+def vm_row(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, str]:
     """Return a VM's cells by column."""
-    from launcher.cli.ui.vm_text import state_text
+    from launcher.cli.ui.vm_text import vm_state
     from launcher.services.compute.vm_cost import price_of
     from launcher.text import rough_duration
 
     price = price_of(machine)
     return {
         "NAME": machine.name,
-        "STATE": state_text(machine),
+        "STATE": vm_state(machine),
         "MACHINE": f"{machine.machine_type}, {machine.provisioning}",
         "ZONE": machine.zone,
         "AGE": rough_duration(now - machine.created),
         "$/H": "?" if price.usd is None else f"{'≈' if price.approx else ''}{price.usd:,.2f}",
-        "COST": cost_text(machine, disks, now),
+        "COST": vm_cost_text(machine, disks, now),
         "ENDS": ends_text(machine, now),
     }
 
 
-def cost_text(machine: VmInstance, disks: Iterable[Disk], now: float) -> str:
+def vm_cost_text(machine: VmInstance, disks: Iterable[Disk], now: float) -> str:
     """Return `≈$4.10` so far, or `$20/month` for the disk of a stopped VM."""
     from launcher.jobs.vm import DOWN
     from launcher.services.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
@@ -145,11 +145,11 @@ def cost_text(machine: VmInstance, disks: Iterable[Disk], now: float) -> str:
 
 def ends_text(machine: VmInstance, now: float) -> str:
     """Return `22:40, in 3 h`, or `-` for a VM that is not running or has no end."""
-    from launcher.cli.ui.text import clock_text
+    from launcher.cli.ui.text import local_moment
     from launcher.text import rough_duration
 
     until = machine.lease_until
     if until is None:
         return "-"
     left = f"in {rough_duration(until - now)}" if until > now else "overdue"
-    return f"{clock_text(until, now)}, {left}"
+    return f"{local_moment(until, now)}, {left}"

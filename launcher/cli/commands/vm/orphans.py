@@ -43,7 +43,7 @@ def show_orphans(
 
     ends = ends_of(machines)
     idle = [*of_machines(machines, disks, now, ends), *of_disks(disks, machines, compute.project)]
-    printed({"orphans": [dict(msgspec.to_builtins(orphan)) for orphan in idle]}, output, page=lines(idle))
+    printed({"orphans": [dict(msgspec.to_builtins(orphan)) for orphan in idle]}, output, page=orphan_lines(idle))
 
 
 def ends_of(machines: Sequence[VmInstance]) -> dict[str, Record]:
@@ -69,7 +69,7 @@ def of_machines(
     machines: Sequence[VmInstance], disks: Sequence[Disk], now: float, ends: Mapping[str, Record]
 ) -> Iterator[Orphan]:
     """Yield the orphaned VMs."""
-    from launcher.cli.ui.vm_text import state_text
+    from launcher.cli.ui.vm_text import vm_state
     from launcher.jobs.orphans import orphan_reason
     from launcher.services.compute.vm_cost import disks_of, vm_usd_per_month
 
@@ -80,7 +80,7 @@ def of_machines(
                 what="vm",
                 name=machine.name,
                 zone=machine.zone,
-                about=f"{machine.machine_type} {machine.provisioning}, {state_text(machine)}",
+                about=f"{machine.machine_type} {machine.provisioning}, {vm_state(machine)}",
                 why=why,
                 because=end.cleanup if end else "",
                 usd_per_month=vm_usd_per_month(machine, disks_of(machine, disks)),
@@ -112,7 +112,7 @@ def of_disks(disks: Sequence[Disk], machines: Sequence[VmInstance], project: str
         )
 
 
-def lines(orphans: Sequence[Orphan]) -> Iterator[str]:
+def orphan_lines(orphans: Sequence[Orphan]) -> Iterator[str]:
     """Yield the page: three lines per orphan; commands are not wrapped, to be copied."""
     from launcher.cli.ui.plan_page import wrapped
     from launcher.text import usd_text

@@ -36,15 +36,15 @@ def vm_start(
     hint = f"launch vm SPEC --run --resume {machine.run} resumes the run"
     machine = check_workstation(machine, "it cannot be started separately", hint)
     if machine.status == "RUNNING":
-        show(compute, machine, output_format, "is already running")
+        show_started(compute, machine, output_format, "is already running")
         return
     if not yes:
         again = f"launch vm start {machine.name} --zone {machine.zone}"
         confirm_for_another(machine.name, machine.labels, "Start", "started", again)
-    show(compute, start(compute, machine), output_format, "is running")
+    show_started(compute, start_vm(compute, machine), output_format, "is running")
 
 
-def start(compute: Compute, machine: VmInstance) -> VmInstance:
+def start_vm(compute: Compute, machine: VmInstance) -> VmInstance:
     """Start the VM; return it when it is running. Raises NoCapacity: its zone has none; LaunchError."""
     from launcher.cli.flows.find_vm import changing
     from launcher.cli.ui.streams import say
@@ -64,7 +64,7 @@ def start(compute: Compute, machine: VmInstance) -> VmInstance:
         return change_and_wait(compute, machine, lambda: compute.start(machine), running, say)
 
 
-def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> None:
+def show_started(compute: Compute, machine: VmInstance, output: Output, how: str) -> None:
     """Print the VM, its price, its new lease, and how to connect to it."""
     from launcher.cli.flows.find_vm import display_time
     from launcher.cli.ui.data import machine_data

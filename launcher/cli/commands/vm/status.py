@@ -47,10 +47,10 @@ def vm_status(
     snapshot = read_snapshot(compute, one_machine(compute, name, zone))
     data = machine_data(snapshot.machine, snapshot.disks, snapshot.now)
     operations = [
-        {"kind": operation.kind, "time": operation.inserted, "error": error_text(operation)}
+        {"kind": operation.kind, "time": operation.inserted, "error": operation_error(operation)}
         for operation in snapshot.operations
     ]
-    printed({**data, "says": dict(snapshot.says), "operations": operations}, output_format, page=lines(snapshot))
+    printed({**data, "says": dict(snapshot.says), "operations": operations}, output_format, page=vm_lines(snapshot))
 
 
 def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
@@ -94,18 +94,18 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def lines(snapshot: VmSnapshot) -> Iterator[str]:
+def vm_lines(snapshot: VmSnapshot) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
 
     yield from wrapped(f"{snapshot.machine.name}  {headline(snapshot)}", WIDTH)
     yield ""
-    for label, text in (*money(snapshot), *place(snapshot)):
+    for label, text in (*money(snapshot), *place_facts(snapshot)):
         yield from labelled(label, text)
-    for label, text in names(snapshot):
+    for label, text in name_facts(snapshot):
         yield f"{label:{LABEL}}{text}"  # not wrapped, to be copied
     for number, operation in enumerate(snapshot.operations):
-        yield from labelled("" if number else "events", event(operation))
+        yield from labelled("" if number else "events", operation_text(operation))
 
 
 def headline(snapshot: VmSnapshot) -> str:
@@ -121,7 +121,7 @@ def headline(snapshot: VmSnapshot) -> str:
 
 def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield its price and cost, its disks and its end."""
-    from launcher.cli.ui.text import clock_text
+    from launcher.cli.ui.text import local_moment
     from launcher.cli.ui.vm_text import price_and_end
     from launcher.jobs.vm import DOWN
     from launcher.services.compute.vm_cost import disks_usd_per_month, usd_so_far
@@ -133,7 +133,7 @@ def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     if so_far and machine.started is not None:
         yield (
             "cost",
-            f"{usd_text(so_far, snapshot.price.approx)} since its last start ({clock_text(machine.started, now)})",
+            f"{usd_text(so_far, snapshot.price.approx)} since its last start ({local_moment(machine.started, now)})",
         )
     for disk in snapshot.disks:
         usd = disks_usd_per_month([disk])
@@ -143,15 +143,18 @@ def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     until = machine.lease_until
     if until is not None and until != machine.ceiling:
         left = f"{rough_duration(until - now)} left" if until > now else "expired"
-        yield "lease", f"until {clock_text(until, now)}, {left}; launch vm extend {machine.name} --lease 4h changes it"
+        yield (
+            "lease",
+            f"until {local_moment(until, now)}, {left}; launch vm extend {machine.name} --lease 4h changes it",
+        )
     if machine.ceiling is not None:
-        yield "limit", f"{clock_text(machine.ceiling, now)}: Compute Engine ends it then; fixed while it runs"
+        yield "limit", f"{local_moment(machine.ceiling, now)}: Compute Engine ends it then; fixed while it runs"
 
 
-def place(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
+def place_facts(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield its state, machine type, zone and addresses."""
     from launcher import catalog
-    from launcher.cli.ui.vm_text import state_text
+    from launcher.cli.ui.vm_text import vm_state
     from launcher.services.compute.vm_cost import catalog_machine
 
     machine = snapshot.machine
@@ -160,13 +163,13 @@ def place(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     state = snapshot.says.get("state", "")
     reason = f" ({snapshot.says['reason']})" if snapshot.says.get("reason") else ""
     setup = {"ready": "; ready to use", "failed": "; setup failed"}.get(state, f"; setup step: {state}")
-    yield "state", f"{state_text(machine)}{setup if state else ''}{reason}"
+    yield "state", f"{vm_state(machine)}{setup if state else ''}{reason}"
     yield "machine", f"{machine.machine_type}{gpus}, {machine.provisioning} in {machine.zone}"
     external = f", external {machine.external_ip}" if machine.external_ip else "; no external address (IAP)"
     yield "address", f"{machine.internal_ip or 'none yet'}{external}"
 
 
-def names(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
+def name_facts(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield names and commands to copy."""
     machine = snapshot.machine
     if image := next((disk.image for disk in snapshot.disks if disk.image), ""):
@@ -182,16 +185,16 @@ def names(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
         yield "start", f"launch vm start {machine.name}"
 
 
-def event(operation: Operation) -> str:
+def operation_text(operation: Operation) -> str:
     """Return `2026-11-20 10:00:00 UTC start failed: ZONE_RESOURCE_POOL_EXHAUSTED: …`."""
-    from launcher.cli.ui.text import stamp
+    from launcher.cli.ui.text import utc_stamp
 
-    text = error_text(operation)
+    text = operation_error(operation)
     how = f" failed: {text}" if text else ""
-    return f"{stamp(operation.inserted)} {operation.kind.removeprefix('compute.instances.')}{how}"
+    return f"{utc_stamp(operation.inserted)} {operation.kind.removeprefix('compute.instances.')}{how}"
 
 
-def error_text(operation: Operation) -> str | None:
+def operation_error(operation: Operation) -> str | None:
     """Return why an operation failed, or None if it did not."""
     if not operation.failed:
         return None

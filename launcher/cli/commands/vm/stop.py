@@ -33,15 +33,15 @@ def vm_stop(
     compute = open_compute()
     machine = check_workstation(one_machine(compute, name, zone), "it cannot be stopped separately")
     if machine.status in STOPPED:
-        show(compute, machine, output_format, "is already stopped")
+        show_stopped(compute, machine, output_format, "is already stopped")
         return
     if not yes:
         again = f"launch vm stop {machine.name} --zone {machine.zone}"
         confirm_for_another(machine.name, machine.labels, "Stop", "stopped", again)
-    show(compute, stop(compute, machine), output_format, "is stopped")
+    show_stopped(compute, stop_vm(compute, machine), output_format, "is stopped")
 
 
-def stop(compute: Compute, machine: VmInstance) -> VmInstance:
+def stop_vm(compute: Compute, machine: VmInstance) -> VmInstance:
     """Stop the VM; return it when it has stopped. Raises LaunchError."""
     from launcher.cli.flows.find_vm import changing
     from launcher.cli.ui.streams import say
@@ -57,14 +57,14 @@ def stop(compute: Compute, machine: VmInstance) -> VmInstance:
         return change_and_wait(compute, machine, lambda: compute.stop(machine, discard_local_ssd=discard), STOPPED, say)
 
 
-def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> None:
+def show_stopped(compute: Compute, machine: VmInstance, output: Output, how: str) -> None:
     """Print the VM, what it still costs, and how to start or delete it."""
     from launcher.cli.flows.find_vm import display_time
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.plan_page import WIDTH, wrapped
 
-    disks = disks_of(compute, machine)
+    disks = known_disks(compute, machine)
     if output is not Output.text:
         printed(machine_data(machine, disks, display_time(compute)), output)
         return
@@ -73,7 +73,7 @@ def show(compute: Compute, machine: VmInstance, output: Output, how: str) -> Non
     print(f"launch vm delete {machine.name}\n    deletes it and its disk")
 
 
-def disks_of(compute: Compute, machine: VmInstance) -> tuple[Disk, ...]:
+def known_disks(compute: Compute, machine: VmInstance) -> tuple[Disk, ...]:
     """Return the disks of a VM; print why if they cannot be read."""
     from launcher.cli.ui.streams import say
     from launcher.errors import LaunchError
