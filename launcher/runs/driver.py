@@ -37,11 +37,11 @@ from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Diagnosis, diagnose_end, diagnose_refusal, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
-from launcher.jobs.job import GONE, Job
+from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.attempts import AttemptEntry, next_attempt, place_of, place_text, wait_left
+from launcher.runs.attempts import AttemptEntry, AttemptFacts, next_attempt, place_of, place_text, wait_left
 from launcher.runs.endings import (
     LOST,
     cancel_and_confirm,
@@ -56,7 +56,6 @@ from launcher.runs.identity_check import (
     check_identity,
     comparable_request,
     facts_of,
-    facts_of_job,
     request_id,
 )
 from launcher.runs.ledger import Ledger
@@ -381,7 +380,15 @@ class RunDriver:
     def adopt(self, job: Job, snapshot: RunSnapshot) -> AttemptEntry | None:
         """Lock an attempt for a job without one: it was created late, or without a ledger. None: another launch locked
         that number first."""
-        entry = self.ledger.lock(snapshot.next_number, facts_of_job(job, max(snapshot.round, 1)))
+        facts = AttemptFacts(
+            round=max(snapshot.round, 1),
+            region=job.region,
+            zone=job.zone,
+            provisioning=provisioning(job.request),
+            machine=request.machine_type(job.request),
+            identity=job.labels.get(IDENTITY_LABEL, ""),
+        )
+        entry = self.ledger.lock(snapshot.next_number, facts)
         if entry is not None:
             self.ledger.note_job(entry.number, job.name)
         return entry

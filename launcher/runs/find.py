@@ -19,7 +19,7 @@ from launcher.gcp.storage import open_folder
 from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_ID, RUN_LABEL, Job
 from launcher.runs.context import LocalContext, RunContext
 from launcher.services import request
-from launcher.services.local.run_folder_job import HIDDEN, is_run_folder, path_exists, read_job, shown
+from launcher.services.local.run_folder_job import HIDDEN, is_run_folder, read_job, shown
 from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def exact_run(text: str) -> FoundRun | None:
     if "/" in text or text in (".", "..", RUNS):
         path = Path(text)
         inside = run_folders(path) or run_folders(path.parent)
-        problem = f"{path} is not a run folder" if path_exists(path) else f"folder {path} does not exist"
+        is_there = os.path.exists(path)  # noqa: PTH110 -- Path.exists raises on a name that is too long
+        problem = f"{path} is not a run folder" if is_there else f"folder {path} does not exist"
         if inside:
             more = [f"  … and {len(inside) - SHOWN} more"] if len(inside) > SHOWN else []
             names = "\n".join([*(f"  {shown(folder)}" for folder in inside[:SHOWN]), *more])

@@ -9,12 +9,12 @@ from uuid import NAMESPACE_URL, uuid5
 from msgspec import Struct
 
 from launcher.errors import UsageError
-from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
+from launcher.jobs.job import GONE, IDENTITY_LABEL
 from launcher.plan.model import Attempt, Plan
 from launcher.runs.attempts import AttemptFacts
 from launcher.runs.ledger import Ledger
 from launcher.runs.snapshot import RunSnapshot
-from launcher.services.request import differences, gpu, labels, machine_type, provisioning
+from launcher.services.request import differences, gpu, labels
 
 
 class AllowedChange(Struct, frozen=True, kw_only=True):
@@ -97,18 +97,6 @@ def facts_of(attempt: Attempt, in_round: int) -> AttemptFacts:
         machine=attempt.machine_type,
         identity=identity_of(attempt),
         spec=labels(attempt.request).get("launch-spec", ""),
-    )
-
-
-def facts_of_job(job: Job, in_round: int) -> AttemptFacts:
-    """Return the facts for the lock of an attempt whose job already exists."""
-    return AttemptFacts(
-        round=in_round,
-        region=job.region,
-        zone=job.zone,
-        provisioning=provisioning(job.request),
-        machine=machine_type(job.request),
-        identity=job.labels.get(IDENTITY_LABEL, ""),
     )
 
 

@@ -14,10 +14,10 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -167,7 +167,7 @@ class Ledger:
     @continues_in_memory
     def note_job(self, number: int, name: str) -> None:
         """Record the job that an attempt created."""
-        self._storage.write(runfolder.attempt_job(number), as_json({"name": name}))
+        self._storage.write(runfolder.attempt_job(number), json.dumps({"name": name}).encode())
 
     @continues_in_memory
     def note_end(
@@ -176,7 +176,7 @@ class Ledger:
         """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
         end = AttemptEnd(**asdict(diagnosis), state=state, time=time.time(), billed=billed, waited=waited)
         name, writer, version = runfolder.attempt_verdict(number), secrets.token_hex(8), ""
-        content = as_json({**msgspec.to_builtins(end), "writer": writer})
+        content = json.dumps({**msgspec.to_builtins(end), "writer": writer}, sort_keys=True).encode()
         while True:
             try:
                 self._storage.swap(name, content, version)
@@ -288,8 +288,3 @@ def json_field(text: bytes, field: str) -> str:
     except ValueError:
         return ""
     return str(found.get(field, "")) if isinstance(found, dict) else ""
-
-
-def as_json(content: Mapping[str, Any]) -> bytes:
-    """Encode as JSON with sorted keys, so that equal content gives equal bytes."""
-    return json.dumps(content, sort_keys=True).encode()

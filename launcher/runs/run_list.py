@@ -164,6 +164,11 @@ def runs(
     return list_runs(lambda: open_cloud(project("vertex", os.environ)), wanted, target, Path(folder), regions)
 
 
+def by_age(run: ListedRun) -> tuple[float, str]:
+    """Return what sorts runs, newest first."""
+    return -run.created, run.run
+
+
 def list_runs(
     open_cloud: Callable[[], CloudContext],
     wanted: RunFilter,
@@ -177,19 +182,14 @@ def list_runs(
     runs_here = (FoundRun(id=job.id, jobs=(job,), context=LocalContext()) for job in jobs_below(folder))
     entries = (with_local_progress(entry_of(run, "", 0.0)) for run in runs_here)
     here = [entry for entry in entries if wanted.matches(entry)]
-    if target == "local":
-        return RunList(runs=tuple(newest_first(here)))
-    from launcher.gcp.parallel import together
+    there: list[ListedRun] | LaunchError = []
+    if target != "local":
+        from launcher.gcp.parallel import together
 
-    there = together({"cloud": lambda: list_cloud(open_cloud(), wanted, regions)}, CLOUD_SECONDS)["cloud"]
-    if isinstance(there, LaunchError):
-        return RunList(runs=tuple(newest_first(here)), unlisted=there)
-    return RunList(runs=tuple(newest_first([*here, *there])))
-
-
-def newest_first(listed: Sequence[ListedRun]) -> list[ListedRun]:
-    """Return the runs, newest first."""
-    return sorted(listed, key=lambda run: (-run.created, run.run))
+        there = together({"cloud": lambda: list_cloud(open_cloud(), wanted, regions)}, CLOUD_SECONDS)["cloud"]
+    unlisted = there if isinstance(there, LaunchError) else None
+    listed = here if isinstance(there, LaunchError) else [*here, *there]
+    return RunList(runs=tuple(sorted(listed, key=by_age)), unlisted=unlisted)
 
 
 def group_sweeps(listed: Sequence[ListedRun]) -> list[ListedRun | ListedSweep]:
@@ -255,7 +255,7 @@ def list_cloud(cloud: CloudContext, wanted: RunFilter, regions: Sequence[str] | 
         raise UsageError("--mine needs gcloud's account, and none is set", "gcloud auth login")
     now = time.time()
     entries = (entry_of(run, account, now) for run in all_runs(cloud, regions))
-    return with_progress(newest_first([run for run in entries if wanted.matches(run)]))
+    return with_progress(sorted(filter(wanted.matches, entries), key=by_age))
 
 
 def listed_points(

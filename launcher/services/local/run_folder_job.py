@@ -27,12 +27,8 @@ HIDDEN: Final = "."
 
 def is_run_folder(path: Path) -> bool:
     """Return whether a folder has attempts, metrics or a plan."""
-    return any(path_exists(path / name) for name in (runfolder.ATTEMPTS, runfolder.METRICS, runfolder.PLAN))
-
-
-def path_exists(path: Path) -> bool:
-    """Return whether a path exists; False for text that is too long for a path."""
-    return os.path.exists(path)  # noqa: PTH110 -- Path.exists raises on such a name
+    names = (runfolder.ATTEMPTS, runfolder.METRICS, runfolder.PLAN)
+    return any(os.path.exists(path / name) for name in names)  # noqa: PTH110 -- Path.exists raises on a name too long
 
 
 def jobs_below(folder: Path) -> Iterator[Job]:
