@@ -111,9 +111,9 @@ class _Plain:
     """Baseline: eight threads with Google's client."""
 
     def __init__(self, number: int, size: int) -> None:
-        from launch_train.common.storage.client import open_client
+        from launch_train.common.storage.client import open_storage_client
 
-        self._bucket = open_client().bucket("my-bucket")
+        self._bucket = open_storage_client().bucket("my-bucket")
         self._data = {f"plain/{number}/{part}": os.urandom(PART) for part in range(-(-size // PART))}
 
     def up(self) -> None:

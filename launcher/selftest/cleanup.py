@@ -213,10 +213,10 @@ def delete_bucket(project: str, name: str) -> None:
 def storage_client(project: str) -> Iterator[Any]:
     """Yield Google's client; its errors are raised as LaunchError."""
     from launch_train.common.storage import OutputError
-    from launch_train.common.storage.client import open_client
+    from launch_train.common.storage.client import open_storage_client
 
     try:
-        yield open_client()
+        yield open_storage_client()
     except OutputError as error:
         raise LaunchError(str(error)) from error
     except Exception as error:

@@ -134,7 +134,7 @@ class Trials:
 @pytest.fixture
 def trials(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Trials:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    return Trials(cloud, clock, random.Random(5), client.open_client())
+    return Trials(cloud, clock, random.Random(5), client.open_storage_client())
 
 
 def rarely(*values: Any) -> list[Any]:

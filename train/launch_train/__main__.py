@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from launch_train.common import contract
 from launch_train.common.config import parse
 from launch_train.common.errors import ConfigError, UsageError
-from launch_train.common.process_exit import leave, run_program
+from launch_train.common.process_exit import exit_process, run_program
 
 if TYPE_CHECKING:
     from launch_train.distributed.process_group import Ranks
@@ -36,7 +36,7 @@ def main() -> NoReturn:
         train.train(config, ranks, os.environ)
         process_group.finish(ranks)
 
-    leave(run_program("train", work, lambda error: _should_report(ranks, rank, error)), rank=rank)
+    exit_process(run_program("train", work, lambda error: _should_report(ranks, rank, error)), rank=rank)
 
 
 def _should_report(ranks: Ranks | None, rank: int, error: BaseException) -> bool:

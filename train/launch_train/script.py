@@ -15,7 +15,7 @@ from launch_train import checkpoint, metrics
 from launch_train.common import contract
 from launch_train.common.console import say
 from launch_train.common.errors import TrainError, UsageError
-from launch_train.common.process_exit import leave
+from launch_train.common.process_exit import exit_process
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ def init(seed: int) -> ScriptRun:
     except TrainError as error:
         if rank == 0 or not isinstance(error, UsageError):  # a UsageError is the same on all ranks
             say(str(error))
-        leave(int(error.exit), rank=rank)
+        exit_process(int(error.exit), rank=rank)
     _seed(seed)
     return ScriptRun(ranks.device, ranks.rank, ranks.world, ranks.local_rank, seed, env.get(contract.RUN_FOLDER))
 

@@ -124,10 +124,10 @@ class CloudSweep:
         """Points whose job was created since the mark was last read for them."""
         self._client: object = None
         if plan.output.startswith("gs://"):
-            from launch_train.common.storage.client import open_client
+            from launch_train.common.storage.client import open_storage_client
 
             with use_errors():
-                self._client = open_client()
+                self._client = open_storage_client()
 
     def run(self, *, detach: bool = False, seconds: float | None = None) -> None:
         """Run all points to their ends; with `detach`, return once each has a job.

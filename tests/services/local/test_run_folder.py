@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.storage import LocalFolder, open_storage
-from launch_train.common.storage.client import open_client
+from launch_train.common.storage.client import open_storage_client
 from launch_train.runfolder import metrics_part
 from launcher.errors import NotAuthorised
 from launcher.runs.run_folder import read_results
@@ -22,7 +22,7 @@ def test_a_folder_object_of_the_console_is_ignored(cloud: GoogleCloud, monkeypat
     storage = open_storage("gs://my-bucket/runs/r")
     storage.write(metrics_part(1, 0, 0, 0), b'{"step": 1, "loss": 0.5}\n')
     for name in ("runs/r/", "runs/r/metrics/", "runs/r/metrics/x/"):
-        open_client().bucket("my-bucket").blob(name).upload_from_string(b"")
+        open_storage_client().bucket("my-bucket").blob(name).upload_from_string(b"")
     assert storage.list() == [metrics_part(1, 0, 0, 0)]
     found = read_results(storage)
     assert found

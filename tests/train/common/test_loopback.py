@@ -43,4 +43,4 @@ def test_nobody_takes_another_machine_for_this_one(host: str) -> None:
     assert not gcloud_config.is_here("COMPUTE", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": url})
     assert container_settings.network("7", [url]) == "launch-7"
     assert api.credentials({}, url) is None
-    assert client.credentials({}, url) is None
+    assert client.storage_credentials({}, url) is None

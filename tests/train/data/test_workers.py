@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from launch_train.common.cgroup import Cgroup, cores, free_memory
+from launch_train.common.cgroup import Cgroup, cores, free_memory_bytes
 from launch_train.common.config import Loader
 from launch_train.data.loader import Resources, choose_workers
 
@@ -48,9 +48,9 @@ def test_the_free_memory_is_the_containers_or_the_machines(tmp_path: Path) -> No
     limited = Cgroup(memory=(tmp_path,))
     (tmp_path / "memory.max").write_text("250000\n")
     (tmp_path / "memory.current").write_text("90000\n")
-    assert free_memory(Cgroup(), meminfo) == 307_200
-    assert free_memory(limited, meminfo) == 160_000
-    assert free_memory(Cgroup(), tmp_path / "nothing") == float("inf")
+    assert free_memory_bytes(Cgroup(), meminfo) == 307_200
+    assert free_memory_bytes(limited, meminfo) == 160_000
+    assert free_memory_bytes(Cgroup(), tmp_path / "nothing") == float("inf")
 
 
 def test_a_container_may_have_a_part_of_the_cores(tmp_path: Path) -> None:

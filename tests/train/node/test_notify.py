@@ -308,8 +308,8 @@ def test_slacks_format() -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"webhook": "https://a.b/s3cr3t"}', '{"on": 3, "webhook": "x"}'])
 def test_settings_that_can_not_be_read_are_an_error_without_the_url(text: str) -> None:
     if text == "[]":
-        assert notify.read_settings({contract.NOTIFY: text}) is None
+        assert notify.notify_settings({contract.NOTIFY: text}) is None
         return
     with pytest.raises(UsageError) as error:
-        notify.read_settings({contract.NOTIFY: text})
+        notify.notify_settings({contract.NOTIFY: text})
     assert "s3cr3t" not in str(error.value)

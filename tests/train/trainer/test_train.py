@@ -305,10 +305,10 @@ def test_the_digest_sees_every_bit_and_every_name() -> None:
 
 def test_the_progress_line() -> None:
     row = {"step": 120, "loss": 2.43117, "lr": 9.1e-4, "tokens_per_s": 12345.0}
-    line = console.progress_line(row, 300, "tokens", 41.2)
+    line = console.step_line(row, 300, "tokens", 41.2)
     assert line == "step 120/300  loss 2.4312  lr 9.1e-04  12.3k tokens/s  ETA 0:41"
-    assert console.progress_line({**row, "step": 7}, 1000, "tokens", 0).startswith("step    7/1000  ")
-    assert "loss nan" in console.progress_line({**row, "loss": float("nan")}, 300, "tokens", 0)
+    assert console.step_line({**row, "step": 7}, 1000, "tokens", 0).startswith("step    7/1000  ")
+    assert "loss nan" in console.step_line({**row, "loss": float("nan")}, 300, "tokens", 0)
 
 
 @pytest.mark.parametrize(("done", "window"), [(1, 1), (10, 10), (11, 5), (12, 6), (19, 9), (20, 10), (300, 10)])

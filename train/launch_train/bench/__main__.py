@@ -17,7 +17,7 @@ from launch_train.bench import peaks
 from launch_train.bench.figures import PARTS
 from launch_train.common import contract
 from launch_train.common.errors import OutputError, UsageError
-from launch_train.common.process_exit import leave, run_program
+from launch_train.common.process_exit import exit_process, run_program
 
 if TYPE_CHECKING:
     from launch_train.bench.verdict import Report
@@ -54,7 +54,7 @@ def main() -> NoReturn:
 
         return process_group.should_report(ranks, error)
 
-    leave(run_program("launch_train.bench", work, should_report), rank=rank)
+    exit_process(run_program("launch_train.bench", work, should_report), rank=rank)
 
 
 def parse(argv: Sequence[str]) -> Options:

@@ -82,7 +82,7 @@ def cores(root: Path = Path("/")) -> int:
     return max(1, min(available, int(find_cgroup(root).cpus or available)))
 
 
-def free_memory(group: Cgroup, meminfo: Path = Path("/proc/meminfo")) -> float:
+def free_memory_bytes(group: Cgroup, meminfo: Path = Path("/proc/meminfo")) -> float:
     """Return the bytes of memory that this process may still take: the container's or the machine's; infinity where
     neither is known."""
     free = float("inf")

@@ -22,7 +22,7 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
-def progress_line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> str:
+def step_line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> str:
     """`step 120/300  loss 2.4312  lr 9.1e-04  12.3k tokens/s  ETA 0:41`."""
     rate = si(row[f"{unit}_per_s"])
     loss = "nan" if row["loss"] is None else f"{row['loss']:.4f}"

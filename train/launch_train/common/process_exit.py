@@ -20,7 +20,7 @@ _DELIBERATE = frozenset(Exit) - {Exit.FAILED}
 
 
 def run_program(name: str, work: Callable[[], object], should_report: Callable[[BaseException], bool]) -> int:
-    """Run a program's `work` and return the exit code for `leave`, whatever happens.
+    """Run a program's `work` and return the exit code for `exit_process`, whatever happens.
 
     Where `should_report` returns true, a TrainError is printed as one line, any other with a traceback.
     """
@@ -57,7 +57,7 @@ def is_stdout_closed() -> bool:
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def leave(code: int, *, rank: int = 0) -> NoReturn:
+def exit_process(code: int, *, rank: int = 0) -> NoReturn:
     """Exit with `code`, without the interpreter's own exit, in which gloo may abort or hang.
 
     torchrun turns every failure into 1, so a deliberate exit code is also written to the node's exit file. torchrun

@@ -84,7 +84,7 @@ class SecretReader:
         if answer.status_code in RETRYABLE:
             raise UnavailableError(f"secret {name}: Secret Manager answers {answer.status_code}")
         if answer.status_code != 200:
-            refusal = explain_refusal(answer, version, account_of(self._session))
+            refusal = explain_refusal(answer, version, service_account_of(self._session))
             raise SecretError(f"secret {name} ({version}) {refusal}")
         return payload(name, answer)
 
@@ -100,7 +100,7 @@ def secret_versions(environ: Mapping[str, str]) -> Mapping[str, str]:
     return wanted
 
 
-def account_of(session: Any) -> str:
+def service_account_of(session: Any) -> str:
     """Return the service account's address, as far as its credentials know it; empty for other accounts."""
     email = str(getattr(session.credentials, "service_account_email", None) or "")
     return email if "@" in email else ""
@@ -111,11 +111,11 @@ def session(environ: Mapping[str, str], endpoint: str) -> Any:
     import google.auth
     from google.auth.transport.requests import AuthorizedSession
 
-    from launch_train.common.storage.client import credentials
+    from launch_train.common.storage.client import storage_credentials
 
     # An emulator of Cloud Storage doesn't emulate Secret Manager.
     relevant = {name: value for name, value in environ.items() if name != "STORAGE_EMULATOR_HOST"}
-    chosen = credentials(relevant, endpoint) or google.auth.default(scopes=[SCOPE])[0]
+    chosen = storage_credentials(relevant, endpoint) or google.auth.default(scopes=[SCOPE])[0]
     return AuthorizedSession(chosen)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from launch_train.common.cgroup import cores, find_cgroup, free_memory
+from launch_train.common.cgroup import cores, find_cgroup, free_memory_bytes
 from launch_train.common.config import Loader
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
@@ -97,7 +97,7 @@ class BatchLoader:
             except Exception as error:  # noqa: BLE001 - custom __reduce__ may raise anything; shared memory may be full
                 problem = one_line(error)
         shm = shutil.disk_usage(SHM).free if Path(SHM).is_dir() else float("inf")
-        here = Resources(cores(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1), shm, free_memory(find_cgroup()))
+        here = Resources(cores(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1), shm, free_memory_bytes(find_cgroup()))
         self._workers, self._prefetch, self.choice = choose_workers(loader, here, need, dataset)
         if self._workers and problem:
             self._workers, self.choice = 0, Choice("loader", "main process", "the dataset can't be pickled")

@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.common.errors import TrainError, UnfitError, UsageError
-from launch_train.common.process_exit import leave
+from launch_train.common.process_exit import exit_process
 
 T = TypeVar("T")
 
@@ -288,4 +288,4 @@ def finish(ranks: Ranks) -> NoReturn:
     if dist.is_initialized():
         dist.barrier(device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
         dist.destroy_process_group()
-    leave(Exit.OK)
+    exit_process(Exit.OK)

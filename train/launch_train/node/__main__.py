@@ -99,7 +99,7 @@ class Node:
     ) -> None:
         self._task = task
         self._cluster = cluster
-        self._notify = notify.read_settings(environ)
+        self._notify = notify.notify_settings(environ)
         self._notifier: Notifier | None = None
         self._environ = {name: value for name, value in environ.items() if name != contract.NOTIFY}
         self._timing = timing

@@ -86,7 +86,7 @@ def inspect_machine(environ: Mapping[str, str]) -> Facts:
         cards = tuple(Card(number, name.strip()) for number, (name, _, _) in enumerate(rows))
         lost = report.lost if report else ()
         report = nvidia_smi.SmiReport(rows[0][2].strip() if rows else "", cards=cards, lost=lost)
-    shown, cards = _visible(report.cards, environ)
+    shown, cards = _visible_gpus(report.cards, environ)
     return Facts(
         shown,
         report.cards[0].name if report.cards else "",
@@ -210,7 +210,7 @@ def _image_cuda() -> str:
     return ""
 
 
-def _visible(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[int, tuple[Card, ...]]:
+def _visible_gpus(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[int, tuple[Card, ...]]:
     """Return how many GPUs the processes see, and which: CUDA_VISIBLE_DEVICES hides GPUs from them, not from
     nvidia-smi. An entry of -1 ends its list. If it lists names, it may be any of the GPUs."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")

@@ -67,7 +67,7 @@ class Settings:
         return None if limit is None else float(limit.removeprefix("cost>").rstrip("%")) / 100
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings | None:
+def notify_settings(environ: Mapping[str, str]) -> Settings | None:
     """Return the settings in the request, or None. Raises UsageError."""
     try:
         found = json.loads(environ.get(contract.NOTIFY) or "null")

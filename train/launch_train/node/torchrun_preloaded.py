@@ -44,7 +44,7 @@ def main(module: str, argv: Sequence[str]) -> int:
     sys.path[:] = [entry for entry in sys.path if entry != folder]  # Python 3.10 ignores -P
     loaded: list[bool] = []
     # Without privileges a process that has lowered its priority can't raise it again: a thread does it and ends.
-    importing = threading.Thread(target=lambda: loaded.append(load(module, low_priority=not argv)))
+    importing = threading.Thread(target=lambda: loaded.append(import_trainer(module, low_priority=not argv)))
     importing.start()
     importing.join()
     if not loaded:  # its traceback is printed
@@ -66,7 +66,7 @@ def main(module: str, argv: Sequence[str]) -> int:
     return torchrun_wrapper.main(argv)
 
 
-def load(module: str, *, low_priority: bool) -> bool:
+def import_trainer(module: str, *, low_priority: bool) -> bool:
     """Import torchrun, and what `module` needs. Returns whether its ranks can be forked."""
     if low_priority and sys.platform == "linux":  # elsewhere it would be that of the process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

@@ -95,7 +95,7 @@ def records(text: bytes) -> list[dict[str, Any]]:
         decoded = []
     if len(decoded) == len(lines) and {*map(type, decoded)} <= {dict}:
         return decoded
-    return [record for line in lines if isinstance(record := _record(line), dict)]
+    return [record for line in lines if isinstance(record := _parsed_record(line), dict)]
 
 
 @cache
@@ -107,7 +107,7 @@ def _decoder() -> Callable[[bytes], Any]:
     return decode
 
 
-def _record(line: bytes) -> Any:
+def _parsed_record(line: bytes) -> Any:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -29,7 +29,7 @@ from launch_train.common import contract, faults
 from launch_train.common.config import Checkpoint
 from launch_train.common.console import say
 from launch_train.common.errors import OutputError, PreemptedError, SupersededError, TrainError, UsageError
-from launch_train.common.process_exit import leave
+from launch_train.common.process_exit import exit_process
 from launch_train.common.shutdown_signal import PEER_SECONDS, ShutdownSignal, catch_sigterm
 from launch_train.common.signal_registry import register_for_signals
 from launch_train.common.storage import Storage, open_storage
@@ -161,7 +161,7 @@ class Script:
             if self.ranks.rank == 0:
                 say(f"preempted at step {self.step}; checkpoint not saved in time: {error}")
             close_rows()
-            leave(128 + signal.SIGTERM, rank=self.ranks.rank)
+            exit_process(128 + signal.SIGTERM, rank=self.ranks.rank)
 
 
 # --- Called by launch_train.checkpoint --------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def _leave(error: TrainError) -> NoReturn:
     if should_report(_ranks, error):
         say(str(error))
     close_rows()
-    leave(int(error.exit), rank=_ranks.rank if _ranks else int(os.environ.get("RANK") or 0))
+    exit_process(int(error.exit), rank=_ranks.rank if _ranks else int(os.environ.get("RANK") or 0))
 
 
 # --- Opening --------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def _exit_if_stuck(shutdown: ShutdownSignal) -> None:
         time.sleep(POLL_SECONDS)
     time.sleep(PEER_SECONDS)
     close_rows()
-    leave(128 + signal.SIGTERM)
+    exit_process(128 + signal.SIGTERM)
 
 
 def close_rows() -> None:

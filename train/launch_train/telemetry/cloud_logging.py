@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 from launch_train.common import contract
 from launch_train.common.backoff import Backoff
 from launch_train.common.errors import TrainError
-from launch_train.common.secrets import RETRYABLE, account_of, message_and_reason, session
+from launch_train.common.secrets import RETRYABLE, message_and_reason, service_account_of, session
 from launch_train.common.text import one_line
-from launch_train.telemetry.tee import Left, join
+from launch_train.telemetry.tee import Left, join_within
 
 ENDPOINT: Final = "https://logging.googleapis.com"
 SECOND: Final = 10**9
@@ -103,7 +103,7 @@ class LogUploader:
         """Close the queue and wait until all is sent, for at most LAST_S and the time left."""
         self.end()
         until = time.monotonic() + LAST_S
-        join(self._thread, lambda: min(left(), until - time.monotonic()))
+        join_within(self._thread, lambda: min(left(), until - time.monotonic()))
         if self._thread.is_alive():
             self._say("the last lines did not reach Cloud Logging")
 
@@ -212,7 +212,7 @@ class EntriesClient:
             return f"its API is disabled: gcloud services enable logging.googleapis.com --project={project}"
         if answer.status_code != 403 or reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":
             return message
-        account = account_of(self._session) or "ACCOUNT"
+        account = service_account_of(self._session) or "ACCOUNT"
         return (
             f"this VM's account has no permission to write logs: gcloud projects add-iam-policy-binding {project} "
             f"--member=serviceAccount:{account} --role=roles/logging.logWriter"

@@ -22,7 +22,7 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import Storage
 from launch_train.telemetry.cloud_logging import LogUploader
-from launch_train.telemetry.tee import Left, Tee, join
+from launch_train.telemetry.tee import Left, Tee, join_within
 from launch_train.telemetry.upload_queue import Outbox, open_outbox, remove_empty_folders
 
 Say = Callable[[str], None]
@@ -181,7 +181,7 @@ class LogWriter:
     def close(self, left: Left) -> None:
         """Write the rest and wait for the uploads in the time left; report what could not be stored."""
         self._buffer.close()
-        join(self._thread, left)
+        join_within(self._thread, left)
         if self._dropped:
             return
         if self._lost or self._thread.is_alive():

@@ -29,7 +29,7 @@ _REST_MS: Final = 100
 """Longest time in milliseconds that an incomplete line is held back."""
 
 
-def join(thread: threading.Thread, left: Left) -> None:
+def join_within(thread: threading.Thread, left: Left) -> None:
     """Wait for a thread in the time left."""
     while thread.is_alive() and (seconds := left()) > 0:
         thread.join(min(0.1, seconds))
@@ -56,7 +56,7 @@ class Tee:
         for stream in self._streams:
             stream.restore()
         for stream in self._streams:
-            join(stream.thread, left)
+            join_within(stream.thread, left)
 
 
 class _Stream:

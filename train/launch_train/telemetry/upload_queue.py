@@ -32,7 +32,7 @@ from launch_train.common.console import say
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, UnreachableError, create_variant
 from launch_train.common.storage.local import explain_disk_error
-from launch_train.common.storage.names import check_name
+from launch_train.common.storage.names import check_object_name
 
 SEND_SECONDS = 60.0
 """Timeout of one upload in seconds, plus the time to send the object at SLOWEST."""
@@ -129,13 +129,13 @@ class Spool(Outbox):
         self._thread.start()
 
     def put(self, name: str, data: bytes) -> None:
-        self._add(check_name(name), lambda half: half.write_bytes(data), create=True)
+        self._add(check_object_name(name), lambda half: half.write_bytes(data), create=True)
 
     def put_file(self, name: str, path: Path) -> None:
-        self._add(check_name(name), lambda half: shutil.copyfile(path, half), create=False)
+        self._add(check_object_name(name), lambda half: shutil.copyfile(path, half), create=False)
 
     def replace(self, name: str, data: bytes) -> None:
-        self._add(check_name(name), lambda half: half.write_bytes(data), create=False)
+        self._add(check_object_name(name), lambda half: half.write_bytes(data), create=False)
 
     def wait(self, seconds: float) -> bool:
         with self._news:

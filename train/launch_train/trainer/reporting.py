@@ -26,7 +26,7 @@ def report_if_due(run: Run) -> None:
         run.replica_check.compare(step, run.parameters, run.optimizer)
     if run.ranks.rank == 0 and run.pace.ready(last=rows[-1]["step"] == run.config.steps):
         seconds_left = run.recorder.median_seconds * (run.config.steps - rows[-1]["step"])
-        print(console.progress_line(rows[-1], run.config.steps, run.source.unit, seconds_left), flush=True)
+        print(console.step_line(rows[-1], run.config.steps, run.source.unit, seconds_left), flush=True)
 
 
 def write_rows(run: Run) -> list[Row]:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from launch_train.common.console import say
 from launch_train.common.errors import OutputError, PreemptedError
-from launch_train.common.process_exit import leave
+from launch_train.common.process_exit import exit_process
 from launch_train.common.shutdown_signal import PEER_SECONDS, ShutdownSignal
 from launch_train.distributed.consensus import seconds_to_save
 from launch_train.distributed.peers import Peers
@@ -77,7 +77,7 @@ def exit_if_stuck(run: Run, peers: Peers, shutdown: ShutdownSignal) -> None:
     say(f"rank {run.ranks.rank} exits: {why}")
     with suppress(Exception):
         run.sink.close(ROWS_SECONDS)
-    leave(128 + signal.SIGTERM)
+    exit_process(128 + signal.SIGTERM)
 
 
 def write_last_rows(run: Run) -> None:

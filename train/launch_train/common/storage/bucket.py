@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from launch_train.common.errors import OutputError
-from launch_train.common.storage.names import Buffer, as_bytes, check_name
+from launch_train.common.storage.names import Buffer, as_bytes, check_object_name
 from launch_train.common.storage.retry import (
     CURRENT,
     LIMIT_SECONDS,
@@ -25,10 +25,10 @@ from launch_train.common.storage.retry import (
     RetryBudget,
     RetryClock,
     TornError,
-    error_text,
+    http_status,
     is_upload_lost,
-    status_of,
     storage_error,
+    storage_error_text,
 )
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class GcsFolder:
         self._prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
         self._bucket_name = bucket
         if client is None:
-            from launch_train.common.storage.client import open_client  # it imports requests
+            from launch_train.common.storage.client import open_storage_client  # it imports requests
 
-            client = open_client()
+            client = open_storage_client()
         self._bucket = client.bucket(bucket)
         self._world = world or RetryClock()
         self._seconds = LIMIT_SECONDS
@@ -137,7 +137,7 @@ class GcsFolder:
 
     def _upload(self, name: str, content: Memory | OnDisk, generation: int | None) -> str:
         """Store `content` if the object has this generation (0: it doesn't exist; None: any)."""
-        check_name(name)
+        check_object_name(name)
         with self._call(name) as budget:
             return budget.run(Upload(partial(self._blob, name), content, generation, budget).attempt)
 
@@ -153,7 +153,7 @@ class GcsFolder:
         return received.data, str(blob.generation)
 
     def _blob(self, name: str) -> Any:
-        return self._bucket.blob(self._prefix + check_name(name))
+        return self._bucket.blob(self._prefix + check_object_name(name))
 
     @contextmanager
     def _call(self, name: str = "", *, may_be_missing: bool = False) -> Iterator[RetryBudget]:
@@ -198,13 +198,13 @@ class Upload:
                         return str(blob.generation)
             raise
         except Exception as error:
-            if status_of(error) == 400 and "calculated" in error_text(error):  # the checksum doesn't match
-                raise TornError(error_text(error)) from error
+            if http_status(error) == 400 and "calculated" in storage_error_text(error):  # the checksum doesn't match
+                raise TornError(storage_error_text(error)) from error
             if is_upload_lost(error):
                 self._starts += 1
                 if self._starts >= SESSIONS:
                     raise LostError(f"started {SESSIONS} times") from error
-                raise TornError(error_text(error)) from error
+                raise TornError(storage_error_text(error)) from error
             raise
 
     def _upload(self) -> str:

@@ -26,7 +26,7 @@ BLOCK = 1 << 20
 """Bytes of a body between two checks of the time."""
 
 
-def open_client() -> Any:
+def open_storage_client() -> Any:
     """Return a client whose requests respect the time limit of their call. Raises OutputError."""
     try:
         from google.cloud import storage
@@ -37,7 +37,9 @@ def open_client() -> Any:
     endpoint = _endpoint(os.environ)
     options = {"api_endpoint": endpoint} if endpoint else None
     try:
-        client = storage.Client(project=None, credentials=credentials(os.environ, endpoint), client_options=options)
+        client = storage.Client(
+            project=None, credentials=storage_credentials(os.environ, endpoint), client_options=options
+        )
     except DefaultCredentialsError as error:
         raise OutputError("gs:// needs credentials: gcloud auth application-default login") from error
     # The client's session isn't public, but Google's guides mount an adapter in the same way.
@@ -116,7 +118,7 @@ def _endpoint(environ: Mapping[str, str]) -> str | None:
     return override or emulator or None
 
 
-def credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
+def storage_credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
     """Return the credentials to use.
 
     Anonymous if gcloud's credentials are disabled; else gcloud's token; else anonymous for an emulator; else None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from launch_train.common.errors import OutputError
-from launch_train.common.storage.names import Buffer, as_bytes, check_name
+from launch_train.common.storage.names import Buffer, as_bytes, check_object_name
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11
@@ -73,7 +73,7 @@ class LocalFolder:
         Links are not followed below the folder, as others may have written them: they can lead to any file of the
         reader's. A pipe or a device may never answer.
         """
-        target = self.folder / check_name(name)
+        target = self.folder / check_object_name(name)
         try:
             with os.fdopen(self._open_file(name), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -106,7 +106,7 @@ class LocalFolder:
         return data, _version(data)
 
     def written(self, name: str) -> float:
-        target = self.folder / check_name(name)
+        target = self.folder / check_object_name(name)
         try:
             return target.stat().st_mtime
         except FileNotFoundError:
@@ -124,7 +124,7 @@ class LocalFolder:
 
     def delete(self, name: str) -> None:
         """Delete an object, and folders that it leaves empty, as a bucket has none either."""
-        target = self.folder / check_name(name)
+        target = self.folder / check_object_name(name)
         try:
             target.unlink(missing_ok=True)
         except OSError as error:
@@ -147,7 +147,7 @@ class LocalFolder:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = path.open("wb")
         except OSError as error:
-            raise _unwritable(self.folder / check_name(name), error) from error
+            raise _unwritable(self.folder / check_object_name(name), error) from error
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -155,7 +155,7 @@ class LocalFolder:
     @contextmanager
     def _temporary(self, name: str) -> Iterator[tuple[Path, Path]]:
         """Create a temporary file beside the target, on the same file system, and always remove it."""
-        target = self.folder / check_name(name)
+        target = self.folder / check_object_name(name)
         try:
             temporary = _create_beside(target)
         except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch_train.common.errors import OutputError
-from launch_train.common.storage.names import Buffer, as_bytes, check_name
+from launch_train.common.storage.names import Buffer, as_bytes, check_object_name
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11
@@ -34,7 +34,7 @@ class MemoryFolder:
                 raise FileExistsError(name)
             self._writes += 1
             version = str(self._writes)
-            self._objects[check_name(name)] = bytes(as_bytes(data)), version, self._now()
+            self._objects[check_object_name(name)] = bytes(as_bytes(data)), version, self._now()
             return version
 
     def swap(self, name: str, data: bytes, version: str) -> str:
@@ -53,7 +53,7 @@ class MemoryFolder:
         return self.read_version(name)[0]
 
     def read_version(self, name: str) -> tuple[bytes, str]:
-        if check_name(name) not in self._objects:
+        if check_object_name(name) not in self._objects:
             raise FileNotFoundError(name)
         return self._objects[name][:2]
 
@@ -65,7 +65,7 @@ class MemoryFolder:
         return sorted(name for name in self._objects if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        self._objects.pop(check_name(name), None)
+        self._objects.pop(check_object_name(name), None)
 
     def within(self, seconds: float) -> Self:
         return self

@@ -8,7 +8,7 @@ Buffer = bytes | bytearray | memoryview
 """Content of an object: a memoryview may be of any contiguous type."""
 
 
-def check_name(name: str) -> str:
+def check_object_name(name: str) -> str:
     """Return `name`, if it stays in the folder. Raises ValueError: a bad name is an error in the code."""
     parts = name.split("/")
     if not name or "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):

@@ -123,7 +123,7 @@ def is_retryable(error: Exception) -> bool:
     from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, RequestException
     from urllib3.exceptions import HTTPError
 
-    if status := status_of(error):
+    if status := http_status(error):
         return status in RETRYABLE
     if isinstance(error, (InvalidURL, InvalidSchema, MissingSchema)):
         return False
@@ -133,7 +133,7 @@ def is_retryable(error: Exception) -> bool:
     return isinstance(error, (*broken, ConnectionError, TimeoutError))
 
 
-def status_of(error: Exception) -> int:
+def http_status(error: Exception) -> int:
     """Return the HTTP status of an error of Google's client, else 0."""
     from google.api_core.exceptions import GoogleAPICallError
     from google.cloud.storage.exceptions import InvalidResponse
@@ -154,7 +154,7 @@ def _retry_after(error: Exception) -> float:
 
 def is_missing_bucket(error: Exception) -> bool:
     """Return whether a 404 is about the bucket rather than an object in it."""
-    return status_of(error) == 404 and "bucket does not exist" in error_text(error)
+    return http_status(error) == 404 and "bucket does not exist" in storage_error_text(error)
 
 
 def is_upload_lost(error: Exception) -> bool:
@@ -162,11 +162,11 @@ def is_upload_lost(error: Exception) -> bool:
     chunk (a 308 that Google's client rejects with ValueError), from which the client can't resume."""
     from google.auth.exceptions import GoogleAuthError
 
-    lost = status_of(error) in (308, 404, 410) and not is_missing_bucket(error)
+    lost = http_status(error) in (308, 404, 410) and not is_missing_bucket(error)
     return lost or (isinstance(error, ValueError) and not isinstance(error, GoogleAuthError))
 
 
-def error_text(error: BaseException) -> str:
+def storage_error_text(error: BaseException) -> str:
     """Return the service's message on one line, or that of the innermost cause."""
     response = getattr(error, "response", None)
     text = _response_message(response) if response is not None else ""
@@ -201,9 +201,9 @@ def storage_error(error: Exception, url: str, bucket: str, *, may_be_missing: bo
     from google.api_core.exceptions import NotFound, PreconditionFailed
 
     if isinstance(error, BudgetSpentError):
-        return UnreachableError(f"{url} is unreachable, {error}: {error_text(error.__cause__ or error)}")
+        return UnreachableError(f"{url} is unreachable, {error}: {storage_error_text(error.__cause__ or error)}")
     if isinstance(error, LostError):
-        return OutputError(f"{url} could not be uploaded, {error}: {error_text(error.__cause__ or error)}")
+        return OutputError(f"{url} could not be uploaded, {error}: {storage_error_text(error.__cause__ or error)}")
     if isinstance(error, PreconditionFailed):
         return FileExistsError(f"{url} exists, or has another version now")
     if isinstance(error, NotFound) and may_be_missing and not is_missing_bucket(error):
@@ -216,15 +216,15 @@ def _explain_refusal(error: Exception, url: str, bucket: str) -> OutputError | N
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
 
-    text = error_text(error)
-    if isinstance(error, GoogleAuthError) or status_of(error) == 401:
+    text = storage_error_text(error)
+    if isinstance(error, GoogleAuthError) or http_status(error) == 401:
         return OutputError(f"{url}: the credentials were rejected ({text}): {LOG_IN}")
-    if status_of(error) == 403:
+    if http_status(error) == 403:
         return OutputError(f"{url}: {_forbidden(text, bucket)}")
-    if status_of(error) == 404:
+    if http_status(error) == 404:
         create = f"gcloud storage buckets create gs://{bucket} --location=REGION"
         return OutputError(f"{url}: bucket {bucket} does not exist: {create}")
-    if isinstance(error, (GoogleAPIError, RequestException)) or status_of(error):
+    if isinstance(error, (GoogleAPIError, RequestException)) or http_status(error):
         return OutputError(f"{url}: Cloud Storage rejected the request: {text}")
     return None
 
