@@ -283,7 +283,7 @@ def finish(ranks: Ranks) -> NoReturn:
     """Exit after success. gloo with DDP may abort in a clean interpreter exit, so wait for all ranks, destroy the group
     and skip that exit.
 
-    After an error the group must not be destroyed, as that can deadlock; use `leave`.
+    After an error the group must not be destroyed, as that can deadlock; use `exit_process`.
     """
     if dist.is_initialized():
         dist.barrier(device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
