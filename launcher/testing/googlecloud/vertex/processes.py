@@ -123,7 +123,13 @@ class Run(threading.Thread):
         from launcher.services.local.workdirs import Code
 
         sent = without_secrets(collect_code(self.runner.code) if self.runner.code else [])
-        job = LocalJob(request=self.request, code=Code(sent.files), docker=self.runner.docker, job_id=self.job_id)
+        job = LocalJob(
+            request=self.request,
+            code=Code(sent.files),
+            docker=self.runner.docker,
+            substitutes=("image not used: runs in the local Python environment",),
+            job_id=self.job_id,
+        )
         with self._lock:
             if self._stopped.is_set():
                 return Ended("", 0, stopped=True)
