@@ -39,3 +39,16 @@ def signals_stop() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ctrl_c_raises() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGINT inside the block, whatever the handler around it does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

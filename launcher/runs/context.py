@@ -93,6 +93,14 @@ class LocalContext:
             return TextLogReader(storage, attempt or newest_attempt(storage) or None, tail=tail)
 
 
+CAUSES = {
+    "SUCCEEDED": "done",
+    "FAILED": "it could not be started",
+    "CANCELLED": "it was cancelled",
+    "INTERRUPTED": "it was interrupted",
+}
+
+
 def local_attempt(folder: Storage, number: int) -> AttemptEntry:
     """Return an attempt on this machine. Raises OutputError: its lock or its end can't be read."""
     from launcher.runs.attempts import AttemptEnd, AttemptEntry
@@ -120,7 +128,7 @@ def local_attempt(folder: Storage, number: int) -> AttemptEntry:
         end=AttemptEnd(
             scope="permanent",
             kind="succeeded" if state == "SUCCEEDED" else "user" if state == "FAILED" else "cancelled",
-            cause=", ".join(failed) or ("done" if state == "SUCCEEDED" else "it was stopped"),
+            cause=", ".join(failed) or CAUSES[state],
             state=state,
             time=end.time,
             billed=end.seconds,

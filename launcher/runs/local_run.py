@@ -18,7 +18,7 @@ from launcher.inputs.interpreter import OWN, TRAINER, Interpreter, Wanted, find_
 from launcher.runs.run_folder import read_results, storage_of
 from launcher.services.local.attempts import End, earlier_python
 from launcher.services.local.client import OnStart, run_job
-from launcher.services.local.job import Event, LocalJob, Outcome, Printed, Said, Started
+from launcher.services.local.job import Event, LocalJob, Message, Outcome, Printed, Started
 from launcher.services.local.request import parse_request
 from launcher.services.local.workdirs import Code
 from launcher.spec.kinds import DURATION
@@ -78,7 +78,7 @@ def run_planned(
     code: Code | None = None,
     preempt_after: float | None = None,
     environ: Mapping[str, str] = os.environ,
-    on_start: OnStart = lambda _supervisor: None,
+    on_start: OnStart | None = None,
 ) -> Outcome:
     """Run a plan to its end with the Python that its spec names, else that of its earlier attempts, else the active
     environment's. `code` takes the place of the inputs' files.
@@ -102,7 +102,7 @@ def run_planned(
     def on_event(event: Event) -> None:
         if isinstance(event, Started):
             causes.reset()
-        elif isinstance(event, Said):
+        elif isinstance(event, Message):
             on_line("launch", event.text)
         elif isinstance(event, Printed):
             causes.add(event.replica, event.text)
@@ -165,7 +165,7 @@ def failure(end: End, run: str, folder: str | None, cause: Cause | None) -> JobF
         return JobFailed(f"{run} was cancelled", "The same command continues it.")
     failed = {name: code for name, code in end.exit_codes.items() if code}
     if not failed:
-        return JobFailed(f"{run} was stopped", "The same command continues it.")
+        return JobFailed(f"{run} was interrupted", "The same command continues it.")
     name = cause.replica if cause and cause.replica in failed else next(iter(failed))
     code = failed[name]
     how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}{meaning(code)}"

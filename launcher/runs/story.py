@@ -153,6 +153,8 @@ def _summary(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
     elif isinstance(codes, dict):
         failed = [f"{name} exited with {code}" for name, code in codes.items() if code]
         kind, cause = ("failed", ", ".join(failed)) if failed else ("succeeded", "")
+        if not codes:
+            kind, cause = "failed", "it could not be started"
     return AttemptSummary(
         number=times.number,
         machine=f"{nodes} × {machine}" if nodes != 1 and machine else machine,

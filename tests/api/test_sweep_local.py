@@ -26,7 +26,7 @@ from launcher.runs.sweep.on_this_machine import LocalSweep, gpu_shares
 from launcher.runs.sweep.record import mark_cancelled
 from launcher.services.local import client
 from launcher.services.local.attempts import End, lock, write_end
-from launcher.services.local.client import Supervisor
+from launcher.services.local.client import SupervisorHandle
 from launcher.services.local.folder_lock import lock_run_folder
 from launcher.services.local.job import Outcome
 from launcher.services.local.request import fingerprint, parse_request
@@ -184,11 +184,11 @@ def test_ctrl_c_stops_all_points(world: World, monkeypatch: pytest.MonkeyPatch) 
     job.write_text(SPEC.replace("import os, sys; sys.exit(int(os.environ['CODE']))", "import time; time.sleep(100)"))
     sweep = world.sweep("0,1", max_parallel=2)
     folders = [Path(point.plan.run_folder or "") for point in sweep.plan.points]
-    supervisors: list[Supervisor] = []
+    supervisors: list[SupervisorHandle] = []
     real = client.run_job
 
-    def recorded(*args: Any, on_start: Callable[[Supervisor], object], **options: Any) -> Outcome:
-        def started(supervisor: Supervisor) -> None:
+    def recorded(*args: Any, on_start: Callable[[SupervisorHandle], object], **options: Any) -> Outcome:
+        def started(supervisor: SupervisorHandle) -> None:
             supervisors.append(supervisor)
             on_start(supervisor)
 

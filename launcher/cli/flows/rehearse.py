@@ -18,7 +18,7 @@ from launcher.runs.local_run import failure
 from launcher.runs.run_folder import read_results
 from launcher.runs.run_folder import restarts as restarts_in
 from launcher.services.local.client import run_job
-from launcher.services.local.job import Event, LocalJob, Outcome, Printed, Said, Started
+from launcher.services.local.job import Event, LocalJob, Message, Outcome, Printed, Started
 from launcher.services.local.preemption import Preempted
 from launcher.services.local.request import parse_request, with_image
 from launcher.services.local.workdirs import WrittenFiles
@@ -61,7 +61,7 @@ def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
     def on_event(event: Event) -> None:
         if isinstance(event, Started):
             printer.reset()
-        elif isinstance(event, Said):
+        elif isinstance(event, Message):
             say(event.text)
         elif isinstance(event, Printed):
             printer(event.replica, event.text)
@@ -133,7 +133,7 @@ def show_result(result: RunResult, output: Output, typed: Typed | None, error: L
         preempted = result.preempted.text() if result.preempted else ""
         images = ", ".join(result.images)
         ended = (result.run, result.folder, end.succeeded, end.seconds, result.metrics)
-        how = "was cancelled after" if end.stopped == "cancelled" else ""
+        how = f"was {end.stopped} after" if end.stopped else ""
         print("\n".join(summary_lines(*ended, preempted, images, how, restarts=result.restarts, report=result.report)))
         if end.succeeded:
             commands = [*next_commands(typed, result.folder, has_metrics=result.metrics is not None)]
@@ -142,7 +142,7 @@ def show_result(result: RunResult, output: Output, typed: Typed | None, error: L
         return
     data = {
         "run": result.run,
-        "state": "SUCCEEDED" if end.succeeded else "CANCELLED" if end.stopped == "cancelled" else "FAILED",
+        "state": "SUCCEEDED" if end.succeeded else end.stopped.upper() or "FAILED",
         "exit_codes": end.exit_codes,
         "seconds": end.seconds,
         "run_folder": result.folder,

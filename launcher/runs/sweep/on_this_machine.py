@@ -24,7 +24,7 @@ from launcher.runs.sweep.plan import SweepPlan
 from launcher.runs.sweep.record import mark_version, write_record
 from launcher.services.local.attempts import End, newest_attempt, read_end, read_facts
 from launcher.services.local.cancel import is_attempt_cancelled, request_cancel
-from launcher.services.local.client import STOP_SECONDS, Supervisor
+from launcher.services.local.client import STOP_SECONDS, SupervisorHandle
 from launcher.services.local.folder_lock import is_taken
 from launcher.services.local.on_host import visible_gpus
 from launcher.services.local.request import fingerprint, parse_request
@@ -62,7 +62,7 @@ class LocalSweep:
         need = max(one.plan.machine.gpus * one.plan.machine.nodes for one in plan.points)
         shares = gpu_shares(visible_gpus(environ), need)
         self._slots = [shares[slot % len(shares)] for slot in range(max_parallel or len(shares))]
-        self._supervisors: dict[str, Supervisor] = {}
+        self._supervisors: dict[str, SupervisorHandle] = {}
         self._ended: queue.Queue[tuple[PointRun, dict[str, str], LaunchError | None]] = queue.Queue()
         self._stopped = False
         self._earlier_mark = ""
@@ -139,7 +139,7 @@ class LocalSweep:
     def _run_point(self, run: PointRun, code: Code, slot: dict[str, str]) -> None:
         """Run a point to its end, and report that to the main thread."""
 
-        def started(supervisor: Supervisor) -> None:
+        def started(supervisor: SupervisorHandle) -> None:
             self._supervisors[run.point.run] = supervisor
             if self._stopped:
                 supervisor.stop()
@@ -150,8 +150,8 @@ class LocalSweep:
             run_planned(point.plan, point.inputs, lambda _, __: None, code=code, environ=environ, on_start=started)
         except LaunchError as failed:
             error = failed
-        except OSError as trouble:
-            error = LaunchError(f"the point's supervisor cannot be started: {trouble}")
+        except Exception as trouble:  # noqa: BLE001 - the sweep waits for the end of each point
+            error = LaunchError(f"unexpected error: {type(trouble).__name__}: {trouble}")
         self._supervisors.pop(point.run, None)
         self._ended.put((run, slot, error))
 

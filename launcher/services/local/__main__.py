@@ -25,7 +25,7 @@ from launch_train.common.storage import LocalFolder
 from launcher.errors import LaunchError
 from launcher.services.local import on_host, preemption, run_folder
 from launcher.services.local.attempts import End
-from launcher.services.local.job import KILL, Event, LocalJob, Outcome, Printed, Said, Started
+from launcher.services.local.job import KILL, Event, LocalJob, Message, Outcome, Printed, Started
 from launcher.services.local.preemption import ReplicaExits
 from launcher.services.local.request import ParsedJob, fingerprint, parse_request, with_image
 from launcher.services.local.workdirs import WrittenFiles, left_text, make_numbered_folder, snapshot
@@ -39,36 +39,55 @@ Report = Callable[[Event], None]
 WORKDIRS: Final = "workdirs"
 """Folder in a local run folder with the files that each start left in its working directory, by number."""
 CANCEL_SECONDS: Final = 0.5
-"""Interval in which a cancellation is looked for."""
+"""Poll interval for a cancellation."""
+SIGNAL_SECONDS: Final = 0.2
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Stops this process's replicas once, by a SIGTERM to itself. `reason` says why."""
+    """Stops this process's replicas by SIGTERM to itself. `reason` says why."""
 
     def __init__(self) -> None:
         self.reason: Literal["", "cancelled", "interrupted"] = ""
-        self._lock = threading.Lock()
+        self._done = threading.Event()
 
     def __call__(self, reason: Literal["cancelled", "interrupted"]) -> None:
-        """Begin to stop, unless that has begun."""
-        with self._lock:
-            if not self.reason:
-                self.reason = reason
-                os.kill(os.getpid(), signal.SIGTERM)
+        """Begin to stop, unless that has begun. The signal is repeated, as it has no effect while it is deferred."""
+        if not self.reason:
+            self.reason = reason
+            threading.Thread(target=self._signal, name="stop", daemon=True).start()
 
-    def deferred(self) -> threading.Lock:
-        """Return the context within which no stop begins."""
-        return self._lock
+    def _signal(self) -> None:
+        while True:
+            os.kill(os.getpid(), signal.SIGTERM)
+            if self._done.wait(SIGNAL_SECONDS):
+                return
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Let signals raise nothing but within `supervisor.run`: an attempt that has begun gets its end, and files are
+        moved whole. A stop before the replicas run comes when they do."""
+        numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, lambda *_: self("interrupted")) for number in numbers}
+        try:
+            yield
+        finally:
+            self._done.set()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def main() -> None:
     """Run the job that the connection sends, and report its events there."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # whoever started the launch may block or ignore them
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     connection, stop, lock = Connection(int(sys.argv[1])), Stop(), threading.Lock()
     try:
         job: LocalJob = connection.recv()
-    except EOFError:  # the launch was interrupted before it could send the job
+    except (EOFError, OSError):  # the launch was interrupted before it could send the job
         return
-    threading.Thread(target=obey, args=(connection, stop), name="obey", daemon=True).start()
+    threading.Thread(target=obey, args=(connection, stop), name="commands", daemon=True).start()
 
     def report(event: Event) -> None:
         with lock, suppress(OSError):  # nobody listens any more: what remains is to save and to record the end
@@ -82,7 +101,7 @@ def main() -> None:
 
 
 def obey(connection: Connection, stop: Stop) -> None:
-    """Stop when the other end says so, or is gone."""
+    """Stop when the launch sends a command, or is gone."""
     with suppress(EOFError, OSError):
         while connection.recv() != KILL:
             stop("interrupted")
@@ -103,7 +122,7 @@ def supervise(job: LocalJob, report: Report, environ: Mapping[str, str], stop: S
         return
 
     def say(text: str) -> None:
-        report(Said(text))
+        report(Message(text))
 
     if not job.docker:
         on_host.check_program(request, job.code, environ, job.python or sys.executable)
@@ -146,15 +165,16 @@ def run_attempt(
 ) -> None:
     """Run one attempt, and record and report how it ended. `begin` records its beginning and returns its number (0:
     there is no run folder)."""
-    attempt, begun, exits = 0, time.monotonic(), ReplicaExits(exit_codes={}, stopped=True)
-    with suppress(KeyboardInterrupt):
-        with stop.deferred():  # an attempt that has begun gets an end
-            attempt = begin()
-        for line in [f"running in containers of {uri}" for uri in request.images] if job.docker else job.substitutes:
-            report(Said(line))
-        with stopped_by_cancel(storage, attempt, stop):
-            exits = run_replicas(job, request, report, environ)
+    exits, refused = ReplicaExits(exit_codes={}, stopped=True), None
     with stop.deferred():
+        attempt, begun = begin(), time.monotonic()
+        for line in [f"running in containers of {uri}" for uri in request.images] if job.docker else job.substitutes:
+            report(Message(line))
+        with stopped_by_cancel(storage, attempt, stop):
+            try:
+                exits = run_replicas(job, request, report, environ)
+            except LaunchError as error:
+                exits, refused = ReplicaExits(exit_codes={}), error
         end = End(
             exit_codes=exits.exit_codes,
             seconds=time.monotonic() - begun,
@@ -162,7 +182,9 @@ def run_attempt(
             stopped=(stop.reason or "interrupted") if exits.stopped else "",
         )
         if storage:
-            run_folder.record_end(storage, attempt, end, lambda text: report(Said(text)))
+            run_folder.record_end(storage, attempt, end, lambda text: report(Message(text)))
+        if refused:
+            raise refused
         report(Outcome(end=end, attempt=attempt, preempted=exits.preempted))
 
 
@@ -191,7 +213,7 @@ def run_replicas(job: LocalJob, request: ParsedJob, report: Report, environ: Map
     job_id = job.job_id or str(time.time_ns())
 
     def say(text: str) -> None:
-        report(Said(text))
+        report(Message(text))
 
     def on_left(left: WrittenFiles) -> None:
         report(left)

@@ -28,8 +28,8 @@ class End(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def succeeded(self) -> bool:
-        """Return whether all replicas, at least one, exited with 0."""
-        return bool(self.exit_codes) and not any(self.exit_codes.values())
+        """Return whether all replicas, at least one, exited with 0 by themselves."""
+        return bool(self.exit_codes) and not any(self.exit_codes.values()) and not self.stopped
 
 
 def state_of(attempt: int, end: End | None, *, is_running: bool, is_cancelled: bool) -> str:

@@ -20,38 +20,55 @@ STOP_SECONDS: Final = 45.0
 """Time to stop the replicas after an interrupt: 30 s until SIGKILL (launcher.services.local.supervisor), and some to
 record the end."""
 
+MOST_EVENTS: Final = 1000
+"""Events that wait to be handled; then the replicas' output waits."""
+
 OnEvent = Callable[[Event], object]
-OnStart = Callable[["Supervisor"], object]
+OnStart = Callable[["SupervisorHandle"], object]
 
 
-class Supervisor:
-    """The supervisor of one job: a process in a session of its own, so that no Ctrl-C in the terminal reaches it."""
+class SupervisorHandle:
+    """A handle on the process that supervises one job (launcher.services.local.__main__)."""
 
-    def __init__(self, job: LocalJob, environ: Mapping[str, str]) -> None:
+    def __init__(self, job: LocalJob, environ: Mapping[str, str], *, own_session: bool = True) -> None:
+        """`own_session`: Ctrl-C in the terminal does not reach the process, so it must be stopped."""
         self._connection, other = Pipe()
-        with other:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "launcher.services.local", str(other.fileno())],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
-                start_new_session=True,
-            )
-        self._connection.send(job)
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: queue.Queue[Event | None] = queue.Queue(MOST_EVENTS)
+        try:
+            with other:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "launcher.services.local", str(other.fileno())],
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[other.fileno()],
+                    start_new_session=own_session,
+                )
+            with suppress(OSError):  # it could not start, and has no events
+                self._connection.send(job)
+        except BaseException:
+            self._connection.close()  # which ends it
+            raise
         # A thread reads, because an interrupt in the middle of a message would lose the rest of the stream.
-        threading.Thread(target=self._read, name="supervisor", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="supervisor", daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                self._events.put(self._connection.recv())
-        self._events.put(None)
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    self._events.put(self._connection.recv())
+        finally:
+            self._events.put(None)
 
     def event(self) -> Event | None:
         """Return the next event; None: the supervisor has ended."""
-        return self._events.get()
+        while True:
+            try:
+                return self._events.get(timeout=1.0)
+            except queue.Empty:
+                if not self._reader.is_alive() and self._events.empty():
+                    return None  # an interrupt took the last event
 
     def stop(self) -> None:
         """Stop the replicas; they get 30 s to save."""
@@ -81,7 +98,7 @@ def run_job(
     on_event: OnEvent,
     *,
     environ: Mapping[str, str] = os.environ,
-    on_start: OnStart = lambda _supervisor: None,
+    on_start: OnStart | None = None,
 ) -> Outcome:
     """Run a job to its end and return how it ended. `on_event` gets its events on the calling thread; `on_start` gets
     its supervisor.
@@ -96,9 +113,12 @@ def run_job(
     interrupt: KeyboardInterrupt | None = None
     outcome: Outcome | None = None
     with signals_stop():
-        supervisor = Supervisor(job, environ)
+        # In a thread Ctrl-C comes to nobody but the supervisor, unless `on_start` gives it to somebody who stops it.
+        own_session = on_start is not None or threading.current_thread() is threading.main_thread()
+        supervisor = SupervisorHandle(job, environ, own_session=own_session)
         try:
-            on_start(supervisor)
+            if on_start:
+                on_start(supervisor)
             while True:
                 try:
                     event = supervisor.event()
@@ -116,8 +136,9 @@ def run_job(
     if interrupt:
         raise interrupt
     if outcome is None:
+        code = supervisor.process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
         raise LaunchError(
-            f"the process that supervises the job ended with exit code {supervisor.process.returncode}",
-            "The job's processes ended with it. The same command continues the run.",
+            f"the job's supervisor {how}", "The job's processes ended with it. The same command continues the run."
         )
     return outcome

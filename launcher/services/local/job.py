@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.plan.model import Plan
 
 STOP, KILL = "stop", "kill"
-"""What a launch sends to its supervisor: the replicas get 30 s to save, or none."""
+"""Commands from a launch to its supervisor: stop the replicas, which get 30 s to save, or kill them."""
 
 
 class LocalJob(Struct, frozen=True, kw_only=True):
@@ -37,12 +37,12 @@ class LocalJob(Struct, frozen=True, kw_only=True):
     recorded_python: str = ""
     """The Python that later attempts use as well; empty: they choose again."""
     substitutes: tuple[str, ...] = ()
-    """What replaces the image, said when an attempt begins."""
+    """Lines that name what replaces the image, printed when an attempt begins."""
     job_id: str | None = None
-    """The ID of a job that a double of Vertex AI submitted, which owns the run folder and its locks."""
+    """The ID of a job of the loopback Vertex AI, which owns the run folder and its locks."""
 
 
-class Said(NamedTuple):
+class Message(NamedTuple):
     """A message of launch."""
 
     text: str
@@ -71,5 +71,5 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """Replica -> exit code at the preemption; None: not preempted."""
 
 
-Event = Said | Started | Printed | WrittenFiles | Outcome | LaunchError
+Event = Message | Started | Printed | WrittenFiles | Outcome | LaunchError
 """The last one is an Outcome or an error."""

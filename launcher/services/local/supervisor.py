@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from launch_train.common.contract import NOTICE_SECONDS
 from launcher.clock import REAL, Clock
-from launcher.signals import signals_stop
+from launcher.signals import ctrl_c_raises, signals_stop
 
 GRACE_SECONDS = NOTICE_SECONDS
 """Between SIGTERM and SIGKILL, as on Vertex AI and on a Spot VM."""
@@ -90,7 +90,7 @@ def run(
     started: list[RunningReplica] = []
     seconds, stopped = None, False
     try:
-        with signals_stop(), resources:
+        with suppress(KeyboardInterrupt), signals_stop(), ctrl_c_raises(), resources:  # all have ended if it comes late
             try:
                 for start in starts:
                     started.append(start())

@@ -304,7 +304,7 @@ def test_a_cancelled_run_is_stopped_by_its_own_process(tmp_path: Path, monkeypat
             time.sleep(20)
 
     storage = open_storage(str(folder))
-    with lock_run_folder(folder), supervisor.stopped_by_cancel(storage, 2, stop):
+    with lock_run_folder(folder), stop.deferred(), supervisor.stopped_by_cancel(storage, 2, stop):
         with pytest.raises(Stopped):
             work()
         assert (stop.reason, done) == ("cancelled", [])

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from launch_train import runfolder
+from launcher.errors import LaunchError
+from launcher.images.source_files import File
+from launcher.services.local import client
+from launcher.services.local.__main__ import Stop
 from launcher.services.local.folder_lock import is_taken
+from launcher.services.local.job import LocalJob
+from launcher.services.local.workdirs import Code
+from launcher.signals import signals_stop
 from tests.command import launch
 from tests.e2e.running import run, started
 
@@ -26,7 +33,7 @@ folder = Path(os.environ["LAUNCH_RUN_FOLDER"])
 def save(*_):
     time.sleep(float(os.environ.get("SAVES", "0")))
     (folder / "saved").touch()
-    sys.exit(75)
+    sys.exit(int(os.environ.get("ENDS", "75")))
 signal.signal(signal.SIGTERM, save)
 print("ready", os.getpid(), flush=True)
 time.sleep(100)
@@ -82,6 +89,62 @@ def test_whatever_stops_launch_the_script_saves_and_its_end_is_recorded(tmp_path
     assert (state["state"], state["ended"]) == ("INTERRUPTED", end["time"])
 
 
+def test_a_stopped_script_that_exits_with_0_has_not_finished(tmp_path: Path) -> None:
+    with running(tmp_path, ENDS="0") as job:
+        job.process.send_signal(signal.SIGINT)
+        job.process.communicate(timeout=60)
+    assert job.end()["exit_codes"] == {"workerpool0-0": 0}
+    with running(tmp_path, ENDS="0") as again:
+        again.process.send_signal(signal.SIGINT)
+        again.process.communicate(timeout=60)
+    assert (job.folder / runfolder.attempt_lock(2)).exists(), "the same command continues it"
+
+
+def test_a_launch_that_ignores_sigterm_is_stopped_by_ctrl_c(tmp_path: Path) -> None:
+    """A supervisor inherits what its starter ignores."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with running(tmp_path) as job:
+            job.process.send_signal(signal.SIGINT)
+            job.process.communicate(timeout=60)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (job.process.returncode, job.end()["stopped"]) == (130, "interrupted")
+
+
+def test_an_attempt_that_cannot_start_has_failed(tmp_path: Path) -> None:
+    env = [{"name": "LAUNCH_RUN_FOLDER", "value": str(tmp_path / "runs" / "by-hand")}]
+    pool = {"containerSpec": {"command": ["no-such-program"], "env": env}}
+    body = {"displayName": "by-hand", "jobSpec": {"workerPoolSpecs": [pool]}}
+    (tmp_path / "request.json").write_text(json.dumps(body))
+    ran = launch("local", "--request", tmp_path / "request.json", cwd=tmp_path)
+    assert (ran.code, "no-such-program" in ran.err) == (1, True), ran.shown
+    state = json.loads(launch("status", "by-hand", "-o", "json", cwd=tmp_path).out)
+    assert (state["state"], "it could not be started" in str(state["story"])) == ("FAILED", True), state["story"]
+
+
+def test_a_supervisor_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    files = [File(f"{'a' * 100}/{number}.py", tmp_path / str(number)) for number in range(5000)]
+    with pytest.raises(LaunchError, match="the job's supervisor exited with 1"):
+        client.run_job(LocalJob(request={}, code=Code(files)), lambda _event: None)
+
+
+def test_signals_wait_while_an_end_is_recorded() -> None:
+    stop = Stop()
+
+    def replicas_run() -> None:
+        with signals_stop():
+            time.sleep(10)  # the signal is repeated
+
+    with stop.deferred():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        assert stop.reason == "interrupted"
+        with pytest.raises(KeyboardInterrupt):
+            replicas_run()
+
+
 def test_a_second_ctrl_c_does_not_wait_for_the_script_to_save(tmp_path: Path) -> None:
     with running(tmp_path, SAVES="60") as job:
         begun = time.monotonic()
@@ -97,7 +160,7 @@ def test_a_killed_supervisor_takes_its_replicas_with_it(tmp_path: Path) -> None:
     with running(tmp_path) as job:
         os.kill(job.supervisor, signal.SIGKILL)
         _, err = job.process.communicate(timeout=60)
-    assert (job.process.returncode, "ended with exit code -9" in err) == (1, True), err
+    assert (job.process.returncode, "the job's supervisor was killed by signal 9" in err) == (1, True), err
     until(lambda: not Path(f"/proc/{job.pid}").exists())
     state = json.loads(launch("status", "by-hand", "-o", "json", cwd=tmp_path).out)
     assert (state["state"], state["ended"], is_taken(job.folder)) == ("INTERRUPTED", None, False)

@@ -89,6 +89,8 @@ def state_text(run: RunData) -> str:
     if stopped := recorded.get("stopped"):
         return str(stopped)
     codes = recorded.get("exit_codes")
+    if codes == {}:
+        return "could not be started"
     if isinstance(codes, Mapping):
         numbers = [code for code in codes.values() if isinstance(code, int)]
         return f"ended with exit code {max(numbers, default='?')}" if any(codes.values()) else "succeeded"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
-    from launcher.services.local.client import Supervisor
+    from launcher.services.local.client import SupervisorHandle
 
 POLL_SECONDS = 0.02
 CLOSE_SECONDS = 20.0
@@ -93,7 +93,7 @@ class Run(threading.Thread):
         self.request = request
         self.done = done
         self.begins = place.clock() + runner.pending
-        self.supervisor: Supervisor | None = None
+        self.supervisor: SupervisorHandle | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
 
@@ -118,8 +118,8 @@ class Run(threading.Thread):
 
     def _ended(self) -> Ended:
         from launcher.inputs.code_files import collect_code, without_secrets
-        from launcher.services.local.client import Supervisor
-        from launcher.services.local.job import LocalJob, Outcome, Printed, Said
+        from launcher.services.local.client import SupervisorHandle
+        from launcher.services.local.job import LocalJob, Message, Outcome, Printed
         from launcher.services.local.workdirs import Code
 
         sent = without_secrets(collect_code(self.runner.code) if self.runner.code else [])
@@ -134,12 +134,12 @@ class Run(threading.Thread):
             if self._stopped.is_set():
                 return Ended("", 0, stopped=True)
             environ = {**os.environ, **self.place.environ(), **self.runner.environ}
-            supervisor = self.supervisor = Supervisor(job, environ)
+            supervisor = self.supervisor = SupervisorHandle(job, environ)
         codes: Mapping[str, int] = {"workerpool0-0": 1}
         while (event := supervisor.event()) is not None:
             if isinstance(event, Printed):
                 self.place.write(self.job_id, event.replica, event.text)
-            elif isinstance(event, Said):
+            elif isinstance(event, Message):
                 self.place.write(self.job_id, "service", f"launch: {event.text}")
             elif isinstance(event, LaunchError):
                 self.place.write(self.job_id, "service", f"error: {event}")
