@@ -239,6 +239,20 @@ def ran(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Complet
     return subprocess.run(argv, env=world, capture_output=True, text=True, timeout=100, check=False)
 
 
+def test_alone(tmp_path: Path) -> None:
+    done = ran("--quick", "--only=memory,host", env={contract.RUN_FOLDER: str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split()[:2] == ["memory", "copy"]
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    data = json.loads((tmp_path / runfolder.BENCH).read_text())
+    assert (data["schema"], data["world_size"], data["quick"], data["ok"], data["findings"]) == (1, 1, True, True, [])
+    assert list(data["figures"]) == ["memory copy", "memory triad"]
+    assert all(0 < one["least"] == one["value"] and one["unit"] == "GB/s" for one in data["figures"].values())
+    assert [(rank["rank"], rank["gpu"], rank["device"], rank["troubles"]) for rank in data["ranks"]] == [
+        (0, 0, "cpu", [])
+    ]
+
+
 def test_a_word_that_is_not_known_is_one_line() -> None:
     done = ran("--only=gpus")
     lines = "launch_train.bench: --only 'gpus': there are matmul, memory, host, allreduce, amp, loader\n"

@@ -71,7 +71,7 @@ class Waiting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int = 2) -> None:
         monkeypatch.setattr(shutdown, "PEER_SECONDS", 0.2)
         monkeypatch.setattr(contract, "SAVE_SECONDS", 1.6)
-        monkeypatch.setattr(shutdown, "leave", self._leave)
+        monkeypatch.setattr(shutdown, "exit_process", self._leave)
         self.run: Any = SimpleNamespace(ranks=Ranks(world=world), sink=Sink(), saver=SimpleNamespace(seconds=0.6))
         self.left = threading.Event()
         self.code = 0

@@ -169,7 +169,7 @@ def test_an_error_of_the_files_is_passed_on_too() -> None:
 
 
 def test_nothing_keeps_a_process_that_leaves(tmp_path: Path) -> None:
-    code = "import sys; from launch_train.common.process_exit import leave; sys.stdout.close(); leave(2)"
+    code = "import sys; from launch_train.common.process_exit import exit_process; sys.stdout.close(); exit_process(2)"
     env = {"PYTHONPATH": str(Path(contract.__file__).parents[2]), contract.EXIT_FILE: str(tmp_path / "no" / "exit")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2

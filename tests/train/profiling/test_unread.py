@@ -12,15 +12,15 @@ import pytest
 TRACE = str(Path(__file__).with_name("traces") / "gloo-2-ranks.json.gz")
 UNREAD = 141  # 128 + SIGPIPE, as a shell has it
 PRINTS = """
-from launch_train.common.process_exit import leave, run_program
-leave(run_program('x', lambda: print('a', flush=True), bool))
+from launch_train.common.process_exit import exit_process, run_program
+exit_process(run_program('x', lambda: print('a', flush=True), bool))
 """
 ELSEWHERE = """
 import sys
-from launch_train.common.process_exit import leave, run_program
+from launch_train.common.process_exit import exit_process, run_program
 def work():
     raise BrokenPipeError("of a socket")
-leave(run_program('x', work, bool))
+exit_process(run_program('x', work, bool))
 """
 
 
