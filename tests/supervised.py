@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.flows import rehearse
+from launcher.cli.flows import run_local
 from launcher.runs import local_run
 from launcher.services.local.__main__ import Stop, supervise
 from launcher.services.local.client import OnEvent
@@ -29,5 +29,5 @@ def run_here(job: LocalJob, on_event: OnEvent, *, environ: Mapping[str, str] = o
 
 def supervise_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let jobs run in this process."""
-    for module in (rehearse, local_run):
+    for module in (run_local, local_run):
         monkeypatch.setattr(module, "run_job", run_here)

@@ -19,7 +19,7 @@ OTHER_LOCKS = ("node.lock",)
 """Locks that containers/train.Dockerfile does not use."""
 Hashed = tuple[bool, str, int]
 """Whether the owner may execute a file, its SHA-256, its size."""
-MANY = 100
+CACHED_FROM = 100
 """Fewest own files whose content is kept in the cache."""
 CHUNK = 1 << 18
 """Bytes per read. Smaller files are read in one call."""
@@ -124,21 +124,21 @@ def content_of_own_files(files: tuple[File, ...]) -> Content:
     Of many files it is kept in the user's cache until the status of one changes (its time of change can't be set):
     reading those of launch_train takes a tenth of a dry run beyond Python's own start.
     """
-    folder = cache_folder(os.environ) if len(files) >= MANY else None
+    folder = cache_folder(os.environ) if len(files) >= CACHED_FROM else None
     if folder is None:
         return content(files)
-    every = ((file.name, os.stat(file.path)) for file in files)  # noqa: PTH116 -- quicker, for hundreds
-    facts = [(name, at.st_mode, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in every]
+    stats = ((file.name, os.stat(file.path)) for file in files)  # noqa: PTH116 -- quicker, for hundreds
+    facts = [(name, at.st_mode, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in stats]
     key = hashlib.sha256(repr(facts).encode()).hexdigest()
-    kept = folder.with_name("own-files")
+    cache_file = folder.with_name("own-files")
     with suppress(OSError, ValueError):
-        known, size, digest = kept.read_text(encoding="utf-8").split()
+        known, size, digest = cache_file.read_text(encoding="utf-8").split()
         if known == key and len(digest) == len(key):
             return Content(digest=digest, files=len(files), size=int(size))
     read = content(files)
     with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(f"{key} {read.size} {read.digest}", encoding="utf-8")
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        cache_file.write_text(f"{key} {read.size} {read.digest}", encoding="utf-8")
     return read
 
 

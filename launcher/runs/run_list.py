@@ -164,7 +164,7 @@ def runs(
     return list_runs(lambda: open_cloud(project("vertex", os.environ)), wanted, target, Path(folder), regions)
 
 
-def by_age(run: ListedRun) -> tuple[float, str]:
+def newest_first(run: ListedRun) -> tuple[float, str]:
     """Return what sorts runs, newest first."""
     return -run.created, run.run
 
@@ -189,7 +189,7 @@ def list_runs(
         there = together({"cloud": lambda: list_cloud(open_cloud(), wanted, regions)}, CLOUD_SECONDS)["cloud"]
     unlisted = there if isinstance(there, LaunchError) else None
     listed = here if isinstance(there, LaunchError) else [*here, *there]
-    return RunList(runs=tuple(sorted(listed, key=by_age)), unlisted=unlisted)
+    return RunList(runs=tuple(sorted(listed, key=newest_first)), unlisted=unlisted)
 
 
 def group_sweeps(listed: Sequence[ListedRun]) -> list[ListedRun | ListedSweep]:
@@ -255,7 +255,7 @@ def list_cloud(cloud: CloudContext, wanted: RunFilter, regions: Sequence[str] | 
         raise UsageError("--mine needs gcloud's account, and none is set", "gcloud auth login")
     now = time.time()
     entries = (entry_of(run, account, now) for run in all_runs(cloud, regions))
-    return with_progress(sorted(filter(wanted.matches, entries), key=by_age))
+    return with_progress(sorted(filter(wanted.matches, entries), key=newest_first))
 
 
 def listed_points(

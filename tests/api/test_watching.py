@@ -20,7 +20,7 @@ from launcher.runs.find import local_run
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.run_story import RunStory
 from launcher.runs.watch import CLOUD, Event
-from launcher.runs.watching import NEXT_SECONDS, RunWatch, WatchedRun
+from launcher.runs.watched_runs import NEXT_SECONDS, RunWatch, WatchedRun
 from launcher.services.local.attempts import End, lock, write_end
 from launcher.services.local.folder_lock import lock_run_folder
 from launcher.testing.googlecloud import FakeClock

@@ -79,7 +79,7 @@ def test_the_content_of_launchs_own_files_is_kept_until_one_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(content, "MANY", 2)
+    monkeypatch.setattr(content, "CACHED_FROM", 2)
     files = []
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("1\n")

@@ -122,7 +122,7 @@ def run_request(
     if dry_run:
         request_file.show_request(body, output_format, docker=docker)
         return
-    from launcher.cli.flows import rehearse  # Windows lacks what it needs
+    from launcher.cli.flows.run_local import run_here  # Windows lacks what it needs
     from launcher.inputs.code_files import collect_code, without_secrets
     from launcher.runs.local_run import local_job, python_of_request
     from launcher.services.local.workdirs import Code
@@ -136,7 +136,7 @@ def run_request(
         preempt_after=preempt_after,
         docker=docker,
     )
-    rehearse.run_here(job, output_format)
+    run_here(job, output_format)
 
 
 def run_spec(
@@ -190,7 +190,8 @@ def run_spec(
         suggest_resume(plan, inputs)
         show_plan(plan, inputs.spec, output_format, image=docker, python=inputs.python)
         return
-    from launcher.cli.flows import rehearse  # from here on: Windows, which shows plans, lacks what it needs
+    # From here on: Windows, which shows plans, lacks what it needs.
+    from launcher.cli.flows.run_local import run_here
     from launcher.runs.local_run import local_job
     from launcher.services.local.workdirs import Code
 
@@ -214,7 +215,7 @@ def run_spec(
         docker=docker,
         image=image,
     )
-    rehearse.run_here(job, output_format, Typed(spec, flags))
+    run_here(job, output_format, Typed(spec, flags))
 
 
 def inputs_of(folder: Path | None, spec: Path | None, flags: Flags, options: Mapping[str, Any]) -> Inputs:

@@ -24,8 +24,8 @@ def logs(
 ) -> None:
     """Print the log of a run.
 
-    Reads Cloud Logging, or else the run's folder. Prints the newest job (`launch status` lists the others), or all
-    attempts of a run on this machine; with --tail only the newest.
+    Reads Cloud Logging, or else the run's folder. Prints the newest job (`launch status` lists the others). Of a
+    run on this machine it prints all attempts; with --tail, only the newest.
     """
     from launcher.cli.flows.find_run import find_run, named_job
     from launcher.cli.flows.print_logs import print_log

@@ -1,1 +1,1 @@
-"""Steps that several commands share: plan, launch, follow, rehearse, find a run or a VM."""
+"""Steps that several commands share: plan, launch, follow, run here, find a run or a VM."""

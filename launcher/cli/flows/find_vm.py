@@ -108,7 +108,7 @@ def check_workstation(machine: VmInstance, problem: str, hint: str = "") -> VmIn
 
 
 @contextmanager
-def changing(machine: VmInstance) -> Iterator[None]:
+def explained_vm_errors(machine: VmInstance) -> Iterator[None]:
     """Explain a change of a VM that Compute Engine refuses, and after Ctrl-C that the operation continues.
 
     Raises LaunchError.

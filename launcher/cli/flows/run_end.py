@@ -83,7 +83,7 @@ def show_end(
         usd = planned.usd_per_hour * plan.machine.nodes * seconds / 3600
     if output is Output.text:
         how = ENDS.get(job.state, "")
-        known = seconds if job.ended or not job.is_here else None  # an interrupted process records no end
+        known = seconds if job.ended or not job.is_here else None  # a killed supervisor records no end
         summary = (job.run, folder, job.state == "SUCCEEDED", known, results)
         print("\n".join(summary_lines(*summary, how=how, restarts=count or 0)))
         if usd is not None:

@@ -25,12 +25,12 @@ from launcher.cli.ui.streams import say
 from launcher.cli.ui.watch_page import screen, view_state
 from launcher.errors import JobFailed, LaunchError, StillRunning
 from launcher.runs.sweep.find import Sweep, active_points
-from launcher.runs.watching import RunWatch, WatchedRun
+from launcher.runs.watched_runs import RunWatch, WatchedRun
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
     from launcher.runs.find import FoundRun
-    from launcher.runs.watching import RunView
+    from launcher.runs.watched_runs import RunView
 
 REFRESH_SECONDS: Final = 1.0
 """Between two drawings of the screen: what a drawing costs is most of what a watch costs."""

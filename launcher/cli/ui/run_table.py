@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.cli.ui.text import column_widths, fitting
+from launcher.cli.ui.text import column_widths, fit_columns
 from launcher.runs.logs.line import clean_text
 from launcher.text import plural, rough_duration, usd_text
 
@@ -22,7 +22,7 @@ LEFT: Final = ("NAME", "TARGET", "MACHINE", "OWNER", "STATE", "SETTINGS")
 """Columns aligned to the left; the others are numbers."""
 OWNER_DIGITS: Final = 8
 LESS: Final = {"OWNER": "", "STEP": "/", "MACHINE": "", "TARGET": "", "AGE": ""}
-"""Columns that are dropped from a table that is too wide, in this order; of STEP only the total (`fitting`)."""
+"""Columns that are dropped from a table that is too wide, in this order; of STEP only the total (`fit_columns`)."""
 
 
 def run_lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
@@ -37,7 +37,7 @@ def run_lines(run_list: RunList, *, everything: bool, fold: bool = True, width: 
         return
     now = time.time()
     rows = [sweep_row(entry, now) if isinstance(entry, ListedSweep) else run_row(entry, now) for entry in shown]
-    yield from aligned(fitting(rows, width, LESS))
+    yield from aligned(fit_columns(rows, width, LESS))
     for entry in shown:
         if not isinstance(entry, ListedSweep) and entry.problem:
             yield clean_text(f"{entry.run}: {entry.problem}")

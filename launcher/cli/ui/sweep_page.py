@@ -13,7 +13,7 @@ from launcher.cli.ui import run_table
 from launcher.cli.ui.documents import printed
 from launcher.cli.ui.plan_page import WIDTH, closing_lines, labelled, machine_lines, target_text
 from launcher.cli.ui.streams import say
-from launcher.cli.ui.text import columns, fitting, table_width
+from launcher.cli.ui.text import columns, fit_columns, table_width
 from launcher.runs.logs.line import clean_text
 from launcher.runs.sweep.plan import point_settings
 from launcher.text import plural, usd_text
@@ -125,7 +125,7 @@ def settings_text(settings: Mapping[str, str]) -> str:
 
 def cut_settings(rows: Sequence[Mapping[str, str]], width: int) -> list[dict[str, str]]:
     """Return the rows without empty columns, in `width` columns: SETTINGS is cut where it is too long."""
-    others = fitting([{**row, "SETTINGS": row["SETTINGS"][:LEAST]} for row in rows], width, run_table.LESS)
+    others = fit_columns([{**row, "SETTINGS": row["SETTINGS"][:LEAST]} for row in rows], width, run_table.LESS)
     if "SETTINGS" not in others[0]:
         return others
     header = len("SETTINGS")

@@ -46,7 +46,7 @@ def columns(rows: Sequence[Sequence[str]], align: str = "<") -> Iterator[str]:
         yield "  ".join(f"{cell:{align}{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def fitting(rows: Sequence[Mapping[str, str]], width: int, less: Mapping[str, str]) -> list[dict[str, str]]:
+def fit_columns(rows: Sequence[Mapping[str, str]], width: int, less: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the rows without empty columns, in at most `width` columns if `less` suffices: in its order, a column's
     texts are cut at its separator; without one the column is dropped."""
     kept = [name for name in rows[0] if any(row[name] for row in rows)]

@@ -21,7 +21,7 @@ from launcher.runs.story import total_usd
 
 if TYPE_CHECKING:
     from launcher.runs.metrics.progress import Progress
-    from launcher.runs.watching import RunView
+    from launcher.runs.watched_runs import RunView
 
 BAR: Final = 20
 LEAST_LOG_LINES: Final = 3

@@ -1,4 +1,4 @@
-"""What memory and speed of a training depend on: the sizes of the model that a `run.config` names.
+"""Compute the sizes of the model that a `run.config` names: a training's memory and speed depend on them.
 
 Built-in models, and configs of Hugging Face's transformers of a known type; other models have no formula.
 """

@@ -87,7 +87,7 @@ def main() -> None:
         job: LocalJob = connection.recv()
     except (EOFError, OSError):  # the launch was interrupted before it could send the job
         return
-    threading.Thread(target=obey, args=(connection, stop), name="commands", daemon=True).start()
+    threading.Thread(target=stop_on_command, args=(connection, stop), name="commands", daemon=True).start()
 
     def report(event: Event) -> None:
         with lock, suppress(OSError):  # nobody listens any more: what remains is to save and to record the end
@@ -100,7 +100,7 @@ def main() -> None:
             report(error)
 
 
-def obey(connection: Connection, stop: Stop) -> None:
+def stop_on_command(connection: Connection, stop: Stop) -> None:
     """Stop when the launch sends a command, or is gone."""
     with suppress(EOFError, OSError):
         while connection.recv() != KILL:

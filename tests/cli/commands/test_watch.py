@@ -15,7 +15,7 @@ import pytest
 
 from launch_train.common.storage import LocalFolder
 from launcher.cli.flows.watch import Messages, Screen, watch_runs, watched_runs
-from launcher.runs.watching import RunWatch, WatchedRun
+from launcher.runs.watched_runs import RunWatch, WatchedRun
 from launcher.services.local.attempts import lock
 from launcher.services.local.folder_lock import lock_run_folder
 from launcher.signals import Stopped

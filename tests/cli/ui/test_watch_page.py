@@ -22,7 +22,7 @@ from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.run_story import RunStory
 from launcher.runs.story import LiveAttempt, summarize_attempts
-from launcher.runs.watching import RunView
+from launcher.runs.watched_runs import RunView
 from tests.train.report.folders import T, preempted
 
 FOOTER = "q quit"

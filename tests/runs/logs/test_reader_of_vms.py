@@ -62,7 +62,7 @@ def print_on(cloud: GoogleCloud, number: str, node: int, text: str, *, run: str 
     entries = Entries(f"{number}-{len(cloud.logs.entries)}")
     at = to_nanoseconds(cloud.logs.clock())
     wire = EntriesClient(source, environ)
-    wire.send(list(entries.made([Chunk(at, 2 if err else 1, f"{text}\n".encode())], last=True)))
+    wire.send(list(entries.from_chunks([Chunk(at, 2 if err else 1, f"{text}\n".encode())], last=True)))
 
 
 def test_a_vms_lines(cloud: GoogleCloud, clock: FakeClock) -> None:

@@ -195,9 +195,9 @@ def test_a_bug_ends_the_journal_and_not_the_run(writer: Writer, monkeypatch: pyt
 # --- Lines ------------------------------------------------------------------------------------------------------------
 
 
-def made(entries: Entries, *datas: bytes, number: int = 1, last: bool = True) -> list[dict[str, Any]]:
+def sent(entries: Entries, *datas: bytes, number: int = 1, last: bool = True) -> list[dict[str, Any]]:
     chunks = [Chunk(time.time_ns(), number, data) for data in datas]
-    return [json.loads(entry) for entry in entries.made(chunks, last=last)]
+    return [json.loads(entry) for entry in entries.from_chunks(chunks, last=last)]
 
 
 def messages(found: list[dict[str, Any]]) -> list[str]:
@@ -218,28 +218,28 @@ def messages(found: list[dict[str, Any]]) -> list[str]:
     ],
 )
 def test_lines(datas: tuple[bytes, ...], lines: list[str]) -> None:
-    assert messages(made(Entries("x"), *datas)) == lines
+    assert messages(sent(Entries("x"), *datas)) == lines
 
 
 def test_the_beginning_of_a_line_waits_for_its_end() -> None:
     entries = Entries("x")
-    assert made(entries, b"begin", last=False) == []
-    assert messages(made(entries, b"ning\nnext", last=False)) == ["beginning"]
-    assert messages(made(entries)) == ["next"]
+    assert sent(entries, b"begin", last=False) == []
+    assert messages(sent(entries, b"ning\nnext", last=False)) == ["beginning"]
+    assert messages(sent(entries)) == ["next"]
 
 
 def test_but_not_for_ever() -> None:
     entries, long = Entries("x"), b"x" * cloud_logging.LONGEST_REST
     old = Chunk(time.time_ns() - cloud_logging.REST, 2, b"\r 50%")
-    assert messages([json.loads(entry) for entry in entries.made([old], last=False)]) == [" 50%"]
-    assert "".join(messages(made(entries, long, last=False))) == long.decode()
-    assert made(entries) == []
+    assert messages([json.loads(entry) for entry in entries.from_chunks([old], last=False)]) == [" 50%"]
+    assert "".join(messages(sent(entries, long, last=False))) == long.decode()
+    assert sent(entries) == []
 
 
 def test_streams_are_not_mixed() -> None:
     entries = Entries("x")
     chunks = [Chunk(1, 1, b"out"), Chunk(2, 2, b"err"), Chunk(3, 1, b"put\n"), Chunk(4, 2, b"or\n")]
-    found = [json.loads(entry) for entry in entries.made(chunks, last=False)]
+    found = [json.loads(entry) for entry in entries.from_chunks(chunks, last=False)]
     assert [(entry["severity"], entry["jsonPayload"]["message"]) for entry in found] == [
         ("INFO", "output"),
         ("ERROR", "error"),
@@ -248,7 +248,7 @@ def test_streams_are_not_mixed() -> None:
 
 def test_a_very_long_line_goes_on_in_another_entry() -> None:
     line = "é" * (2 * cloud_logging.PIECE + 5)
-    found = made(Entries("x"), line.encode() + b"\n")
+    found = sent(Entries("x"), line.encode() + b"\n")
     assert "".join(messages(found)) == line
     assert len(found) == 3
     assert max(len(json.dumps(entry, ensure_ascii=False).encode()) for entry in found) < 250_000
@@ -257,7 +257,7 @@ def test_a_very_long_line_goes_on_in_another_entry() -> None:
 @given(st.lists(st.binary(max_size=40), max_size=20))
 def test_no_line_is_lost_and_ids_are_in_order(datas: list[bytes]) -> None:
     entries = Entries("x")
-    found = [entry for data in datas for entry in made(entries, data, last=False)] + made(entries)
+    found = [entry for data in datas for entry in sent(entries, data, last=False)] + sent(entries)
     whole = b"".join(datas)
     lines = (whole[:-1] if whole.endswith(b"\n") else whole).split(b"\n") if whole else []
     assert messages(found) == [line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines]

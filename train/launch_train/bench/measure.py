@@ -153,7 +153,7 @@ def run_times(work: Callable[[], object], device: torch.device, count: int) -> l
 
 DTYPES: Final = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 GPU_SIZE, CPU_SIZE = 8192, 1024
-"""Rows and columns. On a GPU, a product of 1.1 TFLOP is large enough to use every one fully."""
+"""Rows and columns. 8192 gives 1.1 TFLOP, enough to use any GPU fully."""
 SPEED_UP: Final = "GPU/CPU fp32"
 
 

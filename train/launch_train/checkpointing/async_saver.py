@@ -55,7 +55,7 @@ CANCEL_SECONDS = 2.0
 """Time for a cancelled save to end."""
 
 POLL_SECONDS = 0.02
-"""Between two looks for another rank's message."""
+"""Poll interval for another rank's message."""
 
 
 class Snapshot(NamedTuple):

@@ -20,7 +20,7 @@ from launch_train.common.text import did_you_mean
 
 KeyPath = tuple[str | int, ...]
 Problem = tuple[KeyPath, str, str]
-"""KeyPath of keys, what is wrong, and how to fix it."""
+"""Path of keys, what is wrong, and how to fix it."""
 
 
 class Rule(NamedTuple):

@@ -111,7 +111,7 @@ class LogUploader:
         try:
             while True:
                 chunks, missed, last = self._take()
-                for batch in entry_batches(self._entries.made(chunks, missed, last=last)):
+                for batch in entry_batches(self._entries.from_chunks(chunks, missed, last=last)):
                     self._deliver(batch)
                 if last:
                     return
@@ -259,7 +259,7 @@ class Entries:
         self._count = 0
         self._rests: dict[int, Chunk] = {}
 
-    def made(self, chunks: Iterable[Chunk], missed: int = 0, *, last: bool) -> Iterator[bytes]:
+    def from_chunks(self, chunks: Iterable[Chunk], missed: int = 0, *, last: bool) -> Iterator[bytes]:
         """Yield entries as JSON. An incomplete line is held until it ends, until REST has passed, or until `last`."""
         if missed:
             text = f"launch: {missed} lines are missing here: Cloud Logging took them too slowly"

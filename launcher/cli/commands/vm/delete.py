@@ -81,14 +81,14 @@ def disk_text(disk: dict[str, object]) -> str:
 
 def delete_vm(compute: Compute, machine: VmInstance) -> str:
     """Delete the VM; return `deleted` or `already deleted`. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import changing
+    from launcher.cli.flows.find_vm import explained_vm_errors
     from launcher.cli.ui.streams import say
     from launcher.services.base import GoneError
     from launcher.services.compute.workstation import begin_change, wait_for_operation
     from launcher.ssh import keys
     from launcher.ssh.command import alias
 
-    with changing(machine):
+    with explained_vm_errors(machine):
         say(f"deleting {machine.name}")
         try:
             wait_for_operation(compute, begin_change(lambda: compute.delete(machine)), say)

@@ -123,12 +123,12 @@ def local_time(at: float) -> datetime:
 
 def move_lease(compute: Compute, machine: VmInstance, ends: int) -> VmInstance:
     """Set the new end; return the VM. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import changing
+    from launcher.cli.flows.find_vm import explained_vm_errors
     from launcher.cli.ui.streams import say
     from launcher.jobs.vm import LEASE
     from launcher.services.compute.workstation import begin_change, wait_for_operation
 
-    with changing(machine):
+    with explained_vm_errors(machine):
         wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, str(ends))), say)
     return compute.instance(machine.zone, machine.id)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import Mine, Output, OutputFormat
-from launcher.cli.ui.text import columns, fitting
+from launcher.cli.ui.text import columns, fit_columns
 
 if TYPE_CHECKING:
     from launcher.jobs.orphans import Disk
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Columns of the list, unless the terminal is wider."""
 LESS = {"ENDS": ", ", "MACHINE": ", ", "AGE": "", "$/H": ""}
-"""Columns shortened or dropped if the list is too wide, in this order (`fitting`)."""
+"""Columns shortened or dropped if the list is too wide, in this order (`fit_columns`)."""
 
 
 def vm_list(
@@ -105,7 +105,7 @@ def vm_table(machines: Sequence[VmInstance], disks: Iterable[Disk], now: float, 
     if not machines:
         yield "No VMs."
         return
-    rows = fitting([vm_row(machine, disks, now) for machine in machines], width, LESS)
+    rows = fit_columns([vm_row(machine, disks, now) for machine in machines], width, LESS)
     yield from columns([list(rows[0]), *(list(row.values()) for row in rows)])
 
 

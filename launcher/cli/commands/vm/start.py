@@ -46,13 +46,13 @@ def vm_start(
 
 def start_vm(compute: Compute, machine: VmInstance) -> VmInstance:
     """Start the VM; return it when it is running. Raises NoCapacity: its zone has none; LaunchError."""
-    from launcher.cli.flows.find_vm import changing
+    from launcher.cli.flows.find_vm import explained_vm_errors
     from launcher.cli.ui.streams import say
     from launcher.jobs.vm import LEASE, UP
     from launcher.services.compute.workstation import begin_change, change_and_wait, wait_for_operation, wait_for_status
 
     running = frozenset({"RUNNING"})
-    with changing(machine):
+    with explained_vm_errors(machine):
         if machine.status in STOPPING:
             say(f"{machine.name} is stopping; it will be started afterwards")
             machine = wait_for_status(compute, machine, STOPPED, say)

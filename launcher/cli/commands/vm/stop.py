@@ -43,13 +43,13 @@ def vm_stop(
 
 def stop_vm(compute: Compute, machine: VmInstance) -> VmInstance:
     """Stop the VM; return it when it has stopped. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import changing
+    from launcher.cli.flows.find_vm import explained_vm_errors
     from launcher.cli.ui.streams import say
     from launcher.services.compute.vm_cost import has_local_ssd
     from launcher.services.compute.workstation import change_and_wait, wait_for_status
 
     discard = has_local_ssd(machine)
-    with changing(machine):
+    with explained_vm_errors(machine):
         if machine.status in STOPPING:
             say(f"{machine.name} is already stopping")
             return wait_for_status(compute, machine, STOPPED, say)

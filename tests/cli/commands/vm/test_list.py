@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.cli.commands.vm.list import LESS
-from launcher.cli.ui.text import fitting, table_width
+from launcher.cli.ui.text import fit_columns, table_width
 from launcher.testing.googlecloud import Fault, Status
 from tests.cli.vms import HOUR, RUN, Vms
 
@@ -41,11 +41,11 @@ def test_a_training_vm_is_in_it_and_a_table_never_is_too_wide(vms: Vms) -> None:
 def test_a_narrow_terminal_drops_columns() -> None:
     row = {"MACHINE": "a3-highgpu-2g, spot", "AGE": "3 h", "$/H": "≈12.87", "ENDS": "Wed 22:40, in 3 h"}
     assert table_width([row]) == 51
-    assert fitting([row], 51, LESS) == [row]
-    assert fitting([row], 50, LESS) == [{**row, "ENDS": "Wed 22:40"}]
-    assert fitting([row], 42, LESS) == [{**row, "ENDS": "Wed 22:40", "MACHINE": "a3-highgpu-2g"}]
-    assert list(fitting([row], 35, LESS)[0]) == ["MACHINE", "$/H", "ENDS"]
-    assert list(fitting([row], 10, LESS)[0]) == ["MACHINE", "ENDS"]
+    assert fit_columns([row], 51, LESS) == [row]
+    assert fit_columns([row], 50, LESS) == [{**row, "ENDS": "Wed 22:40"}]
+    assert fit_columns([row], 42, LESS) == [{**row, "ENDS": "Wed 22:40", "MACHINE": "a3-highgpu-2g"}]
+    assert list(fit_columns([row], 35, LESS)[0]) == ["MACHINE", "$/H", "ENDS"]
+    assert list(fit_columns([row], 10, LESS)[0]) == ["MACHINE", "ENDS"]
 
 
 def test_an_unreachable_zone_is_reported(vms: Vms) -> None:

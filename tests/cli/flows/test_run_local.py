@@ -10,8 +10,8 @@ import pytest
 from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launch_train.runfolder.starts import parse_metrics
-from launcher.cli.flows import rehearse
-from launcher.cli.flows.rehearse import RunResult, run_here, show_result
+from launcher.cli.flows import run_local
+from launcher.cli.flows.run_local import RunResult, run_here, show_result
 from launcher.cli.options import Flags, Output, flag_words
 from launcher.cli.ui.event_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training_results
@@ -58,7 +58,7 @@ def test_an_interrupt_reports_what_remains(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rehearse, "run_job", interrupted)
+    monkeypatch.setattr(run_local, "run_job", interrupted)
     request = planned("local", output=str(tmp_path)).attempts[0].request
     with pytest.raises(KeyboardInterrupt):
         run_here(LocalJob(request=request), Output.text)

@@ -1,6 +1,6 @@
 """Watch runs, each on its own thread, and keep the newest state of each for display.
 
-The polling is that of `launch follow` (launcher/runs/watch). Nothing is submitted: if an attempt ends and another
+The polling is that of `launch follow` (launcher/runs/watch.py). Nothing is submitted: if an attempt ends and another
 launch starts the next one, the watch continues with it.
 """
 
