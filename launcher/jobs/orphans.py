@@ -35,24 +35,24 @@ class Disk(Struct, frozen=True, kw_only=True):
     image: str = ""
     """The image that the disk was created from."""
 
+    @classmethod
+    def parse(cls, disk: Mapping[str, Any]) -> Disk:
+        """Return a Disk in canonical proto3 JSON as a struct."""
+        return cls(
+            name=disk.get("name", ""),
+            zone=last_url_part(disk.get("zone", "")),
+            kind=last_url_part(disk.get("type", "")),
+            size_gb=int(disk.get("sizeGb", 0)),
+            created=seconds(disk.get("creationTimestamp")) or 0.0,
+            users=tuple(map(last_url_part, disk.get("users", ()))),
+            labels=dict(disk.get("labels", {})),
+            image=last_url_part(disk.get("sourceImage", "")),
+        )
+
     @property
     def region(self) -> str:
         """Return the region of the zone: us-central1 for us-central1-a."""
         return self.zone.rpartition("-")[0]
-
-
-def of_disk(disk: Mapping[str, Any]) -> Disk:
-    """Convert a Disk from canonical proto3 JSON."""
-    return Disk(
-        name=disk.get("name", ""),
-        zone=last_url_part(disk.get("zone", "")),
-        kind=last_url_part(disk.get("type", "")),
-        size_gb=int(disk.get("sizeGb", 0)),
-        created=seconds(disk.get("creationTimestamp")) or 0.0,
-        users=tuple(map(last_url_part, disk.get("users", ()))),
-        labels=dict(disk.get("labels", {})),
-        image=last_url_part(disk.get("sourceImage", "")),
-    )
 
 
 def orphan_reason(machine: VmInstance, now: float, ended: float | None) -> str | None:

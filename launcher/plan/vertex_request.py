@@ -23,7 +23,11 @@ BOOT_DISK_GB = 200
 
 
 def custom_job(spec: JobSpec, shared: Shared, placement: Placement, *, project: str) -> dict[str, Any]:
-    """Return the body of `projects.locations.customJobs.create` for one placement."""
+    """Return the body of `projects.locations.customJobs.create` for one placement.
+
+    What is known only later is added later: the plan's digest as a label (plan.binding), the image's digest
+    (plan.build.with_digest), the hours and the wait that earlier attempts left (services.request).
+    """
     chosen = placement.chosen
     pool = {
         # A rehearsal with a GPU count that Google does not offer has no machine type.

@@ -344,7 +344,7 @@ class RunDriver:
         last = snapshot.last_outcome
         if last and last.end and last.end.ends_run and last.round >= self.round:
             raise run_ended_error(self.plan, last, snapshot)
-        return self.next_attempt(snapshot)
+        return self.submit_next(snapshot)
 
     def take_active(self, active: Sequence[Job], snapshot: RunSnapshot) -> Submitted | None:
         """Return the active job, whichever launch created it. Of several, keep one and cancel the others."""
@@ -403,13 +403,13 @@ class RunDriver:
                 return False
             entry = self.adopt(unrecorded, snapshot)
             if entry is not None:
-                self.settle(entry.number, unrecorded)
+                self.record_settled(entry.number, unrecorded)
             return True
         job = snapshot.job_of(newest, self.ledger.locked_at)
         if job is not None:
             if newest.job is None:
                 self.ledger.note_job(newest.number, job.name)
-            self.settle(newest.number, job)
+            self.record_settled(newest.number, job)
         elif self.ledger.lock_age(newest.number) - snapshot.age() >= LOCK_SECONDS:
             self.ledger.note_end(newest.number, LOST, None)  # it had expired before the snapshot that shows no job
         else:
@@ -425,7 +425,7 @@ class RunDriver:
         self.seen.update(job.name for job in snapshot.jobs if job.is_over)
         return job
 
-    def settle(self, number: int, job: Job) -> None:
+    def record_settled(self, number: int, job: Job) -> None:
         """Record how a job ended, and remove its resources: nothing of it may run beside the next job."""
         settle(self.ledger, number, job, self.diagnose(job))
         release_resources(self.service, job, self.say)
@@ -459,7 +459,7 @@ class RunDriver:
         if self.fresh and newest:
             self.paused_after = newest.number  # no backoff after the attempts of an earlier command
 
-    def next_attempt(self, snapshot: RunSnapshot) -> Submitted | None:
+    def submit_next(self, snapshot: RunSnapshot) -> Submitted | None:
         """Submit the next attempt; None: a new snapshot is needed. Raises LaunchError: no attempt is left."""
         tries = snapshot.tries(self.round)
         attempt, pause = next_attempt(self.plan, tries, self.jitter())
@@ -549,7 +549,7 @@ class RunDriver:
             self.ledger.note_end(entry.number, LOST, None)
             return None
         try:
-            job = self.service.create(attempt, body, self.request_id(entry))
+            job = self.service.create(attempt, body, self.id_of_create(entry))
         except CreateRefused as error:
             self.record_refusal(entry, attempt, error)
             return None
@@ -560,7 +560,7 @@ class RunDriver:
             raise
         return self.record_job(entry, job, snapshot)
 
-    def request_id(self, entry: AttemptEntry) -> str:
+    def id_of_create(self, entry: AttemptEntry) -> str:
         """Return the create request's id."""
         writer = "" if self.ledger.locks else entry.writer
         return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)

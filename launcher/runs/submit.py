@@ -111,10 +111,12 @@ def image_preparer(
 def preflight(plan: Plan, cloud: CloudContext, events: Events, *, creates_repository: bool = False) -> Plan:
     """Return the plan without the placements that cannot work. Raises PlanRefused, NoCapacity, NotAuthorised: none is
     left."""
-    from launcher.project import preflight as project
+    from launcher.project import preflight as project_preflight
 
     show = events.show_checks
-    return project.preflight(plan, os.environ, cloud.compute, events.say, show, creates_repository=creates_repository)
+    return project_preflight.preflight(
+        plan, os.environ, cloud.compute, events.say, show, creates_repository=creates_repository
+    )
 
 
 def with_its_own_image(plan: Plan) -> Plan:

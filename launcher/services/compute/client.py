@@ -28,7 +28,7 @@ from launcher.gcp.api import (
     status_of,
 )
 from launcher.gcp.parallel import of_create
-from launcher.jobs.orphans import Disk, of_disk
+from launcher.jobs.orphans import Disk
 from launcher.jobs.vm import READY, VmInstance, last_url_part, of_instance, seconds
 from launcher.services.base import GoneError
 
@@ -151,7 +151,7 @@ class Compute:
     def disks(self, filter_: str) -> DiskList:
         """Return the disks in all zones that match a filter (labels.launch-run:*)."""
         listed, unread = self._in_all_zones("disks", filter_)
-        return DiskList(tuple(map(of_disk, listed)), unread)
+        return DiskList(tuple(map(Disk.parse, listed)), unread)
 
     def google_now(self) -> float:
         """Return Unix seconds by Google's clock, which leases are based on. This machine's clock may be wrong."""

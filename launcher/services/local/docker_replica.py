@@ -100,17 +100,12 @@ class LineSplitter:
         if b"\n" in data:
             *complete, last = bytes(self._rest).split(b"\n")
             self._rest = bytearray(last)
-            yield from map(decode_line, complete)
+            yield from (line.decode(errors="replace").rstrip("\r") for line in complete)
 
     def rest(self) -> Iterator[str]:
         """Yield the last line if it has no newline."""
         if self._rest:
-            yield decode_line(bytes(self._rest))
-
-
-def decode_line(line: bytes) -> str:
-    """Return a line as text, without a carriage return at its end."""
-    return line.decode(errors="replace").rstrip("\r")
+            yield self._rest.decode(errors="replace").rstrip("\r")
 
 
 @contextmanager
