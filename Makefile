@@ -68,7 +68,7 @@ lint: $(INSTALLED) ## Format, lint, types, architecture
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32 --python-version 3.14 --no-warn-unreachable --follow-imports silent --cache-dir .mypy_cache/win32 \
-	  --exclude launcher/cli/flows/launch.py launcher/cli launcher/inputs launcher/plan launcher/spec launcher/catalog train/launch_train/common/config # docs/clients.md
+	  --exclude launcher/cli/flows/launch.py launcher/cli launcher/inputs launcher/plan launcher/spec launcher/catalog train/launch_train/common/config.py # docs/clients.md
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck launcher/services/compute/startup.sh launcher/services/compute/mounts.sh
 

@@ -22,7 +22,7 @@ NOT_NVIDIA: Final = (
 
 
 class Stock(Protocol):
-    """What a choice needs of a catalog."""
+    """The part of a catalog that the choice of a machine reads."""
 
     @property
     def gpus(self) -> Mapping[str, Gpu]: ...

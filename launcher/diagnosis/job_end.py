@@ -107,7 +107,7 @@ def its_words(job: Job) -> str:
 
 def again(job: Job) -> str:
     """Suggest how to resume a cancelled run."""
-    return f"To resume from its last checkpoint: {resumed(job)}"
+    return f"To resume, from its newest checkpoint if it has one: {resumed(job)}"
 
 
 def resumed(job: Job) -> str:

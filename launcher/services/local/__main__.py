@@ -41,6 +41,7 @@ WORKDIRS: Final = "workdirs"
 CANCEL_SECONDS: Final = 0.5
 """Poll interval for a cancellation."""
 SIGNAL_SECONDS: Final = 0.2
+"""Between two signals of a stop."""
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -66,7 +67,7 @@ class Stop:
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Let signals raise nothing but within `supervisor.run`: an attempt that has begun gets its end, and files are
-        moved whole. A stop before the replicas run comes when they do."""
+        moved whole. A stop that comes before is repeated until the replicas run."""
         numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
         before = {number: signal.signal(number, lambda *_: self("interrupted")) for number in numbers}
         try:

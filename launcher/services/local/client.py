@@ -34,6 +34,7 @@ class SupervisorHandle:
         """`own_session`: Ctrl-C in the terminal does not reach the process, so it must be stopped."""
         self._connection, other = Pipe()
         self._events: queue.Queue[Event | None] = queue.Queue(MOST_EVENTS)
+        self._closing = threading.Event()
         try:
             with other:
                 self.process = subprocess.Popen(
@@ -57,9 +58,16 @@ class SupervisorHandle:
         try:
             with suppress(EOFError, OSError):
                 while True:
-                    self._events.put(self._connection.recv())
+                    self._put(self._connection.recv())
         finally:
-            self._events.put(None)
+            self._put(None)
+
+    def _put(self, event: Event | None) -> None:
+        """Wait for room in the queue; once nobody takes events any more, drop it."""
+        while not self._closing.is_set():
+            with suppress(queue.Full):
+                self._events.put(event, timeout=0.2)
+                return
 
     def event(self) -> Event | None:
         """Return the next event; None: the supervisor has ended."""
@@ -83,7 +91,9 @@ class SupervisorHandle:
             self._connection.send(word)
 
     def close(self) -> None:
-        """Stop the job if it still runs, and wait for the supervisor's end."""
+        """Stop the job if it still runs, and wait for the supervisor's end. Its events are read on, as it could not end
+        with full pipes."""
+        self._closing.set()
         self.stop()
         try:
             self.process.wait(STOP_SECONDS)

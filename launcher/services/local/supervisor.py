@@ -88,17 +88,16 @@ def run(
     Raises LaunchError: a replica can't be started.
     """
     started: list[RunningReplica] = []
-    seconds, stopped = None, False
+    seconds, stopped = None, True
     try:
-        with suppress(KeyboardInterrupt), signals_stop(), ctrl_c_raises(), resources:  # all have ended if it comes late
+        with suppress(KeyboardInterrupt), signals_stop(), ctrl_c_raises(), resources:
             try:
                 for start in starts:
                     started.append(start())
                 most, after = 0 if disable_retries else MAX_RESTARTS, preemption.after if preemption else float("inf")
                 if wait(started, starts, most, say, clock, after) and preemption:
                     seconds = preempt(started, clock, preemption)
-            except KeyboardInterrupt:
-                stopped = True
+                stopped = False  # an interrupt from here on comes too late
             finally:
                 stop(started, clock)
     finally:

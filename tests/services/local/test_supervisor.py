@@ -138,6 +138,21 @@ def test_a_start_that_fails_stops_those_before_it(world: World) -> None:
     assert world.told == ["entered", "a started", "a SIGTERM", "cleared", "a drained"]
 
 
+@pytest.mark.parametrize(("when", "stopped"), [("before", True), ("after", False)])
+def test_an_interrupt_before_the_first_start_stops_the_job_and_one_after_the_last_end_does_not(
+    world: World, when: str, stopped: bool
+) -> None:
+    @contextmanager
+    def interrupted() -> Iterator[None]:
+        if when == "before":
+            raise KeyboardInterrupt
+        yield
+        raise KeyboardInterrupt
+
+    ended = run([lambda: Fake(world, "a", seconds=3)], resources=interrupted(), say=print, clock=world.clock())
+    assert ended == Ended({} if stopped else {"a": 0}, None, stopped)
+
+
 def test_an_interrupt_stops_all_and_a_second_one_kills_them(world: World) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -66,10 +66,10 @@ def until(condition: Callable[[], bool], seconds: float = 40) -> None:
 
 
 @contextmanager
-def running(folder: Path, **env: str) -> Iterator[Running]:
+def running(folder: Path, code: str = SAVES, **env: str) -> Iterator[Running]:
     output = folder / "runs" / "by-hand"
     variables = [{"name": name, "value": value} for name, value in {"LAUNCH_RUN_FOLDER": str(output), **env}.items()]
-    container = {"command": ["python", "-c", SAVES], "env": variables}
+    container = {"command": ["python", "-c", code], "env": variables}
     body = {"displayName": "by-hand", "jobSpec": {"workerPoolSpecs": [{"containerSpec": container}]}}
     (folder / "request.json").write_text(json.dumps(body))
     with started("local", "--request", "request.json", "-o", "json", cwd=folder) as process:
@@ -176,6 +176,19 @@ def test_a_cancelled_run_ends_in_both_terminals(tmp_path: Path) -> None:
     end = job.end()
     assert (end["exit_codes"], end["stopped"]) == ({"workerpool0-0": 75}, "cancelled")
     assert json.loads(launch("status", "by-hand", "-o", "json", cwd=tmp_path).out)["state"] == "CANCELLED"
+
+
+def test_a_reader_that_has_seen_enough_stops_a_job_that_prints_on(tmp_path: Path) -> None:
+    """`launch local 2>&1 | head`: more lines wait than the connection and the queue take."""
+    code = SAVES.replace("(folder / ", "for _ in range(20_000): print('x' * 500)\n    (folder / ")
+    with running(tmp_path, code) as job:
+        begun = time.monotonic()
+        assert job.process.stderr
+        job.process.stderr.close()
+        job.process.send_signal(signal.SIGTERM)
+        job.process.wait(60)
+    assert time.monotonic() - begun < 20
+    assert (job.end()["exit_codes"], job.end()["stopped"]) == ({"workerpool0-0": 75}, "interrupted")
 
 
 def test_of_two_terminals_at_the_same_moment_one_runs_the_job(tmp_path: Path) -> None:

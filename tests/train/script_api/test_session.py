@@ -152,7 +152,7 @@ from launch_train.checkpointing.async_saver import Saver
 from launch_train.script_api import session as script
 
 def expected():
-    beat = heartbeat.newest(Path(os.environ["LAUNCH_WATCH"]))
+    beat = heartbeat.newest_beat(Path(os.environ["LAUNCH_WATCH"]))
     return round(beat.deadline - beat.last)
 
 def noting(owner, name):
