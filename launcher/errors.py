@@ -38,6 +38,13 @@ class LaunchError(Exception):
         return f"{self.problem}\n{self.hint}" if self.hint else self.problem
 
 
+class UnreachableError(LaunchError):
+    """An API or a host gave no answer, or only transient errors, until the timeout.
+
+    It is unknown whether the request had an effect.
+    """
+
+
 class UsageError(LaunchError):
     """An invalid flag or argument."""
 

@@ -20,7 +20,7 @@ from launch_train.common.loopback import is_plain_loopback
 from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Refusal
 from launcher.diagnosis.api_error import BUSY
-from launcher.errors import LaunchError, NotAuthorised
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
 
 REQUEST_SECONDS = 30.0
 """Timeout of one request."""
@@ -49,13 +49,6 @@ class Service(NamedTuple):
 
 class ApiDisabledError(LaunchError):
     """The API is disabled in the project, or was enabled less than a minute ago."""
-
-
-class UnreachableError(LaunchError):
-    """The API gave no answer, or only transient errors, until the timeout.
-
-    It is unknown whether the request had an effect.
-    """
 
 
 class Api:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from launcher.diagnosis import Refusal
 from launcher.diagnosis.model import CreateRefused
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import Service, UnreachableError, explain, is_torn, refusal_of, words
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
+from launcher.gcp.api import Service, explain, is_torn, refusal_of, words
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from launch_train.common.storage import OutputError, Storage, open_storage
 from launch_train.common.storage import UnreachableError as FolderUnreachable
-from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.gcp.api import LOG_IN, UnreachableError, status_of
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
+from launcher.gcp.api import LOG_IN, status_of
 
 
 def open_folder(folder: str) -> Storage:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError, UsageError
-from launcher.gcp.api import Api, Service, UnreachableError, open_client, status_of
+from launcher.errors import LaunchError, UnreachableError, UsageError
+from launcher.gcp.api import Api, Service, open_client, status_of
 from launcher.images.reference import ArtifactRepository, artifact_repository, parse
 
 SERVICE = Service("artifactregistry", "Artifact Registry", "roles/artifactregistry.admin")

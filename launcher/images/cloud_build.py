@@ -25,8 +25,8 @@ from launch_train.common.loopback import is_loopback, is_plain_loopback
 from launch_train.common.storage import OutputError, open_storage
 from launch_train.common.storage.bucket import Objects, checksum
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError, UsageError
-from launcher.gcp.api import Api, Service, UnreachableError, open_client
+from launcher.errors import LaunchError, UnreachableError, UsageError
+from launcher.gcp.api import Api, Service, open_client
 from launcher.gcp.default_bucket import NAME_IT, check_default_bucket
 from launcher.images.append import BASE_LABEL
 from launcher.images.archives import DOCKERFILE, build_context

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from launcher.catalog.model import QuotaFigures
 from launcher.diagnosis.permissions import LAUNCHER, act_as_command
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import LOG_IN, UnreachableError, words
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
+from launcher.gcp.api import LOG_IN, words
 from launcher.jobs.vm import last_url_part
 from launcher.project import fixes
 from launcher.project.keys import check_keys

@@ -18,8 +18,8 @@ from launcher import catalog
 from launcher.catalog.model import Quota, Service
 from launcher.catalog.quotas import PREEMPTIBLE, compute_quota_id
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.gcp.api import ApiDisabledError, Rest, UnreachableError, answer_behind, older_reason, status_of
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
+from launcher.gcp.api import ApiDisabledError, Rest, answer_behind, older_reason, status_of
 from launcher.gcp.parallel import together
 from launcher.inputs import gcloud_config
 from launcher.plan.iam_commands import BUCKET_ROLE

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from launcher.diagnosis import diagnose_end
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, UnreachableError
 from launcher.runs.driver import LOCK_SECONDS, POLL_SECONDS
 from launcher.runs.endings import block_next_attempt, cancel_and_confirm, settle
 from launcher.runs.ledger import Ledger

@@ -35,8 +35,15 @@ from msgspec import Struct
 
 from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Diagnosis, diagnose_end, diagnose_refusal, exit_code
-from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import (
+    JobFailed,
+    LaunchError,
+    NoCapacity,
+    NotAuthorised,
+    StillRunning,
+    UnreachableError,
+    UsageError,
+)
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest

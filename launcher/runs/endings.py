@@ -10,8 +10,15 @@ from msgspec.structs import replace
 
 from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis, exit_code
-from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import (
+    JobFailed,
+    LaunchError,
+    NoCapacity,
+    NotAuthorised,
+    StillRunning,
+    UnreachableError,
+    UsageError,
+)
 from launcher.jobs.job import GONE, Job, command
 from launcher.runs.attempts import (
     RUN_ENDS,

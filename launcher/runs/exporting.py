@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from launch_train.common.storage import UnreachableError as FolderUnreachable
 from launch_train.export import FORMATS, Exported, OutputError, TrainError, export, find_checkpoint
 from launch_train.export import UsageError as TrainUsageError
-from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.gcp.api import UnreachableError, status_of
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
+from launcher.gcp.api import status_of
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage

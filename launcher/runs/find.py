@@ -179,7 +179,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
     if not runs and (kept := in_default_folder(cloud, text)):
         return (kept,)
     if not runs and listing.unread:
-        from launcher.gcp.api import UnreachableError
+        from launcher.errors import UnreachableError
 
         count = len(listing.unread.keys() - {ENGINE})
         unread = [f"{count} of {len(set(regions))} regions"] * bool(count) + [ENGINE] * (ENGINE in listing.unread)

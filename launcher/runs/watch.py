@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised, StillRunning
-from launcher.gcp.api import UnreachableError, retry_after, status_of
+from launcher.errors import LaunchError, NotAuthorised, StillRunning, UnreachableError
+from launcher.gcp.api import retry_after, status_of
 from launcher.jobs.job import GONE, WAITING, Job
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.progress import LIST_INTERVAL, Progress, ProgressReader

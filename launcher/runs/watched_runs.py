@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from launcher.diagnosis import diagnose_end
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, UnreachableError
 from launcher.runs.attempts import RUN_ENDS
 from launcher.runs.cancelling import cancel_run
 from launcher.runs.find import FoundRun

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError
-from launcher.gcp.api import REQUEST_SECONDS, Api, Service, UnreachableError, credentials, no_credentials, status_of
+from launcher.errors import LaunchError, UnreachableError
+from launcher.gcp.api import REQUEST_SECONDS, Api, Service, credentials, no_credentials, status_of
 from launcher.gcp.parallel import of_create, together
 from launcher.jobs.job import RUN_LABEL, Failure, Job
 from launcher.plan.model import Attempt

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from launch_train import runfolder
 from launch_train.common.storage import LocalFolder
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
 from launcher.jobs.job import Job
 from launcher.runs.find import local_run
 from launcher.runs.metrics.progress import Progress

@@ -21,18 +21,8 @@ from google.rpc.status_pb2 import Status as RpcStatus
 from grpc_status import rpc_status
 
 from launcher.diagnosis import Refusal
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import (
-    Service,
-    UnreachableError,
-    credentials,
-    explain,
-    http_date,
-    open_session,
-    refusal_of,
-    retry_after,
-    status_of,
-)
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
+from launcher.gcp.api import Service, credentials, explain, http_date, open_session, refusal_of, retry_after, status_of
 from launcher.testing.googlecloud import Fault, GoogleCloud, Status
 from launcher.testing.googlecloud.faults import Effect, Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response

@@ -16,8 +16,7 @@ from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.common.storage.retry import RetryClock
 from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis
-from launcher.errors import NotAuthorised, UsageError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import NotAuthorised, UnreachableError, UsageError
 from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.runs.attempts import AttemptEnd, AttemptFacts

@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.diagnosis import Diagnosis
-from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UnreachableError, UsageError
 from launcher.jobs.job import Job
 from launcher.runs.attempts import AttemptFacts
 from launcher.runs.endings import settle

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised, StillRunning
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, NotAuthorised, StillRunning, UnreachableError
 from launcher.jobs.job import ENDED, GONE, Job
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.progress import Progress

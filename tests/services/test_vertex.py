@@ -10,8 +10,7 @@ import grpc
 import pytest
 
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
 from launcher.jobs.job import Failure
 from launcher.services import vertex as module
 from launcher.services.base import CreateRefused, GoneError

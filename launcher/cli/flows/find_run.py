@@ -136,7 +136,7 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
         UsageError: no such run, not a run folder, or several runs have that name; the hint has the command for each.
         LaunchError: the cloud cannot be searched, and no run on this machine has that name.
     """
-    from launcher.gcp.api import UnreachableError
+    from launcher.errors import UnreachableError
     from launcher.inputs.gcloud_config import setting
 
     name, spec = run_name_of(text), is_spec_file(text)

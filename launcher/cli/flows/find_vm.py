@@ -84,7 +84,7 @@ def parse_name(text: str, zone: str | None, project: str) -> tuple[str, str | No
 
 def vm_not_found(name: str, zone: str | None, ours: Sequence[VmInstance], fleet: Fleet, compute: Compute) -> Exception:
     """Return the error for a VM that was not found, or that may be in a zone that could not be read."""
-    from launcher.gcp.api import UnreachableError
+    from launcher.errors import UnreachableError
 
     where = f"in {zone}" if zone else f"in project {compute.project}"
     if unread := [place for place in fleet.unread if zone in (None, place)]:

@@ -76,7 +76,7 @@ def oslogin_user(compute: Compute, machine: VmInstance, key: str | None) -> str:
 def check_access(compute: Compute) -> None:
     """Check, before a VM is created, that SSH to it will work from here. Raises LaunchError."""
     from launcher.cli.ui.streams import say
-    from launcher.gcp.api import UnreachableError
+    from launcher.errors import UnreachableError
     from launcher.ssh import keys
     from launcher.ssh.oslogin import OsLogin
 

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from launch_train.common import contract
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import Api, Service, UnreachableError, http_date, open_session
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
+from launcher.gcp.api import Api, Service, http_date, open_session
 from launcher.jobs.job import Job
 from launcher.jobs.vm import of_instance
 from launcher.runs.logs.line import Line, split_lines

@@ -8,8 +8,8 @@ from typing import Final
 
 from launch_train.common.storage import Storage
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError, status_of
+from launcher.errors import LaunchError, UnreachableError
+from launcher.gcp.api import status_of
 from launcher.jobs.job import Job
 from launcher.runs.logs.cloud_logging import CloudLogReader
 from launcher.runs.logs.folder_logs import TextLogReader

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from launcher.diagnosis.output_cause import CauseFinder
-from launcher.errors import LaunchError, StillRunning
-from launcher.gcp.api import UnreachableError, status_of
+from launcher.errors import LaunchError, StillRunning, UnreachableError
+from launcher.gcp.api import status_of
 from launcher.gcp.parallel import in_pool
 from launcher.gcp.storage import explain_error, open_folder, use_errors
 from launcher.jobs.job import SWEEP_LABEL, Job

@@ -17,8 +17,8 @@ from typing import Any, Final
 from launch_train.common.contract import Exit
 from launch_train.common.storage import Storage
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError, open_session, service_account, status_of
+from launcher.errors import LaunchError, UnreachableError
+from launcher.gcp.api import open_session, service_account, status_of
 from launcher.gcp.parallel import together
 from launcher.gcp.storage import open_folder
 from launcher.jobs.job import RUN_LABEL, Job

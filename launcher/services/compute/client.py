@@ -16,17 +16,8 @@ from msgspec import Struct
 
 from launcher.clock import REAL, Clock
 from launcher.diagnosis import Refusal
-from launcher.errors import LaunchError, StillRunning
-from launcher.gcp.api import (
-    Api,
-    RestClient,
-    Service,
-    UnreachableError,
-    answer_behind,
-    open_client,
-    open_session,
-    status_of,
-)
+from launcher.errors import LaunchError, StillRunning, UnreachableError
+from launcher.gcp.api import Api, RestClient, Service, answer_behind, open_client, open_session, status_of
 from launcher.gcp.parallel import of_create
 from launcher.jobs.orphans import Disk
 from launcher.jobs.vm import READY, VmInstance, last_url_part, of_instance, seconds

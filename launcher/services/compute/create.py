@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from launcher.diagnosis import Refusal
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, UnreachableError
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, VmInstance
 from launcher.plan.model import Attempt

@@ -19,7 +19,7 @@ from launch_train.common.contract import Exit
 from launch_train.common.storage import Storage
 from launch_train.common.storage import UnreachableError as NoAnswer
 from launcher.diagnosis.job_end import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
-from launcher.gcp.api import UnreachableError
+from launcher.errors import UnreachableError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import GONE, RUN_LABEL, Failure, Job
 from launcher.jobs.vm import DOWN, VmInstance

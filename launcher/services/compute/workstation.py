@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError, NotAuthorised, StillRunning
-from launcher.gcp.api import UnreachableError, answer_behind, refusal_of
+from launcher.errors import LaunchError, NotAuthorised, StillRunning, UnreachableError
+from launcher.gcp.api import answer_behind, refusal_of
 from launcher.jobs.vm import VmInstance
 from launcher.services.base import CreateRefused, GoneError
 from launcher.services.compute.client import SERVICE, Compute, Operation

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from launcher.catalog import Price
 from launcher.cli.flows.find_vm import one_machine
 from launcher.cli.ui.vm_text import price_and_end
-from launcher.errors import UsageError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import UnreachableError, UsageError
 from launcher.jobs.vm import VmInstance
 from launcher.services.compute.vm_cost import has_local_ssd, price_of, usd_so_far
 from tests.cli.vms import HOUR, Vms

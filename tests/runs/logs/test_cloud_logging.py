@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import UnreachableError, retry_after, status_of
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
+from launcher.gcp.api import retry_after, status_of
 from launcher.jobs.job import Job
 from launcher.runs.logs import cloud_logging
 from launcher.runs.logs.cloud_logging import CloudLogReader, format_rfc3339, parse_entry, parse_rfc3339

@@ -13,8 +13,7 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder
 from launch_train.common.storage import UnreachableError as AwayError
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
 from launcher.jobs.job import Job
 from launcher.runs.logs import folder_logs
 from launcher.runs.logs.folder_logs import decode_line

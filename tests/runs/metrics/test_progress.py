@@ -16,8 +16,7 @@ from launch_train.common import contract
 from launch_train.common.config import as_data, parse
 from launch_train.common.storage import GcsFolder, LocalFolder, Storage
 from launcher.clock import Clock
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, UnreachableError
 from launcher.jobs.job import Job
 from launcher.plan.container import escaped
 from launcher.runs.metrics.progress import MAX_PARTS, Progress, ProgressReader, requested_steps, summarize_rows

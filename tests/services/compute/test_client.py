@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised, StillRunning
-from launcher.gcp.api import REQUEST_SECONDS, Api, UnreachableError
+from launcher.errors import LaunchError, NotAuthorised, StillRunning, UnreachableError
+from launcher.gcp.api import REQUEST_SECONDS, Api
 from launcher.jobs.vm import LEASE
 from launcher.runs.driver import CURRENT_SECONDS, LOCK_SECONDS
 from launcher.services.base import CreateRefused, GoneError

@@ -8,8 +8,7 @@ import pytest
 
 from launch_train import runfolder
 from launcher.diagnosis import diagnose_refusal
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, UnreachableError
 from launcher.jobs.job import GONE
 from launcher.runs.endings import cancel_and_confirm
 from launcher.services import request

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.diagnosis import diagnose_end, diagnose_refusal
-from launcher.gcp.api import UnreachableError
+from launcher.errors import UnreachableError
 from launcher.jobs.job import Job
 from launcher.services import request
 from launcher.services.base import CreateRefused

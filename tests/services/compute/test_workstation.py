@@ -8,8 +8,7 @@ from uuid import uuid4
 import pytest
 
 from launcher.clock import Clock
-from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import UnreachableError
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError
 from launcher.jobs.vm import VmInstance
 from launcher.services.compute import workstation as ready
 from launcher.services.compute.client import Compute
