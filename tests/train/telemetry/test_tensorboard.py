@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -217,10 +218,20 @@ def downloaded(cloud: GoogleCloud, folder: Path) -> Path:
     return folder
 
 
+def test_records_are_those_of_tensorboards_own_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    written = io.BytesIO()
+    RecordWriter(written).write(b"an event")
+    assert tensorboard.record(b"an event") == written.getvalue()
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    assert tensorboard.record(b"an event") == written.getvalue()
+
+
 def test_without_tensorboard_there_is_a_line_and_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     out = metric_sink.open_sink({contract.RUN_FOLDER: str(tmp_path)})
     out.put([{"step": 1}])
     out.close()

@@ -171,10 +171,8 @@ def event_records(data: bytes) -> Iterator[tuple[int, bytes]]:
         google_crc32c = None  # type: ignore[assignment]  # records are read without a check
 
     def check(content: bytes, masked: int) -> None:
-        if google_crc32c:
-            crc = google_crc32c.value(content)  # masked as in tensorflow/core/lib/hash/crc32c.h
-            if ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF != masked:
-                raise ValueError("a record's checksum is wrong")
+        if google_crc32c and mask_crc(google_crc32c.value(content)) != masked:
+            raise ValueError("a record's checksum is wrong")
 
     at = 0
     while len(data) >= at + 12:
@@ -190,6 +188,11 @@ def event_records(data: bytes) -> Iterator[tuple[int, bytes]]:
             check(event, struct.unpack_from("<I", data, end - 4)[0])
             yield end, event
         at = end
+
+
+def mask_crc(crc: int) -> int:
+    """Return a CRC-32C as it stands in a record (tensorflow/core/lib/hash/crc32c.h)."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def event_values(event: bytes) -> Iterator[Scalar]:
