@@ -1,4 +1,4 @@
-"""Rules of the architecture that import-linter can't express. Each check returns the places that break it.
+"""Rules of the architecture that import-linter and Ruff can't express. Each check returns the places that break it.
 
 The checks read the source and never import it, so tests can run them on a copy with a violation.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterable, Iterator
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 IMPURE_MODULES = {
@@ -38,17 +37,6 @@ def impure(root: Path, *packages: str) -> Found:
     ]
 
 
-def prints(root: Path, package: str, allowed: str) -> Found:
-    """Return where `package` writes to stdout or stderr, except in `allowed`, a folder below it."""
-    outside = (file for file in product(root, package) if not file.is_relative_to(root / package / allowed))
-    return [
-        f"{location(root, file, node)}: {ast.unparse(node)}"
-        for file in outside
-        for node in ast.walk(syntax_tree(file))
-        if is_print(node)
-    ]
-
-
 def eager_sdks(root: Path, package: str) -> Found:
     """Return where cloud SDKs and torch are imported when a module loads, instead of where they are used."""
     return [
@@ -58,46 +46,6 @@ def eager_sdks(root: Path, package: str) -> Found:
         for name in imported(node)
         if name.partition(".")[0] in SDKS
     ]
-
-
-def imports_of(root: Path, package: str, forbidden: str, allowed: str = "") -> Found:
-    """Return where `package` imports the package `forbidden`, except for its subpackage `allowed`."""
-    return [
-        f"{location(root, file, node)}: {name}"
-        for file in sources(root, package)
-        for node in ast.walk(syntax_tree(file))
-        for name in imported(node)
-        if name.partition(".")[0] == forbidden and not (allowed and f"{name}.".startswith(f"{allowed}."))
-    ]
-
-
-def import_cycle(root: Path, package: str) -> Found:
-    """Return modules of `package` that import each other in a cycle; the first one is also the last. Imports in
-    functions and for types count too."""
-    modules = {module_name(root, file): file for file in sources(root, package)}
-    arrows = {
-        name: {other for node in ast.walk(syntax_tree(file)) for other in targets(node, modules)} - {name}
-        for name, file in modules.items()
-    }
-    try:
-        TopologicalSorter(arrows).prepare()
-    except CycleError as error:
-        return [str(name) for name in error.args[1]]
-    return []
-
-
-def targets(node: ast.AST, modules: Iterable[str]) -> Iterator[str]:
-    """Yield those of `modules` that a statement imports: `from launch_train import data` imports launch_train.data."""
-    names = imported(node)
-    if isinstance(node, ast.ImportFrom) and names:
-        inner = [f"{names[0]}.{alias.name}" for alias in node.names]
-        names = [name for name in inner if name in modules] or names
-    yield from (name for name in names if name in modules)
-
-
-def module_name(root: Path, file: Path) -> str:
-    """Return a file's dotted module name: launch_train.data for launch_train/data/__init__.py."""
-    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
 def impure_imports(node: ast.AST) -> Iterator[str]:
@@ -115,15 +63,6 @@ def impure_calls(node: ast.AST) -> Iterator[str]:
     """Yield the call of a built-in function with side effects."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
         yield f"calls {node.func.id}()"
-
-
-def is_print(node: ast.AST) -> bool:
-    """Return whether a node prints: print(…), sys.stdout, sys.stderr, typer.echo or click.echo."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return node.func.id == "print"
-    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
-        return False
-    return (node.value.id, node.attr) in {("sys", "stdout"), ("sys", "stderr"), ("typer", "echo"), ("click", "echo")}
 
 
 def run_on_import(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
