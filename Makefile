@@ -29,7 +29,7 @@ demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
 
 test: PART = none
 test: $(INSTALLED) ## Run the tests but the slow ones; PART=1/1: those too; PART=1/3: a third of those
-	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --part $(PART) $(TIMED:%=--ignore-glob=%)
+	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --part $(PART) $(TIMED:%=--ignore-glob=%)
 	$(BIN)/pytest -q -n 2 --part $(PART) $(wildcard $(TIMED)) # by themselves: these start processes, and stop them within seconds
 	@echo "Not run: slow tests (of PART=$(PART) all others), make e2e (whole runs; needs root), make judges, make fuzz"
 

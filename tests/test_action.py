@@ -116,6 +116,7 @@ def test_the_hook_is_valid() -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+@pytest.mark.slow
 def test_the_hook_checks_all_specs(checkout: Path) -> None:
     (hook,) = yaml.safe_load(HOOKS.read_text())
 

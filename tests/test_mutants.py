@@ -38,6 +38,7 @@ def test_type():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("new", "tests", "expected"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 USED = """
 import sys
 import launcher.gcp
@@ -64,11 +66,13 @@ def test_only_the_services_in_use_are_imported() -> None:
     assert printed(USED) == ["instances job_service zone_operations"]
 
 
+@pytest.mark.slow
 def test_every_other_name_is_that_of_the_whole_package() -> None:
     flags, error = printed(WHOLE)
     assert flags == "True False False False"
     assert error.startswith("cannot import name 'Nothing' from 'google.cloud.aiplatform_v1'")
 
 
+@pytest.mark.slow
 def test_a_thread_that_asks_while_the_whole_package_is_imported_gets_its_answer() -> None:
     assert printed(THREADS) == ["0"]

@@ -108,7 +108,9 @@ def test_a_whole_life(site: Site) -> None:
     assert site.of((OutageStarted, OutageEnded)) == site.said == []
 
 
-@pytest.mark.parametrize("effect", [Reset(), Status(503), Status(429)])
+@pytest.mark.parametrize(
+    "effect", [Reset(), *(pytest.param(Status(code), marks=pytest.mark.slow) for code in (503, 429))]
+)
 def test_an_outage_of_five_minutes(site: Site, effect: Reset | Status) -> None:
     began, original = site.clock(), site.sleep
 

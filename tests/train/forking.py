@@ -7,6 +7,7 @@ python -m tests.train.forking MODULES: each line of stdin is a job (JSON), each 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -174,11 +175,14 @@ def _serve(jobs: Lines, running: list[Job]) -> None:
 def main(preloaded: list[str]) -> None:
     from importlib import import_module
 
+    gc.disable()  # as in launch_train.node.torchrun_preloaded
     import torch
 
     for name in preloaded:
         import_module(name)
     torch.set_num_threads(1)
+    gc.freeze()
+    gc.enable()
     serve()
 
 

@@ -236,33 +236,30 @@ def steps_of(env: dict[str, str], code: str) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fork",
-    [
-        "assert child(lambda: None) == 0",
-        "assert child(stop) == -15",
-        "assert process(stop) == -15",
-        "pool = context.Pool(2); pool.map(abs, range(9)); pool.terminate(); pool.join()",
-    ],
-)
-def test_a_forked_child_leaves_its_parents_rows_alone(forking: dict[str, str], fork: str) -> None:
-    assert steps_of(forking, f"log(1, 3)\n{fork}\nlog(4, 400)\n") == list(range(1, 401))
+def test_forked_children_leave_their_parents_rows_alone(forking: dict[str, str]) -> None:
+    code = """
+log(1, 3)
+assert child(lambda: None) == 0
+log(4, 6)
+assert (child(stop), process(stop)) == (-15, -15)
+log(7, 9)
+pool = context.Pool(2); pool.map(abs, range(9)); pool.terminate(); pool.join()
+log(10, 400)
+"""
+    assert steps_of(forking, code) == list(range(1, 401))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fork",
-    [
-        "assert child(lambda: log(1001, 1400)) == 0",
-        "assert child(lambda: (log(1001, 1400), stop())) == -15",
-        "assert process(lambda: log(1001, 1400)) == 0",
-        "assert process(lambda: (log(1001, 1400), stop())) == -15",
-    ],
-)
-def test_what_a_forked_child_logs_itself_is_written_too(forking: dict[str, str], fork: str) -> None:
-    """More blocks than may wait for the thread, which a child doesn't inherit."""
-    expected = [*range(1, 7), *range(1001, 1401)]
-    assert steps_of(forking, f"log(1, 3)\n{fork}\nlog(4, 6)\n") == expected
+@pytest.mark.parametrize("start", ["child", "process"])
+def test_what_a_forked_child_logs_itself_is_written_too(forking: dict[str, str], start: str) -> None:
+    """More blocks than may wait for the thread, which a child doesn't inherit; also if the child is stopped."""
+    code = f"""
+log(1, 3)
+assert {start}(lambda: log(1001, 1400)) == 0
+assert {start}(lambda: (log(2001, 2400), stop())) == -15
+log(4, 6)
+"""
+    assert steps_of(forking, code) == [*range(1, 7), *range(1001, 1401), *range(2001, 2401)]
 
 
 @pytest.mark.slow

@@ -66,22 +66,20 @@ TERM_TORCHRUN = "os.kill(os.getppid(), signal.SIGTERM)"
 TERM_SELF = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
-@pytest.mark.parametrize(("ranks", "micro"), [(4, 2), (4, "auto")])
-def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
-    tmp_path: Path, forked: Forked, ranks: int, micro: int | str
-) -> None:
+def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(tmp_path: Path, forked: Forked) -> None:
     """With four ranks the order of additions depends on DDP's buckets, which change after the first step."""
-    whole = forked(hooked(tmp_path / "whole", micro_batch_size=micro), ranks)
+    chosen: dict[str, Any] = {"micro_batch_size": "auto"}
+    whole = forked(hooked(tmp_path / "whole", **chosen), 4)
     assert whole.returncode == 0, whole.stderr
-    often = {"micro_batch_size": micro, "checkpoint": {"minutes": 1e-6, "keep": {"last": 2}}}
-    first = start(hooked(tmp_path / "run", step=9, rank=1, how=TERM_TORCHRUN, **often), ranks)
+    often = {**chosen, "checkpoint": {"minutes": 1e-6, "keep": {"last": 2}}}
+    first = start(hooked(tmp_path / "run", step=9, rank=1, how=TERM_TORCHRUN, **often), 4)
     assert first.returncode != 0
     assert set(Path(f"{tmp_path / 'run'}.exit").read_text().split()) == {"75"}, first.stderr
     stopped = read(tmp_path / "run").event("preempted")
     assert stopped is not None
     assert 9 <= stopped["step"] < 20
     assert first.stderr.count("train: preempted: checkpoint saved") == 1
-    again = forked(hooked(tmp_path / "run", micro_batch_size=micro), ranks)
+    again = forked(hooked(tmp_path / "run", **chosen), 4)
     assert again.returncode == 0, again.stderr
     assert f"resumed from step {stopped['step']}" in again.stdout
     assert differences(tmp_path / "whole", tmp_path / "run") == set()

@@ -44,6 +44,12 @@ CONFIG: dict[str, Any] = {
 """With all that a state can have: warm-up, accumulation, dropout, evaluations that don't fall on a block's end."""
 
 
+def selected_cases(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
+    """Return the values of a parameter in those tests of the fixture's file that will run: of the slow ones, a part."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    return {item.callspec.params[parameter] for item in items if hasattr(item, "callspec")}
+
+
 def train(folder: Path | str, generation: int = 0, **config: Any) -> None:
     """Train in this process; `folder` may also be gs://."""
     env = {contract.RUN_FOLDER: str(folder), contract.ATTEMPT: "1", contract.GENERATION: str(generation)}

@@ -192,6 +192,7 @@ def test_a_resume_without_the_spec_keeps_the_python(tmp_path: Path, started: lis
     assert started == [str(a)] * 2
 
 
+@pytest.mark.slow
 def test_each_point_of_a_sweep_runs_under_it(tmp_path: Path, job: Job) -> None:
     environment(tmp_path / "a")
     (job.file.parent / "main.py").write_text("import only_there\n")

@@ -128,6 +128,7 @@ def set_in_messages() -> Iterator[tuple[Path, str]]:
                 yield from ((file, name) for name in re.findall(r"--set ([a-z_]+(?:\.[a-z_]+)*)=", node.value))
 
 
+@pytest.mark.slow
 def test_set_in_messages_names_fields_of_a_spec() -> None:
     known = {path for path, _, _ in fields.fields()}
     named = list(set_in_messages())

@@ -108,6 +108,7 @@ def test_after_a_preemption_the_folder_is_fresh_and_the_code_is_the_same(tmp_pat
     assert below(only_run(tmp_path / "runs") / "workdirs") == {f"{number}/workerpool0-0/mine" for number in (1, 2)}
 
 
+@pytest.mark.slow
 def test_a_restart_in_the_same_container_keeps_its_files(tmp_path: Path) -> None:
     script = (
         "import os, sys\nfound = os.path.exists('mine')\nprint('found', found)\nopen('mine', 'w')\nsys.exit(not found)"

@@ -22,6 +22,7 @@ def shell(line: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+@pytest.mark.slow
 def test_the_same_bytes_under_any_locale() -> None:
     worlds = (
         {"LC_ALL": "C.UTF-8"},

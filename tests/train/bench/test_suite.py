@@ -239,6 +239,7 @@ def ran(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Complet
     return subprocess.run(argv, env=world, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.slow
 def test_alone(tmp_path: Path) -> None:
     done = ran("--quick", "--only=memory,host", env={contract.RUN_FOLDER: str(tmp_path)})
     assert done.returncode == 0, done.stderr

@@ -71,7 +71,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return dict(zip((*paths, *wrong), lines, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turn=1)
 @pytest.mark.parametrize(
     ("path", "files", "seen"),
     [("hf:org/set/data/*", 2, "ab"), ("hf:org/set@main/extra/*.jsonl", 1, "c"), ("hf:org/other/two/*", 1, "e")],
@@ -81,6 +81,7 @@ def test_files_of_the_hub(answers: dict[str, dict[str, Any]], path: str, files: 
     assert answers[path] == {"files": files, "seen": seen, "data": path}
 
 
+@pytest.mark.slow(turn=1)
 @pytest.mark.parametrize(
     ("path", "words"),
     [

@@ -215,7 +215,7 @@ def written(step: int) -> Row:
     return {"loss": pytest.approx(1 / step), "reward": step, "validation/loss": 2.0}
 
 
-@pytest.mark.parametrize("folder", ["tb", "AIP"])
+@pytest.mark.parametrize("folder", ["tb", pytest.param("AIP", marks=pytest.mark.slow)])
 def test_scalars_of_event_files_are_rows_of_the_start_that_wrote_them(one: Machines, folder: str) -> None:
     argv = ("--launcher", "python", "--script", one.script(WRITES), "--", folder, "1,2,3", "3,4")
     node = one.start(*argv, env=wanted(tensorboard="tb") if folder == "tb" else {})
@@ -229,6 +229,7 @@ def test_scalars_of_event_files_are_rows_of_the_start_that_wrote_them(one: Machi
     assert len(files) == 2, "one of each start, and none of launch's own with the same curves"
 
 
+@pytest.mark.slow
 def test_a_script_that_logs_its_rows_gets_none_of_its_event_files(one: Machines) -> None:
     argv = ("--launcher", "python", "--script", one.script(WRITES), "--", "AIP", "1,2")
     node = one.start(*argv, env={"LOG": "1"})
@@ -236,6 +237,7 @@ def test_a_script_that_logs_its_rows_gets_none_of_its_event_files(one: Machines)
     assert [(row["step"], values_of(row)) for row in rows_of(one)] == [(1, {"own": 1.0}), (2, {"own": 1.0})]
 
 
+@pytest.mark.slow
 def test_values_of_lines_and_event_files_share_a_row_and_launchs_own_event_files_are_not_read(one: Machines) -> None:
     argv = ("--launcher", "python", "--script", one.script(WRITES), "--", "AIP", "1,2")
     node = one.start(*argv, env=wanted(regex=r"step (?P<step>\d+): x (?P<x>\d+)"))
@@ -317,7 +319,7 @@ def test_a_script_that_exits_with_0_and_has_done_nothing_is_reported(one: Machin
     script = one.script(f"import os, sys\nfrom launch_train import metrics\n{work}\n")
     glob = json.dumps({"glob": "model-*.bin", "args": ["{path}"]})
     env = {contract.RESTARTS: "0", contract.RESUME: glob}
-    for _ in range(2):  # the first one's record is not a result
+    for _ in range(1 + warned):  # the first one's record is not a result
         node = one.start("--launcher", "python", "--script", script, env=env)
         node.wait()
         assert ("warning: the script exited with 0 after" in node.text) == warned, node.text

@@ -98,6 +98,7 @@ def test_a_script_hangs_only_by_its_own_setting(one: Machines, after: str, resta
     assert node.text.count("works") == 4 * (1 + restarts)
 
 
+@pytest.mark.slow
 def test_a_command_that_is_no_python_is_started_again_too(one: Machines) -> None:
     command = ("sh", "-c", "echo started; [ $LAUNCH_GENERATION != 0 ] || sleep 60")
     with listening() as hook:

@@ -168,6 +168,7 @@ def test_all_nodes_resume_from_the_checkpoint_that_node_0_sees(tmp_path: Path) -
             assert f"rank {rank} begins after 4 with {folders[0]}/local/model_000004.pt" in node.text
 
 
+@pytest.mark.slow
 def test_new_checkpoints_of_its_own_renew_a_script_s_restarts(one: Machines) -> None:
     one.script(
         """

@@ -151,6 +151,7 @@ def test_a_model_compiled_whole_is_evaluated_compiled(tmp_path: Path, monkeypatc
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_where_an_evaluation_cannot_be_compiled_training_still_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,7 +239,7 @@ def test_a_model_that_cannot_be_compiled_trains_without(
     assert len(steps(rows)) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turn=0)
 @pytest.mark.parametrize("mode", ["regional", "whole"])
 def test_all_ranks_go_without_the_compiler_if_one_has_to(switches: Path, mode: str) -> None:
     """The others don't wait for it in the middle of a pass."""
@@ -250,7 +251,7 @@ def test_all_ranks_go_without_the_compiler_if_one_has_to(switches: Path, mode: s
     assert len(steps(rows)) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turn=0)
 def test_two_ranks_compile(switches: Path) -> None:
     for name in ("compiled", "compiled-shared"):
         assert chosen(read(switches / name))[0] == "regional"

@@ -453,7 +453,7 @@ models.build_model = lambda config, source: Small(build(config, source))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turn=0)
 def test_two_ranks_of_which_one_runs_out_of_memory_go_on(switches: Path) -> None:
     rows = read(switches / "scarce")
     assert [row["step"] for row in steps(rows)] == list(range(1, 9))

@@ -228,7 +228,7 @@ def test_a_static_graph_where_passes_differ_is_refused() -> None:
         prepare_model.static_graph_choice(True, whole=False, accumulates=True, unused=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turn=0)
 def test_on_two_ranks_ddp_is_as_the_spec_says(switches: Path) -> None:
     for name, said in (
         ("plain", {"ddp": "dynamic graph"}),
@@ -254,18 +254,21 @@ def test_what_ddp_says_of_missing_gradients_is_said_in_names() -> None:
     assert prepare_model.explain_missing_gradient(RuntimeError("something else"), model) is None
 
 
+@pytest.mark.slow(turn=0)
 def test_parameters_that_never_get_a_gradient_are_told_to_ddp(switches: Path) -> None:
     chosen = {one["what"]: (one["chosen"], one["why"]) for one in read(switches / "never")[0]["choices"]}
     assert chosen["unused"] == ("searched for", "no gradient for model.spare.bias, model.spare.weight")
     assert len(steps(read(switches / "never"))) == 6
 
 
+@pytest.mark.slow(turn=0)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_parameters_that_get_no_gradient_any_more_are_named(switches: Path, rank: int) -> None:
     said = (switches / f"no-longer-{rank}").read_text()
     assert "one in the first, for model.spare.weight, model.spare.bias" in said
 
 
+@pytest.mark.slow(turn=0)
 def test_on_two_ranks_every_switch_gives_the_same_losses(switches: Path) -> None:
     plain, selective = (losses(switches / name)[:2] for name in ("plain", "selective"))
     assert plain == selective

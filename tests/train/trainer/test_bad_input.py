@@ -15,6 +15,7 @@ import pytest
 from launch_train.common import contract
 from tests.command import ROOT
 from tests.train.material import USUAL, Wrong, material
+from tests.train.trials import selected_cases
 from tests.train.wrongs import CASES, PAGE, renewed
 
 GONE = 10.0
@@ -39,21 +40,23 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(here: Path) -> Ended:
-    """How the ranks of each case ended. Those that need another run before them come behind all others."""
-    outs = {name: here / f"out-{number}" for number, name in enumerate(CASES)}
+def ended(here: Path, request: pytest.FixtureRequest) -> Ended:
+    """How the ranks of each selected case ended, and before that the runs that some need before them."""
+    cases = {name: CASES[name] for name in selected_cases(request, "name")}
     clean = {contract.EXIT_FILE: str(here / "done")}
-    before = {name: case._replace(env=clean | dict(case.before)) for name, case in CASES.items() if case.before}
-    started(here, {name: outs[name] for name in before}, before)
-    return started(here, outs, CASES)
+    before = {name: case._replace(env=clean | dict(case.before)) for name, case in cases.items() if case.before}
+    if before:
+        started(here, before)
+    return started(here, cases)
 
 
-def started(here: Path, outs: dict[str, Path], cases: dict[str, Wrong]) -> Ended:
+def started(here: Path, cases: dict[str, Wrong]) -> Ended:
     jobs = []
-    for name, out in outs.items():
+    for name, case in cases.items():
+        out = here / f"out-{name}"
         out.mkdir(exist_ok=True)
-        env = environment(here, out, cases[name])
-        jobs.append(json.dumps({"number": name, "out": str(out), "ranks": cases[name].ranks, "env": env}))
+        env = environment(here, out, case)
+        jobs.append(json.dumps({"number": name, "out": str(out), "ranks": case.ranks, "env": env}))
     server = [sys.executable, "-m", "tests.train.forking", *LOADED]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(server, input="\n".join(jobs), env=env, stdout=subprocess.PIPE, text=True, check=True)
@@ -80,7 +83,7 @@ def environment(here: Path, out: Path, case: Wrong) -> dict[str, str]:
 @pytest.mark.parametrize("name", CASES)
 def test_one_line_the_right_code_and_no_process_left(name: str, ended: Ended, here: Path) -> None:
     case, end = CASES[name], ended[name]
-    out = here / f"out-{list(CASES).index(name)}"
+    out = here / f"out-{name}"
     said = [line for text in end["errors"] for line in text.splitlines()]
     expected = case.line.replace("{here}", str(here)).replace("{run}", str(out / "run"))
     # Ranks that meet the same error more than process_group.REPORT_SECONDS apart, on a busy machine, may both print it.

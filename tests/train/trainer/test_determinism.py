@@ -92,27 +92,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> dict[str, 
     return {name: base / name for name in ("two", "again", "one")}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turn=0)
 def test_the_same_seed_and_ranks_give_the_same_bits(runs: dict[str, Path]) -> None:
     two, again = losses(runs["two"]), losses(runs["again"])
     assert two[:2] == again[:2]
     assert two[2]["parameters_sha256"] == again[2]["parameters_sha256"]
     assert len(two[0]) == 12
+    assert Path(f"{runs['two']}.out").read_text().count("all 2 ranks agree") == 1
+    assert Path(f"{runs['two']}.exit").read_text().split() == ["0", "0"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turn=0)
 def test_the_number_of_ranks_changes_nothing_but_the_rounding(runs: dict[str, Path]) -> None:
     two, one = losses(runs["two"]), losses(runs["one"])
     assert (two[2]["world_size"], one[2]["world_size"]) == (2, 1)
     assert two[0] == pytest.approx(one[0], abs=2e-4)
     assert two[1] == pytest.approx(one[1], abs=2e-4)
     assert two[2]["data_sha256"] == one[2]["data_sha256"]
-
-
-def test_the_ranks_agree_and_say_so_once(runs: dict[str, Path]) -> None:
-    out = Path(f"{runs['two']}.out").read_text()
-    assert out.count("all 2 ranks agree") == 1
-    assert Path(f"{runs['two']}.exit").read_text().split() == ["0", "0"]
 
 
 def test_a_users_error_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path, forked: Forked) -> None:
@@ -123,6 +119,7 @@ def test_a_users_error_is_one_line_and_the_same_code_on_every_rank(tmp_path: Pat
     assert Path(f"{tmp_path / 'run'}.exit").read_text().split() == ["2", "2"]
 
 
+@pytest.mark.slow(turn=0)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_that_disagree_say_so_and_save_nothing(switches: Path, rank: int) -> None:
     """A rank whose parameters are changed behind the back of DDP before the end."""
@@ -131,15 +128,11 @@ def test_ranks_that_disagree_say_so_and_save_nothing(switches: Path, rank: int) 
     assert DisagreementError.exit == 76
 
 
-@pytest.mark.slow
-def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> None:
-    env = environment(tmp_path / "run", {**CONFIG, "data": "synthetic"})
-    ranks = by_hand(env, {}, {contract.RUN_FOLDER: "s3://bucket"})
-    said = ranks[1].communicate(timeout=60)[1]
-    ranks[0].kill()
-    ranks[0].communicate()
-    assert said == "train: invalid run folder s3://bucket: use gs://BUCKET/PATH or a local folder\n"
-    assert ranks[1].returncode == contract.Exit.UNFIT
+def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path, forked: Forked) -> None:
+    hook = f"import os\nif os.environ['RANK'] == '1': os.environ['{contract.RUN_FOLDER}'] = 's3://bucket'"
+    done = forked(environment(tmp_path / "run", {**CONFIG, "data": "synthetic"}), 2, hook=hook)
+    assert done.errors[1] == "train: invalid run folder s3://bucket: use gs://BUCKET/PATH or a local folder\n"
+    assert done.codes[1] == contract.Exit.UNFIT
 
 
 def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path, forked: Forked) -> None:
@@ -155,6 +148,7 @@ def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path, for
     assert LocalFolder(tmp_path / "run").list("checkpoints/")
 
 
+@pytest.mark.slow(turn=0)
 def test_the_held_out_loss_is_that_of_the_saved_model(switches: Path) -> None:
     """Each rank's batch norm has seen other images; what is evaluated and saved is one model."""
     folder, parsed = switches / "resnet", parse(RESNET)

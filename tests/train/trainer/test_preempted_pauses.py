@@ -17,7 +17,7 @@ from launch_train.common import contract
 from launch_train.common.storage import LocalFolder
 from tests.command import ROOT
 from tests.train.pausing import PHASES
-from tests.train.trials import CONFIG, read
+from tests.train.trials import CONFIG, read, selected_cases
 
 CASES = (*product(PHASES, (0, 1)), ("forward", 1, "long"))
 
@@ -25,13 +25,15 @@ Case = tuple[str | int, ...]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[Path, dict[str, Any]]]:
-    """By phase, the rank that pauses in it, and whether for long: the run folder, and how the ranks ended. They run
-    side by side."""
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[Case, tuple[Path, dict[str, Any]]]:
+    """By phase, the rank that pauses in it, and whether for long: the run folder, and how the ranks ended. The selected
+    cases run side by side."""
     base = tmp_path_factory.mktemp("pauses")
-    outs = {case: base / "-".join(map(str, case)) for case in CASES}
+    outs = {case: base / "-".join(map(str, case)) for case in selected_cases(request, "case")}
     jobs = []
-    for number, ((phase, rank, *long), out) in enumerate(outs.items()):
+    for (phase, rank, *long), out in outs.items():
         out.mkdir()
         env = {
             "PATH": os.environ["PATH"],
@@ -44,12 +46,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[Path, dic
             contract.EXIT_FILE: str(out / "exit"),
             contract.CONFIG: json.dumps({**CONFIG, "monitor": 0}),
         }
-        jobs.append(json.dumps({"number": number, "out": str(out), "ranks": 2, "env": env}))
+        jobs.append(json.dumps({"number": out.name, "out": str(out), "ranks": 2, "env": env}))
     server = [sys.executable, "-m", "tests.train.pausing"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(server, input="\n".join(jobs), env=env, stdout=subprocess.PIPE, text=True, check=True)
-    ended = [json.loads(line) for line in done.stdout.splitlines()]
-    return {CASES[end["number"]]: (outs[CASES[end["number"]]] / "run", end) for end in ended}
+    ended = {end["number"]: end for line in done.stdout.splitlines() for end in [json.loads(line)]}
+    return {case: (out / "run", ended[out.name]) for case, out in outs.items()}
 
 
 @pytest.mark.slow
