@@ -1,4 +1,5 @@
-"""Real nodes on loopback: `python -m launch_train.node` as processes, with a CLUSTER_SPEC as Vertex would set it."""
+"""Real nodes on loopback: `python -m launch_train.node` as processes (several nodes: forks of one, node_forks), with a
+CLUSTER_SPEC as Vertex would set it."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+
+from tests.train.node_forks import ForkedNode, fork_node
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 600
@@ -35,7 +38,7 @@ os._exit(code)
 class Node:
     """One running launch_train.node and the file that takes its output."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedNode
     log: Path
 
     @property
@@ -94,6 +97,12 @@ class Machines:
         """`launch_train.node ARGV` as node `node`; its output goes to a separate file, with `apart` stderr to
         another."""
         log = self.folder / f"node-{node}-{time.monotonic_ns()}.log"
+        environ = {**self._environ(node), **env}
+        if self.size > 1:
+            errors = log.with_suffix(".err") if apart else log
+            forked = fork_node(argv, timing or {}, environ, self.folder, log, errors)
+            self.stack.callback(_end, forked)
+            return Node(forked, log)
         command = [sys.executable, "-m", "launch_train.node", *argv]
         if timing is not None:
             command = [sys.executable, "-c", _WITH_TIMING, json.dumps(timing), *argv]
@@ -101,7 +110,7 @@ class Machines:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env={**self._environ(node), **env},
+                env=environ,
                 stdout=sink,
                 stderr=other if apart else sink,
                 start_new_session=True,
@@ -148,11 +157,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes] | ForkedNode) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            process.wait(timeout=LIMIT_S)
