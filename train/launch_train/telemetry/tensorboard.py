@@ -124,7 +124,7 @@ def record(event: bytes) -> bytes:
     try:
         from google_crc32c import value as crc32c
     except ImportError:  # in another environment's Python (launch local --python)
-        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c
+        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c  # type: ignore[no-redef]
     length = struct.pack("<Q", len(event))
     length_crc, event_crc = (struct.pack("<I", mask_crc(crc32c(part))) for part in (length, event))
     return length + length_crc + event + event_crc
