@@ -25,7 +25,7 @@ MAKE = "make"
 
 COMMAND_GROUPS = {
     "Get started": ("init", "check", "estimate", "gpus", "prices", "schema"),
-    "Run jobs": ("local", "vertex", "sweep", "follow", "cancel", "build", "push"),
+    "Run jobs": ("local", "vertex", "on", "sweep", "follow", "cancel", "build", "push"),
     "Inspect runs": ("runs", "status", "watch", "logs", "metrics", "report", "compare", "export", "rm"),
     "VMs": ("vm", "ssh", "push-code"),
     "Project": ("doctor", "setup", "config", "bench", "selftest"),
@@ -41,7 +41,7 @@ PLAIN_WORDS = {
     "a valid float": "a number",
 }
 """Typer's words in usage errors, and ours."""
-WITH_FLAGS = ("vertex", "vm", "local", "sweep", "build", "push", "estimate")
+WITH_FLAGS = ("vertex", "vm", "local", "on", "sweep", "build", "push", "estimate")
 """Commands with the flags that override the spec."""
 PLANNED = ("vertex", "vm", "local", "sweep")
 """Commands whose --dry-run works on Windows."""

@@ -80,7 +80,7 @@ def diagnose_error_code(job: Job, context: RequestContext, last_error: str, log:
         return diagnose_expired(job, context)
     if code in OWN_FAULTS:
         service = "Compute Engine" if job.zone else "Vertex AI"
-        cause = f"{service} failed to run the job{its_words(job)}"
+        cause = its_words(job)[2:] if job.target == "on" else f"{service} failed to run the job{its_words(job)}"
         return Diagnosis(scope="transient", kind="busy", cause=cause, fix=log)
     tail = f"; its last error: {last_error}" if last_error else ""
     return Diagnosis(scope="permanent", kind="unknown", cause=f"it failed{its_words(job)}{tail}", fix=log)

@@ -12,8 +12,13 @@ from launcher.gcp.api import LOG_IN, status_of
 
 
 def open_folder(folder: str) -> Storage:
-    """Open a run folder. Raises UsageError: it is in a bucket, but there is neither an endpoint nor credentials."""
+    """Open a run folder: gs://…, ssh://HOST/…, or one on this machine. Raises UsageError: it is in a bucket, but there
+    is neither an endpoint nor credentials."""
     with use_errors():
+        if folder.startswith("ssh://"):
+            from launcher.remote.folder import open_host_folder
+
+            return open_host_folder(folder)
         return open_storage(folder)
 
 

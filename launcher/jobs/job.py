@@ -22,7 +22,9 @@ PLAN_LABEL: Final = "launch-plan"
 """The digest of the plan that created a CustomJob (plan.binding)."""
 
 RESOURCE: Final = r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+"
-"""A job's name (Job.name)."""
+"""The name of a job on Google Cloud (Job.name)."""
+ON_HOST: Final = r"on/[^/\s]+/[0-9a-f-]{36}"
+"""The name of a job on a host that is reached by SSH."""
 
 WAITING: Final = frozenset({"QUEUED", "PENDING"})
 """Nothing is billed yet. Vertex AI also reports QUEUED while quota is missing."""
@@ -125,7 +127,12 @@ class Job(Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """Return the command that launches its run."""
-        return command(vm=True) if self.target == "vm" else f"launch {self.target} SPEC"
+        return command(vm=True) if self.target == "vm" else f"launch {self.target_words} SPEC"
+
+    @property
+    def target_words(self) -> str:
+        """Return the words of a command line that name where it runs: `vertex`, or `on HOST`."""
+        return f"on {self.region}" if self.target == "on" else self.target
 
     @property
     def run(self) -> str:

@@ -57,9 +57,10 @@ def digest(plan: Plan) -> str:
 
 
 def bound(plan: Plan) -> Plan:
-    """Return the plan with its digest as a label of each CustomJob. The labels of VMs can be changed later, so VMs are
-    bound by the id of their create request instead (launcher.runs.identity_check.request_id)."""
-    if plan.target != "vertex":
+    """Return the plan with its digest as a label of each CustomJob, or of each job on a host. The labels of VMs can be
+    changed later, so VMs are bound by the id of their create request instead
+    (launcher.runs.identity_check.request_id)."""
+    if plan.target not in ("vertex", "on"):
         return plan
     label = {PLAN_LABEL: digest(plan)}
     attempts = (

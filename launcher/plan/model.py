@@ -8,7 +8,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from launcher.catalog import Gpu, MachineType
 
-Target = Literal["vertex", "vm", "local"]
+Target = Literal["vertex", "vm", "local", "on"]
+"""Vertex AI, VMs on Compute Engine, this machine, a host that is reached by SSH."""
 
 
 class Frozen(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from launcher.plan.model import Chosen, Context, Gpus, Placement, Target
 from launcher.spec.models import JobSpec, Limits
 from launcher.text import did_you_mean, hourly_price, listed, near, parse_duration
 
-SERVICE: dict[Target, Service] = {"vertex": "vertex", "vm": "compute", "local": "vertex"}
+SERVICE: dict[Target, Service] = {"vertex": "vertex", "vm": "compute", "local": "vertex", "on": "vertex"}
 RESTART_HOURS = 0.25
 """Assumed loss of an interruption: a new machine, the image, and the work since the newest checkpoint."""
 NAMED = 6

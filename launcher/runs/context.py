@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import launcher.clock
 from launcher.gcp.storage import use_errors
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.runs.attempts import AttemptEntry
     from launcher.runs.logs.line import Line
-    from launcher.services.base import Jobs
+    from launcher.services.base import Jobs, Listing, Service
+
+
+ENGINE: Final = "Compute Engine"
+"""Stands for all zones among the regions that could not be read."""
 
 
 class LineReader(Protocol):
@@ -54,6 +58,17 @@ class RunContext(Protocol):
     ) -> LineReader:
         """Return the reader of a job's output, of one attempt (0: unknown), from its last `tail` lines on. Raises
         LaunchError."""
+
+
+class LaunchContext(RunContext, Protocol):
+    """Where launch submits jobs that outlive it: a project of Google Cloud, or a host."""
+
+    def of_run(self, folder: Storage | None) -> Service:
+        """Return the service that has the jobs of a run with this folder."""
+
+    def find_jobs(self, filter_: str, regions: Sequence[str], *, all_vms: bool = False) -> Listing:
+        """Return the jobs that match a filter of labels, newest first, in these regions; on a host, all of its jobs.
+        Raises LaunchError: none could be read."""
 
 
 class LocalContext:

@@ -122,7 +122,7 @@ def run_ended_error(plan: Plan, entry: AttemptEntry, snapshot: RunSnapshot) -> R
 
         job = with_request(job_from_entry(entry), entry, plan)
     run = plan.run
-    launch = command(vm=entry.zone is not None)
+    launch = job.command if job else command(vm=entry.zone is not None)
     if entry.end.kind == "succeeded":
         hint = f"{launch} --new starts a fresh run;\n{launch} --resume {run} continues in its folder"
         return RunSucceeded(f"run {run} has already succeeded; nothing to do", hint, job, entry.end)

@@ -16,8 +16,9 @@ from launch_train import runfolder
 from launcher import catalog
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.storage import open_folder
-from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_ID, RUN_LABEL, Job
-from launcher.runs.context import LocalContext, RunContext
+from launcher.jobs.job import RESOURCE, RUN_ID, RUN_LABEL, Job
+from launcher.runs.context import ENGINE, LocalContext, RunContext
+from launcher.runs.on_host import forget, host_and_run, of_host, remembered
 from launcher.services import request
 from launcher.services.local.run_folder_job import HIDDEN, is_run_folder, read_job, shown
 from launcher.text import did_you_mean, near
@@ -25,13 +26,11 @@ from launcher.text import did_you_mean, near
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.runs.cloud import CloudContext
-    from launcher.services.base import Listing
 
 RUNS = "runs"
 """The default output of `launch local`, in the current folder."""
 SHOWN = 10
 """Maximum number of runs that an error lists."""
-ENGINE = "Compute Engine"
 
 
 class NoSuchRun(UsageError):
@@ -78,9 +77,16 @@ def exact_run(text: str) -> FoundRun | None:
     """Return the run at a path, or with an ID in ./runs. Raises UsageError: a path that is not a run folder."""
     if text.startswith(("gs://", "projects/")):
         return None
+    if place := host_and_run(text):
+        return host_run(*place)
     for path in (Path(text), Path(RUNS, text)):
         if is_run_folder(path) and (run := local_run(path.resolve())):
             return run
+    if host := remembered(lambda run: run == text).get(text):
+        try:
+            return host_run(host, text)
+        except NoSuchRun:
+            forget(text)
     if "/" in text or text in (".", "..", RUNS):
         path = Path(text)
         inside = run_folders(path) or run_folders(path.parent)
@@ -94,6 +100,19 @@ def exact_run(text: str) -> FoundRun | None:
     return None
 
 
+def host_run(host: str, text: str) -> FoundRun:
+    """Return the newest run with an ID or name on a host. Raises UsageError: there is none; LaunchError: no
+    connection."""
+    context = of_host(host)
+    runs = grouped(context.find_jobs(f"labels.{RUN_LABEL}:*", ()).jobs, context)
+    if run := next((run for run in runs if is_named(run.id, text)), None):
+        return run
+    known = ", ".join(run.id for run in runs[:SHOWN]) or "none"
+    raise NoSuchRun(
+        f"no run {text} on {host}", f"{similar_names(text, (run.id for run in runs))}It has: {known}".strip()
+    )
+
+
 def local_run(folder: Path) -> FoundRun | None:
     """Return the run in a folder on this machine; None: it has just been deleted."""
     job = read_job(folder)
@@ -101,9 +120,10 @@ def local_run(folder: Path) -> FoundRun | None:
 
 
 def named_runs(name: str) -> tuple[FoundRun, ...]:
-    """Return the runs with a name in ./runs, newest first."""
+    """Return the runs with a name in ./runs, newest first; then those on hosts."""
     folders = (folder for folder in run_folders(Path(RUNS)) if is_named(folder.name, name))
-    return tuple(run for folder in folders if (run := local_run(folder)))
+    here = tuple(run for folder in folders if (run := local_run(folder)))
+    return (*here, *(host_run(host, run) for run, host in remembered(lambda run: is_named(run, name)).items()))
 
 
 def is_named(run: str, text: str) -> bool:
@@ -173,7 +193,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
             raise UsageError(f"{text} was not created by launch", f"gcloud ai custom-jobs describe {text}")
     else:
         wanted = f'labels.{RUN_LABEL}="{text}"' if re.fullmatch(RUN_ID, text) else f"labels.{RUN_LABEL}:*"
-    listing = find_jobs(cloud, wanted, list(dict.fromkeys(regions)))
+    listing = cloud.find_jobs(wanted, list(dict.fromkeys(regions)))
     exact = re.fullmatch(RESOURCE, text) is not None
     runs = tuple(run for run in grouped(listing.jobs, cloud) if exact or has_name(run, text))
     if not runs and (kept := in_default_folder(cloud, text)):
@@ -201,28 +221,7 @@ def all_runs(cloud: CloudContext, regions: Sequence[str] | None) -> tuple[FoundR
     """Return all of launch's runs, newest first: on Vertex AI those in `regions` (default: all with GPUs), on VMs those
     in `regions` (default: all zones). Raises LaunchError: no region could be read."""
     places = searched(regions) if regions else catalog.load().gpu_regions
-    return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs, cloud)
-
-
-def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str], *, all_vms: bool = False) -> Listing:
-    """Return the jobs in these regions, on Vertex AI and on VMs (`all_vms`: in all zones); report what could not be
-    read.
-
-    Raises LaunchError: no region could be read.
-    """
-    from launcher.services.base import Listing
-
-    listing = cloud.vertex.find(filter_, regions, partly=True)
-    vms, unread = listing.jobs[:0], dict(listing.unread)
-    whole = all_vms or set(regions) >= set(catalog.load().training_regions)  # VMs may be in others too
-    try:
-        trains = (job for job in cloud.vms.find(filter_, ()).jobs if IDENTITY_LABEL in job.labels)
-        vms = tuple(job for job in trains if whole or job.region in regions)
-    except LaunchError as error:
-        if "is disabled" not in error.problem:  # without that API there are no VMs
-            unread[ENGINE] = error
-    report_unread(cloud, unread, [*regions, ENGINE] if ENGINE in unread else regions)
-    return Listing(tuple(sorted((*listing.jobs, *vms), key=lambda job: (-job.created, job.name))), unread)
+    return grouped(cloud.find_jobs(f"labels.{RUN_LABEL}:*", places, all_vms=not regions).jobs, cloud)
 
 
 def one_run(cloud: CloudContext, text: str, regions: Sequence[str]) -> FoundRun:
@@ -294,17 +293,6 @@ def grouped(jobs: Sequence[Job], context: RunContext) -> tuple[FoundRun, ...]:
 def has_name(run: FoundRun, text: str) -> bool:
     """Return whether `text` is the run's ID or name, or the number of one of its jobs."""
     return is_named(run.id, text) or any(job.id == text for job in run.jobs)
-
-
-def report_unread(cloud: CloudContext, unread: dict[str, LaunchError], regions: Sequence[str]) -> None:
-    """Report the regions that could not be read, grouped by reason. Raises the first error if none could be read."""
-    if unread and len(unread) == len(set(regions)):
-        raise next(iter(unread.values()))
-    groups: dict[str, list[str]] = {}
-    for region, error in unread.items():
-        groups.setdefault(error.problem, []).append(region)
-    for problem, names in groups.items():
-        cloud.notice(f"{', '.join(names)} could not be read: {problem}")
 
 
 def searched(named: Sequence[str] | None) -> tuple[str, ...]:

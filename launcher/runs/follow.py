@@ -17,7 +17,7 @@ from launcher.services import request
 if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.plan.model import Plan
-    from launcher.runs.cloud import CloudContext
+    from launcher.runs.context import LaunchContext
     from launcher.runs.find import FoundRun
 
 
@@ -43,7 +43,7 @@ def watch_job(
     raise end_error(ended, diagnosis)
 
 
-def stored_plan(cloud: CloudContext, run: FoundRun) -> Plan:
+def stored_plan(cloud: LaunchContext, run: FoundRun) -> Plan:
     """Return the plan that a run was launched with. Raises UsageError: none exists; NotAuthorised: it isn't the
     run's."""
     plan, refused = checked_plan(cloud, run)
@@ -57,7 +57,7 @@ def stored_plan(cloud: CloudContext, run: FoundRun) -> Plan:
     return plan
 
 
-def checked_plan(cloud: CloudContext, run: FoundRun) -> tuple[Plan | None, NotAuthorised | None]:
+def checked_plan(cloud: LaunchContext, run: FoundRun) -> tuple[Plan | None, NotAuthorised | None]:
     """Return the plan in a run's folder (None: no readable one), and the error if it must not be submitted. Raises
     LaunchError: the records to check it against cannot be read."""
     try:
@@ -70,7 +70,7 @@ def checked_plan(cloud: CloudContext, run: FoundRun) -> tuple[Plan | None, NotAu
     if ledger is None or stored is None or stored.plan.run != run.id:
         return None, None
     plan = stored.plan
-    if refused := refusal(stored, run.jobs, ledger, cloud.service):
+    if refused := refusal(stored, run.jobs, ledger, cloud.of_run(None)):
         return plan, refused
     try:
         check_output(plan, cloud)

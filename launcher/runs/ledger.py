@@ -28,7 +28,7 @@ from launcher.clock import REAL, Clock
 from launcher.diagnosis import Diagnosis
 from launcher.gcp.api import status_of
 from launcher.gcp.storage import explain_error, open_folder
-from launcher.jobs.job import RESOURCE
+from launcher.jobs.job import ON_HOST, RESOURCE
 from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan
 from launcher.runs.attempts import AttemptEnd, AttemptEntry, AttemptFacts, AttemptLock, is_provisional, prevails
@@ -148,7 +148,12 @@ class Ledger:
                 continue
             job = json_field(self._cache.get(runfolder.attempt_job(number), b""), "name")
             entries.append(
-                AttemptEntry(**asdict(lock), number=number, job=job if re.fullmatch(RESOURCE, job) else None, end=end)
+                AttemptEntry(
+                    **asdict(lock),
+                    number=number,
+                    job=job if re.fullmatch(f"{RESOURCE}|{ON_HOST}", job) else None,
+                    end=end,
+                )
             )
         return tuple(entries)
 

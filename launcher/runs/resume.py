@@ -13,24 +13,23 @@ from msgspec.structs import replace
 from launch_train.common import contract
 from launch_train.common.config import is_resumable
 from launcher.errors import UsageError
-from launcher.inputs.planning import planned
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.model import Plan
 from launcher.plan.names import compute_identity
-from launcher.runs.find import find_jobs, here_instead, searched
+from launcher.runs.find import here_instead, searched
 from launcher.runs.identity_check import AllowedChange, comparable_request, identity_of
 from launcher.runs.ledger import Ledger
 from launcher.services import request
 
 if TYPE_CHECKING:
     from launcher.inputs.gather import Inputs
-    from launcher.runs.cloud import CloudContext
+    from launcher.runs.context import LaunchContext
 
 
-def as_fresh_run(plan: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[[str], None]) -> Plan:
-    """Return the plan under the next free run ID, or under the ID of its newest fresh run while that is active."""
+def with_fresh_id(plan: Plan, inputs: Inputs, cloud: LaunchContext, say: Callable[[str], None]) -> Inputs:
+    """Return the inputs with the next free run ID, or with that of the plan's newest fresh run while it is active."""
     identity = identity_of(plan.attempts[0])
-    listing = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
+    listing = cloud.find_jobs(f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
     newest = {}
     for job in reversed(listing.jobs):
         match = re.fullmatch(rf"{re.escape(plan.run)}(?:-(\d+))?", job.run)
@@ -46,10 +45,10 @@ def as_fresh_run(plan: Plan, inputs: Inputs, cloud: CloudContext, say: Callable[
             candidate for candidate in count(number + 1) if is_free(plan, numbered_id(plan.run, candidate), cloud)
         )
     run_id = numbered_id(plan.run, number)
-    return planned(replace(inputs, context=replace(inputs.context, run_id=run_id)))
+    return replace(inputs, context=replace(inputs.context, run_id=run_id))
 
 
-def is_free(plan: Plan, run: str, cloud: CloudContext) -> bool:
+def is_free(plan: Plan, run: str, cloud: LaunchContext) -> bool:
     """Return whether the folder of run `run`, beside the plan's, has no attempts."""
     beside = (plan.run_folder or "").rpartition("/")[0]
     folder = f"{beside}/{run}"
@@ -62,21 +61,21 @@ def numbered_id(run: str, number: int) -> str:
     return run if number == 1 else f"{run}-{number}"
 
 
-def check_run_exists(plan: Plan, cloud: CloudContext) -> None:
+def check_run_exists(plan: Plan, cloud: LaunchContext) -> None:
     """Check that the run to resume was launched before. Raises UsageError."""
-    listing = find_jobs(cloud, f'labels.{RUN_LABEL}="{plan.run}"', searched(None))
+    listing = cloud.find_jobs(f'labels.{RUN_LABEL}="{plan.run}"', searched(None))
     if not listing.jobs and is_free(plan, plan.run, cloud):
         raise UsageError(f"no run {plan.run} to resume", f"{here_instead(plan.run)}launch runs lists the runs.")
 
 
-def allowed_change(plan: Plan, inputs: Inputs, cloud: CloudContext) -> AllowedChange | None:
+def allowed_change(plan: Plan, inputs: Inputs, cloud: LaunchContext) -> AllowedChange | None:
     """Return the change with which the plan may resume its run: another machine or place, more steps, or settings that
     alter no past step. Return None if there is nothing to resume, or if the submission must refuse the change.
 
     The run's earlier settings come from its newest job. With them, the spec must have the run's identity: then nothing
     else has changed.
     """
-    jobs = find_jobs(cloud, f'labels.{RUN_LABEL}="{plan.run}"', searched(None)).jobs
+    jobs = cloud.find_jobs(f'labels.{RUN_LABEL}="{plan.run}"', searched(None)).jobs
     stored = Ledger.open(plan.run_folder).stored() if plan.run_folder and not jobs else None
     before = jobs[0].request if jobs else stored.plan.attempts[0].request if stored else {}
     had, spec = request.read(before), inputs.spec

@@ -28,7 +28,15 @@ from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.run_folder import open_run_folder, read_results, read_run_folder, storage_of
-from launcher.runs.submit import RunEvent, RunWatcher, SubmitOptions, open_driver, submission, with_its_own_image
+from launcher.runs.submit import (
+    RunEvent,
+    RunWatcher,
+    SubmitOptions,
+    image_preparer,
+    open_driver,
+    submission,
+    with_its_own_image,
+)
 from launcher.runs.watch import Note
 
 if TYPE_CHECKING:
@@ -106,7 +114,8 @@ def submit(
     cloud = open_cloud(plan.project, events.say)
     confirm = partial(require_limit, limited=yes or is_limited(plan.inputs))
     options = SubmitOptions(builder=builder, create_repository=create_repository, preflight=preflight)
-    driver, _ = submission(plan.data, plan.inputs, cloud, events, options, confirm, new=new, resume=resume)
+    ready = image_preparer(plan.inputs, cloud, events, options)
+    driver, _ = submission(plan.data, plan.inputs, cloud, events, ready, confirm, new=new, resume=resume)
     planned = driver.plan
     with suppress(RunSucceeded):  # there is nothing to do; its results are readable
         driver.drive(fresh=True, resume=resume, detach=True)

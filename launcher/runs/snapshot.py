@@ -108,7 +108,7 @@ class RunObserver:
         for VMs covers all zones anyway."""
         self._filter = f'labels.{RUN_LABEL}="{plan.run}"'  # a value with dashes may need its quotes (AIP-160)
         self._places = tuple(dict.fromkeys(attempt.where for attempt in plan.attempts))
-        self._is_vm = plan.target == "vm"
+        self._has_regions = plan.target == "vertex"
         self._plan, self._run, self._service, self._ledger = plan, plan.run, service, ledger
         self._stopwatch, self._extra_regions = stopwatch, extra_regions
         self._searched_extra = False
@@ -143,7 +143,7 @@ class RunObserver:
     def _regions_to_search(self) -> Sequence[str]:
         from launcher import catalog
 
-        if self._is_vm:
+        if not self._has_regions:
             return []
         return catalog.load().training_regions if self._extra_regions is None else list(self._extra_regions)
 

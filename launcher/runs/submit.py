@@ -12,6 +12,7 @@ from msgspec import Struct
 from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import NotAuthorised
 from launcher.gcp.storage import open_folder
+from launcher.inputs.planning import planned
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.project.model import Check
     from launcher.runs.cloud import CloudContext
-    from launcher.runs.context import RunContext
+    from launcher.runs.context import LaunchContext, RunContext
     from launcher.runs.watch import JobView
 
 RunEvent = Event | AttemptStarted | AttemptFailed
@@ -61,30 +62,32 @@ class SubmitOptions(Struct, frozen=True, kw_only=True):
 def submission(
     plan: Plan,
     inputs: Inputs,
-    cloud: CloudContext,
+    cloud: LaunchContext,
     events: Events,
-    options: SubmitOptions,
-    confirm: Callable[[Plan], None],
+    ready: Callable[[Plan], Plan],
+    confirm: Callable[[Plan], None] = lambda _plan: None,
     *,
+    plan_again: Callable[[Inputs], Plan] = planned,
     new: bool = False,
     resume: bool = False,
 ) -> tuple[RunDriver, RunWatcher]:
-    """Return the driver of a plan's run and its watcher; `new`: under the next free run ID; `resume`: of a run that has
-    ended. `confirm` accepts the cost, or raises.
+    """Return the driver of a plan's run and its watcher; `new`: under the next free run ID, with `plan_again`;
+    `resume`: of a run that has ended. `ready` returns the plan of a job that can be created; `confirm` accepts the
+    cost, or raises.
 
     Raises UsageError: the output cannot be used, or there is no run to resume; NotAuthorised.
     """
-    from launcher.runs.resume import allowed_change, as_fresh_run, check_run_exists, report_change
+    from launcher.runs.resume import allowed_change, check_run_exists, report_change, with_fresh_id
 
     check_output(plan, cloud)
     allowed = None
     if new:
-        plan = as_fresh_run(plan, inputs, cloud, events.say)
+        plan = plan_again(with_fresh_id(plan, inputs, cloud, events.say))
     if resume:
         check_run_exists(plan, cloud)
         allowed = allowed_change(plan, inputs, cloud)
         report_change(allowed, inputs, events.say)
-    return open_driver(cloud, plan, events, image_preparer(inputs, cloud, events, options), allowed, confirm)
+    return open_driver(cloud, plan, events, ready, allowed, confirm)
 
 
 def image_preparer(
@@ -143,7 +146,7 @@ def with_image(plan: Plan, job: ImageBuildRequest, report: Report) -> Plan:
     return with_digest(plan, pushed.reference, base)
 
 
-def check_output(plan: Plan, cloud: CloudContext) -> None:
+def check_output(plan: Plan, cloud: LaunchContext) -> None:
     """Check that the project owns the bucket if the plan writes to the default one. Raises NotAuthorised,
     UsageError."""
     from launcher.gcp.default_bucket import check_default_bucket
@@ -153,7 +156,7 @@ def check_output(plan: Plan, cloud: CloudContext) -> None:
 
 
 def open_driver(
-    cloud: CloudContext,
+    cloud: LaunchContext,
     plan: Plan,
     events: Events,
     ready: Callable[[Plan], Plan],

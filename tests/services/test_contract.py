@@ -1,8 +1,12 @@
-"""What every service promises of its jobs (services.base.Jobs): Vertex AI, VMs on Compute Engine, and this machine."""
+"""What every service promises of its jobs (services.base.Jobs): Vertex AI, VMs on Compute Engine, this machine, and a
+host that is reached by SSH."""
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,20 +17,24 @@ from launcher.clock import Clock
 from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError
 from launcher.jobs.job import GONE, RUN_LABEL, Job
+from launcher.remote.connection import connect
 from launcher.runs.cancelling import cancel_run
 from launcher.runs.endings import cancel_and_confirm
 from launcher.runs.find import FoundRun
 from launcher.runs.story import live_of
 from launcher.services.base import GoneError, Jobs
+from launcher.services.hosts.service import OnHost
 from launcher.services.local.client import run_job
 from launcher.services.local.job import LocalJob, Printed
 from launcher.services.local.service import ThisMachine
 from launcher.services.request import context_of_job
 from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Stage
-from tests.plan.planning import request
+from tests.plan.planning import planned, request
+from tests.remote.hosts import NAME, a_host, host_request
 from tests.runs.submitting import LONG
 from tests.services.compute.vm_site import Site
+from tests.ssh.server import SshServer
 
 
 class Service(Protocol):
@@ -127,7 +135,31 @@ class Here:
         return len(list(self.folder.iterdir()))
 
 
-@pytest.fixture(params=["vertex", "compute", "local"])
+class ByHost:
+    def __init__(self, server: SshServer) -> None:
+        self.server, self.clock = server, Clock()
+        self.host = OnHost(connect(NAME))
+        self.jobs: Jobs = self.host
+        self.unknown = f"on/{NAME}/{uuid.UUID(int=7)}"
+
+    def running(self) -> Job:
+        return self._started("import time; time.sleep(100)")
+
+    def ended(self, code: int) -> Job:
+        job = self._started(f"raise SystemExit({code})")
+        while not (job := self.jobs.get(job.name)).is_over:
+            time.sleep(0.1)
+        return job
+
+    def _started(self, code: str) -> Job:
+        body = host_request(code)
+        return self.host.create(planned().attempts[0], body, str(uuid.uuid4()))
+
+    def count(self) -> int:
+        return len(list((self.server.home / "launch" / "jobs").iterdir()))
+
+
+@pytest.fixture(params=["vertex", "compute", "local", "host"])
 def service(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     if request.param == "local":
         here = Here(tmp_path / "runs")
@@ -136,6 +168,10 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
             here.jobs.cancel(str(here.folder / "tiny-0123abcd"))
             thread.join(60)
             assert not thread.is_alive()
+        return
+    if request.param == "host":
+        with a_host(tmp_path, monkeypatch, python=sys.executable) as server:
+            yield ByHost(server)
         return
     clock = FakeClock()
     with GoogleCloud(clock=clock) as cloud:
@@ -168,7 +204,8 @@ def test_the_state_is_the_same_each_time(service: Service) -> None:
 def test_a_running_job_has_a_place_and_a_target_with_a_command(service: Service) -> None:
     job = service.running()
     assert job.place
-    assert job.command == {"vm": "launch vm SPEC --run"}.get(job.target, f"launch {job.target} SPEC")
+    commands = {"vm": "launch vm SPEC --run", "on": f"launch on {job.region} SPEC"}
+    assert job.command == commands.get(job.target, f"launch {job.target} SPEC")
 
 
 def test_a_running_job_is_shown_as_running(service: Service) -> None:
@@ -293,5 +330,5 @@ def test_a_released_job_still_says_how_it_ended(service: Service) -> None:
 
 def test_only_jobs_on_this_machine_end_with_their_launch(service: Service) -> None:
     jobs = service.jobs
-    assert (jobs.outlives_client, jobs.poll_seconds is None) == (jobs.project != "local", jobs.project != "local")
+    assert (jobs.outlives_client, jobs.poll_seconds is None) == (jobs.project != "local", jobs.project == "my-project")
     assert 30 <= jobs.stop_seconds <= 600

@@ -44,6 +44,9 @@ def gpus(
     live: Annotated[
         bool, option(WHERE, "--live", help="Add quotas and Spot capacity of your project; needs credentials.")
     ] = False,
+    on: Annotated[
+        str | None, option(WHERE, "--on", help="The GPUs of a host, by SSH, and who uses them.", metavar="HOST")
+    ] = None,
     offline: Offline = False,
     sort: Annotated[Order, option(OUTPUT, "--sort", help="Cheapest, most memory or most FLOP/s first.")] = Order.price,
     output_format: OutputFormat = Output.text,
@@ -54,6 +57,9 @@ def gpus(
     over machine types and regions. Sends no request without --live, which reads the quotas of your project and Google's
     advice on Spot capacity in the first 12 offers (default: in gcloud's region).
     """
+    if on:
+        show_host(on, output_format)
+        return
     from launcher.catalog.offers import offers
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.offer_table import offer_lines, offers_data
@@ -73,6 +79,25 @@ def gpus(
         print("\n".join(offer_lines(known, shown, total, seen, query.models)))
     else:
         printed(offers_data(known, shown, total, seen), output_format)
+
+
+def show_host(name: str, output_format: Output) -> None:
+    """Print the GPUs of a host, and who uses them. Raises LaunchError: no connection."""
+    from launcher.cli.ui.documents import printed
+    from launcher.remote.agent import Agent
+    from launcher.remote.connection import connect
+    from launcher.services.hosts.arrival import used_by
+
+    facts = Agent(connect(name)).call("describe")
+    if output_format is not Output.text:
+        printed(facts, output_format)
+        return
+    for gpu in facts["gpus"]:
+        use = "free" if gpu["free"] else used_by(gpu)
+        print(f"{gpu['index']}  {gpu['name']}, {gpu['memory_mb'] / 1024:.0f} GiB, driver {gpu['driver']}: {use}")
+    if not facts["gpus"]:
+        print(f"no GPU: {facts['gpu_problem']}")
+    print(f"{facts['free_gb']:.0f} GB of disk are free")
 
 
 def live_regions(named: list[str] | None) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 
@@ -33,11 +33,12 @@ from launcher.runs.driver import RunDriver
 from launcher.runs.endings import RunEnded, RunSucceeded
 from launcher.runs.find import FoundRun, NoSuchRun, look_up, only_one, searched
 from launcher.runs.follow import checked_plan, stored_plan, watch_job
-from launcher.runs.submit import RunWatcher, SubmitOptions, open_driver, submission, with_its_own_image
+from launcher.runs.submit import RunWatcher, SubmitOptions, image_preparer, open_driver, submission, with_its_own_image
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
     from launcher.runs.cloud import CloudContext
+    from launcher.runs.context import LaunchContext
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
@@ -95,7 +96,8 @@ def submit_plan(
     """Submit a plan and follow its run to its end. Raises LaunchError."""
     printer = EventPrinter(plan)
     confirm = partial(confirm_cost, limited=is_limited(inputs), yes=options.yes, say=printer.say)
-    driver, watcher = submission(plan, inputs, cloud, printer, options.submit, confirm, new=new, resume=resume)
+    ready = image_preparer(inputs, cloud, printer, options.submit)
+    driver, watcher = submission(plan, inputs, cloud, printer, ready, confirm, new=new, resume=resume)
     for warning in driver.plan.warnings if not resume else ():
         printer.say(warning)
     follow_driver(driver, watcher, printer, output, options, fresh=True, resume=resume)
@@ -178,7 +180,7 @@ def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = Non
     options, refused = LaunchOptions(watch_seconds=watch_seconds), None
     seconds = options.seconds
     if run.context.of_run(None).outlives_client:
-        cloud = of_project(run.context.project)
+        cloud = cast("LaunchContext", run.context.with_notice(say))  # as its jobs outlive a launch
         plan, refused = checked_plan(cloud, run)
         if plan and not refused:
             printer = EventPrinter(plan)

@@ -43,6 +43,9 @@ def load_request(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     match request:
         case {"attempts": [{"request": dict(first)}, *_]}:  # a whole plan, as -o json prints it
             request = first
+    match request:
+        case {"host": str(), "job": dict(job)}:  # for a host
+            request = {**job, "labels": request["labels"]}
     parse_request(request)
     return rebased(request, full_path(flags.output)) if flags.output else request
 

@@ -57,8 +57,9 @@ def show_begun(job: Job, output: Output) -> None:
     if output is not Output.text:
         show_job(job, output)
         return
-    print(f"{job.run} is {job.state} in {job.place}")
-    retries = "a stockout or a preemption" if job.zone else "a stockout"
+    print(f"{job.run} is {job.state} {'on' if job.target == 'on' else 'in'} {job.place}")
+    causes = {"on": "a restart of the host", "vm": "a stockout or a preemption"}
+    retries = causes.get(job.target, "a stockout")
     print(f"launch follow {job.handle}\n    watches it; needed to start the next attempt after {retries}")
     print(f"launch cancel {job.run}\n    cancels it")
 

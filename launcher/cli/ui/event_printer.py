@@ -229,7 +229,8 @@ def attempt_place(job: Job, planned: Attempt | None) -> str:
     from launcher.cli.ui.plan_page import expected_price
 
     price = f", {expected_price(planned)}" if planned else ""
-    return f"{provisioning_of(job)} in {job.place}, {machine_of(job)}{price}"
+    where = f"on {job.place}" if job.target == "on" else f"{provisioning_of(job)} in {job.place}, {machine_of(job)}"
+    return f"{where}{price}"
 
 
 def after(job: Job) -> str:

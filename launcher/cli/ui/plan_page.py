@@ -27,7 +27,7 @@ WIDTH = 80
 LABEL = 10
 ATTEMPTS_SHOWN = 5
 NO_IMAGE = "not used: runs in the local Python environment"
-TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
+TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine", "on": "a host"}
 
 
 def show_plan(
@@ -64,7 +64,12 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
     first = plan.attempts[0]
     if plan.target != "vertex":
         method = "bulkInsert" if "instanceProperties" in first.request else "insert"
-        yield f"# The body of instances.{method}." if plan.target == "vm" else "# The CustomJob that launch local runs."
+        comments = {
+            "vm": f"# The body of instances.{method}.",
+            "local": "# The CustomJob that launch local runs.",
+            "on": f"# What launch_train.host starts on {plan.project}. launch local --request runs it here.",
+        }
+        yield comments[plan.target]
         yield as_yaml(first.request)
         return
     from launcher.plan.vertex_request import gcloud_command
@@ -101,7 +106,7 @@ def plan_lines(
             yield from labelled("python", python.text)
     for number, origin in enumerate(settings.origins if settings else ()):
         yield from labelled("" if number else "settings", f"{origin.field}: {origin.where}")
-    if plan.target != "local":
+    if plan.target in ("vertex", "vm"):
         yield ""
         yield from attempt_table(plan, len(plan.attempts) if explain else ATTEMPTS_SHOWN)
     notes = [python.note] if python and python.note else []
@@ -113,6 +118,8 @@ def plan_lines(
 
 def target_text(target: Target, project: str) -> str:
     """Return `Vertex AI, project my-project`."""
+    if target == "on":
+        return f"{project}, by SSH"
     return TARGETS[target] + ("" if target == "local" else f", project {project}")
 
 
@@ -122,14 +129,14 @@ def closing_lines(warnings: Iterable[str], target: Target, more: str = "") -> It
         yield ""
         yield from labelled("warning", warning)
     yield ""
-    yield f"Nothing was submitted.{more}" if target != "local" else "Nothing was started."
+    yield f"Nothing was submitted.{more}" if target in ("vertex", "vm") else "Nothing was started."
 
 
 def plan_facts(
     plan: Plan, spec: JobSpec, image: bool, usd_cap: tuple[float, str] | None = None, *, explain: bool = False
 ) -> Iterator[tuple[str, str]]:
     """Yield the labels and texts above the table of attempts."""
-    is_cloud = plan.target != "local"
+    is_cloud = plan.target in ("vertex", "vm")
     yield from beside("machine", machine_lines(plan, explain))
     if is_cloud and plan.command:
         if plan.machine.gpu_memory_gb:
@@ -137,6 +144,10 @@ def plan_facts(
         yield from beside("time", time_lines(plan, explain))
     if is_cloud:
         yield from beside("cost", cost_lines(plan, usd_cap, explain))
+    elif plan.target == "on":
+        usd, hours = plan.limits.usd_at_most, f"{plan.limits.hours:g} h, after which the host ends the job"
+        most = "unknown (--price); at most" if usd is None else f"at most {usd_text(usd)} in"
+        yield "cost", f"{most} {hours}"
     yield from beside("image", image_lines(plan, is_cloud or image, explain))
     if plan.image and (is_cloud or image):
         yield from beside("setup", setup_lines(plan.spec, plan.image))
@@ -181,7 +192,7 @@ def image_lines(plan: Plan, used: bool, explain: bool) -> Iterator[str]:
         if plan.target == "vm":
             yield str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
     elif not used:
-        yield NO_IMAGE
+        yield NO_IMAGE if plan.target == "local" else "not used: runs in a Python of the host"
     else:
         tag = f"tag: content hash; {image.platform}, " if explain else ""
         how = "(custom image, pinned by digest)" if image.pinned else f"({tag}{torch_text(image)})"
@@ -270,6 +281,10 @@ def account_text(plan: Plan) -> str:
 def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
     """Yield `1 × a3-highgpu-2g: 2 × NVIDIA H100 80GB, 52 vCPUs, 468 GB`, with the total GPUs of several nodes; to
     `explain` for each of several machine types, else a line with all of them."""
+    if plan.target == "on":
+        gpus = plural(plan.machine.gpus, "free GPU") if plan.machine.gpus else "no GPU"
+        yield f"{plan.machine.machine_type}: {gpus}; checked on arrival"
+        return
     if plan.target == "local":
         machine = plan.machine
         nodes, each = ("1 node", "") if machine.nodes == 1 else (f"{machine.nodes} nodes", " each")

@@ -17,7 +17,7 @@ from launcher.errors import LaunchError
 from launcher.gcp.parallel import in_pool
 from launcher.gcp.storage import open_folder, read_errors
 from launcher.jobs.job import SWEEP_LABEL
-from launcher.runs.find import RUNS, FoundRun, find_jobs, grouped, in_folder, label_of, local_run, run_folders
+from launcher.runs.find import RUNS, FoundRun, grouped, in_folder, label_of, local_run, run_folders
 from launcher.runs.sweep.record import read_record
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def local_points(name: str) -> LocalPoints | None:
 def find_sweep(cloud: CloudContext, name: str, regions: Sequence[str]) -> FoundSweep | None:
     """Return a sweep by its name; None: neither a job nor a record in the default output has that name. Raises
     LaunchError: no region can be read."""
-    listing = find_jobs(cloud, f'labels.{SWEEP_LABEL}="{name}"', regions)
+    listing = cloud.find_jobs(f'labels.{SWEEP_LABEL}="{name}"', regions)
     unread = tuple(listing.unread)
     runs = tuple(
         replace(run, unread=unread) for run in grouped(listing.jobs, cloud) if run.job.labels.get(SWEEP_LABEL) == name

@@ -12,7 +12,7 @@ from launch_train.common import contract
 from launcher.diagnosis import RequestContext
 from launcher.errors import JobFailed
 from launcher.jobs.job import LOCAL, Job, command
-from launcher.services.request import local, vertex, vm
+from launcher.services.request import host, local, vertex, vm
 from launcher.services.request.model import JobRequest
 
 LEAST_SECONDS = 180
@@ -27,6 +27,8 @@ def service(request: Mapping[str, Any]) -> ModuleType:
     """Return the module that parses this kind of request."""
     if "jobSpec" in request:
         return vertex
+    if "host" in request:
+        return host
     return local if request.get("region") == LOCAL else vm
 
 
@@ -143,7 +145,10 @@ def labels(request: Mapping[str, Any]) -> Mapping[str, str]:
 def run_folder(request: Mapping[str, Any]) -> str | None:
     """Return the run folder from the environment, or else the base output directory. None if it has neither."""
     parsed = read(request)
-    return (parsed.env.get(contract.RUN_FOLDER, "") or parsed.output).rstrip("/") or None
+    folder = (parsed.env.get(contract.RUN_FOLDER, "") or parsed.output).rstrip("/") or None
+    if folder and "host" in request and not folder.startswith("gs://"):
+        return f"ssh://{request['host']}/{folder.lstrip('/')}"
+    return folder
 
 
 def differences(

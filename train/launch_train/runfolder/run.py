@@ -20,8 +20,9 @@ from launch_train.runfolder.starts import READERS, Record, RunMetrics, Start, is
 
 ENTRY: Final = re.compile(rf"^{runfolder.ATTEMPTS}/(\d+)(\.end|\.verdict)?\.json$")
 
-LAST_PARTS: Final = 3
-"""The last parts of a start that are read of a long run; the very last may have the `end` event alone."""
+LAST_PARTS: Final = 5
+"""The last parts of a start that are read of a long run; the very last may have events alone: an evaluation, samples,
+the end."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""`launch on HOST`: run a training job on a machine that is reached by SSH."""
+
+# No `from __future__ import annotations`: Typer would compile the annotations at every start, twice.
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.help_page import CONNECTION, MACHINE, OUTPUT, RUN, option
+from launcher.cli.options import DryRun, Explain, Output, OutputFormat, WatchFor, flags_of, gather
+from launcher.errors import UsageError, refuse_with
+
+
+def on(
+    ctx: typer.Context,
+    host: Annotated[str, typer.Argument(metavar="HOST", help="A host of ~/.ssh/config, or USER@HOST[:PORT].")],
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; default: the built-in job.")
+    ] = None,
+    *,
+    cpu: Annotated[bool, option(MACHINE, "--cpu", help="Run on the host's processors, without GPUs.")] = False,
+    python: Annotated[
+        str | None, option(RUN, "--python", help="The Python on the host that runs the job.", metavar="PATH")
+    ] = None,
+    dry_run: DryRun = False,
+    explain: Explain = False,
+    detach: Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the job runs.")] = False,
+    resume: Annotated[str | None, option(RUN, "--resume", help="Resume a run that has ended.", metavar="RUN")] = None,
+    new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, even if this job has run before.")] = False,
+    accept_host_key: Annotated[
+        bool, option(CONNECTION, "--accept-host-key", help="Store the key of a host that is not known yet.")
+    ] = False,
+    watch_for: WatchFor = None,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Run a training job on a machine that you reach by SSH.
+
+    Plans the run (--dry-run shows the plan, without a connection), checks GPUs, disk and Python of the host, sends the
+    code and starts the job, which outlives the connection. The same command on an active run follows that run.
+    """
+    from launcher.cli.ui.plan_page import show_plan
+    from launcher.inputs.gather import Inputs
+    from launcher.inputs.planning import planned
+    from launcher.plan.model import Plan
+    from launcher.plan.on_host import on_host
+
+    flags = flags_of(ctx)
+    if dry_run or explain:
+        refuse_with("--dry-run", {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for})
+    if new and (resume or flags.run_id):
+        raise UsageError("--new cannot be combined with --resume or --run-id", "Remove one of them.")
+    if resume:
+        refuse_with("--resume", {"--run-id": flags.run_id})
+        flags = flags._replace(run_id=resume)
+    if (flags.nodes or 1) > 1:
+        raise UsageError("launch on runs a job on one host", "Remove --nodes; several hosts are not supported yet.")
+    inputs = gather("local", spec, flags, docker=True)
+    if inputs.spec.machine.nodes > 1:
+        raise UsageError("launch on runs a job on one host", "Set --nodes 1; several hosts are not supported yet.")
+
+    def plan_of(inputs: Inputs) -> Plan:
+        local = planned(inputs)
+        return on_host(
+            local,
+            host,
+            inputs.located.spec.output or "runs",
+            code=inputs.context.code.digest,
+            python=python or "",
+            gpus=0 if cpu else local.machine.gpus,
+            price=inputs.spec.limits.price,
+        )
+
+    plan = plan_of(inputs)
+    if dry_run or explain:
+        show_plan(plan, inputs.spec, output_format, explain=explain)
+        return
+    from launcher.cli.flows.launch import LaunchOptions, follow_driver
+    from launcher.cli.ui.event_printer import EventPrinter
+    from launcher.remote.connection import reach
+    from launcher.runs.on_host import of_host, remember
+    from launcher.runs.submit import submission
+    from launcher.services.hosts.arrival import prepare
+
+    context, printer = of_host(host), EventPrinter(plan)
+    reach(host, accept_host_key=accept_host_key)
+    driver, watcher = submission(
+        plan,
+        inputs,
+        context,
+        printer,
+        lambda plan: prepare(plan, inputs.source, context.connection, printer.say),
+        plan_again=plan_of,
+        new=new,
+        resume=bool(resume),
+    )
+    for warning in driver.plan.warnings if not resume else ():
+        printer.say(warning)
+    remember(driver.plan.run, host)
+    options = LaunchOptions(detach=detach, watch_seconds=watch_for, target="on")
+    follow_driver(driver, watcher, printer, output_format, options, fresh=True, resume=bool(resume))

@@ -1,0 +1,68 @@
+"""Move the plan of a local run to a host that is reached by SSH. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from launch_train.common import contract
+from launcher.plan.binding import bound
+from launcher.plan.build import replace_text
+from launcher.plan.model import Attempt, Plan
+
+ROOT: Final = "~/launch"
+"""The folder on a host for everything that launch puts there; relative outputs are below it."""
+
+
+def on_host(plan: Plan, host: str, output: str, *, code: str, python: str, gpus: int, price: float | None) -> Plan:
+    """Return the plan of `launch local` for a host, as ssh knows it.
+
+    `output` is where runs go there: gs://…, /…, ~/…, or relative to ROOT. `code` is the digest of the user's code,
+    `python` the interpreter there (empty: the host's own with PyTorch). `gpus`: how many the job gets, 0: it runs on
+    processors. `price`: USD per hour; None: unknown.
+    """
+    folder = output if output.startswith(("gs://", "/", "~/")) else f"{ROOT}/{output}"
+    old, new = plan.run_folder or "", f"{folder.rstrip('/')}/{plan.run}"
+    attempt = plan.attempts[0]
+    job: dict[str, Any] = replace_text(attempt.request, old, new) if old else attempt.request
+    pools = []
+    for pool in job["jobSpec"]["workerPoolSpecs"]:
+        container = pool["containerSpec"]
+        env = [entry for entry in container["env"] if entry["name"] != contract.GPU]  # its GPUs are seen on arrival
+        container = {"command": container["command"], "args": container["args"], "env": env}
+        pools.append({"machineSpec": {"acceleratorCount": gpus}, "replicaCount": "1", "containerSpec": container})
+    labels = job["labels"]
+    job = {"displayName": job["displayName"], "jobSpec": {**job["jobSpec"], "workerPoolSpecs": pools}}
+    usd = None if price is None else price * plan.machine.nodes * plan.limits.hours
+    rule = "unknown: set --price, USD per hour" if price is None else "set by --price"
+    moved = Attempt(
+        region=host,
+        zone=None,
+        machine_type=host,
+        provisioning="standard",
+        usd_per_hour=price,
+        usd_approx=False,
+        usd_ceiling=price,
+        usd_hard_bound=price,
+        usd_rule=rule,
+        usd_excludes=(),
+        request={"host": host, "labels": labels, "code": code, "python": python, "job": job},
+    )
+    machine = replace(
+        plan.machine, machine_type=host, gpu="GPU", gpus=gpus, gpu_memory_gb=None, vcpus=None, memory_gb=None
+    )
+    run_folder = new if new.startswith("gs://") else f"ssh://{host}/{new.lstrip('/')}"
+    return bound(
+        replace(
+            plan,
+            target="on",
+            project=host,
+            run_folder=run_folder,
+            machine=machine,
+            image=replace(plan.image, uri="", builds_base=False) if plan.image else None,
+            attempts=(moved,),
+            limits=replace(plan.limits, usd_at_most=usd, usd_expected=None, usd_hard_bound=usd),
+            spec=replace_text(plan.spec, old.rpartition("/")[0], folder) if old else plan.spec,
+        )
+    )

@@ -1,0 +1,230 @@
+"""Run commands on a host over one connection of OpenSSH, which all processes of launch share.
+
+`Host` is what ssh knows it by: its settings (~/.ssh/config), keys and agent apply. launch adds what a program needs
+that may not ask: BatchMode, no forwarding of agent, ports or X11, and a host key that is known.
+
+A login shell may be fish or print a banner, so a command is sent as base64 and its output begins after a mark.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+from launch_train.host.folder_server import MARK
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
+
+CONNECT_SECONDS: Final = 20
+ALIVE_SECONDS: Final = 15
+"""Interval of keep-alive messages; after four without an answer the connection is given up."""
+PERSIST_SECONDS: Final = 600
+"""How long the shared connection stays open without a command."""
+ANSWER_SECONDS: Final = 60.0
+FAILED: Final = 255
+"""ssh's exit code for its own failures."""
+LONGEST_PATH: Final = 60
+"""Of the folder for connections: the path of a socket has at most 107 characters, 41 of them ssh's own name for it."""
+
+
+ADDRESS: Final = re.compile(r"((?:[^\s@/:-][^\s@/:]*@)?)(\[[0-9A-Fa-f:]+\]|[^\s@/:\[\]-][^\s@/:\[\]]*)(?::(\d{1,5}))?")
+"""[USER@]HOST[:PORT]; a name that begins with - would be an option of ssh."""
+
+
+class CommandFailed(LaunchError):
+    """A command on a host failed."""
+
+    code: int = 1
+    """Its exit code."""
+
+
+class Host(NamedTuple):
+    """A machine as ssh knows it: an alias of its settings, or [USER@]HOST[:PORT]."""
+
+    name: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the words of a command line that name it. Raises UsageError: it cannot be a host."""
+        match = ADDRESS.fullmatch(self.name)
+        if not match or not self.name.isprintable():
+            raise UsageError(f"invalid host {self.name!r}", "Name a host of ~/.ssh/config, or USER@HOST[:PORT].")
+        user, host, port = match.groups()
+        return (*(("-p", port) if port else ()), "--", user + host.strip("[]"))
+
+
+class Connection:
+    """Commands on one host. All methods raise UnreachableError (no connection; waiting may help), NotAuthorised (the
+    login or the host key is refused), UsageError (no such host) and LaunchError (the command failed)."""
+
+    def __init__(self, host: Host, *, accept_host_key: bool = False) -> None:
+        """`accept_host_key`: store the key of a host that is not known yet; a changed key is refused anyway."""
+        self.host = host
+        self._host_key = "accept-new" if accept_host_key else "yes"
+
+    def argv(self, script: str) -> list[str]:
+        """Return the command line that runs a script of `sh` on the host."""
+        options = {
+            "BatchMode": "yes",
+            "ForwardAgent": "no",
+            "ForwardX11": "no",
+            "ClearAllForwardings": "yes",
+            "PermitLocalCommand": "no",
+            "RequestTTY": "no",
+            "ConnectTimeout": str(CONNECT_SECONDS),
+            "ServerAliveInterval": str(ALIVE_SECONDS),
+            "ServerAliveCountMax": "4",
+            "StrictHostKeyChecking": self._host_key,
+            "LogLevel": "INFO",
+            "ControlMaster": "auto",
+            "ControlPath": f"{sockets()}/%C",
+            "ControlPersist": str(PERSIST_SECONDS),
+        }
+        encoded = base64.b64encode(f"printf '\\002launch\\002\\n'\n{script}".encode()).decode()
+        settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        return ["ssh", *settings, *self.host.words, f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"]
+
+    def run(self, script: str, *, stdin: bytes | IO[bytes] = b"", seconds: float = ANSWER_SECONDS) -> bytes:
+        """Run a script of `sh` and return its output. `stdin`: bytes, or a file of them."""
+        try:
+            # A file for stderr: the shared connection keeps it open.
+            with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as typed:
+                if isinstance(stdin, bytes):
+                    typed.write(stdin)
+                    typed.seek(0)
+                ran = subprocess.run(
+                    self.argv(script),
+                    stdin=typed if isinstance(stdin, bytes) else stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    check=False,
+                    timeout=seconds,
+                )
+                errors.seek(0)
+                text = printable(errors.read())
+        except FileNotFoundError:
+            raise missing_ssh() from None
+        except subprocess.TimeoutExpired:
+            late = f"{self.host.name} gave no answer for {seconds:.0f} s"
+            raise UnreachableError(late, "Try again in a moment.") from None
+        _, mark, output = ran.stdout.partition(MARK)
+        if ran.returncode == FAILED and not mark:
+            raise self.explained(text)
+        if ran.returncode:
+            said = text or printable(output)
+            error = CommandFailed(f"{self.host.name}: {said or f'exit code {ran.returncode}'}")
+            error.code = ran.returncode
+            raise error
+        return output
+
+    def open(self, script: str) -> subprocess.Popen[bytes]:
+        """Start a script of `sh`, with pipes. Raises LaunchError: ssh is not installed."""
+        try:
+            return subprocess.Popen(
+                self.argv(script),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for launch, which still has to read or write
+            )
+        except FileNotFoundError:
+            raise missing_ssh() from None
+
+    def send(self, files: Iterable[tuple[str, Path]], folder: str, *, texts: Mapping[str, str] | None = None) -> None:
+        """Send files to a new folder on the host (a shell word), whole or not at all; nothing if it exists.
+
+        `files`: pairs of the name there and the path here; links are sent as links. `texts`: files by their content,
+        which are programs.
+        """
+        with tempfile.TemporaryFile() as archive:
+            with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
+                for name, path in files:
+                    tar.add(path, name, recursive=False)
+                for name, text in (texts or {}).items():
+                    with tempfile.NamedTemporaryFile() as program:
+                        Path(program.name).write_text(text, encoding="utf-8")
+                        Path(program.name).chmod(0o755 if name.partition("/")[2].startswith("bin/") else 0o644)
+                        tar.add(program.name, name)
+            archive.seek(0)
+            script = f"""
+set -e; to={folder}; [ -e "$to" ] && exit 0
+part="$to.part-$$"; mkdir -p "$part"; trap 'rm -rf "$part"' EXIT
+tar -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "$to" ]
+"""
+            self.run(script, stdin=archive, seconds=3600.0)
+
+    def close(self) -> None:
+        """End the shared connection."""
+        argv = [word for word in self.argv("") if not word.startswith("sh -c ")]
+        subprocess.run([argv[0], "-O", "exit", *argv[1:]], capture_output=True, check=False, timeout=ANSWER_SECONDS)
+
+    def explained(self, text: str) -> LaunchError:
+        """Return the error of a connection that failed, from ssh's messages."""
+        name = self.host.name
+        if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text or "Host key for" in text:
+            return NotAuthorised(
+                f"the host key of {name} has changed: it is another machine now, or somebody is in between",
+                f"If it was set up anew: ssh-keygen -R {name.rpartition('@')[2]}, then repeat with --accept-host-key",
+            )
+        if "Host key verification failed" in text or "host key is known" in text:
+            return NotAuthorised(
+                f"{name} is not a known host; its key is {self.fingerprint()}",
+                "If that is its key: repeat with --accept-host-key (it is stored in ~/.ssh/known_hosts)",
+            )
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
+        if "Permission denied" in text or "Too many authentication failures" in text:
+            hint = f"launch asks for no password. Set up a key: ssh-copy-id {name}; then try: ssh {name} true"
+            return NotAuthorised(f"{name} refuses the login: {last}", hint)
+        if "Could not resolve hostname" in text or "Bad configuration option" in text or "Bad port" in text:
+            return UsageError(f"no connection to {name}: {last}", "Name a host of ~/.ssh/config, or USER@HOST[:PORT].")
+        return UnreachableError(f"no connection to {name}: {last}", f"Try: ssh {name} true")
+
+    def fingerprint(self) -> str:
+        """Return the kind and the fingerprint of the host's key, as ssh logs it."""
+        argv = self.argv("true")
+        argv[1:1] = ["-v", "-o", "ControlPath=none", "-o", "LogLevel=DEBUG1"]
+        ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=ANSWER_SECONDS)
+        match = re.search(r"Server host key: (\S+ SHA256:\S+)", printable(ran.stderr))
+        return match[1] if match else "unknown"
+
+
+def missing_ssh() -> LaunchError:
+    """Return the error of a machine without OpenSSH's client."""
+    return LaunchError("ssh is not installed", "Install OpenSSH's client: apt-get install openssh-client")
+
+
+@cache
+def connect(name: str) -> Connection:
+    """Return this process's connection to a host, whose key is known. Opens nothing yet."""
+    return Connection(Host(name))
+
+
+def reach(name: str, *, accept_host_key: bool = False) -> None:
+    """Connect to a host, and store its key if that is accepted. Raises as `Connection.run` does."""
+    Connection(Host(name), accept_host_key=accept_host_key).run("true")
+
+
+@cache
+def sockets() -> Path:
+    """Return the folder of this user's shared connections, which nobody else may read."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "launch", "ssh")
+    if len(str(folder)) > LONGEST_PATH:
+        folder = Path(tempfile.gettempdir(), f"launch-ssh-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
+        raise LaunchError(f"{folder} must belong to you alone", f"rm -rf {folder}")
+    return folder
+
+
+def printable(text: bytes) -> str:
+    """Return a host's text without control characters, which could rewrite the terminal."""
+    lines = text.decode(errors="replace").splitlines()
+    return "\n".join("".join(char for char in line if char.isprintable() or char == "\t") for line in lines).strip()

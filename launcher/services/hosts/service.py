@@ -1,0 +1,142 @@
+"""A host that is reached by SSH as a service: launch_train.host starts and supervises the jobs there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from launch_train.common import contract
+from launcher.errors import LaunchError
+from launcher.jobs.job import RUN_LABEL, Failure, Job
+from launcher.plan.model import Attempt
+from launcher.remote.agent import Agent, trainer_digest
+from launcher.remote.connection import Connection
+from launcher.services.base import GoneError, Listing
+from launcher.services.local.replicas import ImageDefaults, replicas
+from launcher.services.local.request import parse_request
+from launcher.services.request import service
+
+UNAVAILABLE: Final = 14
+"""google.rpc.Code: the machine failed, not the job."""
+PORT: Final = 29400
+"""Of the control store, which only several nodes use."""
+
+
+class OnHost:
+    """The jobs on one host. Their names are on/HOST/ID."""
+
+    outlives_client = True
+    poll_seconds: float | None = 2.0
+    stop_seconds = 90.0
+    """The processes get 30 s to save (launch_train.host.job)."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._agent = Agent(connection)
+        self.stuck_fix = f"See what it does: ssh {connection.host.name} ps -ef --forest"
+
+    @property
+    def project(self) -> str:
+        """Return the host's name."""
+        return self.connection.host.name
+
+    def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
+        """Start the job of one attempt, exactly once: a repeated request id starts nothing.
+
+        Raises:
+            UnreachableError: it is unknown whether it was started.
+            LaunchError: the host refuses it, with the reason; nothing was started.
+        """
+        answer = self._agent.call("start", start_of(body, request_id), seconds=120.0)
+        if "refused" in answer:
+            raise LaunchError(f"{self.project}: {answer['refused']}", answer["fix"])
+        return self._job(answer["job"])
+
+    def get(self, name: str) -> Job:
+        """Return a job's state. Raises GoneError; UnreachableError."""
+        jobs = self._agent.call("jobs", {"ids": [name.rpartition("/")[2]]})
+        if not jobs:
+            raise GoneError(f"{name} does not exist")
+        return self._job(jobs[0])
+
+    def find(self, filter_: str, regions: Iterable[str], *, partly: bool = False) -> Listing:
+        """Return the host's jobs that match a filter of labels, newest first."""
+        name, _, value = filter_.removeprefix("labels.").partition("=" if "=" in filter_ else ":")
+        value = value.strip('"')
+        jobs = [self._job(job) for job in self._agent.call("jobs", {"ids": None})]
+        matching = [job for job in jobs if name in job.labels and value in ("*", job.labels[name])]
+        return Listing(tuple(sorted(matching, key=lambda job: (-job.created, job.name))), {})
+
+    def request_ids(self, name: str) -> frozenset[str]:
+        """Return the id of the request that started a job, which is the job's own."""
+        return frozenset({name.rpartition("/")[2]})
+
+    def cancel(self, name: str) -> None:
+        """Begin to cancel a job. Raises GoneError."""
+        if not self._agent.call("cancel", {"id": name.rpartition("/")[2]}):
+            raise GoneError(f"{name} does not exist")
+
+    def release(self, job: Job) -> None:
+        """Do nothing: an ended job has no processes."""
+
+    def forget(self, job: Job) -> None:
+        """Remove the host's record of an ended job, and what it left beside the run folder."""
+        self._agent.call("remove", {"id": job.id})
+
+    def _job(self, data: Mapping[str, Any]) -> Job:
+        state, error = state_of(data, self.project)
+        end = data["end"] or {}
+        return Job(
+            name=f"on/{self.project}/{data['id']}",
+            region=self.project,
+            state=state,
+            created=data["created"],
+            started=data["created"],
+            ended=end.get("time"),
+            error=error,
+            labels={str(name): str(value) for name, value in data["labels"].items()},
+            request=data["request"],
+        )
+
+
+def state_of(data: Mapping[str, Any], host: str) -> tuple[str, Failure | None]:
+    """Return the state of a job as launch_train.host describes it, and its error."""
+    end = data["end"]
+    if data["running"]:
+        return ("CANCELLING" if data["cancelled"] else "RUNNING"), None
+    if end is None:
+        return "FAILED", Failure(code=UNAVAILABLE, message=f"{host} restarted, or the job's supervisor was killed")
+    if end["stopped"] == "interrupted":
+        return "FAILED", Failure(code=UNAVAILABLE, message=f"{host} was shut down")
+    if end["stopped"]:
+        return {"cancelled": "CANCELLED", "expired": "EXPIRED"}[end["stopped"]], None
+    if end["code"]:
+        message = f"The replica workerpool0-0 exited with a non-zero status of {exit_code(end['code'])}."
+        return "FAILED", Failure(code=3, message=message)
+    return "SUCCEEDED", None
+
+
+def exit_code(code: int) -> int:
+    """Return the exit code of a process as a container reports it: 128 plus the signal that ended it."""
+    return 128 - code if code < 0 else code
+
+
+def start_of(body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    """Return what launch_train.host needs to start the job of a request. Pure."""
+    job = parse_request(body["job"])
+    defaults = ImageDefaults(env={"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"})
+    first = replicas(job, addresses=[f"127.0.0.1:{PORT}"], job_id=request_id, image_defaults=lambda _image: defaults)[0]
+    return {
+        "id": request_id,
+        "run": body["labels"].get(RUN_LABEL, first.env.get(contract.RUN, "")),
+        "labels": body["labels"],
+        "request": body,
+        "folder": job.run_folder or "",
+        "argv": first.argv,
+        "env": first.env,
+        "gpus": first.gpus,
+        "hours": service(body).limit(body) / 3600,
+        "code": body["code"],
+        "python": body["python"],
+        "trainer": trainer_digest(),
+    }

@@ -1,0 +1,37 @@
+"""Parse and edit the request for a host: its name, the labels, and the job as a CustomJob."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from launcher.services.request import vertex
+from launcher.services.request.model import JobRequest
+
+
+def read(request: Mapping[str, Any]) -> JobRequest:
+    """Parse a request."""
+    parsed = vertex.read(request["job"])
+    return replace(parsed, provisioning="standard", machine_type=str(request["host"]), image="")
+
+
+def limit(request: Mapping[str, Any]) -> int:
+    """Return the job's time limit in seconds."""
+    return vertex.limit(request["job"])
+
+
+def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
+    """Return the request with another time limit."""
+    return {**request, "job": vertex.with_limit(request["job"], seconds)}
+
+
+def wait(_request: Mapping[str, Any]) -> int:
+    """Return 0: a host is there or not."""
+    return 0
+
+
+def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
+    """Return the request with one more environment variable."""
+    return {**request, "job": vertex.with_env(request["job"], name, value)}

@@ -1,0 +1,276 @@
+"""`launch on HOST` against OpenSSH's server on the loopback interface: one job, whatever dies, and no step lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch_train.host import machine
+from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
+from launcher.remote.agent import Agent, trainer_digest
+from launcher.remote.connection import Connection, Host, connect, reach
+from launcher.services.hosts.arrival import check_gpus, find_python
+from launcher.services.hosts.service import OnHost
+from tests.plan.planning import planned
+from tests.remote.hosts import NAME, a_host, host_request
+from tests.ssh.server import SshServer
+
+SPEC = """
+name: tiny
+run: {script: work.py, args: [--seconds, "SECONDS"]}
+machine: {type: l4, gpus: 1}
+"""
+WORK = """
+import sys, time
+from helper import GREETING
+import launch_train.metrics
+print(GREETING, flush=True)
+for step in range(int(float(sys.argv[2]) * 5)):
+    launch_train.metrics.log(step + 1, loss=1.0 / (step + 1))
+    time.sleep(0.2)
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with a_host(tmp_path, monkeypatch, python=sys.executable) as server:
+        yield server
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Path]:
+    """Return the function that writes a job of so many seconds."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "work.py").write_text(WORK)
+    (folder / "helper.py").write_text("GREETING = 'hello from the host'\n")
+    monkeypatch.chdir(folder)
+
+    def write(seconds: float) -> Path:
+        (folder / "job.yaml").write_text(SPEC.replace("SECONDS", f"{seconds:g}"))
+        return folder / "job.yaml"
+
+    return write
+
+
+def launch(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "launcher", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=180)
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "launcher", *words]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def jobs_on(host: SshServer) -> list[dict[str, Any]]:
+    folder = host.home / "launch" / "jobs"
+    return [json.loads(path.read_bytes()) for path in folder.glob("*/job.json")]
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_a_dry_run_needs_no_host(job: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    job(1)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    planned_run = launch("on", "nosuch.example", "job.yaml", "--gpus", "2", "--price", "3", "--hours", "2", "--dry-run")
+    assert planned_run.returncode == 0, planned_run.stderr
+    assert "nosuch.example: 2 free GPUs; checked on arrival" in planned_run.stdout
+    assert "at most $6" in planned_run.stdout
+    document = json.loads(launch("on", "nosuch.example", "job.yaml", "--dry-run", "-o", "json").stdout)
+    assert document["attempts"][0]["request"]["host"] == "nosuch.example"
+    assert document["run_folder"].startswith("ssh://nosuch.example/~/launch/runs/tiny-")
+
+
+def test_a_script_runs_on_a_host_with_the_code_that_was_sent(host: SshServer, job: Callable[[float], Path]) -> None:
+    job(0.4)
+    ran = launch("on", NAME, "job.yaml", "--cpu", "-o", "json")
+    assert ran.returncode == 0, ran.stderr
+    assert "hello from the host" in ran.stderr
+    document = json.loads(ran.stdout)
+    assert (document["state"], document["region"]) == ("SUCCEEDED", NAME)
+    assert document["results"]["steps"] == 2
+    assert list((host.home / "launch" / "runs").iterdir()) == [host.home / "launch" / "runs" / document["run"]]
+    assert not list((host.home / "launch" / "work").iterdir())  # its working directory is gone
+    for words in (("status",), ("metrics",), ("logs", "--tail", "3"), ("follow",)):
+        seen = launch(words[0], document["run"], *words[1:])
+        assert seen.returncode == 0, seen.stderr
+    assert launch("status", f"{NAME}:tiny").returncode == 0
+    again = launch("on", NAME, "job.yaml", "--cpu")
+    assert "has already succeeded" in again.stderr
+    assert len(jobs_on(host)) == 1
+    assert launch("rm", document["run"], "--yes").returncode == 0
+    assert not list((host.home / "launch" / "runs").iterdir())
+    assert launch("status", f"{NAME}:tiny").returncode == 2
+
+
+@pytest.mark.slow
+def test_a_killed_launch_loses_nothing_and_two_launches_make_one_job(
+    host: SshServer, job: Callable[[float], Path]
+) -> None:
+    job(8)
+    both = [started("on", NAME, "job.yaml", "--cpu") for _ in range(2)]
+    wait_until(lambda: jobs_on(host))
+    both[0].send_signal(signal.SIGKILL)
+    assert both[1].wait(120) == 0, both[1].communicate()
+    both[0].communicate()
+    both[1].communicate()
+    assert len(jobs_on(host)) == 1
+    assert jobs_on(host)[0]["run"].startswith("tiny-")
+
+
+@pytest.mark.slow
+def test_after_a_restart_of_the_host_the_next_attempt_follows(host: SshServer, job: Callable[[float], Path]) -> None:
+    job(6)
+    client = started("on", NAME, "job.yaml", "--cpu")
+    wait_until(lambda: list((host.home / "launch" / "runs").glob("*/metrics/*")))
+    for process in Path("/proc").glob("[0-9]*"):  # all of the job's processes at once, as a power cut ends them
+        try:
+            mine = b"launch_train" in (process / "cmdline").read_bytes()
+            if mine and str(host.home).encode() in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            continue
+    _, errors = client.communicate(timeout=120)
+    assert client.returncode == 0, errors
+    assert f"{NAME} restarted, or the job's supervisor was killed" in errors
+    assert len(jobs_on(host)) == 2
+
+
+@pytest.mark.slow
+def test_a_cancelled_run_is_resumed_only_if_it_is_asked_for(host: SshServer, job: Callable[[float], Path]) -> None:
+    job(30)
+    detached = launch("on", NAME, "job.yaml", "--cpu", "--detach")
+    assert detached.returncode == 0, detached.stderr
+    run = jobs_on(host)[0]["run"]
+    assert f"launch follow {run}" in detached.stdout
+    assert "cancelled" in launch("cancel", run).stdout
+    refused = launch("on", NAME, "job.yaml", "--cpu")
+    assert refused.returncode != 0
+    assert f"launch on {NAME} SPEC --resume {run}" in refused.stderr
+    resumed = launch("on", NAME, "job.yaml", "--cpu", "--resume", run, "--detach")
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(jobs_on(host)) == 2
+
+
+# --- The host's side --------------------------------------------------------------------------------------------------
+
+
+def create(body: dict[str, Any], request_id: str = "") -> Any:
+    return OnHost(connect(NAME)).create(planned().attempts[0], body, request_id or str(uuid.uuid4()))
+
+
+def test_a_repeated_request_starts_nothing(host: SshServer) -> None:
+    body, request_id = host_request("import time; time.sleep(60)"), str(uuid.uuid4())
+    assert create(body, request_id) == create(body, request_id)
+    assert len(jobs_on(host)) == 1
+
+
+def test_a_run_has_one_job_at_a_time(host: SshServer) -> None:
+    create(host_request("import time; time.sleep(60)"))
+    with pytest.raises(LaunchError, match="tiny-0123abcd is already running here"):
+        create(host_request("print()"))
+    assert len(jobs_on(host)) == 1
+
+
+def test_a_job_ends_at_its_time_limit(host: SshServer) -> None:
+    body = host_request("import time; time.sleep(60)")
+    body["job"]["jobSpec"]["scheduling"]["timeout"] = "1s"
+    service, job = OnHost(connect(NAME)), create(body)
+    wait_until(lambda: service.get(job.name).is_over)
+    assert service.get(job.name).state == "EXPIRED"
+
+
+SMI = """
+case "$*" in
+*query-gpu*) printf '0, GPU-a, NVIDIA L4, 23034, 0, 550.54\\n1, GPU-b, NVIDIA L4, 23034, 9000, 550.54\\n' ;;
+*) printf 'GPU-b, 1\\n' ;;
+esac
+"""
+
+
+def test_only_free_gpus_are_taken(host: SshServer) -> None:
+    host.program("nvidia-smi", SMI)
+    body = host_request("import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(60)")
+    body["job"]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"] = 1
+    job = create(body)
+    output = host.home / "launch" / "jobs" / job.id / "output.log"
+    wait_until(output.read_text)
+    assert output.read_text() == "0\n"
+    seen = launch("gpus", "--on", NAME)
+    assert seen.stdout.splitlines()[:2] == [
+        "0  NVIDIA L4, 22 GiB, driver 550.54: run tiny-0123abcd",
+        "1  NVIDIA L4, 22 GiB, driver 550.54: root (8.8 GiB)",
+    ]
+    facts = Agent(connect(NAME)).call("describe")
+    with pytest.raises(NoCapacity, match="GPU 1: root"):
+        check_gpus(facts["gpus"], "", 1, NAME)
+    with pytest.raises(LaunchError, match="has 2 GPUs; the job needs 3"):
+        check_gpus(facts["gpus"], "", 3, NAME)
+    with pytest.raises(LaunchError, match="no usable GPU"):
+        check_gpus([], "nvidia-smi is not installed", 1, NAME)
+    assert machine.holder(host.home / "launch", "GPU-b") == ""
+
+
+# --- Connections ------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_host_key_is_shown_and_must_be_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_host(tmp_path, monkeypatch, python=sys.executable, known=False):
+        with pytest.raises(NotAuthorised, match="is not a known host; its key is ssh-ed25519 SHA256:"):
+            reach(NAME)
+        reach(NAME, accept_host_key=True)
+        Connection(Host(NAME)).close()
+        reach(NAME)
+
+
+def test_a_changed_host_key_is_refused(host: SshServer, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    other = (tmp_path / "key.pub").read_text().split()[1]
+    known.write_text(f"{NAME} ssh-ed25519 {other}\n")
+    with pytest.raises(NotAuthorised, match="has changed"):
+        reach(NAME, accept_host_key=True)
+
+
+def test_a_refused_login_says_what_to_do(host: SshServer) -> None:
+    (host.folder / "authorized_keys").write_text("")
+    with pytest.raises(NotAuthorised, match="refuses the login") as refused:
+        reach(NAME)
+    assert "ssh-copy-id" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "me@", "host:port", "", "a\x1b[0m"])
+def test_a_name_that_is_no_host_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="invalid host"):
+        _ = Host(name).words
+
+
+def test_launch_train_is_sent_once_and_a_python_without_torch_is_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_host(tmp_path, monkeypatch, sends_trainer=True) as server:
+        agent = Agent(connect(NAME))
+        assert agent.call("jobs", {"ids": None}) == []
+        assert (server.home / "launch" / "trainer" / trainer_digest() / "launch_train" / "host" / "job.py").is_file()
+        monkeypatch.setattr(Agent, "send_trainer", lambda _self: pytest.fail("it was sent again"))
+        assert agent.call("jobs", {"ids": None}) == []
+        assert find_python(connect(NAME), "", with_torch=False)
+        server.program("python9", "exit 1")
+        with pytest.raises(LaunchError, match="python9 on box is no Python"):
+            find_python(connect(NAME), "python9", with_torch=True)

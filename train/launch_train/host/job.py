@@ -1,0 +1,274 @@
+"""One job on this machine: start it exactly once in a session of its own, supervise its node, record how it ended.
+
+The folder of a job, <root>/jobs/ID:
+
+    job.json    what was started, written first and only once
+    lock        locked by the supervisor and the node as long as the job runs
+    output.log  what the node and the supervisor print
+    cancel      exists once the job is cancelled
+    end.json    how it ended; without it and without the lock, the supervisor was killed or the machine restarted
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from launch_train.common import contract
+from launch_train.host import machine
+from launch_train.node.process import Child, adopt_orphans
+
+POLL_SECONDS: Final = 0.2
+KEPT: Final = frozenset(
+    {
+        *("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "PATH", "LD_LIBRARY_PATH", "CUDA_HOME"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    }
+)
+"""Variables of the login that the job gets too. Credentials are not among them."""
+
+
+class RefusedError(Exception):
+    """The job can't run here; its text and `fix` are for the user."""
+
+    def __init__(self, text: str, fix: str = "") -> None:
+        super().__init__(text)
+        self.fix = fix
+
+
+def start(root: Path, job: Mapping[str, Any]) -> None:
+    """Start a job, unless it was started before; return once its supervisor runs and has the GPUs.
+
+    Raises RefusedError: it can't run here, or its run is running here. Then nothing is left of it.
+    """
+    folder = root / "jobs" / str(job["id"])
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = machine.lock(folder / "lock", str(job["run"]))
+    if lock is None:  # it runs, or is being started
+        return
+    if not created(folder / "job.json", json.dumps({**job, "created": time.time()})):
+        os.close(lock)
+        return
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        os.close(reading)
+        detach(folder, root, job, lock, writing)
+    os.close(lock)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        answer = json.loads(pipe.read() or b'{"refused": "its supervisor could not be started", "fix": ""}')
+    os.waitpid(pid, 0)
+    if "refused" in answer:
+        shutil.rmtree(folder)
+        raise RefusedError(answer["refused"], answer["fix"])
+
+
+def created(path: Path, text: str) -> bool:
+    """Write a new file, whole; return False if it exists."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.chmod(0o600)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def detach(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: int) -> None:
+    """Become the job's supervisor, without a terminal and in a session of its own, and never return."""
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.set_inheritable(pipe, False)
+    output = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for handle in {int(link.name) for link in Path("/proc/self/fd").iterdir()} - {0, 1, 2, lock, pipe}:
+        with suppress(OSError):  # the login's connection would stay open
+            os.close(handle)
+    try:
+        supervise(folder, root, job, lock, pipe)
+    except RefusedError as error:
+        os.write(pipe, json.dumps({"refused": str(error), "fix": error.fix}).encode())
+    except Exception:  # noqa: BLE001 - it is printed to the output of the job
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: int) -> None:
+    """Take the locks and the GPUs, answer through the pipe, run the node to its end and record that.
+
+    Raises RefusedError: before anything was started.
+    """
+    stops: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, _frame: stops.append(signum))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    given = str(job["folder"])
+    place = str(Path(given).expanduser()) if given.startswith("~/") else given
+    variables = {name: str(value).replace(given, place) if given else value for name, value in job["env"].items()}
+    argv = [str(word).replace(given, place) if given else str(word) for word in job["argv"]]
+    locks = [lock_run(root, str(job["run"]), place)]
+    env = {name: value for name, value in os.environ.items() if name in KEPT}
+    if count := int(job["gpus"]):
+        indices, handles, problem = machine.take_gpus(root, count, str(job["run"]))
+        if problem:
+            raise RefusedError(
+                problem, "Wait for them, or ask for fewer: --gpus N. `launch gpus --on HOST` lists them."
+            )
+        locks += handles
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(indices)}
+    else:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    workdir = make_workdir(root, job)
+    env |= variables
+    env["PATH"] = path_with_python(folder, str(job["python"]), env)
+    env["PYTHONPATH"] = str(root / "trainer" / str(job["trainer"]))
+    installed = workdir.parent / "project"
+    if installed.is_dir():
+        env[contract.PROJECT] = str(installed)
+    os.chdir(workdir)
+    for handle in (lock, *locks):  # the node may outlive a killed supervisor by the time of its save
+        os.set_inheritable(handle, True)
+    adopt_orphans()
+    began = time.monotonic()
+    try:
+        child = Child(argv, env)
+    except OSError as error:
+        raise RefusedError(f"{argv[0]} can't be started: {error.strerror}") from error
+    os.write(pipe, b"{}")
+    os.close(pipe)
+    code, stopped = wait(child, folder, began + float(job["hours"]) * 3600, stops)
+    end = {"code": code, "stopped": stopped, "seconds": time.monotonic() - began, "time": time.time()}
+    created(folder / "end.json", json.dumps(end))
+    shutil.rmtree(workdir.parent, ignore_errors=True)
+    for handle in locks:
+        os.close(handle)
+
+
+def wait(child: Child, folder: Path, until: float, stops: list[int]) -> tuple[int, str]:
+    """Wait for the node's end, or stop it; return its exit code, and why it was stopped (empty: it was not)."""
+    while (code := child.poll()) is None:
+        stopped = "interrupted" if stops else ""
+        stopped = "expired" if time.monotonic() > until else stopped
+        stopped = "cancelled" if (folder / "cancel").exists() else stopped
+        if stopped:
+            return child.stop(contract.NOTICE_SECONDS), stopped
+        time.sleep(POLL_SECONDS)
+    child.kill()
+    return code, ""
+
+
+def lock_run(root: Path, run: str, run_folder: str) -> int:
+    """Lock a run folder as `launch local` does, or a file that stands for one in a bucket.
+
+    Raises RefusedError: another process has it.
+    """
+    if run_folder.startswith("gs://") or not run_folder:
+        path = root / "runs-locked" / run
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    else:
+        path = Path(run_folder)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RefusedError(f"the run folder {path} can't be created: {error.strerror}", "--output DIR") from error
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise RefusedError(f"run {run} is already running here", "Wait for it, or cancel it.") from error
+    return handle
+
+
+def make_workdir(root: Path, job: Mapping[str, Any]) -> Path:
+    """Copy the job's code to a fresh folder, as a container has it, and return that."""
+    place = root / "work" / str(job["id"])
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        if job["code"]:
+            shutil.copytree(root / "code" / str(job["code"]), place, symlinks=True)
+        workdir = place / "workspace"
+        workdir.mkdir(parents=True, exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise RefusedError(f"the code can't be copied to {place}: {error}", "Free some space.") from error
+    return workdir
+
+
+def path_with_python(folder: Path, python: str, env: Mapping[str, str]) -> str:
+    """Return a PATH on which `python` is the job's. A link would not do: an environment is found by its python's
+    place."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name in ("python", "python3"):
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    own = str(env.get("PATH") or os.environ.get("PATH") or os.defpath)
+    return os.pathsep.join([str(programs), str(Path(python).parent), own])
+
+
+def describe(root: Path, ids: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return the jobs with these ids, or all: what was started, `running`, and its `end` (null: none is recorded)."""
+    folder = root / "jobs"
+    names = sorted(path.name for path in folder.iterdir()) if ids is None and folder.is_dir() else ids or []
+    jobs = []
+    for name in names:
+        with suppress(OSError, ValueError):  # it is being removed
+            is_running = is_locked(folder / name / "lock")  # before the end: it is complete once nothing runs
+            job = json.loads((folder / name / "job.json").read_bytes())
+            end = None
+            with suppress(FileNotFoundError):
+                end = json.loads((folder / name / "end.json").read_bytes())
+            is_cancelled = (folder / name / "cancel").exists()
+            jobs.append({**job, "running": is_running, "end": end, "cancelled": is_cancelled})
+    return jobs
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process has locked a file."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def cancel(root: Path, name: str) -> bool:
+    """Begin to cancel a job; return False if there is none."""
+    folder = root / "jobs" / name
+    if not (folder / "job.json").exists():
+        return False
+    (folder / "cancel").touch()
+    return True
+
+
+def remove(root: Path, name: str) -> None:
+    """Remove the record of an ended job, with what it left."""
+    if not is_locked(root / "jobs" / name / "lock"):
+        with suppress(OSError, ValueError):  # another job of the run remains, or its folder is in a bucket
+            Path(json.loads((root / "jobs" / name / "job.json").read_bytes())["folder"]).expanduser().rmdir()
+        shutil.rmtree(root / "jobs" / name, ignore_errors=True)
+        shutil.rmtree(root / "work" / name, ignore_errors=True)

@@ -1,0 +1,130 @@
+"""The GPUs of this machine, who uses them, and its free disk."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+QUERY_SECONDS: Final = 30.0
+BUSY_MB: Final = 300
+"""GPU memory in use, in MiB, from which a GPU without a listed process counts as in use: in a container, nvidia-smi
+shows no processes."""
+
+
+def describe(root: Path) -> dict[str, Any]:
+    """Return the machine as data: `host`, `gpus` (see `gpus`), `gpu_problem`, and `free_gb` of the disk of `root`."""
+    devices, problem = gpus(root)
+    existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    free = shutil.disk_usage(existing).free / 1e9
+    return {"host": socket.gethostname(), "gpus": devices, "gpu_problem": problem, "free_gb": free}
+
+
+def gpus(root: Path) -> tuple[list[dict[str, Any]], str]:
+    """Return the NVIDIA GPUs with who uses them, and why there are none.
+
+    Each has `index`, `uuid`, `name`, `memory_mb` (MiB), `used_mb`, `driver`, `users` (names of accounts with a process
+    on it), `run` (the run of launch that has it) and `free`.
+    """
+    fields = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version")
+    try:
+        rows = query("--query-gpu=" + ",".join(fields))
+        processes = query("--query-compute-apps=gpu_uuid,pid")
+    except FileNotFoundError:
+        return [], "nvidia-smi is not installed"
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return [], f"nvidia-smi failed: {error}"
+    devices = []
+    for index, uuid, name, memory, used, driver in rows:
+        users = {owner(int(pid)) for gpu, pid in processes if gpu == uuid and pid.isdecimal()}
+        devices.append(
+            {
+                "index": int(index),
+                "uuid": uuid,
+                "name": name,
+                "memory_mb": int(float(memory)),
+                "used_mb": int(float(used)),
+                "driver": driver,
+                "users": sorted(users),
+                "run": (run := holder(root, uuid)),
+                "free": not users and not run and int(float(used)) < BUSY_MB,
+            }
+        )
+    return devices, "" if devices else "nvidia-smi lists no GPU"
+
+
+def query(what: str) -> list[list[str]]:
+    """Return the rows of an nvidia-smi query. Raises OSError, SubprocessError, ValueError."""
+    words = ["nvidia-smi", what, "--format=csv,noheader,nounits"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
+    if ran.returncode:
+        raise ValueError((ran.stdout + ran.stderr).strip().splitlines()[0] if ran.stdout + ran.stderr else "no output")
+    return [[cell.strip() for cell in line.split(",")] for line in ran.stdout.splitlines() if line.strip()]
+
+
+def owner(pid: int) -> str:
+    """Return the account of a process; its number if it is unknown."""
+    import pwd
+
+    try:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+        return pwd.getpwuid(uid).pw_name
+    except (OSError, KeyError):
+        return str(pid)
+
+
+def lock_file(root: Path, uuid: str) -> Path:
+    """Return the file that a run locks while it has a GPU; it holds the run's ID."""
+    return root / "gpus" / f"{uuid}.lock"
+
+
+def holder(root: Path, uuid: str) -> str:
+    """Return the run that has locked a GPU; empty: none has."""
+    try:
+        with lock_file(root, uuid).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return file.read().decode(errors="replace").strip() or "?"
+    except OSError:
+        pass
+    return ""
+
+
+def take_gpus(root: Path, count: int, run: str) -> tuple[list[str], list[int], str]:
+    """Lock `count` free GPUs for a run while this process lives.
+
+    Returns their indices, the locked files, and why there are too few; then nothing is locked.
+    """
+    devices, problem = gpus(root)
+    if not devices:
+        return [], [], f"no GPU: {problem}"
+    taken: dict[str, int] = {}
+    for gpu in devices:
+        if len(taken) == count:
+            break
+        if gpu["free"] and (handle := lock(lock_file(root, gpu["uuid"]), run)) is not None:
+            taken[str(gpu["index"])] = handle
+    if len(taken) == count:
+        return [*taken], [*taken.values()], ""
+    for handle in taken.values():
+        os.close(handle)
+    return [], [], f"{len(taken)} of {len(devices)} GPUs are free; the job needs {count}"
+
+
+def lock(path: Path, text: str) -> int | None:
+    """Lock a file exclusively, write `text` into it and return its handle; None: another process has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, text.encode(), 0)
+    return handle
