@@ -45,6 +45,7 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
     ),
     "cancel": ("launch cancel train-1a2b3c4d", "launch cancel train-1a2b3c4d --region us-central1"),
     "rm": ("launch rm train-1a2b3c4d", "launch rm runs/train-1a2b3c4d runs/train-5e6f7a8b --yes"),
+    "move": ("launch move gpu-box:train-1a2b3c4d", "launch move runs/train-1a2b3c4d gs://my-bucket/runs"),
     "export": (
         "launch export train-1a2b3c4d --format hf -o my-model",
         "launch export runs/train-1a2b3c4d --format safetensors --step 300",

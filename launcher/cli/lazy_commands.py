@@ -26,7 +26,7 @@ MAKE = "make"
 COMMAND_GROUPS = {
     "Get started": ("init", "check", "estimate", "gpus", "prices", "schema"),
     "Run jobs": ("local", "vertex", "on", "sweep", "follow", "cancel", "build", "push"),
-    "Inspect runs": ("runs", "status", "watch", "logs", "metrics", "report", "compare", "export", "rm"),
+    "Inspect runs": ("runs", "status", "watch", "logs", "metrics", "report", "compare", "export", "move", "rm"),
     "VMs": ("vm", "ssh", "push-code"),
     "Project": ("doctor", "setup", "config", "bench", "selftest"),
 }

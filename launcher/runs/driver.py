@@ -342,6 +342,8 @@ class RunDriver:
 
     def step(self, snapshot: RunSnapshot) -> Submitted | None:
         """Return the run's job, or take one step towards it and return None."""
+        if self.ledger.closed:
+            raise UsageError(f"{self.plan.run}: {self.ledger.closed}", f"launch status {self.plan.run}")
         check_identity(self.plan, snapshot, self.ledger, self.allowed)
         if active := [job for job in snapshot.jobs if not job.is_over]:
             return self.take_active(active, snapshot)

@@ -104,6 +104,8 @@ class Ledger:
         self._clock_offset: float | None = None
         self._is_new = False
         """The last list of attempts was empty."""
+        self.closed = ""
+        """Why the run must not be started here, by the last list of attempts; empty: it may be."""
 
     @classmethod
     def open(cls, folder: str, clock: Clock = REAL, say: Callable[[str], None] = lambda _: None, **make: str) -> Ledger:
@@ -129,6 +131,7 @@ class Ledger:
         names = self._storage.list(f"{runfolder.ATTEMPTS}/")
         numbers = sorted(int(match[1]) for name in names if (match := runfolder.ATTEMPT_LOCK.match(name)))
         self._is_new = not numbers
+        self.closed = runfolder.closed_text(self._storage, names)
         parts = (runfolder.attempt_lock, runfolder.attempt_job, runfolder.attempt_verdict)
         unread = {part(number) for number in numbers for part in parts} & {*names} - {*self._cache}
         if unread:

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from launch_train.common.storage import LocalFolder
 from launch_train.host import machine
+from launch_train.runfolder.run import read_run
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.remote.agent import Agent, trainer_digest
 from launcher.remote.connection import Connection, Host, connect, reach
@@ -274,3 +276,50 @@ def test_launch_train_is_sent_once_and_a_python_without_torch_is_no_use(
         server.program("python9", "exit 1")
         with pytest.raises(LaunchError, match="python9 on box is no Python"):
             find_python(connect(NAME), "python9", with_torch=True)
+
+
+QUICK = """
+name: quick
+machine: {type: l4, gpus: 1}
+run:
+  config:
+    model: {name: gpt, n_layer: 1, n_head: 2, n_embd: 32, block_size: 32}
+    data: {path: text.txt}
+    steps: 60
+    batch_size: 8
+    log_every: 1
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_moved_and_finished_here_has_the_losses_of_an_undisturbed_one(
+    host: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "text.txt").write_text("".join(f"{number} is followed by {number + 1}.\n" for number in range(3000)))
+    (folder / "job.yaml").write_text(QUICK)
+    assert launch("on", NAME, "job.yaml", "--cpu", "--detach").returncode == 0
+    run = jobs_on(host)[0]["run"]
+    folder_there = host.home / "launch" / "runs" / run
+    wait_until(lambda: any(b'"loss"' in path.read_bytes() for path in folder_there.glob("metrics/*")))
+    assert launch("cancel", run).returncode == 0
+    moved = launch("move", run)
+    assert moved.returncode == 0, moved.stderr
+    assert f"moved to runs/{run}" in moved.stdout
+    refused = launch("on", NAME, "job.yaml", "--cpu", "--resume", run)
+    assert "the run was moved to" in refused.stderr
+    ended = launch("local", "job.yaml")
+    assert ended.returncode == 0, ended.stderr
+    assert "attempt 2 of this run; it resumes from its newest checkpoint" in ended.stderr
+    whole = launch("local", "job.yaml", "--output", str(tmp_path / "undisturbed"))
+    assert whole.returncode == 0, whole.stderr
+    undisturbed = next((tmp_path / "undisturbed").iterdir())
+    assert losses(folder / "runs" / run) == losses(undisturbed)
+    assert [*losses(undisturbed)] == [*range(1, 61)]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    rows = [start.rows for start in read_run(LocalFolder(folder)).starts]
+    return {step: loss for each in rows for step, loss in zip(each.steps, each.values.get("loss", ()), strict=False)}

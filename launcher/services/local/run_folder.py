@@ -60,6 +60,10 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
                 "Wait for it or stop it (Ctrl-C), or start a separate run with --new.",
             )
         if storage:
+            with use_errors():
+                closed = runfolder.closed_text(storage, storage.list(f"{runfolder.ATTEMPTS}/"))
+            if closed:
+                raise UsageError(closed, "To start a separate run here: --new")
             with use_errors(), suppress(FileNotFoundError):
                 read(storage.read(runfolder.PLAN))  # raises UsageError: a newer launch wrote the run folder
         yield storage

@@ -56,6 +56,8 @@ class RunRecord:
         Raises DuplicateError if another job has it, and SupersededError if another one has claimed a later attempt.
         """
         names = self.storage.list(f"{runfolder.ATTEMPTS}/") if self.storage else []
+        if self.storage and (text := runfolder.closed_text(self.storage, names)):
+            raise SupersededError(text)
         newest = max(_numbers(runfolder.ATTEMPT_LOCK, names), default=1)
         if not self.storage or not job:
             return newest

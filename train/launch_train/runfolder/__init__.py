@@ -200,6 +200,22 @@ def notified(event: str) -> str:
     return f"{NOTIFIED}/{re.sub('[^a-z0-9]+', '-', event).strip('-')}.json"
 
 
+MOVED: Final = "attempts/moved.json"
+"""Where the run has gone (JSON: to, time): it must not be started here again."""
+INCOMPLETE: Final = "attempts/incomplete"
+"""Exists while the run is being moved to this folder: from where."""
+
+
+def closed_text(storage: Storage, names: Iterable[str]) -> str:
+    """Return why a run must not be started in a folder with these names; empty: it may be. Raises OutputError."""
+    if MOVED in names:
+        to = next((str(record.get("to")) for record in records(storage.read(MOVED))), "another place")
+        return f"the run was moved to {to}; continue it there"
+    if INCOMPLETE in names:
+        return f"the run is still being moved to {storage.url}; repeat launch move"
+    return ""
+
+
 NOW: Final = "attempts/now"
 """Written to learn the bucket's time."""
 

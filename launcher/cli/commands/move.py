@@ -1,0 +1,34 @@
+"""`launch move`: move a run that has ended to another place, to continue it there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import Last, Regions, RunName
+
+
+def move(
+    run: RunName,
+    to: Annotated[
+        str, typer.Argument(metavar="[TO]", help="gs://BUCKET/PATH, ssh://HOST/~/launch/runs or a folder here.")
+    ] = "runs",
+    *,
+    regions: Regions = None,
+    last: Last = False,
+) -> None:
+    """Move a run that has ended to another place, to continue it there.
+
+    Copies its folder, checks each file, and closes the old folder: no start continues there any more. The command can
+    be repeated after an interruption. `launch rm` deletes the old folder.
+    """
+    from launcher.cli.flows.find_run import find_run
+    from launcher.cli.ui.streams import say
+    from launcher.inputs.gather import full_path
+    from launcher.runs.moving import move_run
+    from launcher.text import relative
+
+    place = to if to.startswith(("gs://", "ssh://")) else full_path(to)
+    folder = move_run(find_run(run, regions, last=last), place, say)
+    print(f"moved to {relative(folder)}")
