@@ -40,6 +40,7 @@ Regions = Annotated[
     option(WHERE, "--region", help="Search only this region; repeatable.", metavar="REGION"),
 ]
 Last = Annotated[bool, option(WHERE, "--last", help="Take the newest of several runs with that name.")]
+ResumeLast = Annotated[bool, option(RUN, "--last", help="With --resume: take the newest of several runs.")]
 Mine = Annotated[bool, option(WHERE, "--mine", help="Only those of gcloud's account.")]
 AllRuns = Annotated[bool, option(OUTPUT, "--all", help="Print all runs, not only the newest 30.")]
 DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Print the plan; submit nothing.")]

@@ -37,12 +37,12 @@ def diagnose_end(job: Job, context: RequestContext, last_error: str = "") -> Dia
                 scope="permanent",
                 kind="cancelled",
                 cause=f"the {'VM' if job.zone else 'job'} was deleted",
-                fix=again(job),
+                fix=resume_fix(job),
             )
     cause, fix = f"it ended as {job.state}{its_words(job)}", log
     if job.state == "INTERRUPTED":
         cause = "it was stopped" if job.ended else "its process ended without recording how"
-        fix = again(job)
+        fix = resume_fix(job)
     if job.is_here and job.error:
         cause, fix = plain(job.error.message), f"restore that file, or delete the run: launch rm {job.handle}"
     return Diagnosis(scope="permanent", kind="unknown", cause=cause, fix=fix)
@@ -52,8 +52,8 @@ def diagnose_expired(job: Job, context: RequestContext) -> Diagnosis:
     """Diagnose an expired job: its time limit, or flex-start's wait for machines."""
     if job.started is None and context.provisioning == "flex-start":
         return stockout(context)
-    fix = f"To resume from its checkpoint with more time: {resumed(job)} --hours HOURS"
-    return Diagnosis(scope="permanent", kind="expired", cause="the time limit (limits.hours) was reached", fix=fix)
+    cause, fix = "the time limit (limits.hours) was reached", f"{resume_fix(job)} --hours HOURS"
+    return Diagnosis(scope="permanent", kind="expired", cause=cause, fix=fix)
 
 
 def diagnose_error(job: Job, context: RequestContext, last_error: str, log: str) -> Diagnosis:
@@ -67,7 +67,7 @@ def diagnose_error(job: Job, context: RequestContext, last_error: str, log: str)
     if known := diagnose_message(job, context):
         return known
     if job.state == "CANCELLED":
-        return Diagnosis(scope="permanent", kind="cancelled", cause="it was cancelled", fix=again(job))
+        return Diagnosis(scope="permanent", kind="cancelled", cause="it was cancelled", fix=resume_fix(job))
     return diagnose_error_code(job, context, last_error, log)
 
 
@@ -105,8 +105,8 @@ def its_words(job: Job) -> str:
     return f": {text}" if text else ""
 
 
-def again(job: Job) -> str:
-    """Suggest how to resume a cancelled run."""
+def resume_fix(job: Job) -> str:
+    """Suggest how to resume a run that has ended."""
     return f"To resume, from its newest checkpoint if it has one: {resumed(job)}"
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from launch_train.common.errors import innermost_error
 from launch_train.common.loopback import is_plain_loopback
 from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Refusal
@@ -257,7 +258,7 @@ def explain(error: Exception, service: Service, project: str) -> LaunchError | N
     if isinstance(error, GoogleAPICallError):
         return of_status(error, service, project)
     if isinstance(error, TransportError | RequestException | ConnectionError | TimeoutError):
-        return UnreachableError(f"{service.title} does not respond: {innermost(error)}", "Try again in a moment.")
+        return UnreachableError(f"{service.title} does not respond: {innermost_error(error)}", "Try again in a moment.")
     if isinstance(error, GoogleAuthError):
         if error.retryable:  # the token server failed, not the credentials
             return UnreachableError(f"{service.title}: no access token: {error}", "Try again in a moment.")
@@ -368,17 +369,6 @@ def retry_delay(detail: Any) -> float:
         return float(said[1]) if said else 0.0
     delay = getattr(detail, "retry_delay", None)
     return delay.seconds + delay.nanos / 1e9 if delay is not None else 0.0
-
-
-def innermost(error: BaseException) -> BaseException:
-    """Return the socket's error, which urllib3's and requests' errors wrap."""
-    while True:
-        inner = getattr(error, "reason", None)
-        if not isinstance(inner, BaseException):
-            inner = next((each for each in reversed(error.args) if isinstance(each, BaseException)), None)
-        if inner is None:
-            return error
-        error = inner
 
 
 INSTALL: Final = 'pip install "gcp-launch[gcp]"'

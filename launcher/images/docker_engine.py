@@ -153,7 +153,7 @@ class Engine:
             labels = {**labels, BASE_LABEL: base}
         if image.build_secrets:
             return self._buildkit(source, image, target=target, tag=tag, labels=labels, on_line=on_line)
-        with build_context(source) as context, docker_errors(tag, "can't be built"):
+        with build_context(source) as context, docker_errors(f"{tag} can't be built", tag):
             events = self.api.build(
                 fileobj=context,
                 custom_context=True,
@@ -189,7 +189,7 @@ class Engine:
             EngineError: the registry refuses the image or can't be reached.
         """
         name = parse(reference)
-        with docker_errors(reference, "can't be pushed"):
+        with docker_errors(f"{reference} can't be pushed", reference):
             events = self.api.push(
                 name.name, tag=name.tag, stream=True, decode=True, auth_config=self._credentials(name)
             )
@@ -212,7 +212,7 @@ class Engine:
             EngineError: the image does not exist, or not for this platform, or its registry can't be reached.
         """
         name = parse(reference)
-        with docker_errors(reference, "can't be pulled"):
+        with docker_errors(f"{reference} can't be pulled", reference):
             events = self.api.pull(
                 name.name,
                 tag=name.digest or name.tag,
@@ -226,7 +226,7 @@ class Engine:
     def tag(self, reference: str, name: str) -> None:
         """Add a name to an image of this engine. Raises EngineError."""
         new = parse(name)
-        with docker_errors(reference, f"can't be named {name}"):
+        with docker_errors(f"{reference} can't be named {name}", reference):
             self.api.tag(reference, new.name, tag=new.tag)
 
     def _run_buildkit(self, context: IO[bytes], options: Sequence[str], image: Image, on_line: OnLine) -> None:
@@ -287,7 +287,7 @@ class Engine:
         """Return the engine's description of an image, or None. Raises EngineError."""
         from docker.errors import ImageNotFound
 
-        with docker_errors(reference, "can't be looked up"):
+        with docker_errors(f"{reference} can't be looked up", reference):
             try:
                 return dict(self.api.inspect_image(reference))
             except ImageNotFound:
@@ -305,20 +305,22 @@ class Engine:
 
 
 @contextmanager
-def docker_errors(reference: str, what: str) -> Iterator[None]:
-    """Raise the SDK's errors as EngineError; its text begins with `reference` and `what` ("can't be pulled")."""
+def docker_errors(problem: str, image: str = "") -> Iterator[None]:
+    """Raise the SDK's errors as EngineError, or for an operation on `image` as those of `image_refusal`; the text
+    begins with `problem`."""
     from http.client import HTTPException
 
-    import requests
     from docker.errors import APIError, DockerException, StreamParseError
     from urllib3.exceptions import HTTPError
 
     try:
         yield
     except APIError as error:
-        raise image_refusal(reference, what, str(error.explanation or error)) from error
-    except (DockerException, StreamParseError, requests.RequestException, HTTPError, HTTPException) as error:
-        problem = f"{reference} {what}: no answer from the Docker engine ({error})"
+        message = str(error.explanation or error).strip()
+        plain = EngineError(f"{problem}: {message}", hint_for(message))
+        raise (image_refusal(image, problem, message) if image else plain) from error
+    except (DockerException, StreamParseError, HTTPError, HTTPException, OSError) as error:
+        problem = f"{problem}: no answer from the Docker engine ({error})"
         raise EngineError(problem, "Check it with `docker info`, then repeat the command.") from error
 
 
@@ -426,7 +428,7 @@ def followed(events: Iterable[Event], on_layer: OnLayer, name: str, what: str) -
     for event in rest:
         if message := error_in(event):
             deque(rest, maxlen=0)
-            raise image_refusal(name, what, message)
+            raise image_refusal(name, f"{name} {what}", message)
         layer, status, detail = event.get("id", ""), event.get("status"), event.get("progressDetail") or {}
         if status in MOVING and detail.get("total"):
             sizes[layer] = detail["total"]
@@ -441,11 +443,11 @@ def error_in(event: Event) -> str:
     return str((event.get("errorDetail") or {}).get("message") or event.get("error") or "").strip()
 
 
-def image_refusal(name: str, what: str, message: str) -> LaunchError:
-    """Return the error of an image operation with the engine's message; NotAuthorised: no permission."""
-    problem, words = f"{name} {what}: {message}", message.lower()
+def image_refusal(image: str, problem: str, message: str) -> LaunchError:
+    """Return the error of an operation on an image with the engine's message; NotAuthorised: no permission."""
+    problem, words = f"{problem}: {message}", message.lower()
     if any(phrase in words for phrase in NO_ACCESS):
-        return denied(parse(name).host, problem, "what launch found for it, handed to the engine")
+        return denied(parse(image).host, problem, "what launch found for it, handed to the engine")
     if "name unknown" in words:
         return RepositoryMissing(problem, "Create the repository first: launch build --create-repository")
     if "not found" in words or "manifest unknown" in words:

@@ -126,7 +126,7 @@ def run_ended_error(plan: Plan, entry: AttemptEntry, snapshot: RunSnapshot) -> R
     if entry.end.kind == "succeeded":
         hint = f"{launch} --new starts a fresh run;\n{launch} --resume {run} continues in its folder"
         return RunSucceeded(f"run {run} has already succeeded; nothing to do", hint, job, entry.end)
-    hint = f"{launch} --resume {run} resumes from its newest checkpoint;\n--new starts a fresh run"
+    hint = f"{launch} --resume {run} resumes from its newest checkpoint, if it has one;\n--new starts a fresh run"
     fix = "" if "--resume" in entry.end.fix else entry.end.fix
     problem = f"run {run} has already ended, so nothing was started: {entry.end.cause}"
     return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end)

@@ -59,11 +59,11 @@ def stamp(inputs: Inputs) -> Stamp:
     )
 
 
-def create(job: ImageBuildRequest, say: Callable[[str], None]) -> None:
+def create(build: ImageBuildRequest, say: Callable[[str], None]) -> None:
     """Create the repository unless it exists. Raises LaunchError."""
     from launcher.images import artifact_registry
 
-    repository = job.image.uri.rpartition("/")[0]
+    repository = build.image.uri.rpartition("/")[0]
     is_new = artifact_registry.create(repository, os.environ, launcher.clock.REAL)
     say(f"repository {repository} {'created' if is_new else 'already exists'}")
 

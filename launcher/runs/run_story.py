@@ -117,6 +117,7 @@ def cause_in_text(storage: Storage, attempt: int) -> str:
 
 def advice_for(job: Job, last: AttemptSummary) -> str:
     """Return what to do about a run whose job outlives its launch, with the commands; empty: nothing."""
+    from launcher.diagnosis.job_end import resume_fix
     from launcher.runs.attempts import RUN_ENDS
 
     run = job.handle
@@ -129,8 +130,7 @@ def advice_for(job: Job, last: AttemptSummary) -> str:
         return f"launch report {run} shows its curves"
     if last.kind not in RUN_ENDS:
         return f"launch follow {run} starts the next attempt, unless another launch does"
-    resume = f"{job.command} --resume {run} resumes from its newest checkpoint"
-    return last.fix if "--resume" in last.fix else f"{last.fix}\n{resume}".strip()
+    return last.fix if "--resume" in last.fix else f"{last.fix}\n{resume_fix(job)}".strip()
 
 
 def advice_here(job: Job, storage: Storage | None, last: AttemptSummary) -> str:

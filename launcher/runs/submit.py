@@ -127,7 +127,7 @@ def with_its_own_image(plan: Plan) -> Plan:
     return plan
 
 
-def with_image(plan: Plan, job: ImageBuildRequest, report: Report) -> Plan:
+def with_image(plan: Plan, build: ImageBuildRequest, report: Report) -> Plan:
     """Return the plan with the digest of its image, which is pushed to the registry unless it exists there.
 
     A pinned image that this account may not look up is used unchecked. Raises LaunchError.
@@ -135,14 +135,14 @@ def with_image(plan: Plan, job: ImageBuildRequest, report: Report) -> Plan:
     from launcher.images import pipeline
 
     try:
-        pushed = pipeline.push(job, os.environ, report)
+        pushed = pipeline.push(build, os.environ, report)
     except NotAuthorised as error:
-        if not job.image.pinned:
+        if not build.image.pinned:
             raise
-        report.line(f"cannot check that {job.image.uri} exists: {error.problem}")
+        report.line(f"cannot check that {build.image.uri} exists: {error.problem}")
         return plan
     report.line(f"image {pushed.reference}" + (" (already exists)" if pushed.how == "there" else ""))
-    base = pushed.base or pipeline.recorded_base(job.image, pushed.reference, os.environ)
+    base = pushed.base or pipeline.recorded_base(build.image, pushed.reference, os.environ)
     return with_digest(plan, pushed.reference, base)
 
 

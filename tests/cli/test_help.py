@@ -11,7 +11,7 @@ import typer
 
 from launcher.cli.app import app
 from launcher.cli.examples import EXAMPLES
-from launcher.cli.help_page import COMMON, GROUPS
+from launcher.cli.help_page import COMMON, GROUPS, RUN, WHERE
 from launcher.cli.lazy_commands import COMMANDS, VM_COMMANDS
 from tests.command import launch
 
@@ -55,6 +55,8 @@ def test_the_help_page(path: str) -> None:
         if param.param_type_name == "option" and not param.hidden:
             assert param.rich_help_panel in GROUPS, param.name
             assert max(param.opts, key=len) in re.split(r"[ ,]+", listed), param.name
+        if "--last" in param.opts:
+            assert param.rich_help_panel == (RUN if "--resume" in listed else WHERE), "beside what names the run"
     assert "Options" not in shown
     assert any("--help" in line for line in shown[COMMON])
 

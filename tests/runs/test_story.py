@@ -109,6 +109,8 @@ def test_odd_folders(tmp_path: Path) -> None:
         ("PENDING", "Waiting for ", "launch cancel job"),
         ("RUNNING", "running for", ""),
         ("SUCCEEDED", "succeeded", "launch report job"),
+        ("FAILED", "it failed", "if it has one: launch vertex SPEC --resume job"),
+        ("EXPIRED", "time limit", "if it has one: launch vertex SPEC --resume job --hours HOURS"),
         ("CANCELLED", "(standard in us-central1), cancelled", "--resume"),
         ("DELETED", "was deleted", "--resume"),
     ],

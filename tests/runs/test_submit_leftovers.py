@@ -244,7 +244,9 @@ def test_a_run_that_ended_is_reported_and_resumed_on_request(
             site.launch(None if bucket else site.without(), fresh=fresh)
         assert (told.value.exit_code, told.value.job and told.value.job.name) == (code, first.name)
         assert "--new" in told.value.hint
-        assert f"--resume {site.plan.run}" in told.value.hint
+        hint = told.value.hint
+        assert f"--resume {site.plan.run}" in hint
+        assert "checkpoint" not in hint or "if it has one" in hint
     site.cloud.jobs.script = LONG
     if bucket:
         site.folder.write(runfolder.TERMINAL, b"it can't work")

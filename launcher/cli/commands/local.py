@@ -12,7 +12,7 @@ import typer
 
 from launch_train import runfolder
 from launcher.cli.help_page import OUTPUT, RUN, option
-from launcher.cli.options import Flags, Last, Output, OutputFormat, SpecFile, flags_of, gather, overrides
+from launcher.cli.options import Flags, Output, OutputFormat, ResumeLast, SpecFile, flags_of, gather, overrides
 from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def local(
         str | None,
         option(RUN, "--resume", help="Continue a local run, with the code as it is now.", metavar="RUN"),
     ] = None,
-    last: Last = False,
+    last: ResumeLast = False,
     preempt_after: Annotated[
         str | None,
         option(RUN, "--preempt-after", help="Preempt the job after this time (15s), then restart it.", metavar="TIME"),

@@ -50,9 +50,9 @@ def code_warnings(inputs: Inputs) -> tuple[str, ...]:
     return tuple(about_code(inputs.spec, load(), inputs.context))
 
 
-def show_image(job: ImageBuildRequest, result: ImageResult, seconds: float, output: Output) -> None:
+def show_image(build: ImageBuildRequest, result: ImageResult, seconds: float, output: Output) -> None:
     """Print the result to stdout."""
-    image = job.image
+    image = build.image
     data = {
         "image": image.uri,
         "reference": result.reference,
@@ -65,12 +65,12 @@ def show_image(job: ImageBuildRequest, result: ImageResult, seconds: float, outp
         "wheel": image.wheel,
         "code": {"files": image.files, "bytes": image.size},
     }
-    printed(data, output, page=image_lines(job, result, seconds))
+    printed(data, output, page=image_lines(build, result, seconds))
 
 
-def image_lines(job: ImageBuildRequest, result: ImageResult, seconds: float) -> list[str]:
+def image_lines(build: ImageBuildRequest, result: ImageResult, seconds: float) -> list[str]:
     """Return the result as text."""
-    image = job.image
+    image = build.image
     shown = [f"{'image':{LABEL}}{image.uri}"]
     if "@" in result.reference and result.reference != image.uri:
         shown.append(f"{'digest':{LABEL}}{result.reference.partition('@')[2]}")

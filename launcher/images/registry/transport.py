@@ -12,10 +12,11 @@ from random import Random
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 from urllib.parse import urljoin, urlsplit
 
+from launch_train.common.errors import innermost_error
 from launch_train.common.loopback import is_loopback
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.gcp.api import PASSING, innermost
+from launcher.gcp.api import PASSING
 from launcher.images.reference import artifact_repository, is_googles
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ class Http:
         from requests import exceptions
         from urllib3.exceptions import NewConnectionError
 
-        cause = innermost(error)
+        cause = innermost_error(error)
         problem = " ".join(str(cause).split()) or type(cause).__name__
         hopeless = isinstance(error, (exceptions.InvalidURL, exceptions.InvalidSchema, exceptions.MissingSchema))
         reason = getattr(error.args[0], "reason", None) if error.args else None

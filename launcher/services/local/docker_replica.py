@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
+from launcher.images.docker_engine import docker_errors
 from launcher.services.local.supervisor import OnLine
 
 DRAIN_SECONDS = 5
@@ -106,21 +107,3 @@ class LineSplitter:
         """Yield the last line if it has no newline."""
         if self._rest:
             yield self._rest.decode(errors="replace").rstrip("\r")
-
-
-@contextmanager
-def docker_errors(problem: str) -> Iterator[None]:
-    """Raise the Docker SDK's errors as EngineError; its text begins with `problem`."""
-    from docker.errors import APIError, DockerException
-    from requests.exceptions import RequestException
-    from urllib3.exceptions import HTTPError
-
-    from launcher.images.docker_engine import EngineError, hint_for
-
-    try:
-        yield
-    except APIError as error:
-        message = str(error.explanation or error).strip()
-        raise EngineError(f"{problem}: {message}", hint_for(message)) from error
-    except (DockerException, RequestException, HTTPError, OSError) as error:
-        raise EngineError(f"{problem}: no answer from the Docker engine ({error})", "Check it: docker info") from error

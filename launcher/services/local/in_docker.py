@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
-from launcher.images.docker_engine import EngineError
+from launcher.images.docker_engine import EngineError, docker_errors
 from launcher.services.local import container_settings, docker_cleanup, supervisor
 from launcher.services.local.container_settings import CREDENTIALS, HOST, LABEL, PORT, EngineHost, Mount, Settings
-from launcher.services.local.docker_replica import ContainerReplica, docker_errors
+from launcher.services.local.docker_replica import ContainerReplica
 from launcher.services.local.on_host import endpoints, local_addresses, visible_gpus
 from launcher.services.local.replicas import replica_names, replicas
 from launcher.services.local.request import ParsedJob

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
+from launcher.images.docker_engine import docker_errors
 from launcher.services.local import docker_replica as module
-from launcher.services.local.docker_replica import ContainerReplica, LineSplitter, docker_errors
+from launcher.services.local.docker_replica import ContainerReplica, LineSplitter
 
 
 class Output:

@@ -63,3 +63,14 @@ class PreemptedError(TrainError):
     """The process was interrupted after saving."""
 
     exit = Exit.PREEMPTED
+
+
+def innermost_error(error: BaseException) -> BaseException:
+    """Return the socket's error, which urllib3's and requests' errors wrap."""
+    while True:
+        inner = getattr(error, "reason", None)
+        if not isinstance(inner, BaseException):
+            inner = next((each for each in reversed(error.args) if isinstance(each, BaseException)), None)
+        if inner is None:
+            return error
+        error = inner

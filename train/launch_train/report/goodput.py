@@ -96,7 +96,7 @@ def _time_of(
         spans.append(Span(QUEUE, created, begin))
     at = begin
     for number, start in enumerate(starts):
-        at = _split(start, kept[start.key], "restart" if number else "startup", (at, end), parts, spans)
+        at = _add_start(start, kept[start.key], "restart" if number else "startup", (at, end), parts, spans)
     if end > at:
         spans.append(Span("other", at, end))
     paid = max(0.0, end - begin)
@@ -122,7 +122,7 @@ def _begin(attempt: AttemptRecord, starts: Sequence[Start], end: float) -> float
     return min((time for time in firsts if time > 0), default=0.0) or created or end
 
 
-def _split(
+def _add_start(
     start: Start,
     kept: int,
     before: str,

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from launch_train.common.backoff import Backoff
-from launch_train.common.errors import OutputError
+from launch_train.common.errors import OutputError, innermost_error
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ def storage_error_text(error: BaseException) -> str:
     """Return the service's message on one line, or that of the innermost cause."""
     response = getattr(error, "response", None)
     text = _response_message(response) if response is not None else ""
-    return " ".join((text or str(_innermost_error(error)) or type(error).__name__).split())
+    return " ".join((text or str(innermost_error(error)) or type(error).__name__).split())
 
 
 def _response_message(response: Any) -> str:
@@ -183,17 +183,6 @@ def _response_message(response: Any) -> str:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return text[:300]
-
-
-def _innermost_error(error: BaseException) -> BaseException:
-    """Return the innermost error: requests wraps urllib3's errors, which wrap the socket's."""
-    while True:
-        inner = getattr(error, "reason", None)
-        if not isinstance(inner, BaseException):
-            inner = next((each for each in reversed(error.args) if isinstance(each, BaseException)), None)
-        if inner is None:
-            return error
-        error = inner
 
 
 def storage_error(error: Exception, url: str, bucket: str, *, may_be_missing: bool) -> Exception | None:
