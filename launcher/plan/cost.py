@@ -131,17 +131,18 @@ def check_usd_limit(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: floa
         shorter = f"--hours {affordable:g} (which {usd_text(cap)} pays for), " if affordable >= 0.1 else ""
         raise PlanRefused(
             f"limits.usd: this run could cost {usd_text(total)}, more than {usd_text(cap)}:\n"
-            f"  at most {hourly_price(rate)} × {plural(nodes, 'node')} × "
-            f"{in_hours(dearest, hours)}\n"
+            f"  at most {ceiling_in_hours(dearest, nodes, hours)}\n"
             f"  price ceiling, {dearest.provisioning} in {dearest.where}: {dearest.usd_ceiling_rule}",
             f"Use {shorter}a higher --usd, or cheaper regions or provisioning.",
             field="limits.usd",
         )
 
 
-def in_hours(attempt: Attempt, hours: float) -> str:
-    """Return `24.04 h (24 h + 150 s of shutdown)`."""
-    return f"{billed_hours(attempt, hours):.4g} h ({hours:g} h + {attempt.shutdown_seconds} s of shutdown)"
+def ceiling_in_hours(attempt: Attempt, nodes: int, hours: float) -> str:
+    """Return `$25.49/h (with boot disk) × 1 node × 24.04 h (24 h + 150 s of shutdown)`: `hourly_ceiling` has extras."""
+    extras = f" (with {', '.join(attempt.usd_extras)})" if attempt.usd_extras else ""
+    billed = f"{billed_hours(attempt, hours):.4g} h ({hours:g} h + {attempt.shutdown_seconds} s of shutdown)"
+    return f"{hourly_price(hourly_ceiling(attempt))}{extras} × {plural(nodes, 'node')} × {billed}"
 
 
 def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:

@@ -63,6 +63,8 @@ class ListedRun(Struct, frozen=True, kw_only=True):
     """Why it could not be read completely."""
     job: Job
     """The active job, else the newest."""
+    points: int = 0
+    """Number of points of its sweep, by the sweep's record; 0: unknown."""
 
     @property
     def is_active(self) -> bool:
@@ -86,6 +88,11 @@ class ListedSweep(Struct, frozen=True, kw_only=True):
 
     name: str
     runs: tuple[ListedRun, ...]
+
+    @property
+    def points(self) -> int:
+        """Return the number of points, as far as known with those that have not begun."""
+        return max(len(self.runs), self.runs[0].points)
 
     @property
     def finished(self) -> int:
@@ -182,6 +189,7 @@ def list_runs(
     runs_here = (FoundRun(id=job.id, jobs=(job,), context=LocalContext()) for job in jobs_below(folder))
     entries = (with_local_progress(entry_of(run, "", 0.0)) for run in runs_here)
     here = [entry for entry in entries if wanted.matches(entry)]
+    here = with_points(here, lambda path: Path(path).read_bytes())
     there: list[ListedRun] | LaunchError = []
     if target != "local":
         from launcher.gcp.parallel import together
@@ -274,14 +282,42 @@ def listed_points(
 
 
 def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:
-    """Return the runs; add the progress of the active and the newest ones, with one read each, in parallel."""
+    """Return the runs; add the progress of the active and the newest ones, with one read each, in parallel, and the
+    number of points of their sweeps."""
+    from launch_train.common.storage import OutputError
+    from launcher.runs.metrics.progress import parse_record
+
     ended = [*dict.fromkeys(group_key(run) for run in listed if not run.is_active)][:NEWEST]
     chosen = [run for run in listed if run.folder and (run.is_active or group_key(run) in ended)]
     buckets = open_buckets({bucket_of(run.folder) for run in chosen if run.folder})
+
+    def read(url: str) -> bytes:
+        bucket = bucket_of(url)
+        if bucket not in buckets:
+            raise FileNotFoundError(url)
+        return buckets[bucket].read(url.removeprefix(bucket).strip("/"))
+
+    def read_progress(run: ListedRun) -> ListedRun:
+        with suppress(FileNotFoundError, OutputError):
+            return replace(run, progress=parse_record(read(f"{run.folder}/{runfolder.PROGRESS}")))
+        return run
+
     with ThreadPoolExecutor(READERS) as threads:
-        read = threads.map(lambda run: read_progress(buckets, run.folder or ""), chosen)
-        progress = dict(zip((run.run for run in chosen), read, strict=True))
-    return [replace(run, progress=progress.get(run.run)) for run in listed]
+        complete = {run.run: run for run in with_points([*threads.map(read_progress, chosen)], read)}
+    return [complete.get(run.run, run) for run in listed]
+
+
+def with_points(listed: Sequence[ListedRun], read: Callable[[str], bytes]) -> list[ListedRun]:
+    """Return the runs with the number of points of their sweeps, whose records `read` reads."""
+    from launch_train.common.storage import OutputError
+    from launcher.runs.sweep.record import parse_points, record_name
+
+    outputs = {run.sweep: run.folder.rpartition("/")[0] for run in listed if run.sweep and run.folder}
+    points = {}
+    for sweep, output in outputs.items():
+        with suppress(OSError, OutputError):
+            points[sweep] = len(parse_points(read(f"{output}/{record_name(sweep)}")))
+    return [replace(run, points=points.get(run.sweep, 0)) for run in listed]
 
 
 def bucket_of(folder: str) -> str:
@@ -298,17 +334,3 @@ def open_buckets(urls: Iterable[str]) -> dict[str, Storage]:
         with suppress(LaunchError):
             opened[url] = open_folder(url).within(ANSWER_SECONDS)
     return opened
-
-
-def read_progress(buckets: Mapping[str, Storage], folder: str) -> Progress | None:
-    """Return the progress in a run's `progress.json`; None: it does not exist, or is unreadable at the moment."""
-    from launch_train.common.storage import OutputError
-    from launcher.runs.metrics.progress import parse_record
-
-    bucket = bucket_of(folder)
-    if bucket not in buckets:
-        return None
-    try:
-        return parse_record(buckets[bucket].read(f"{folder.removeprefix(bucket).strip('/')}/{runfolder.PROGRESS}"))
-    except (FileNotFoundError, OutputError):
-        return None

@@ -17,8 +17,8 @@ machine:
   gpus: 2                      # GPUs per machine
   nodes: 1                     # number of machines
 
-# Provisioning models, in fallback order. flex-start waits for capacity, at a discount. spot is the cheapest: its price
-# changes up to once a day, and Google can preempt it at any time. standard costs the list price.
+# Provisioning models, in fallback order. Two have a discount, which depends on the machine: flex-start waits for
+# capacity; spot can be preempted at any time, and its price changes up to once a day. standard costs the list price.
 provisioning: [flex-start, spot]
 
 # Regions, in fallback order. `any` means all regions that have the machine, cheapest first.

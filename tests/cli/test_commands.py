@@ -291,7 +291,7 @@ def test_the_first_plan_says_time_and_cost_in_25_lines_and_explain_says_why() ->
     assert len(page.splitlines()) <= 25
     assert "time      about 10 min: 10 min to start (assumed), 11 s for 300 steps" in page
     assert "cost      ≈$1." in page
-    for reason in ("hard bound", "price ceiling:", "account   ", "no limits.wait_total", "including boot disk"):
+    for reason in ("hard bound", "price ceiling:", "account   ", "no limits.wait_total", "(with boot disk) × 1 node"):
         assert (reason in page, reason in reasons) == (False, True), reason
     attempts = len(json.loads(launch(*argv, "--dry-run", "-o", "json").out)["attempts"])
     assert sum(line.lstrip()[:2].strip().isdigit() for line in reasons.splitlines()) == attempts

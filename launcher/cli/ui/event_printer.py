@@ -117,8 +117,7 @@ class EventPrinter:
         from launcher.cli.ui.job_text import console_url
 
         self.close()  # the progress of the last attempt
-        if event.job.is_here:
-            self._print(f"{'folder':{LABEL}}{event.job.handle}")
+        if event.job.is_here:  # its end names the folder
             return
         planned = attempt_of(self._plan, event.job)
         number = f"{event.number}: " if event.number else ""

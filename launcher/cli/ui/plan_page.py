@@ -350,7 +350,7 @@ def cap_text(limit: float | None, of_settings: tuple[float, str] | None) -> str:
 def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None, explain: bool) -> Iterator[str]:
     """Yield the expected cost, and the upper bound that the cap is compared with; to `explain` them also the hard
     bound, and what they cover."""
-    from launcher.plan.cost import billed_hours, hourly_ceiling, in_hours
+    from launcher.plan.cost import billed_hours, ceiling_in_hours, hourly_ceiling
 
     limits, first, nodes = plan.limits, plan.attempts[0], plan.machine.nodes
     cap = cap_text(limits.usd, usd_cap)
@@ -374,7 +374,7 @@ def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None, explain: bool) -> 
     yield cap + (f"; prices of {plan.prices.date}" if plan.prices else "")
     if not explain:
         return
-    by = f"{hourly_price(hourly_ceiling(most))} × {plural(nodes, 'node')} × {in_hours(most, limits.hours)}"
+    by = ceiling_in_hours(most, nodes, limits.hours)
     yield f"{usd_text(limits.usd_at_most)} = {by}; price ceiling: {most.usd_ceiling_rule}"
     if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
         restarts = max(attempt.service_restarts for attempt in plan.attempts)

@@ -52,7 +52,7 @@ def sweep_row(sweep: ListedSweep, now: float) -> dict[str, str]:
     return {
         **newest,
         "NAME": clean_text(sweep.name),
-        "STATE": f"{sweep.finished} of {len(sweep.runs)} succeeded",
+        "STATE": f"{sweep.finished} of {sweep.points} succeeded",
         "STEP": "",
         "LOSS": loss_text(best.loss) if best and best.loss is not None else "",
         "COST": newest["COST"] and ("?" if sweep.usd is None else usd_text(sweep.usd)),
@@ -121,6 +121,7 @@ def sweep_data(sweep: ListedSweep) -> dict[str, Any]:
         "name": sweep.name,
         "target": sweep.runs[0].target,
         "runs": [run.run for run in sweep.runs],
+        "points": sweep.points,
         "finished": sweep.finished,
         "active": sum(run.is_active for run in sweep.runs),
         "best": {"run": best.run, "loss": best.loss} if best else None,

@@ -62,10 +62,15 @@ def read_version(output: Storage, sweep: str) -> tuple[dict[str, Any], str]:
         text, version = output.read_version(record_name(sweep))
     except FileNotFoundError:
         return {}, ""
+    return parse_points(text), version
+
+
+def parse_points(text: bytes) -> dict[str, Any]:
+    """Return the values of each point in a record by run ID; empty if it is damaged."""
     try:
-        return {str(point["run"]): dict(point["set"]) for point in json.loads(text)["points"]}, version
+        return {str(point["run"]): dict(point["set"]) for point in json.loads(text)["points"]}
     except (ValueError, KeyError, TypeError):
-        return {}, version
+        return {}
 
 
 def remove_record(output: Storage, sweep: str) -> None:

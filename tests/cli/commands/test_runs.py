@@ -205,17 +205,21 @@ def test_the_runs_of_a_sweep_are_one_row(tmp_path: Path) -> None:
         if number:
             write_end(open_storage(str(folder)), 1, ended(number - 1))
     begin(tmp_path / "runs" / "own-0123abcd", now - 60)
+    points = [{"run": f"ck-0000000{number}", "set": {}} for number in range(5)]
+    record = {"sweep": "lr-1a2b", "points": points}
+    open_storage(str(tmp_path / "runs")).write("sweeps/lr-1a2b.json", json.dumps(record).encode())
     data = json.loads(launch("runs", "--local", "-o", "json", cwd=tmp_path, env=NO_CLOUD).out)
     (sweep,) = data["sweeps"]
     assert (len(data["runs"]), sweep["name"], sweep["finished"], sweep["active"]) == (4, "lr-1a2b", 1, 0)
+    assert sweep["points"] == 5, "two have not begun"
     assert sweep["best"] == {"run": "ck-00000002", "loss": 1.5}
     assert sweep["runs"] == ["ck-00000002", "ck-00000001", "ck-00000000"]
     shown = launch("runs", "--local", cwd=tmp_path, env=NO_CLOUD).out
     first = shown.splitlines()[1]
-    assert all(text in first for text in ("lr-1a2b", "1 of 3 succeeded", "1.5"))
+    assert all(text in first for text in ("lr-1a2b", "1 of 5 succeeded", "1.5"))
     assert ("ck-0" in shown, "own-0123abcd" in shown) == (False, True)
-    points = launch("runs", "--local", "--label", f"{SWEEP_LABEL}=lr-1a2b", cwd=tmp_path, env=NO_CLOUD).out
-    assert (points.count("ck-0000000"), "own" in points, "nan" in points) == (3, False, True)
+    listed_points = launch("runs", "--local", "--label", f"{SWEEP_LABEL}=lr-1a2b", cwd=tmp_path, env=NO_CLOUD).out
+    assert (listed_points.count("ck-0000000"), "own" in listed_points, "nan" in listed_points) == (3, False, True)
 
 
 # --- The cloud -------------------------------------------------------------------------------------------------------

@@ -479,6 +479,7 @@ def test_a_report_leaves_out_points_that_have_not_begun(job: Job) -> None:
     data = job.data(*SWEEP, *flags, code=6)
     ran = job.launch("report", data["sweep"])
     assert "2 points of 3" in ran.err
+    assert "0 of 3 succeeded" in job.launch("runs").out
     assert data["points"][2]["run"] not in (job.folder / ran.out.strip()).read_text(encoding="utf-8")
 
 
