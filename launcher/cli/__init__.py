@@ -98,13 +98,14 @@ def exception_chain(end: BaseException | None) -> Iterator[BaseException]:
 
 
 def show_exit(words: Sequence[str], end: BaseException, code: int) -> None:
-    """With `-o json`, print the notes of the KeyboardInterrupt that stopped the command."""
+    """With `-o json`, print the document and the notes of the KeyboardInterrupt that stopped the command."""
     for cause in exception_chain(end):
         if isinstance(cause, KeyboardInterrupt):
             from signal import Signals
 
             notes = "\n".join(getattr(cause, "__notes__", ()))
-            show_failure(words, f"interrupted ({Signals(code - 128).name})", notes, code)
+            problem = f"interrupted ({Signals(code - 128).name})"
+            show_failure(words, problem, notes, code, getattr(cause, "data", None))
             return
 
 

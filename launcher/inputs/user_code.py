@@ -83,8 +83,8 @@ def read_code(
 
 
 def without_outputs(files: Sequence[File], spec: JobSpec) -> list[File]:
-    """Return the files without other specs, and without pages and exports that launch wrote: they never change a run.
-    A file stays if an argument or the code contains its name."""
+    """Return the files without other specs and logs, and without pages and exports that launch wrote: they never change
+    a run. A file stays if an argument or the code contains its name."""
     outputs: dict[str, str] = {}  # file -> its name, or that of the export's folder
     for file in files:
         folder, _, name = file.name.rpartition("/")
@@ -92,7 +92,8 @@ def without_outputs(files: Sequence[File], spec: JobSpec) -> list[File]:
             status = file.path.lstat()
             written = is_other_spec(file.path, status.st_mtime_ns, status.st_size)
         else:
-            written = name.endswith(".html") and runfolder.PAGE_MARK.encode() in first_bytes(file.path, 1000)
+            is_page = name.endswith(".html") and runfolder.PAGE_MARK.encode() in first_bytes(file.path, 1000)
+            written = is_page or name.endswith((".log", ".out"))  # launch … > run.log; nohup.out
         if written:
             outputs[file.name] = name
         elif name == "config.json" and folder and first_bytes(file.path, 1000).startswith(EXPORT):

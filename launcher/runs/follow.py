@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.plan.binding import NewerFormat
 from launcher.runs.driver import AttemptFailed, AttemptStarted, end_error, is_final
 from launcher.runs.ledger import Ledger
+from launcher.runs.run_story import story_of
 from launcher.runs.stored_plan import refusal
 from launcher.runs.submit import RunWatcher, check_output
 from launcher.runs.watch import intervals_of, watch
@@ -37,6 +40,9 @@ def watch_job(
     diagnosis = diagnose_end(ended, request.context_of_job(ended, context.project), watcher.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended
+    if ended.is_here and run.storage:
+        fix = story_of(replace(run, jobs=(ended,)), context.attempts(run.storage)).advice
+        diagnosis = replace(diagnosis, fix=fix or diagnosis.fix)
     if refused and not is_final(diagnosis):
         watcher.report(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
         raise refused

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -70,7 +70,7 @@ def story_of_job(
     if not outlives and storage and last.kind == "failed" and (cause := cause_in_text(storage, last.number)):
         last = replace(last, cause=cause)
         chapters = (*chapters[:-1], last)
-    advice = advice_for(job, last) if outlives else advice_here(job, storage, last)
+    advice = advice_for(job, last) if outlives else advice_here(job, storage, last, known.plan)
     story = RunStory(chapters, cap_usd(known.plan) if outlives else None, advice, records)
     return with_output(story, storage, job.handle) if storage and last.left_nothing else story
 
@@ -98,7 +98,9 @@ def with_output(story: RunStory, storage: Storage, run: str) -> RunStory:
     except LaunchError:
         lines = []
     texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(("launch: ", "train: "))]
-    return story._replace(advice="\n".join([f"see why it took no step: launch logs {run}", *texts[-LAST_LINES:]]))
+    return story._replace(
+        advice="\n".join([f"if it should have trained, see its output: launch logs {run}", *texts[-LAST_LINES:]])
+    )
 
 
 def cause_in_text(storage: Storage, attempt: int) -> str:
@@ -133,19 +135,16 @@ def advice_for(job: Job, last: AttemptSummary) -> str:
     return last.fix if "--resume" in last.fix else f"{last.fix}\n{resume_fix(job)}".strip()
 
 
-def advice_here(job: Job, storage: Storage | None, last: AttemptSummary) -> str:
+def advice_here(job: Job, storage: Storage | None, last: AttemptSummary, plan: Mapping[str, Any]) -> str:
     """Return what to do about a run that ended with its launch, with the commands; empty: nothing."""
-    from launcher.gcp.storage import use_errors
-    from launcher.services.local.attempts import newest_checkpoint
+    from launcher.diagnosis.job_end import resumed
+    from launcher.services.local.run_folder import start_text
 
-    run = job.handle
     if not job.is_over or storage is None:
         return ""
     if last.kind == "succeeded":
-        return f"launch report {run} --open shows its curves"
-    with use_errors():
-        step = newest_checkpoint(storage)
-    after = "starts from scratch, as there is no checkpoint" if step is None else f"resumes from step {step:,}"
-    if last.kind == "failed":
-        return f"fix the error (launch logs {run}), then repeat its launch local command: it {after}"
-    return f"repeat its launch local command: it {after}"
+        return f"launch report {job.handle} --open shows its curves"
+    run = plan.get("spec", {}).get("run")
+    is_builtin = isinstance(run, Mapping) and not any(run.get(key) for key in ("script", "module", "command"))
+    fix = f"fix the error (launch logs {job.handle}), then " if last.kind == "failed" else ""
+    return f"{fix}{resumed(job)}: {start_text(storage, is_builtin=is_builtin)}"

@@ -111,8 +111,9 @@ def test_an_interrupt_reports_what_keeps_running(
 
     monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     ran = job.launch("vertex", "job.yaml", "-o", "json", code=code)
-    error = json.loads(ran.out)["error"]
-    assert (error["exit_code"], set(error)) == (code, ERROR)
+    data = json.loads(ran.out)
+    error = data["error"]
+    assert (error["exit_code"], set(error), data["state"]) == (code, ERROR, "QUEUED")
     assert "launch follow job-" in error["hint"]
     assert "launch follow job-" in ran.err
 

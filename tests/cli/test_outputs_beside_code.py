@@ -17,6 +17,8 @@ OUTPUTS = {
     "sweeps/page.html": PAGE,
     "out/config.json": '{\n  "run_folder": "runs/x-1",\n  "step": 3\n}',
     "out/model.safetensors": "weights",
+    "run.log": "[workerpool0-0] step 1",
+    "nohup.out": "[workerpool0-0] step 1",
 }
 
 
@@ -38,7 +40,7 @@ def write(folder: Path, names: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def test_other_specs_pages_and_exports_change_no_run(folder: Path) -> None:
+def test_other_specs_logs_pages_and_exports_change_no_run(folder: Path) -> None:
     before = planned(folder)
     write(folder, OUTPUTS)
     assert planned(folder) == before
@@ -58,7 +60,7 @@ def test_files_that_only_look_alike_are_code(folder: Path, name: str, text: str)
     assert planned(folder)[2] == files + 1
 
 
-@pytest.mark.parametrize(("name", "files"), [("other.yaml", 1), ("page.html", 1), ("out", 2)])
+@pytest.mark.parametrize(("name", "files"), [("other.yaml", 1), ("page.html", 1), ("out", 2), ("run.log", 1)])
 @pytest.mark.parametrize("by_code", [True, False])
 def test_what_an_argument_or_the_code_names_is_code(folder: Path, name: str, files: int, by_code: bool) -> None:
     if by_code:

@@ -223,6 +223,8 @@ def report_errors(
     except KeyboardInterrupt as stop:
         stop.add_note(job_interrupted_text(watcher.job, run))
         close_printer(printer, job_interrupted_text(watcher.job, run))
+        if watcher.job:
+            show_job(watcher.job, output, stop)
         raise
     except BrokenPipeError:  # `launch … 2>&1 | head`: the pipe is closed, so success must not be reported
         raise Stopped(signal.SIGPIPE) from None

@@ -33,7 +33,7 @@ ENDS = {
 """Ends that are not failures of the job itself."""
 
 
-def show_job(job: Job, output: Output, error: LaunchError | None = None) -> None:
+def show_job(job: Job, output: Output, error: BaseException | None = None) -> None:
     """With -o json or yaml, print the last known state of a job that still runs; `error` ends the command."""
     from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,14 @@ from launcher.services.local.client import run_job
 from launcher.services.local.job import Event, LocalJob, Message, Outcome, Printed, Started
 from launcher.services.local.preemption import Preempted
 from launcher.services.local.request import parse_request, with_image
+from launcher.services.local.run_folder import start_text
 from launcher.services.local.workdirs import WrittenFiles
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.cli.flows.suggestions import Typed
     from launcher.services.local.attempts import End
+    from launcher.services.local.request import ParsedJob
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +39,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     folder: str | None
     end: End
     metrics: RunMetrics | None
+    attempt: int = 0
+    """Number of the attempt that `end` is the end of; 0: unknown."""
     images: tuple[str, ...] = ()
     """The images that ran in containers."""
     left: tuple[WrittenFiles, ...] = ()
@@ -57,8 +62,10 @@ def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
     """
     printer = LinePrinter()
     left: list[WrittenFiles] = []
+    outcome: Outcome | None = None
 
     def on_event(event: Event) -> None:
+        nonlocal outcome
         if isinstance(event, Started):
             printer.reset()
         elif isinstance(event, Message):
@@ -67,34 +74,54 @@ def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
             printer(event.replica, event.text)
         elif isinstance(event, WrittenFiles):
             left.append(event)
+        elif isinstance(event, Outcome):
+            outcome = event
 
     request = parse_request(with_image(job.request, job.image) if job.image else job.request)
-    folder = request.run_folder
+    folder, name = request.run_folder, request.name or "the job"
+
+    def show(outcome: Outcome, error: BaseException | None) -> None:
+        storage = open_folder(folder) if folder else None
+        results = read_results(storage)
+        result = RunResult(
+            run=name,
+            folder=folder,
+            end=outcome.end,
+            metrics=results,
+            attempt=outcome.attempt,
+            images=request.images if job.docker else (),
+            left=tuple(left),
+            preempted=preempted_text(job, outcome, results),
+            restarts=restarts_in(storage) if storage else printer.restarts,
+            report=report_of(storage, is_written=outcome.is_earlier),
+        )
+        show_result(result, output, typed, error)
+
     try:
-        outcome = run_job(job, on_event)
+        ended = run_job(job, on_event)
     except KeyboardInterrupt as stop:
-        where = f"the run folder is {folder}" if folder else "there is no run folder"
-        stop.add_note(f"all processes were stopped; {where}")
-        say(f"interrupted; all processes were stopped; {where}")
+        text = stopped_text(request)
+        stop.add_note(text)
+        say(f"interrupted; {text}")
+        if outcome and output is not Output.text:
+            show(outcome, stop)
         raise
-    end, name = outcome.end, request.name or "the job"
-    storage = open_folder(folder) if folder else None
-    error = None if end.succeeded else failure(end, name, folder, printer.cause)
-    results = read_results(storage)
-    result = RunResult(
-        run=name,
-        folder=folder,
-        end=end,
-        metrics=results,
-        images=request.images if job.docker else (),
-        left=tuple(left),
-        preempted=preempted_text(job, outcome, results),
-        restarts=restarts_in(storage) if storage else printer.restarts,
-        report=report_of(storage, is_written=outcome.is_earlier),
-    )
-    show_result(result, output, typed, error)
+    error = None if ended.end.succeeded else failure(ended.end, name, folder, printer.cause)
+    show(ended, error)
     if error:
         raise error
+
+
+def stopped_text(request: ParsedJob) -> str:
+    """Return what an interrupted job leaves, and how it continues."""
+    if not request.run_folder:
+        return "all processes were stopped; there is no run folder\nthe same command starts the job again"
+    start = ""
+    with suppress(LaunchError):
+        start = f": {start_text(open_folder(request.run_folder), is_builtin=request.is_builtin)}"
+    return (
+        f"all processes were stopped; the run folder is {request.run_folder}\nthe same command continues the run{start}"
+    )
 
 
 def preempted_text(job: LocalJob, outcome: Outcome, results: RunMetrics | None) -> Preempted | None:
@@ -122,7 +149,7 @@ def report_of(storage: Storage | None, *, is_written: bool) -> str:
         return ""
 
 
-def show_result(result: RunResult, output: Output, typed: Typed | None, error: LaunchError | None) -> None:
+def show_result(result: RunResult, output: Output, typed: Typed | None, error: BaseException | None) -> None:
     """Print the result to stdout. `error` ends the command."""
     from launcher.cli.flows.suggestions import next_commands
     from launcher.cli.ui.documents import printed
@@ -132,11 +159,12 @@ def show_result(result: RunResult, output: Output, typed: Typed | None, error: L
     if output is Output.text:
         preempted = result.preempted.text() if result.preempted else ""
         images = ", ".join(result.images)
-        ended = (result.run, result.folder, end.succeeded, end.seconds, result.metrics)
+        name = f"{result.run} (attempt {result.attempt})" if result.attempt > 1 else result.run
+        ended = (name, result.folder, end.succeeded, end.seconds, result.metrics)
         how = f"was {end.stopped} after" if end.stopped else ""
         print("\n".join(summary_lines(*ended, preempted, images, how, restarts=result.restarts, report=result.report)))
         if end.succeeded:
-            commands = [*next_commands(typed, result.folder, has_metrics=result.metrics is not None)]
+            commands = [*next_commands(typed, result.folder, has_metrics=bool(result.metrics and result.metrics.rows))]
             if commands:
                 print("\n".join(["", "next", *(f"  {command}\n      {why}" for command, why in commands)]))
         return

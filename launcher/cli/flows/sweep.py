@@ -63,6 +63,8 @@ def run_sweep(
         text = sweep_interrupted_text(sweep, running.runs)
         stop.add_note(text)
         printer.say(text)
+        if output is not Output.text:
+            show_result(sweep, running.runs, output, stop)
         raise
     error = error or common_error(sweep, running.runs)
     show_result(sweep, running.runs, output, error)
@@ -115,7 +117,7 @@ def common_error(sweep: SweepPlan, runs: Sequence[PointRun]) -> LaunchError | No
     return kind(f"all {plural(len(failed), 'point')} failed; cause of {of}: {cause}", hint)
 
 
-def show_result(sweep: SweepPlan, runs: Sequence[PointRun], output: Output, error: LaunchError | None) -> None:
+def show_result(sweep: SweepPlan, runs: Sequence[PointRun], output: Output, error: BaseException | None) -> None:
     """Print how many points ended how; as JSON, each point."""
     counts = Counter(run.state for run in runs)
     if output is Output.text:

@@ -92,6 +92,8 @@ def comparison_lines(compared: Compared) -> Iterator[str]:
         yield from comparison_table("figures", letters, figures)
         if rows := max(each.loss_rows for each in compared.summaries):
             yield f"loss: mean of the last {plural(rows, 'row')} up to each step; other metrics are as logged"
+        if any(each.attempts > 1 for each in compared.summaries):
+            yield "time, goodput and cost: of all attempts of a run"
     else:
         yield "No run has written metrics yet."
 

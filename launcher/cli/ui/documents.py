@@ -12,7 +12,6 @@ from typing import Any
 
 from launch_train import runfolder
 from launcher.cli.options import Output
-from launcher.errors import LaunchError
 
 FORMAT = re.compile(r"-[A-Za-z]*?o(json|yaml|text)?")
 """`-o`, `-ojson`, and `-fo` of `launch logs -fo json`."""
@@ -28,7 +27,9 @@ def output_of(argv: Sequence[str]) -> Output:
     return chosen
 
 
-def printed(data: Any, output: Output, error: LaunchError | None = None, *, page: Iterable[str] | None = None) -> None:
+def printed(
+    data: Any, output: Output, error: BaseException | None = None, *, page: Iterable[str] | None = None
+) -> None:
     """Print a document as JSON or YAML, or in its place the lines of its `page` as text.
 
     With `error`, which ends the command, the document is printed later with the error.
@@ -39,7 +40,7 @@ def printed(data: Any, output: Output, error: LaunchError | None = None, *, page
         print("\n".join(page))
         return
     if error is not None:
-        error.data = data
+        vars(error)["data"] = data
         return
     data = finite(data)
     print(json.dumps(data, indent=2, ensure_ascii=False) if output is Output.json else as_yaml(data))

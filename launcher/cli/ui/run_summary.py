@@ -50,8 +50,8 @@ def summary_lines(
     elif results and results.rows:
         yield from labelled("metrics", last_row(results))
     if results and not results.rows and (idle := results.event(runfolder.NO_STEP)):
-        lasted = f"exited with 0 after {figure(idle, 'seconds') or 0:.0f} s without a step or a checkpoint"
-        yield from labelled("warning", f"{lasted}; its output may say why: launch logs {run}")
+        none = f"none in {figure(idle, 'seconds') or 0:.0f} s, and no checkpoint or other file in the run folder"
+        yield from labelled("metrics", f"{none} (docs/scripts.md says how to record them)")
     for text in nonfinite_texts(results) if results else ():
         yield from labelled("warning", text)
     if folder:

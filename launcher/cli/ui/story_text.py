@@ -60,7 +60,7 @@ def _end_text(attempt: AttemptSummary) -> Iterator[str]:
         case "preempted":
             yield f"preempted{at}"
         case "succeeded":
-            yield "exited with 0 without a step or a checkpoint" if attempt.left_nothing else f"succeeded{at}"
+            yield "succeeded without a recorded step" if attempt.left_nothing else f"succeeded{at}"
         case "cancelled" if attempt.cause == "it was cancelled":
             yield f"cancelled{at}"
         case "cancelled" if not attempt.ran:

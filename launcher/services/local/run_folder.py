@@ -100,21 +100,22 @@ def prepare(
             storage.delete(runfolder.TERMINAL)
         attempt = lock(storage, {**attempt_facts(plan, body), "job": fingerprint, "python": python})
         if attempt > 1:
-            say(f"attempt {attempt} of this run; {start_text(storage, request)}")
+            say(f"attempt {attempt} of this run; {start_text(storage, is_builtin=request.is_builtin)}")
         if plan:
             storage.write(runfolder.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=2))
             storage.write(runfolder.SPEC, f"{as_yaml(plan.spec)}\n".encode())
     return attempt
 
 
-def start_text(storage: Storage, request: ParsedJob) -> str:
-    """Return where the next attempt starts; a script decides that itself."""
-    if not request.is_builtin:
-        return "it writes to the same run folder"
-    step = newest_checkpoint(storage)
-    if step is None:
-        return "it has no checkpoint yet and starts at step 1"
-    return f"it resumes from its newest checkpoint (step {step})"
+def start_text(storage: Storage, *, is_builtin: bool) -> str:
+    """Return where the next attempt starts; a script without checkpoints of launch decides that itself."""
+    with use_errors():
+        step = newest_checkpoint(storage)
+    if step is not None:
+        return f"it resumes from its newest checkpoint (step {step})"
+    return (
+        "it has no checkpoint yet and starts at step 1" if is_builtin else "its script starts again in the same folder"
+    )
 
 
 def attempt_facts(plan: Plan | None, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -208,7 +208,9 @@ def left_text(left: WrittenFiles, plan: Plan | None = None) -> str:
     more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
     where = f"moved to {relative(str(left.folder))}" if left.folder else "not kept"
     where += f", except some: {left.problem}" if left.problem else ""
-    return f"written to the working directory, which a job loses: {named}{more}; {where}"
+    has_path = plan and plan.run_folder and not plan.run_folder.startswith("gs://")
+    hint = "\nto resume from such a file, write it to $LAUNCH_RUN_PATH instead (docs/scripts.md)" if has_path else ""
+    return f"written to the working directory, which a job loses: {named}{more}; {where}{hint}"
 
 
 def make_numbered_folder(folder: Path) -> Path:

@@ -75,6 +75,7 @@ def test_a_page_of_80_columns(here: Path) -> None:
     assert any(line.split()[:2] == ["run.args.lr", "0.2"] for line in ran.out.splitlines())
     assert "26.2%" in ran.out
     assert "loss: mean of the last 10 rows up to each step; other metrics are as logged" in ran.out
+    assert "time, goodput and cost: of all attempts of a run" in ran.out
 
 
 def test_runs_without_metrics(tmp_path: Path) -> None:

@@ -183,6 +183,7 @@ def test_the_exit_code_names_the_signal(tmp_path: Path, signum: signal.Signals) 
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
     assert "interrupted; all processes were stopped" in err
+    assert "the same command starts the job again" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("attempts", ["[{}]", "[3]", '[{"request": 3}]', '{"0": 1}'])

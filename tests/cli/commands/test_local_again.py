@@ -95,7 +95,7 @@ def test_a_failed_run_is_resumed(world: World, code: int) -> None:
     world.code = 0
     again = world.launch()
     assert "launch: attempt 2 of this run; it has no checkpoint yet and starts at step 1\n" in again.err
-    assert (again.code, len(world.jobs)) == (0, 2)
+    assert (again.code, len(world.jobs), "(attempt 2) succeeded in" in again.out) == (0, 2, True)
     assert "nothing to do" in world.launch().err
     assert world.attempts() == ["0001.end.json", "0001.json", "0002.end.json", "0002.json"]
 
@@ -117,7 +117,7 @@ def test_no_checkpoint_is_claimed_for_a_custom_script(world: World) -> None:
     world.spec.write_text("name: mine\nmachine: {type: l4}\nrun: {script: mine.py}\n")
     world.code = 1
     world.launch()
-    assert "launch: attempt 2 of this run; it writes to the same run folder\n" in world.launch().err
+    assert "launch: attempt 2 of this run; its script starts again in the same folder\n" in world.launch().err
     world.code = 0
     world.launch()
     assert "nothing to do" in world.launch().err

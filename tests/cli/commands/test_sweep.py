@@ -197,7 +197,8 @@ def test_killed_between_two_submissions_the_same_command_submits_what_is_missing
 
     with monkeypatch.context() as patch:
         patch.setattr("launcher.runs.sweep.in_cloud.in_pool", killed)
-        ran = job.launch(*SWEEP, "--yes", "--detach", code=130)
+        ran = job.launch(*SWEEP, "--yes", "--detach", "-o", "json", code=130)
+    assert states(json.loads(ran.out)) == ["ACTIVE", "WAITING", "WAITING"]
     assert "1 job continues; 2 points not started" in ran.err
     assert "launch cancel job-" in ran.err
     assert len(job.created) == 1

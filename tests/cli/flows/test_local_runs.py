@@ -335,7 +335,7 @@ def test_status_says_why_a_run_failed_and_what_to_do(tmp_path: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert max(map(len, shown.out.splitlines())) <= 80
     assert "[workerpool0-0] ValueError: bad learning rate" in " ".join(shown.out.split())
-    assert "repeat its launch local command" in " ".join(shown.out.split())
+    assert "then launch local SPEC --resume runs/tiny-0123abcd: its script starts again" in " ".join(shown.out.split())
     data = json.loads(launch("status", "tiny-0123abcd", "--events", "-o", "json", cwd=tmp_path).out)
     assert (len(data["story"]), data["usd"], data["events"][0]["kind"]) == (1, None, "start")
     assert launch("status", "--events", cwd=tmp_path).code == 2
@@ -348,7 +348,9 @@ def test_following_an_interrupted_run_prints_no_lines_again_and_invents_no_durat
     assert (ran.code, "tiny-0123abcd was interrupted\n" in ran.out, "old line" in ran.err) == (3, True, False), (
         ran.shown
     )
-    assert "launch local SPEC --resume runs/tiny-0123abcd" in ran.err
+    to_do = json.loads(launch("status", "tiny", "-o", "json", cwd=tmp_path).out)["to_do"]
+    assert to_do.startswith("launch local SPEC --resume runs/tiny-0123abcd: its script starts again")
+    assert to_do in ran.err, "status and follow agree"
 
 
 def test_a_run_that_vanishes_while_it_is_followed_ends_the_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from launcher.diagnosis.output_cause import Cause
 from launcher.runs.local_run import failure, meaning
 from launcher.services.local.__main__ import content
 from launcher.services.local.attempts import End
-from launcher.services.local.job import LocalJob
+from launcher.services.local.job import Event, LocalJob, Outcome
 from launcher.services.local.request import parse_request, with_image
 from launcher.services.local.run_folder import prepare
 from launcher.spec.models import JobSpec
@@ -55,16 +56,21 @@ def test_the_stored_spec_gives_the_same_plan(tmp_path: Path) -> None:
 def test_an_interrupt_reports_what_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+    def interrupted(_job: object, on_event: Callable[[Event], object]) -> None:
+        on_event(Outcome(end=End(exit_codes={"workerpool0-0": 143}, seconds=4, time=9, stopped="interrupted")))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_local, "run_job", interrupted)
     request = planned("local", output=str(tmp_path)).attempts[0].request
-    with pytest.raises(KeyboardInterrupt):
-        run_here(LocalJob(request=request), Output.text)
-    shown = capsys.readouterr()
-    assert f"all processes were stopped; the run folder is {tmp_path}/{request['displayName']}" in shown.err
-    assert not shown.out
+    for output in (Output.text, Output.json):
+        with pytest.raises(KeyboardInterrupt) as stop:
+            run_here(LocalJob(request=request), output)
+        shown = capsys.readouterr()
+        assert f"all processes were stopped; the run folder is {tmp_path}/{request['displayName']}" in shown.err
+        assert "the same command continues the run: it has no checkpoint yet and starts at step 1\n" in shown.err
+        assert not shown.out
+    data = vars(stop.value)["data"]  # printed with the error
+    assert (data["state"], data["seconds"], data["exit_codes"]) == ("INTERRUPTED", 4, {"workerpool0-0": 143})
 
 
 def test_with_docker_the_image_identifies_the_code() -> None:

@@ -53,6 +53,7 @@ def test_uploaded_event_files_are_not_reported_as_lost(tmp_path: Path) -> None:
     ran = local(tmp_path, "--set", "run.metrics.tensorboard=tb")
     assert ran.code == 0, ran.err
     assert "which a job loses: workerpool0-0/other.pt (1 B); moved" in ran.err
+    assert "write it to $LAUNCH_RUN_PATH" in ran.err
     assert [*(tmp_path / "runs").rglob("logs/script/a/events.out.tfevents.1.h")]
 
 

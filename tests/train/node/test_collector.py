@@ -322,7 +322,7 @@ def test_a_script_that_exits_with_0_and_has_done_nothing_is_reported(one: Machin
     for _ in range(1 + warned):  # the first one's record is not a result
         node = one.start("--launcher", "python", "--script", script, env=env)
         node.wait()
-        assert ("warning: the script exited with 0 after" in node.text) == warned, node.text
+        assert ("the script exited with 0 after" in node.text) == warned, node.text
 
 
 # --- Lines of output --------------------------------------------------------------------------------------------------

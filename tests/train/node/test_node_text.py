@@ -45,7 +45,7 @@ def test_all_that_is_printed_is_kept_in_its_order(one: Machines) -> None:
     assert text(one) == node.text
     lines = ["on stdout 0", "on stderr", "from a child", "native, no newline at the end"]
     assert node.text.startswith("\n".join(lines) + "launch: node 0: exit code 3; restarting (1 of 3")
-    assert "native, no newline at the endtrain: warning: the script exited with 0 after" in node.text
+    assert "native, no newline at the endtrain: the script exited with 0 after" in node.text
     assert node.text.endswith("\nlaunch: done\n")
 
 
@@ -90,7 +90,7 @@ def test_parts_go_on_after_those_of_the_container_before(one: Machines) -> None:
         assert node.wait() == Exit.OK
     names = [part.name for part in parts(one)]
     assert names == [f"0001-0000-{number:06d}.log" for number in range(len(names))]
-    printed = [line for line in text(one).splitlines() if "train: warning: the script exited with 0" not in line]
+    printed = [line for line in text(one).splitlines() if "train: the script exited with 0" not in line]
     assert printed == ["container 1", "launch: done", "container 2", "launch: done"]
 
 

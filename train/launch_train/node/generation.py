@@ -176,7 +176,8 @@ def run_generation(
 
 def _warn_of_missing_metrics(plan: LaunchPlan, order: GenerationSpec, seconds: float, timing: Timing) -> None:
     """Warn on node 0 of what `run.metrics` names and a successful script without one step has not given, and record it
-    if the script exited soon and has left no result at all: many report "no GPU" and then exit with 0."""
+    if the script exited soon and has left no result at all: many report "no GPU" and then exit with 0. That is no
+    warning, as others only print their results."""
     if plan.cluster.node:
         return
     settings = json.loads(plan.env.get(contract.SCRIPT_METRICS) or "{}")
@@ -205,8 +206,8 @@ def _warn_of_missing_metrics(plan: LaunchPlan, order: GenerationSpec, seconds: f
         name = runfolder.metrics_part(order.attempt, order.generation, 0, 0)
         create_variant(storage, name, json.dumps(event).encode() + b"\n")
         say(
-            f"warning: the script exited with 0 after {seconds:.0f} s without a step: it left no metrics, no "
-            "checkpoint and no other file in the run folder. If it should have trained, see its lines above."
+            f"the script exited with 0 after {seconds:.0f} s and recorded no step: it left no metrics, no checkpoint "
+            "and no other file in the run folder. If it should have trained, see its lines above."
         )
 
 
