@@ -26,6 +26,7 @@ from launcher.inputs.python_files import (
     check_functions,
     check_module,
     check_syntax,
+    image_modules,
     near_scripts,
     outside_imports,
     packaged_functions,
@@ -207,6 +208,9 @@ def about_files(spec: JobSpec, code: UserCode) -> Iterator[str]:
             f"excluded from the image, as they look like secrets: {', '.join(code.secret_files)}. Pass secrets to a "
             "job with `secrets`; a file that is none can be sent: image.allow_secrets."
         )
+    for module in sorted(image_modules() - {"launch_train"}):  # which Python finds before the code
+        if f"{module}.py" in code.names:
+            yield f"{module}.py hides the installed package {module} from everything that imports it; rename the file."
     mentions = mentioned(spec, code)
     if ignored := named_but_ignored(mentions, spec, code):
         more = f" and {len(ignored) - MOST_NAMED} more" if len(ignored) > MOST_NAMED else ""

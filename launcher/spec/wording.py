@@ -24,6 +24,8 @@ PRIVATE = ("env", "secrets")
 """Sections whose values are never shown in full, as one may be a secret."""
 
 
+MAIN = {("run",): "script", ("machine",): "type"}
+"""Section -> the setting in it that a text in the section's place most likely is."""
 WEBHOOK: tuple[Path, ...] = (("notify",), ("notify", "webhook"))
 """A webhook's URL is a secret, also where it stands in the place of its section."""
 
@@ -53,6 +55,8 @@ def type_mismatch(node: Node, shape: Shape, at: Path) -> tuple[str, str]:
         return "has no value", f"{fix}; or remove the line"
     if not isinstance(node, Scalar):
         return f"is {show(node)}, not {expected}", fix
+    if at in MAIN and isinstance(node.value, str) and not is_private(node.text, at):
+        fix = f"use {dotted(at)}: {{{MAIN[at]}: {clipped(node.text)}}}"
     if shape.kind in ("text", "choice") and not shape.pattern:
         fix = "to make it text, put it in quotes"
         if not is_private(node.text, at):

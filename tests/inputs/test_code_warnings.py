@@ -55,6 +55,13 @@ def test_an_unresolved_import(tmp_path: Path, code: str, line: int) -> None:
     assert lines_of(warned(tmp_path, target="local")) == [(f"main.py:{line}", "nowhere")]
 
 
+def test_a_file_with_the_name_of_a_package_that_the_image_has(tmp_path: Path) -> None:
+    written(tmp_path, main="import torch\n", torch="", launch_train="", pkg__numpy="")
+    for target in ("vertex", "local"):
+        (line,) = warned(tmp_path, target=target)
+        assert line.startswith("torch.py hides the installed package torch")
+
+
 def test_an_import_of_a_file_of_the_code_that_is_imported(tmp_path: Path) -> None:
     written(tmp_path, main="from pkg import one\n", pkg__one="from . import two\n", pkg__two="\nimport nowhere\n")
     assert lines_of(warned(tmp_path)) == [("pkg/two.py:2", "nowhere")]

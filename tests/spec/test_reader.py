@@ -60,6 +60,10 @@ def test_one_value_stands_for_a_list_of_it_where_the_order_is_tried() -> None:
     job = spec(SMALL + "provisioning: spot\nregions: us-central1\nzones: us-central1-a\n")
     assert (job.provisioning, job.regions, job.zones) == (("spot",), ("us-central1",), ("us-central1-a",))
     assert spec(SMALL + "regions: any\n").regions == "any"
+    assert lines("name: a\nmachine: l4\nrun: t.py\n") == [
+        "s.yaml:2: machine: 'l4' is text, not a section | use machine: {type: l4}",
+        "s.yaml:3: run: 't.py' is text, not a section | use run: {script: t.py}",
+    ]
     assert lines(SMALL + "run: {args: --x}\n") == [
         "s.yaml:3: run.args: '--x' is text, not a list | use a list: command-line arguments of the program"
     ]
