@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from launcher.runs.attempts import AttemptEntry
     from launcher.runs.context import RunContext
     from launcher.runs.find import FoundRun
+    from launcher.runs.logs.line import Line
 
 LONG_WAIT = 600.0
 """Seconds of waiting after which the advice says what the user can do about it."""
@@ -60,7 +61,7 @@ def story_of_job(
     number = number or max((entry.number for entry in entries), default=1)
     live = None
     if outlives or (entries and not job.is_over):  # else the folder alone says how it ended
-        live = live_of(job, number, context.project if job.is_over else None)
+        live = live_of(job, number, context.project if job.is_over else None, now)
     known = records or RunData(id=name)
     chapters = summarize_attempts(known, now, live)
     if not chapters or job.state == "UNKNOWN":
@@ -71,8 +72,12 @@ def story_of_job(
         last = replace(last, cause=cause)
         chapters = (*chapters[:-1], last)
     advice = advice_for(job, last) if outlives else advice_here(job, storage, last, known.plan)
-    story = RunStory(chapters, cap_usd(known.plan) if outlives else None, advice, records)
-    return with_output(story, storage, job.handle) if storage and last.left_nothing else story
+    if storage and last.left_nothing:  # then its last lines tell more
+        texts = [line.text for line in read_last_output(storage, last.number)]
+        texts = [text for text in texts if text.strip() and not text.startswith(("launch: ", "train: "))]
+        hint = f"if it should have trained, see its output: launch logs {job.handle}"
+        advice = "\n".join([hint, *texts[-LAST_LINES:]])
+    return RunStory(chapters, cap_usd(known.plan) if outlives else None, advice, records)
 
 
 def read(storage: Storage | None, *, whole: bool = False) -> RunData | None:
@@ -89,32 +94,24 @@ def read(storage: Storage | None, *, whole: bool = False) -> RunData | None:
         return None
 
 
-def with_output(story: RunStory, storage: Storage, run: str) -> RunStory:
-    """Return a story with the program's last lines as advice: its last attempt has left nothing."""
-    from launcher.runs.logs.folder_logs import TextLogReader
-
-    try:
-        lines = TextLogReader(storage, story.chapters[-1].number).read_tail(TAIL)
-    except LaunchError:
-        lines = []
-    texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(("launch: ", "train: "))]
-    return story._replace(
-        advice="\n".join([f"if it should have trained, see its output: launch logs {run}", *texts[-LAST_LINES:]])
-    )
-
-
 def cause_in_text(storage: Storage, attempt: int) -> str:
     """Return the cause of a failure that the last lines of output name, or an empty text."""
     from launcher.diagnosis.output_cause import CauseFinder
-    from launcher.runs.logs.folder_logs import TextLogReader
 
     causes = CauseFinder()
-    try:
-        for line in TextLogReader(storage, attempt).read_tail(TAIL):
-            causes.add(line.replica, line.text)
-    except LaunchError:
-        return ""
+    for line in read_last_output(storage, attempt):
+        causes.add(line.replica, line.text)
     return str(causes.cause or "")
+
+
+def read_last_output(storage: Storage, attempt: int) -> list[Line]:
+    """Return the last lines of an attempt's output; none: they cannot be read."""
+    from launcher.runs.logs.folder_logs import TextLogReader
+
+    try:
+        return TextLogReader(storage, attempt).read_tail(TAIL)
+    except LaunchError:
+        return []
 
 
 def advice_for(job: Job, last: AttemptSummary) -> str:

@@ -64,45 +64,27 @@ class AttemptSummary(Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-class LiveAttempt(Struct, frozen=True, kw_only=True):
-    """The newest attempt's job as the service reports it. Times are Unix seconds."""
-
-    number: int
-    state: AttemptState
-    machine: str = ""
-    place: str = ""
-    """As in an AttemptSummary."""
-    created: float
-    started: float | None = None
-    ended: float | None = None
-    kind: str = ""
-    cause: str = ""
-    fix: str = ""
-
-
-def live_of(job: Job, number: int, project: str | None) -> LiveAttempt:
+def live_of(job: Job, number: int, project: str | None, now: float) -> AttemptSummary:
     """Return an attempt according to its job, and why it ended in `project`; None: it has not ended."""
     diagnosis = diagnose_end(job, request.context_of_job(job, project)) if project else None
     asked = request.read(job.request)
-    machine = f"{asked.nodes} × {asked.machine_type}" if asked.nodes > 1 else asked.machine_type
-    place = f"{asked.provisioning.partition(':')[0] or 'standard'} in {job.place}"
-    state: AttemptState = "ended" if job.is_over else "waiting" if job.state in WAITING else "running"
-    return LiveAttempt(
+    until = job.ended or now
+    return AttemptSummary(
         number=number,
-        state=state,
-        machine=machine,
-        place=place,
-        created=job.begun,
-        started=job.started,
-        ended=job.ended,
+        machine=f"{asked.nodes} × {asked.machine_type}" if asked.nodes > 1 else asked.machine_type,
+        place=f"{asked.provisioning.partition(':')[0] or 'standard'} in {job.place}",
+        state="ended" if job.is_over else "waiting" if job.state in WAITING else "running",
+        waited=max(0.0, (job.started or until) - job.begun),
+        ran=max(0.0, until - job.started) if job.started else 0.0,
         kind=diagnosis.kind if diagnosis else "",
         cause=diagnosis.cause if diagnosis else "",
         fix=diagnosis.fix if diagnosis else "",
     )
 
 
-def summarize_attempts(run: RunData, now: float, live: LiveAttempt | None = None) -> tuple[AttemptSummary, ...]:
-    """Return a summary of each attempt, in order. `live` is one of them, or one that the folder does not have yet."""
+def summarize_attempts(run: RunData, now: float, live: AttemptSummary | None = None) -> tuple[AttemptSummary, ...]:
+    """Return a summary of each attempt, in order. `live` is the newest one according to its job, which the folder may
+    not have yet."""
     from launch_train.report.goodput import attempt_times
 
     records = {attempt.number: attempt for attempt in run.attempts}
@@ -113,7 +95,7 @@ def summarize_attempts(run: RunData, now: float, live: LiveAttempt | None = None
         before = [start for start in run.starts if start.key[0] < times.number]
         summary = replace(summary, resumed=_resumed(before, starts[:1]))
         if live and live.number == summary.number:
-            summary = _with_live(summary, live, now, times.usd_per_hour)
+            summary = _with_live(summary, live, times.usd_per_hour)
         if found and summary.resumed and summary.resumed.lost:
             last = found[-1]  # the repeated steps took as long as those of the attempt before
             seconds = [value for start in before[-1:] for value in start.rows.values.get("step_s", ()) if value > 0]
@@ -122,8 +104,7 @@ def summarize_attempts(run: RunData, now: float, live: LiveAttempt | None = None
                 summary = replace(summary, lost_usd=lost)
         found.append(summary)
     if live and live.number not in records and not any(one.number == live.number for one in found):
-        alone = AttemptSummary(number=live.number, machine=live.machine, place=live.place, state=live.state)
-        found.append(_with_live(alone, live, now, None))
+        found.append(live)
     return tuple(found)
 
 
@@ -174,17 +155,14 @@ def _summary(run: RunData, record: AttemptRecord | None, times: AttemptTime, sta
     )
 
 
-def _with_live(summary: AttemptSummary, live: LiveAttempt, now: float, usd_per_hour: float | None) -> AttemptSummary:
+def _with_live(summary: AttemptSummary, live: AttemptSummary, usd_per_hour: float | None) -> AttemptSummary:
     """Return a summary with what the service says; a recorded end stays."""
-    until = live.ended or now
-    waited = max(0.0, (live.started or until) - live.created)
-    ran = max(0.0, until - live.started) if live.started else 0.0
     if summary.kind:
         return replace(summary, state="ended") if live.state == "ended" else summary
-    usd = None if usd_per_hour is None or not summary.place else ran / 3600 * usd_per_hour
-    waited = waited if summary.place else 0.0
+    usd = None if usd_per_hour is None or not summary.place else live.ran / 3600 * usd_per_hour
+    waited = live.waited if summary.place else 0.0
     ended = {"kind": live.kind, "cause": live.cause, "fix": live.fix}
-    return replace(summary, state=live.state, waited=waited, ran=ran, usd=usd, **ended)
+    return replace(summary, state=live.state, waited=waited, ran=live.ran, usd=usd, **ended)
 
 
 def _resumed(before: Sequence[Start], first: Sequence[Start]) -> Resumed | None:

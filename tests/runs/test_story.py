@@ -14,7 +14,7 @@ from launcher.cli.ui.story_text import attempt_text, cost_text, resumed_text
 from launcher.jobs.job import Job
 from launcher.runs.cloud import open_cloud
 from launcher.runs.run_story import story_of_job
-from launcher.runs.story import AttemptSummary, LiveAttempt, Resumed, cap_usd, summarize_attempts, total_usd
+from launcher.runs.story import AttemptSummary, Resumed, cap_usd, summarize_attempts, total_usd
 from tests.train.report.folders import PLACE, T, preempted, rows, write
 
 
@@ -49,13 +49,13 @@ def test_an_attempt_that_runs_or_waits(tmp_path: Path) -> None:
     folder = preempted(tmp_path)
     (folder / "attempts" / "0002.verdict.json").unlink()
     run = read(folder)
-    live = LiveAttempt(number=2, state="running", created=T + 300, started=T + 400)
+    live = AttemptSummary(number=2, machine="", place="", state="running", waited=100, ran=600)
     second = summarize_attempts(run, T + 1000, live)[1]
     assert second.state == "running"
     assert [second.waited, second.ran, second.usd] == pytest.approx([100, 600, 0.6])
     assert "running for 10 min 0 s on g2-standard-24" in attempt_text(second)
     assert cost_text((second,), None) == "≈$0.60 so far"
-    third = summarize_attempts(run, T + 1000, LiveAttempt(number=3, state="waiting", created=T + 700))[2]
+    third = summarize_attempts(run, T + 1000, AttemptSummary(number=3, machine="", place="", state="waiting"))[2]
     assert (third.state, third.ran) == ("waiting", 0)
     assert attempt_text(third).startswith("Waiting for ")
     assert summarize_attempts(run, T + 1000)[1].state == "interrupted"  # a local run without a process

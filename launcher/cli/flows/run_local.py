@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from launch_train import runfolder
 from launch_train.runfolder.starts import RunMetrics
@@ -28,28 +28,7 @@ from launcher.services.local.workdirs import WrittenFiles
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.cli.flows.suggestions import Typed
-    from launcher.services.local.attempts import End
     from launcher.services.local.request import ParsedJob
-
-
-class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run, to be printed. `end` may be that of an earlier command."""
-
-    run: str
-    folder: str | None
-    end: End
-    metrics: RunMetrics | None
-    attempt: int = 0
-    """Number of the attempt that `end` is the end of; 0: unknown."""
-    images: tuple[str, ...] = ()
-    """The images that ran in containers."""
-    left: tuple[WrittenFiles, ...] = ()
-    """Files that each start left in its working directories."""
-    preempted: Preempted | None = None
-    restarts: int = 0
-    """How often the run's processes were restarted after a failure or a preemption."""
-    report: str = ""
-    """The page with its curves, if the run folder is on this machine."""
 
 
 def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
@@ -78,25 +57,7 @@ def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
             outcome = event
 
     request = parse_request(with_image(job.request, job.image) if job.image else job.request)
-    folder, name = request.run_folder, request.name or "the job"
-
-    def show(outcome: Outcome, error: BaseException | None) -> None:
-        storage = open_folder(folder) if folder else None
-        results = read_results(storage)
-        result = RunResult(
-            run=name,
-            folder=folder,
-            end=outcome.end,
-            metrics=results,
-            attempt=outcome.attempt,
-            images=request.images if job.docker else (),
-            left=tuple(left),
-            preempted=preempted_text(job, outcome, results),
-            restarts=restarts_in(storage) if storage else printer.restarts,
-            report=report_of(storage, is_written=outcome.is_earlier),
-        )
-        show_result(result, output, typed, error)
-
+    show = partial(show_result, job, request, left, printer, output, typed)
     try:
         ended = run_job(job, on_event)
     except KeyboardInterrupt as stop:
@@ -104,9 +65,12 @@ def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
         stop.add_note(text)
         say(f"interrupted; {text}")
         if outcome and output is not Output.text:
-            show(outcome, stop)
+            with suppress(LaunchError):  # the folder cannot be read, as without a network
+                show(outcome, stop)
         raise
-    error = None if ended.end.succeeded else failure(ended.end, name, folder, printer.cause)
+    error = None
+    if not ended.end.succeeded:
+        error = failure(ended.end, request.name or "the job", request.run_folder, printer.cause)
     show(ended, error)
     if error:
         raise error
@@ -122,14 +86,6 @@ def stopped_text(request: ParsedJob) -> str:
     return (
         f"all processes were stopped; the run folder is {request.run_folder}\nthe same command continues the run{start}"
     )
-
-
-def preempted_text(job: LocalJob, outcome: Outcome, results: RunMetrics | None) -> Preempted | None:
-    """Return how the run resumed after its preemption; None: it was not preempted."""
-    if outcome.preempted is None or job.preempt_after is None:
-        return None
-    resumption = (results or RunMetrics(starts=())).resumption(outcome.attempt)
-    return Preempted(after=job.preempt_after, exit_codes=dict(outcome.preempted), resumption=resumption)
 
 
 def report_of(storage: Storage | None, *, is_written: bool) -> str:
@@ -149,47 +105,64 @@ def report_of(storage: Storage | None, *, is_written: bool) -> str:
         return ""
 
 
-def show_result(result: RunResult, output: Output, typed: Typed | None, error: BaseException | None) -> None:
-    """Print the result to stdout. `error` ends the command."""
+def show_result(
+    job: LocalJob,
+    request: ParsedJob,
+    left: Sequence[WrittenFiles],
+    printer: LinePrinter,
+    output: Output,
+    typed: Typed | None,
+    outcome: Outcome,
+    error: BaseException | None,
+) -> None:
+    """Print the result of a job to stdout. `left`: what each start left in its working directories; `error` ends the
+    command."""
     from launcher.cli.flows.suggestions import next_commands
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.run_summary import results_data, summary_lines
 
-    end = result.end
+    end, folder, run = outcome.end, request.run_folder, request.name or "the job"
+    storage = open_folder(folder) if folder else None
+    results = read_results(storage)
+    restarts = restarts_in(storage) if storage else printer.restarts
+    report = report_of(storage, is_written=outcome.is_earlier)
+    images = request.images if job.docker else ()
+    preempted = None
+    if outcome.preempted is not None and job.preempt_after is not None:
+        resumption = (results or RunMetrics(starts=())).resumption(outcome.attempt)
+        preempted = Preempted(after=job.preempt_after, exit_codes=dict(outcome.preempted), resumption=resumption)
     if output is Output.text:
-        preempted = result.preempted.text() if result.preempted else ""
-        images = ", ".join(result.images)
-        name = f"{result.run} (attempt {result.attempt})" if result.attempt > 1 else result.run
-        ended = (name, result.folder, end.succeeded, end.seconds, result.metrics)
+        name = f"{run} (attempt {outcome.attempt})" if outcome.attempt > 1 else run
+        ended = (name, folder, end.succeeded, end.seconds, results, preempted.text() if preempted else "")
         how = f"was {end.stopped} after" if end.stopped else ""
-        print("\n".join(summary_lines(*ended, preempted, images, how, restarts=result.restarts, report=result.report)))
+        print("\n".join(summary_lines(*ended, ", ".join(images), how, restarts=restarts, report=report)))
         if end.succeeded:
-            commands = [*next_commands(typed, result.folder, has_metrics=bool(result.metrics and result.metrics.rows))]
+            commands = [*next_commands(typed, folder, has_metrics=bool(results and results.rows))]
             if commands:
                 print("\n".join(["", "next", *(f"  {command}\n      {why}" for command, why in commands)]))
         return
     data = {
-        "run": result.run,
+        "run": run,
         "state": "SUCCEEDED" if end.succeeded else end.stopped.upper() or "FAILED",
         "exit_codes": end.exit_codes,
         "seconds": end.seconds,
-        "run_folder": result.folder,
-        "report": result.report or None,
-        **results_data(result.metrics, end.time),
-        "restarts": result.restarts,
+        "run_folder": folder,
+        "report": report or None,
+        **results_data(results, end.time),
+        "restarts": restarts,
         "error": None,
     }
-    if result.images:
-        data["images"] = list(result.images)
-    if result.left:
+    if images:
+        data["images"] = list(images)
+    if left:
         data["left_behind"] = [
             {
-                "folder": left.folder and str(left.folder),
-                "files": left.files,
-                **({"problem": left.problem} if left.problem else {}),
+                "folder": files.folder and str(files.folder),
+                "files": files.files,
+                **({"problem": files.problem} if files.problem else {}),
             }
-            for left in result.left
+            for files in left
         ]
-    if result.preempted:
-        data["preemption"] = result.preempted.as_data()
+    if preempted:
+        data["preemption"] = preempted.as_data()
     printed(data, output, error)

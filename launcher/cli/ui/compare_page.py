@@ -111,9 +111,7 @@ def figure_name(figure: Figure) -> str:
 
 def cells(figure: Figure) -> tuple[str, ...]:
     """Return each run's value with its difference from the first run's: `2.5612 (-0.0531)`, `11,210 (+2.1%)`."""
-    value, delta = FORMATS.get(
-        figure.name, FORMATS["tokens/s"] if figure.name.endswith("/s") else (_number_text, _difference)
-    )
+    value, delta = FORMATS.get("tokens/s" if figure.name.endswith("/s") else figure.name, FORMATS["loss"])
     texts = []
     for place, (each, more) in enumerate(zip(figure.values, figure.deltas, strict=True)):
         first, difference = figure.values[0], more if more is not None and math.isfinite(more) else None
@@ -122,25 +120,21 @@ def cells(figure: Figure) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _number_text(value: float) -> str:
-    return f"{value:,.4f}" if abs(value) < 10_000 else f"{value:,.0f}"
-
-
-def _difference(delta: float, _first: float) -> str:
-    return f"{delta:+,.4f}" if abs(delta) < 10_000 else f"{delta:+,.0f}"
-
-
 def _percent(delta: float, first: float) -> str:
     return f"{delta / first:+.1%}" if first else "+∞"
 
 
 FORMATS: Final[dict[str, tuple[Callable[[float], str], Callable[[float, float], str]]]] = {
+    "loss": (
+        lambda value: f"{value:,.4f}" if abs(value) < 10_000 else f"{value:,.0f}",
+        lambda delta, _: f"{delta:+,.4f}" if abs(delta) < 10_000 else f"{delta:+,.0f}",
+    ),
     "tokens/s": (lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}", _percent),
     "time": (elapsed, _percent),
     "goodput": (lambda value: f"{value:.1%}", lambda delta, _: f"{100 * delta:+.1f} points"),
     "cost": (lambda value: usd_text(value, approx=True), _percent),
 }
-"""Figure -> text of its value, and of its difference from the first run's."""
+"""Figure -> text of its value, and of its difference from the first run's; other metrics are as the loss."""
 
 
 def comparison_table(title: str, letters: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:

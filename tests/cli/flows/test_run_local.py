@@ -12,7 +12,7 @@ from launch_train import runfolder
 from launch_train.common.storage import open_storage
 from launch_train.runfolder.starts import parse_metrics
 from launcher.cli.flows import run_local
-from launcher.cli.flows.run_local import RunResult, run_here, show_result
+from launcher.cli.flows.run_local import run_here, show_result
 from launcher.cli.options import Flags, Output, flag_words
 from launcher.cli.ui.event_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training_results
@@ -84,12 +84,13 @@ def test_with_docker_the_image_identifies_the_code() -> None:
 
 
 def test_the_summary_names_the_image(capsys: pytest.CaptureFixture[str]) -> None:
-    request = parse_request(with_image(planned("local").attempts[0].request, "host/image:1"))
-    end = End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0)
-    for images in (request.images, ()):
+    body = with_image(planned("local").attempts[0].request, "host/image:1")
+    outcome = Outcome(end=End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0))
+    for docker in (True, False):
         for output in (Output.text, Output.json):
-            show_result(RunResult(run="a", folder=None, end=end, metrics=None, images=images), output, None, None)
-            assert ("host/image:1" in capsys.readouterr().out) is bool(images)
+            job = LocalJob(request=body, docker=docker)
+            show_result(job, parse_request(body), (), LinePrinter(), output, None, outcome, None)
+            assert ("host/image:1" in capsys.readouterr().out) is docker
 
 
 ENDED = "launch: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"

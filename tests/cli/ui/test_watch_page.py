@@ -21,7 +21,7 @@ from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.run_story import RunStory
-from launcher.runs.story import LiveAttempt, summarize_attempts
+from launcher.runs.story import AttemptSummary, summarize_attempts
 from launcher.runs.watched_runs import RunView
 from tests.train.report.folders import T, preempted
 
@@ -34,7 +34,7 @@ def view(tmp_path: Path) -> RunView:
     """A run whose second attempt runs."""
     folder = preempted(tmp_path)
     (folder / "attempts" / "0002.verdict.json").unlink()
-    live = LiveAttempt(number=2, state="running", created=T + 300, started=T + 400)
+    live = AttemptSummary(number=2, machine="", place="", state="running", waited=100, ran=600)
     found = summarize_attempts(read_run(LocalFolder(folder), ends_only=True), T + 1000, live)
     facts = {"gpu_util_mean": 0.97, "gpu_mem_max_gb": 60.0, "gpu_temp_max_c": 61.0, "gpu_power_mean_w": 653.0}
     return RunView(
