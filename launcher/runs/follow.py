@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -40,9 +41,10 @@ def watch_job(
     diagnosis = diagnose_end(ended, request.context_of_job(ended, context.project), watcher.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended
-    if ended.is_here and run.storage:
-        fix = story_of(replace(run, jobs=(ended,)), context.attempts(run.storage)).advice
-        diagnosis = replace(diagnosis, fix=fix or diagnosis.fix)
+    if ended.is_here and (storage := run.storage):
+        with suppress(LaunchError):  # unreadable
+            fix = story_of(replace(run, jobs=(ended,)), context.attempts(storage)).advice
+            diagnosis = replace(diagnosis, fix=fix or diagnosis.fix)
     if refused and not is_final(diagnosis):
         watcher.report(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
         raise refused

@@ -168,8 +168,9 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert f"all processes were stopped; the run folder is {only_run(tmp_path / 'out')}" in err.splitlines()[-2]
-    assert "the same command continues the run: it resumes from its newest checkpoint" in err.splitlines()[-1]
+    assert f"all processes were stopped; the run folder is {only_run(tmp_path / 'out')}" in err.splitlines()[-3]
+    assert re.search(r"local job.yaml .*--resume out/", err.splitlines()[-2])
+    assert "    it resumes from its newest checkpoint" in err.splitlines()[-1]
     deadline = time.monotonic() + 30
     while left := [pid for pid in mine if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, left

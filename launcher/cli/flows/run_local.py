@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -61,7 +62,7 @@ def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
     try:
         ended = run_job(job, on_event)
     except KeyboardInterrupt as stop:
-        text = stopped_text(request)
+        text = stopped_text(job, request, typed)
         stop.add_note(text)
         say(f"interrupted; {text}")
         if outcome and output is not Output.text:
@@ -76,16 +77,21 @@ def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
         raise error
 
 
-def stopped_text(request: ParsedJob) -> str:
-    """Return what an interrupted job leaves, and how it continues."""
-    if not request.run_folder:
+def stopped_text(job: LocalJob, request: ParsedJob, typed: Typed | None) -> str:
+    """Return what an interrupted job leaves, and the command that continues it."""
+    from launcher.cli.flows.suggestions import typed_program, typed_words
+    from launcher.services.local.run_folder_job import shown
+
+    folder, resume, start = request.run_folder, "the same command resumes it", ""
+    if not folder:
         return "all processes were stopped; there is no run folder\nthe same command starts the job again"
-    start = ""
-    with suppress(LaunchError):
-        start = f": {start_text(open_folder(request.run_folder), is_builtin=request.is_builtin)}"
-    return (
-        f"all processes were stopped; the run folder is {request.run_folder}\nthe same command continues the run{start}"
-    )
+    if typed and not folder.startswith("gs://"):  # with --new, the same command would start another run
+        how = ["--docker"] * job.docker + ["--in-place"] * bool(job.code.in_place)
+        words = typed_words(typed.spec, typed.flags._replace(run_id=None, output=None))
+        resume = shlex.join([typed_program(), "local", *words, *how, "--resume", shown(Path(folder))])
+    with suppress(LaunchError):  # the folder cannot be read
+        start = f"\n    {start_text(open_folder(folder), is_builtin=request.is_builtin)}"
+    return f"all processes were stopped; the run folder is {folder}\n{resume}{start}"
 
 
 def report_of(storage: Storage | None, *, is_written: bool) -> str:

@@ -13,6 +13,7 @@ from launch_train.common.storage import open_storage
 from launch_train.runfolder.starts import parse_metrics
 from launcher.cli.flows import run_local
 from launcher.cli.flows.run_local import run_here, show_result
+from launcher.cli.flows.suggestions import Typed
 from launcher.cli.options import Flags, Output, flag_words
 from launcher.cli.ui.event_printer import LinePrinter
 from launcher.cli.ui.run_summary import last_row, training_results
@@ -67,9 +68,13 @@ def test_an_interrupt_reports_what_remains(
             run_here(LocalJob(request=request), output)
         shown = capsys.readouterr()
         assert f"all processes were stopped; the run folder is {tmp_path}/{request['displayName']}" in shown.err
-        assert "the same command continues the run: it has no checkpoint yet and starts at step 1\n" in shown.err
+        assert "the same command resumes it\nlaunch:     its script starts again in the same folder\n" in shown.err
         assert not shown.out
     data = vars(stop.value)["data"]  # printed with the error
+    with pytest.raises(KeyboardInterrupt):
+        run_here(LocalJob(request=request, docker=True), output, Typed(Path("job.yaml"), Flags(gpus=2, output="x")))
+    resume = f"local job.yaml --gpus 2 --docker --resume {tmp_path}/{request['displayName']} its script starts again"
+    assert resume in " ".join(capsys.readouterr().err.replace("launch: ", "").split())
     assert (data["state"], data["seconds"], data["exit_codes"]) == ("INTERRUPTED", 4, {"workerpool0-0": 143})
 
 
@@ -83,8 +88,8 @@ def test_with_docker_the_image_identifies_the_code() -> None:
     assert content(LocalJob(request=body, content="digest", docker=True, plan=plan), request) == "digest"
 
 
-def test_the_summary_names_the_image(capsys: pytest.CaptureFixture[str]) -> None:
-    body = with_image(planned("local").attempts[0].request, "host/image:1")
+def test_the_summary_names_the_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = with_image(planned("local", output=str(tmp_path)).attempts[0].request, "host/image:1")
     outcome = Outcome(end=End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0))
     for docker in (True, False):
         for output in (Output.text, Output.json):
