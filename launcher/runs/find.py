@@ -81,7 +81,8 @@ def exact_run(text: str) -> FoundRun | None:
         return host_run(*place)
     for path in (Path(text), Path(RUNS, text)):
         if is_run_folder(path) and (run := local_run(path.resolve())):
-            return run
+            to = moved_to(path)
+            return (host_run(*place) if (place := host_and_run(to)) else exact_run(to) if to else None) or run
     if host := remembered(lambda run: run == text).get(text):
         try:
             return host_run(host, text)
@@ -98,6 +99,14 @@ def exact_run(text: str) -> FoundRun | None:
             raise UsageError(problem, f"Name one of these runs:\n{names}")
         raise UsageError(problem, "Name a run folder (OUTPUT/RUN), or a run: launch runs lists the runs.")
     return None
+
+
+def moved_to(folder: Path) -> str:
+    """Return where a run has gone from its folder on this machine; empty: it is there."""
+    try:
+        return str(json.loads((folder / runfolder.MOVED).read_bytes())["to"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def host_run(host: str, text: str) -> FoundRun:

@@ -159,7 +159,7 @@ class ByHost:
         return len(list((self.server.home / "launch" / "jobs").iterdir()))
 
 
-@pytest.fixture(params=["vertex", "compute", "local", "host"])
+@pytest.fixture(params=["vertex", "compute", "local", pytest.param("host", marks=pytest.mark.slow)])
 def service(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     if request.param == "local":
         here = Here(tmp_path / "runs")

@@ -27,8 +27,12 @@ def move(
     from launcher.cli.ui.streams import say
     from launcher.inputs.gather import full_path
     from launcher.runs.moving import move_run
+    from launcher.runs.on_host import host_and_run, remember
     from launcher.text import relative
 
     place = to if to.startswith(("gs://", "ssh://")) else full_path(to)
-    folder = move_run(find_run(run, regions, last=last), place, say)
+    moved = find_run(run, regions, last=last)
+    folder = move_run(moved, place, say)
+    if there := host_and_run(folder):
+        remember(moved.id, there[0])
     print(f"moved to {relative(folder)}")

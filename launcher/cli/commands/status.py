@@ -123,7 +123,8 @@ def job_facts(job: Job) -> Iterator[tuple[str, str]]:
         yield "job", job.name
         if url := console_url(job):
             yield "", url
-        yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {place_of(job)}"
+        where = "" if job.target == "on" else f", {provisioning_of(job)} in {place_of(job)}"
+        yield "machine", f"{machine_of(job)}{where}"
         if image := request.image(job.request):
             yield "image", image
         yield "output", folder

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from launch_train.common import contract
 from launcher.services.request import vertex
 from launcher.services.request.model import JobRequest
 
@@ -14,7 +15,8 @@ from launcher.services.request.model import JobRequest
 def read(request: Mapping[str, Any]) -> JobRequest:
     """Parse a request."""
     parsed = vertex.read(request["job"])
-    return replace(parsed, provisioning="standard", machine_type=str(request["host"]), image="")
+    processes = int(parsed.env.get(contract.PROCESSES, parsed.gpus))  # also where the processes have no GPUs
+    return replace(parsed, provisioning="standard", machine_type=str(request["host"]), image="", gpus=processes)
 
 
 def limit(request: Mapping[str, Any]) -> int:
