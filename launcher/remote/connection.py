@@ -28,6 +28,7 @@ ALIVE_SECONDS: Final = 15
 PERSIST_SECONDS: Final = 600
 """How long the shared connection stays open without a command."""
 ANSWER_SECONDS: Final = 60.0
+NO_SSH: Final = ("ssh is not installed", "Install OpenSSH's client: apt-get install openssh-client")
 FAILED: Final = 255
 """ssh's exit code for its own failures."""
 LONGEST_PATH: Final = 60
@@ -110,7 +111,7 @@ class Connection:
                 errors.seek(0)
                 text = printable(errors.read())
         except FileNotFoundError:
-            raise missing_ssh() from None
+            raise LaunchError(*NO_SSH) from None
         except subprocess.TimeoutExpired:
             late = f"{self.host.name} gave no answer for {seconds:.0f} s"
             raise UnreachableError(late, "Try again in a moment.") from None
@@ -135,7 +136,7 @@ class Connection:
                 start_new_session=True,  # Ctrl-C is for launch, which still has to read or write
             )
         except FileNotFoundError:
-            raise missing_ssh() from None
+            raise LaunchError(*NO_SSH) from None
 
     def send(self, files: Iterable[tuple[str, Path]], folder: str, *, texts: Mapping[str, str] | None = None) -> None:
         """Send files to a new folder on the host (a shell word), whole or not at all; nothing if it exists.
@@ -195,20 +196,10 @@ tar -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "$to" ]
         return match[1] if match else "unknown"
 
 
-def missing_ssh() -> LaunchError:
-    """Return the error of a machine without OpenSSH's client."""
-    return LaunchError("ssh is not installed", "Install OpenSSH's client: apt-get install openssh-client")
-
-
 @cache
 def connect(name: str) -> Connection:
     """Return this process's connection to a host, whose key is known. Opens nothing yet."""
     return Connection(Host(name))
-
-
-def reach(name: str, *, accept_host_key: bool = False) -> None:
-    """Connect to a host, and store its key if that is accepted. Raises as `Connection.run` does."""
-    Connection(Host(name), accept_host_key=accept_host_key).run("true")
 
 
 @cache

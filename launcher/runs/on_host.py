@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 import launcher.clock
-from launcher.remote.connection import Connection, connect
+from launcher.remote.connection import Connection
 from launcher.runs.ledger import Ledger
 from launcher.services.hosts.service import OnHost
 
@@ -73,11 +73,6 @@ class HostContext(Struct, frozen=True, kw_only=True):
         return TextLogReader(storage, attempt or None, tail=tail)
 
 
-def of_host(name: str) -> HostContext:
-    """Return the place of a host as ssh knows it. Connects to nothing."""
-    return HostContext(connection=connect(name))
-
-
 def records() -> Path:
     """Return the folder in which this machine remembers the host of each run: a file for each run ID."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "launch", "hosts")
@@ -87,11 +82,6 @@ def remember(run: str, host: str) -> None:
     """Remember which host has a run."""
     records().mkdir(parents=True, exist_ok=True)
     (records() / run).write_text(f"{host}\n", encoding="utf-8")
-
-
-def forget(run: str) -> None:
-    """Forget which host had a run."""
-    (records() / run).unlink(missing_ok=True)
 
 
 def remembered(is_wanted: Callable[[str], bool]) -> dict[str, str]:

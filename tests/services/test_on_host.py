@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from launch_train.host import machine
 from launch_train.runfolder.run import read_run
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.remote.agent import Agent, trainer_digest
-from launcher.remote.connection import Connection, Host, connect, reach
+from launcher.remote.connection import Connection, Host, connect
 from launcher.services.hosts.arrival import check_gpus, find_python
 from launcher.services.hosts.service import OnHost
 from tests.plan.planning import planned
@@ -76,6 +78,10 @@ def started(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def reach(name: str, *, accept_host_key: bool = False) -> None:
+    Connection(Host(name), accept_host_key=accept_host_key).run("true")
+
+
 def jobs_on(host: SshServer) -> list[dict[str, Any]]:
     folder = host.home / "launch" / "jobs"
     return [json.loads(path.read_bytes()) for path in folder.glob("*/job.json")]
@@ -86,6 +92,25 @@ def wait_until(is_true: Callable[[], object]) -> None:
     while not is_true():
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def processes_of(host: SshServer, words: bytes = b"launch_train") -> list[int]:
+    """Return the processes of the host's jobs, or those among them with these words in their command line."""
+    pids = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_job = b"launch_train" in (text := (process / "cmdline").read_bytes()) and words in text
+            if is_job and str(host.home).encode() in (process / "environ").read_bytes():
+                pids.append(int(process.name))
+        except OSError:
+            continue
+    return pids
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_dry_run_needs_no_host(job: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +167,7 @@ def test_after_a_restart_of_the_host_the_next_attempt_follows(host: SshServer, j
     job(6)
     client = started("on", NAME, "job.yaml", "--cpu")
     wait_until(lambda: list((host.home / "launch" / "runs").glob("*/metrics/*")))
-    for process in Path("/proc").glob("[0-9]*"):  # all of the job's processes at once, as a power cut ends them
-        try:
-            mine = b"launch_train" in (process / "cmdline").read_bytes()
-            if mine and str(host.home).encode() in (process / "environ").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
-        except OSError:
-            continue
+    kill(processes_of(host))  # as a power cut ends them
     _, errors = client.communicate(timeout=120)
     assert client.returncode == 0, errors
     assert f"{NAME} restarted, or the job's supervisor was killed" in errors
@@ -323,3 +342,44 @@ def test_a_run_that_is_cancelled_moved_and_finished_here_has_the_losses_of_an_un
 def losses(folder: Path) -> dict[int, float]:
     rows = [start.rows for start in read_run(LocalFolder(folder)).starts]
     return {step: loss for each in rows for step, loss in zip(each.steps, each.values.get("loss", ()), strict=False)}
+
+
+@pytest.mark.slow
+def test_random_kills_cost_no_step_and_make_no_second_run(
+    host: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the client, the connection, the supervisor, the node, or all: the losses are those of an undisturbed run."""
+    chance = random.Random(int(os.environ.get("LAUNCH_TEST_SEED", "1")))
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "text.txt").write_text("".join(f"{number} is followed by {number + 1}.\n" for number in range(3000)))
+    (folder / "job.yaml").write_text(QUICK.replace("steps: 60", "steps: 120\n    checkpoint: {minutes: 0.05}"))
+    kinds = chance.sample(["client", "connection", "supervisor", "node", "all"], 3)
+    words = ["on", NAME, "job.yaml", "--cpu"]
+    for kind in kinds:
+        client = started(*words)
+        with suppress(subprocess.TimeoutExpired):
+            client.wait(chance.uniform(4, 12))
+        if kind in ("client", "all"):
+            client.kill()
+        if kind == "connection":
+            Connection(Host(NAME)).close()
+        if kind in ("supervisor", "node", "all"):
+            part = {"supervisor": b"launch_train.host", "node": b"launch_train.node"}.get(kind, b"")
+            kill(processes_of(host, part))
+        with suppress(subprocess.TimeoutExpired):
+            client.wait(chance.uniform(0, 2))
+        client.kill()
+        client.communicate()
+    ended = launch(*words)
+    run = jobs_on(host)[0]["run"]
+    if ended.returncode:
+        ended = launch(*words, "--resume", run)
+    assert ended.returncode == 0, ended.stderr
+    assert {job["run"] for job in jobs_on(host)} == {run}
+    whole = launch("local", "job.yaml")
+    assert whole.returncode == 0, whole.stderr
+    undisturbed = next((folder / "runs").iterdir())
+    assert losses(host.home / "launch" / "runs" / run) == losses(undisturbed)
+    assert [*losses(undisturbed)] == [*range(1, 121)]

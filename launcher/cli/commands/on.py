@@ -77,13 +77,13 @@ def on(
         return
     from launcher.cli.flows.launch import LaunchOptions, follow_driver
     from launcher.cli.ui.event_printer import EventPrinter
-    from launcher.remote.connection import reach
-    from launcher.runs.on_host import of_host, remember
+    from launcher.remote.connection import Connection, Host, connect
+    from launcher.runs.on_host import HostContext, remember
     from launcher.runs.submit import submission
     from launcher.services.hosts.arrival import prepare
 
-    context, printer = of_host(host), EventPrinter(plan)
-    reach(host, accept_host_key=accept_host_key)
+    context, printer = HostContext(connection=connect(host)), EventPrinter(plan)
+    Connection(Host(host), accept_host_key=accept_host_key).run("true")
     driver, watcher = submission(
         plan,
         inputs,

@@ -88,8 +88,8 @@ for each in {" ".join(candidates)}; do
   if "$each" -c '{test}' 2>/dev/null; then command -v "$each"; exit 0; fi
 done
 """
-    if found := connection.run(script).decode().strip():
-        return found
+    if path := connection.run(script).decode().strip():
+        return path
     name, wanted = connection.host.name, "Python 3.10 or later" + (" with PyTorch" if with_torch else "")
     if named:
         raise LaunchError(f"{named} on {name} is no {wanted}", f"Try: ssh {name} {named} -c 'import torch'")

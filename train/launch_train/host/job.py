@@ -120,10 +120,14 @@ def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, _frame: stops.append(signum))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    given = str(job["folder"])
-    place = str(Path(given).expanduser()) if given.startswith("~/") else given
-    variables = {name: str(value).replace(given, place) if given else value for name, value in job["env"].items()}
-    argv = [str(word).replace(given, place) if given else str(word) for word in job["argv"]]
+    run_folder = str(job["folder"])
+    place = str(Path(run_folder).expanduser()) if run_folder.startswith("~/") else run_folder
+
+    def placed(value: object) -> str:
+        return str(value).replace(run_folder, place) if run_folder else str(value)
+
+    variables = {name: placed(value) for name, value in job["env"].items()}
+    argv = [placed(word) for word in job["argv"]]
     locks = [lock_run(root, str(job["run"]), place)]
     env = {name: value for name, value in os.environ.items() if name in KEPT}
     if count := int(job["gpus"]):
