@@ -1,7 +1,7 @@
 """A client of one registry: the part of the OCI distribution API that appending a layer and pushing it need.
 
 The client library oras-py is not used. Importing it takes 1.1 s, while a complete "nothing to do" takes 0.5 s. It also
-can neither mount blobs across repositories nor resume an interrupted upload.
+can't mount blobs across repositories.
 https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ from urllib.parse import urljoin, urlsplit
 
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
-from launcher.images.reference import HUB, is_digest, is_googles, scheme
+from launcher.images.reference import HUB, is_digest, scheme
 from launcher.images.registry.credentials import Auth
 from launcher.images.registry.transport import (
     JITTER,
-    BlobRange,
+    BlobBody,
     Http,
     RegistryError,
     Request,
@@ -49,14 +48,8 @@ ACCEPTED: Final = (
 LARGEST: Final = 16 << 20
 """Maximum size of a manifest or blob that is read into memory. Registries accept manifests up to 4 MiB."""
 
-CHUNK: Final = 16 << 20
-"""Bytes per PATCH request."""
-
-SINGLE: Final = 8 << 20
-"""Blobs up to this size, in bytes, are sent in one PUT: two requests instead of three."""
-
-FORGOTTEN: Final = (404, 410, 416)
-"""Statuses after which an upload's position must be requested, or the upload restarted."""
+FORGOTTEN: Final = (404, 410)
+"""Statuses of a registry that no longer knows an upload."""
 
 DAMAGED: Final = ("DIGEST_INVALID", "SIZE_INVALID")
 
@@ -91,18 +84,10 @@ class Registry:
         *,
         clock: Clock = REAL,
         jitter: Callable[[], float] = JITTER,
-        chunk: int | None = CHUNK,
     ) -> None:
-        """`chunk`: bytes per request of an upload. None: a blob is sent in one request.
-
-        Raises:
-            LaunchError: the extra `docker` is not installed.
-        """
+        """Raises LaunchError: the extra `docker` is not installed."""
         self.host = host
         self.http = Http(host, clock, jitter)
-        # "Artifact Registry does not support Docker chunked uploads":
-        # https://cloud.google.com/artifact-registry/docs/reference/docker-api, read in 2026.
-        self.chunk = None if is_googles(host) else chunk
         self._auth = Auth(host, environ, self.http)
         self._root = f"{scheme(host)}://{HUBS_API if host == HUB else host}"
 
@@ -231,12 +216,51 @@ class Registry:
         open_blob: Callable[[], BinaryIO],
         on_bytes: Callable[[int], None] = lambda total: None,
     ) -> None:
-        """Upload a blob. The caller checks first that the repository does not have it.
+        """Upload a blob in one request. The caller checks first that the repository does not have it.
 
+        Not in pieces, which could be resumed: Artifact Registry "does not support Docker chunked uploads"
+        (https://cloud.google.com/artifact-registry/docs/reference/docker-api, read in 2026). After a failure, the
+        registry is first asked whether it has the blob, because only the last response may have been lost.
         `open_blob` opens the `size` bytes at their start, once for each try. `on_bytes` receives the number of bytes
-        that the registry has; the number falls if a part must be sent again.
+        that the registry has: 0 at the start of each try, `size` at the end.
         """
-        Upload(self, repository, digest, size, open_blob, on_bytes).run()
+        what, is_broken, was_damaged = f"send {digest}", False, False
+        begin = self.request("POST", repository, "blobs/uploads/", what)
+        look = self.request("HEAD", repository, f"blobs/{digest}", what)
+        tries = self.http.tries(self.describe(begin))
+        while True:
+            try:
+                if is_broken and self.once(look).status_code == 200:
+                    break
+                on_bytes(0)
+                response = self.once(begin)
+                self._expect(response, begin, 202)
+                if not (location := response.headers.get("Location")):
+                    raise RegistryError(f"{tries.what}: the registry returned no upload URL")
+                put = self.request(
+                    "PUT",
+                    repository,
+                    location,
+                    what,
+                    headers={"Content-Type": "application/octet-stream"},
+                    params=(("digest", digest),),
+                    body=BlobBody(open_blob, size, self.http) if size else b"",
+                )
+                response = self.once(put)
+                if is_success(response):
+                    if (stored := response.headers.get("Docker-Content-Digest", digest)) != digest:
+                        raise RegistryError(f"{tries.what}: the registry stored {stored}")
+                    break
+                problem = {*codes(response)}
+                is_damaged = not was_damaged and not problem.isdisjoint(DAMAGED)
+                was_damaged = was_damaged or is_damaged
+                if not (is_damaged or (response.status_code in FORGOTTEN and "NAME_UNKNOWN" not in problem)):
+                    raise self.refusal(response, put)
+                raise TransientError(registry_message(response))
+            except TransientError as error:
+                is_broken = True
+                tries.wait(error)
+        on_bytes(size)
 
     def put_manifest(self, repository: str, reference: str, raw: bytes, media_type: str) -> str:
         """Write a manifest to a tag or its digest, and return its digest. All of its blobs must exist."""
@@ -288,7 +312,7 @@ class Registry:
         *,
         headers: Mapping[str, str] | None = None,
         params: tuple[tuple[str, str], ...] = (),
-        body: bytes | BlobRange = b"",
+        body: bytes | BlobBody = b"",
         reads: str = "",
     ) -> Request:
         """Return a request of `repository`: to a path in it, or to the URL of a Location header.
@@ -371,152 +395,3 @@ def _verified(raw: bytes, digest: str | None) -> str:
     if digest and actual != digest:
         raise TransientError(f"damaged: it has the digest {actual}, and should have {digest}")
     return actual
-
-
-class Upload:
-    """The upload of one blob: started by a POST, sent by PATCHes and completed by a PUT, or sent by the PUT alone.
-
-    After a failure, the registry is first asked whether the blob exists, because only the last response may have been
-    lost. Then it is asked how many bytes it has, and the upload resumes from there, or restarts if the registry does
-    not know. Docker's registry 2.8 knows only between two pieces:
-    https://github.com/distribution/distribution/pull/3755.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        repository: str,
-        digest: str,
-        size: int,
-        open_blob: Callable[[], BinaryIO],
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        self._registry = registry
-        self._repository = repository
-        self._digest = digest
-        self._size = size
-        self._open = open_blob
-        self._chunk = registry.chunk if size > SINGLE else None
-        self._on_bytes = on_bytes
-        self._location: str | None = None
-        self._offset = 0
-        self._furthest = 0
-        self._damaged = False
-        self._tries = registry.http.tries(registry.describe(self._request("POST", "blobs/uploads/")))
-
-    def run(self) -> None:
-        """Upload the blob. Raises as `Registry.upload` does."""
-        broken = False
-        while True:
-            try:
-                if broken:
-                    if self._registry.once(self._request("HEAD", f"blobs/{self._digest}")).status_code == 200:
-                        break
-                    self._find_offset()
-                    broken = False
-                if self._location is None:
-                    self._begin()
-                while self._chunk and self._offset < self._size:
-                    self._send_piece(min(self._chunk, self._size - self._offset))
-                self._finish()
-                break
-            except TransientError as error:
-                broken = True
-                self._tries.wait(error)
-        self._on_bytes(self._size)
-
-    def _begin(self) -> None:
-        request = self._request("POST", "blobs/uploads/")
-        response = self._registry.once(request)
-        if response.status_code not in (201, 202):
-            raise self._registry.refusal(response, request)
-        self._moved(response)
-        self._reached(0)
-
-    def _send_piece(self, size: int) -> None:
-        """Send one piece.
-
-        The registry reports how many bytes it has; without a report it has all of them. If it does not support pieces,
-        the blob is sent as a whole.
-        """
-        first = self._offset
-        response = self._answer("PATCH", size, {"Content-Range": f"{first}-{first + size - 1}"})
-        self._moved(response)
-        reached = _received(response) or first + size
-        if not first < reached <= first + size:
-            raise TransientError(f"the registry has {reached} bytes, after {first} and a piece of {size}")
-        self._reached(reached)
-
-    def _finish(self) -> None:
-        """Complete the upload, with the bytes that are not yet sent."""
-        response = self._answer("PUT", self._size - self._offset, params=(("digest", self._digest),))
-        stored = response.headers.get("Docker-Content-Digest", self._digest)
-        if stored != self._digest:
-            raise RegistryError(f"{self._tries.what}: the registry stored {stored}")
-
-    def _answer(
-        self,
-        method: str,
-        size: int,
-        headers: Mapping[str, str] | None = None,
-        params: tuple[tuple[str, str], ...] = (),
-    ) -> Response:
-        """Send the next `size` bytes, and return a successful response.
-
-        Raises TransientError: the upload is at another position, or bytes were damaged."""
-        body = BlobRange(self._open, self._offset, size, self._registry.http) if size else b""
-        headers = {**(headers or {}), "Content-Type": "application/octet-stream"}
-        request = self._request(method, self._location or "", headers=headers, params=params, body=body)
-        response = self._registry.once(request)
-        if is_success(response):
-            return response
-        problem = codes(response)
-        if set(problem) & set(DAMAGED) and not self._damaged:
-            self._damaged, self._location = True, None
-        elif method == "PATCH" and (response.status_code in (405, 501) or "UNSUPPORTED" in problem):
-            self._chunk, self._location = None, None
-        elif response.status_code in FORGOTTEN and "NAME_UNKNOWN" not in problem:
-            self._location = self._location if response.status_code == 416 else None
-        else:
-            raise self._registry.refusal(response, request)
-        raise TransientError(registry_message(response))
-
-    def _find_offset(self) -> None:
-        """Ask the registry how many bytes it has. If it does not know, the upload restarts."""
-        if self._location is None or self._chunk is None:
-            self._location = None
-            return
-        response = self._registry.once(self._request("GET", self._location))
-        reached = _received(response) if is_success(response) else None
-        if reached is None:
-            self._location = None
-            return
-        self._moved(response)
-        self._reached(reached)
-
-    def _moved(self, response: Response) -> None:
-        """Store the upload's URL, which may change with each response."""
-        location = response.headers.get("Location") or self._location
-        if not location:
-            raise RegistryError(f"{self._tries.what}: the registry returned no upload URL")
-        self._location = self._registry.url(location)
-
-    def _reached(self, offset: int) -> None:
-        """Store how many bytes the registry has. Progress that can't be lost resets the number of failed tries."""
-        self._offset = offset
-        if offset > self._furthest:
-            self._furthest = offset
-            self._tries.failed = 0
-        self._on_bytes(offset)
-
-    def _request(self, method: str, path: str, **more: Any) -> Request:
-        return self._registry.request(method, self._repository, path, f"send {self._digest}", **more)
-
-
-def _received(response: Response) -> int | None:
-    """Return the number of bytes that an upload has, from a response's Range header. None: unknown.
-
-    "0-0" stands for both zero bytes and one byte.
-    """
-    match = re.fullmatch(r"(?:bytes=)?0-(\d+)", response.headers.get("Range", ""))
-    return int(match[1]) + 1 if match and match[1] != "0" else None

@@ -218,7 +218,7 @@ LIFETIME_SECONDS: Final = 60.0
 """The lifetime of a token whose service does not specify one: the specification's default."""
 
 MARGIN: Final = 0.9
-"""The fraction of its lifetime for which a token is used. It must not expire while a piece of 16 MiB is being sent."""
+"""The fraction of its lifetime for which a token is used. It must not expire while a request is on its way."""
 
 Scopes = tuple[str, ...]
 

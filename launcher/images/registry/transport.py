@@ -86,7 +86,7 @@ def _errors(response: Response) -> list[tuple[str, str]]:
 
 
 TRIES: Final = 5
-"""Tries of one request, or of an upload without progress."""
+"""Tries of one request, or of an upload."""
 
 FIRST_SECONDS, LONGEST_SECONDS = 0.5, 8.0
 """The backoff in seconds doubles from the first bound to the second."""
@@ -150,19 +150,17 @@ BLOCK: Final = 1 << 16
 """Bytes per read of a layer's file."""
 
 
-class BlobRange:
-    """A range of a blob as the body of a request, read from the file while it is sent."""
+class BlobBody:
+    """A blob as the body of a request, read from its file while it is sent."""
 
-    def __init__(self, open_blob: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:
+    def __init__(self, open_blob: Callable[[], BinaryIO], size: int, http: Http) -> None:
         self._open = open_blob
-        self._first = first
         self._size = self._left = size
         self._http = http
 
     def __enter__(self) -> Self:
         with reading_layer():
             self._file = self._open()
-            self._file.seek(self._first)
         self._left = self._size
         return self
 
@@ -210,7 +208,7 @@ class Request:
     """The rights that it needs: `repository:NAME:pull,push`."""
     headers: Mapping[str, str] = field(default_factory=dict)
     params: tuple[tuple[str, str], ...] = ()
-    body: bytes | BlobRange = b""
+    body: bytes | BlobBody = b""
     stream: bool = False
     """The caller reads the response's body."""
 

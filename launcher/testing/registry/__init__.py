@@ -3,7 +3,7 @@
 It does not import launch itself.
 
 with OciRegistry(access=Bearer({"me": "secret"})) as registry:
-    registry.faults.add(Fault("upload.chunk", CutOff(5000)))
+    registry.faults.add(Fault("upload.finish", CutOff(5000)))
     ...                                   # a client of registry.host
 assert registry.steps == ["upload.begin", ...]
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from launcher.testing.registry.access import Basic, Bearer
 from launcher.testing.registry.api import Recorded, digest
-from launcher.testing.registry.faults import AlterHeader, CutOff, Fault, ForgetUpload, LoseResponse, Refuse, Reset, Torn
+from launcher.testing.registry.faults import AlterHeader, CutOff, Fault, LoseResponse, Refuse, Reset, Torn
 from launcher.testing.registry.server import OciRegistry, put_image
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Bearer",
     "CutOff",
     "Fault",
-    "ForgetUpload",
     "LoseResponse",
     "OciRegistry",
     "Recorded",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -181,7 +180,6 @@ STEPS = {
     ("blobs", "GET"): "blob.get",
     ("blobs/uploads", "POST"): "upload.begin",
     ("blobs/uploads", "PATCH"): "upload.chunk",
-    ("blobs/uploads", "GET"): "upload.status",
     ("blobs/uploads", "PUT"): "upload.finish",
     ("blobs/uploads", "DELETE"): "upload.cancel",
     ("tags", "GET"): "tags",
@@ -200,25 +198,13 @@ def parse_path(request: Request) -> Request:
     return replace(request, step=step, repository=match["repository"], name=match["name"])
 
 
-@dataclass
-class Upload:
-    """An upload in progress. `turn` counts the responses; Docker's registry encodes such a state in the Location."""
-
-    repository: str
-    data: bytearray = field(default_factory=bytearray)
-    turn: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Api:
-    """Performs all steps. `resumes`, `pieces` and `redirects` are those of OciRegistry."""
+    """Performs all steps. `redirects` is that of OciRegistry. `uploads` has the bytes of those in progress."""
 
-    def __init__(self, store: Store, url: Callable[[], str], *, resumes: bool, pieces: bool, redirects: bool) -> None:
+    def __init__(self, store: Store, url: Callable[[], str], *, redirects: bool) -> None:
         self.store = store
-        self.uploads: dict[str, Upload] = {}
+        self.uploads: dict[str, bytes] = {}
         self._url = url
-        self._resumes = resumes
-        self._pieces = pieces
         self._redirects = redirects
         self._ids = count(1)
         self._steps: dict[str, Callable[[Request], Response]] = {
@@ -232,7 +218,6 @@ class Api:
             "mount": self._mount,
             "upload.begin": self._begin,
             "upload.chunk": self._chunk,
-            "upload.status": self._status,
             "upload.finish": self._finish,
             "upload.cancel": self._cancel,
         }
@@ -277,31 +262,28 @@ class Api:
     def _begin(self, request: Request) -> Response:
         self.store.repository(request.repository)
         name = f"upload-{next(self._ids)}"
-        self.uploads[name] = Upload(request.repository)
-        return self._progress(name, self.uploads[name], 202)
+        return self._progress(replace(request, name=name), b"")
 
     def _chunk(self, request: Request) -> Response:
-        if not self._pieces and "content-range" in request.headers:
+        """Append a request's body. Docker's engine sends a layer in one such request, without a Content-Range."""
+        if "content-range" in request.headers:
             raise RefusedError(405, "UNSUPPORTED", "chunked uploads are not supported")
-        upload = self._upload(request)
-        with upload.lock:
-            self._take(upload, request)
-            return self._progress(request.name, upload, 202)
+        return self._progress(request, self._upload(request) + request.body)
 
-    def _status(self, request: Request) -> Response:
-        return self._progress(request.name, self._upload(request), 204)
+    def _progress(self, request: Request, data: bytes) -> Response:
+        self.uploads[request.name] = data
+        place = f"{self._url()}/v2/{request.repository}/blobs/uploads/{request.name}"
+        return Response(b"", 202, {"Location": place, "Docker-Upload-UUID": request.name})
 
     def _finish(self, request: Request) -> Response:
-        upload, wanted = self._upload(request), request.parameter("digest")
-        with upload.lock:
-            self._take(upload, request)
-        del self.uploads[request.name]
+        data, wanted = self._upload(request) + request.body, request.parameter("digest")
         if not request.whole:
             return Response()
-        if self.store.add(upload.repository, bytes(upload.data)) != wanted:
-            self.store.repository(upload.repository).blobs.discard(wanted)
+        del self.uploads[request.name]
+        if self.store.add(request.repository, data) != wanted:
+            self.store.repository(request.repository).blobs.discard(wanted)
             raise RefusedError(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
-        place = f"{self._url()}/v2/{upload.repository}/blobs/{wanted}"
+        place = f"{self._url()}/v2/{request.repository}/blobs/{wanted}"
         return Response(b"", 201, {"Location": place, "Docker-Content-Digest": wanted})
 
     def _cancel(self, request: Request) -> Response:
@@ -309,24 +291,7 @@ class Api:
         del self.uploads[request.name]
         return Response(status=204)
 
-    def _upload(self, request: Request) -> Upload:
-        upload = self.uploads.get(request.name)
-        outdated = upload and not self._resumes and request.parameter("turn") != str(upload.turn)
-        if upload is None or upload.repository != request.repository or outdated:
+    def _upload(self, request: Request) -> bytes:
+        if request.name not in self.uploads:
             raise RefusedError(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
-        return upload
-
-    def _take(self, upload: Upload, request: Request) -> None:
-        """Append a request's body. A chunk that does not begin at the end of the received data is refused (416)."""
-        first = request.headers.get("content-range", "").partition("-")[0]
-        if first and int(first) != len(upload.data):
-            raise RefusedError(416, "BLOB_UPLOAD_INVALID", "the chunk does not follow the received data")
-        upload.data += request.body
-        if not self._resumes:
-            upload.turn += 1
-
-    def _progress(self, name: str, upload: Upload, status: int) -> Response:
-        place = f"{self._url()}/v2/{upload.repository}/blobs/uploads/{name}"
-        query = "" if self._resumes else f"?turn={upload.turn}"
-        end = max(len(upload.data) - 1, 0)
-        return Response(b"", status, {"Location": place + query, "Range": f"0-{end}", "Docker-Upload-UUID": name})
+        return self.uploads[request.name]

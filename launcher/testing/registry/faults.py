@@ -3,7 +3,7 @@
     registry.faults.add(Fault("upload.*", Refuse(503), times=2, after=1))
 
 The first fault that matches a request takes effect. Steps are ping, token, manifest.head, manifest.get, manifest.put,
-blob.head, blob.get, mount, upload.begin, upload.chunk, upload.status, upload.finish, upload.cancel.
+blob.head, blob.get, mount, upload.begin, upload.chunk, upload.finish, upload.cancel.
 """
 
 from __future__ import annotations
@@ -121,14 +121,3 @@ class AlterHeader:
     def __call__(self, request: Request, serve: Serve) -> Response:
         response = serve(request)
         return replace(response, headers={**response.headers, self.header: self.value})
-
-
-@dataclass(frozen=True)
-class ForgetUpload:
-    """The registry forgets an upload and all data received for it."""
-
-    reads: int | None = None
-
-    def __call__(self, request: Request, serve: Serve) -> Response:
-        serve(replace(request, method="DELETE", step="upload.cancel", body=b""))
-        return serve(request)

@@ -21,9 +21,8 @@ class OciRegistry:
     """A registry on loopback, as a context manager. `requests` has all requests, in order.
 
     `repositories`: the existing ones (with all below them, as in Artifact Registry); None: a repository is created by
-    its first push. `immutable`: a tag can't be moved. `resumes`: False behaves as Docker's registry 2.8, which loses an
-    upload if the connection breaks within a chunk. `pieces`: False refuses chunked uploads. `redirects`: downloads of
-    blobs are redirected. Each response is delayed by `latency` seconds of real time.
+    its first push. `immutable`: a tag can't be moved. `redirects`: downloads of blobs are redirected. Each response is
+    delayed by `latency` seconds of real time. As in Artifact Registry, there are no chunked uploads.
     """
 
     def __init__(
@@ -32,8 +31,6 @@ class OciRegistry:
         access: Access | None = None,
         repositories: Iterable[str] | None = None,
         immutable: bool = False,
-        resumes: bool = True,
-        pieces: bool = True,
         redirects: bool = False,
         latency: float = 0.0,
         port: int = 0,
@@ -43,7 +40,7 @@ class OciRegistry:
         self.faults = Faults()
         self.requests: list[Recorded] = []
         self.store = Store(None if repositories is None else frozenset(repositories), immutable=immutable)
-        self.api = Api(self.store, lambda: self.url, resumes=resumes, pieces=pieces, redirects=redirects)
+        self.api = Api(self.store, lambda: self.url, redirects=redirects)
         self._lock = threading.Lock()
         self._server = Server(port, handler(self._serve), "registry")
 

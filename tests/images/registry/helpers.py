@@ -20,12 +20,10 @@ MIB = 1 << 20
 
 
 @contextmanager
-def client(
-    registry: OciRegistry, time: FakeClock, environ: Mapping[str, str] | None = None, chunk: int | None = 4 * MIB
-) -> Iterator[Registry]:
+def client(registry: OciRegistry, time: FakeClock, environ: Mapping[str, str] | None = None) -> Iterator[Registry]:
     """A client whose waits take no time and have no jitter."""
     clock = Clock(time, time.sleep)
-    with Registry(registry.host, environ or {}, clock=clock, jitter=lambda: 1.0, chunk=chunk) as made:
+    with Registry(registry.host, environ or {}, clock=clock, jitter=lambda: 1.0) as made:
         yield made
 
 
